@@ -62,6 +62,8 @@ pub(crate) struct Failure {
     pub(crate) lifeline: Option<lifeline::Lifeline>,
     /// In a job that continues without lost ranks.
     pub(crate) roster: Option<Arc<Roster>>,
+    /// The numbers with which its ranks were started, which people know.
+    pub(crate) seats: Vec<usize>,
 }
 
 impl Failure {
@@ -76,7 +78,12 @@ impl Failure {
             must_kill: false,
             lifeline: None,
             roster: None,
+            seats: Vec::new(),
         }
+    }
+
+    fn seat(&self, rank: usize) -> usize {
+        self.seats.get(rank).copied().unwrap_or(rank)
     }
 
     /// Why the job ends, if it does.
@@ -146,10 +153,10 @@ impl Failure {
         // Other threads see the cause before it is printed, and must not end the process yet.
         let _speaking = SPEAKING.lock();
         let is_first = self.board.fail(cause);
-        if let Some(roster) = &self.roster {
-            roster.end(cause.exit_code);
-        }
-        if !is_first && self.cause().is_some() {
+        // Where ranks are about to meet again, the board holds no cause: the first to end the job
+        // speaks.
+        let ends_job = (self.roster.as_ref()).is_none_or(|roster| roster.end(cause.exit_code));
+        if !is_first && (self.cause().is_some() || !ends_job) {
             return;
         }
         self.print(cause);
@@ -161,8 +168,12 @@ impl Failure {
 
     fn print(&self, cause: &Cause) {
         let program = &self.identity.program;
+        let cause = Cause {
+            rank: self.seat(cause.rank),
+            ..cause.clone()
+        };
         print_line(&match self.identity.size {
-            1 => format!("{program}: {}\n", cause.text),
+            1 if self.seats.is_empty() => format!("{program}: {}\n", cause.text),
             _ => format!("{program}: {cause}\n"),
         });
     }
@@ -196,7 +207,21 @@ impl Failure {
             self.fail_with(error);
         };
         roster.leave_out_ranks(ranks);
-        let text = text_with_remedy(error, self.remedy_text);
+        let named = match error {
+            Error::Timeout {
+                call,
+                waited,
+                total,
+                ..
+            } => &Error::Timeout {
+                call: call.clone(),
+                missing: ranks.iter().map(|&rank| self.seat(rank)).collect(),
+                waited: *waited,
+                total: *total,
+            },
+            other => other,
+        };
+        let text = text_with_remedy(named, self.remedy_text);
         if self.end_generation(text.clone()) {
             let text = format!("{text}; the ranks that are left continue");
             self.print(&self.own_cause(text, EXIT_PEER_LOST));

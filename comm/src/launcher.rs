@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Problem, Ranks, Result};
 use crate::identity::{RANKS_MAX, host_name};
+use crate::process;
 pub(crate) use crate::rendezvous::Lookup;
 use crate::rendezvous::Rendezvous;
 
@@ -49,6 +50,19 @@ pub(crate) struct Launch {
 /// such as logging. `World::rank` is the reliable one.
 pub fn likely_rank() -> usize {
     rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
+}
+
+/// The number of the job of this process, if that continues without lost ranks.
+pub fn job_number() -> Option<String> {
+    std::env::var(JOB_NUMBER).ok()
+}
+
+/// For how long the job of this process has run, if the program itself has started its ranks: a
+/// rank may come later.
+pub fn job_age() -> Duration {
+    let is_own = std::env::var_os(OWN_JOB).is_some();
+    let age = is_own.then(process::age_of_parent).flatten();
+    age.unwrap_or_default()
 }
 
 /// 0: as `likely_rank` says; 1: this process is rank 0; 2: it is not.
@@ -96,6 +110,8 @@ pub(crate) const OWN_JOB: &str = "DDP_JOB";
 
 /// In such a job on several hosts: their addresses as this one reaches them, in order.
 pub(crate) const HOST_ADDRESSES: &str = "DDP_JOB_HOSTS";
+/// In a job that continues without lost ranks: a number that no other job has.
+pub(crate) const JOB_NUMBER: &str = "DDP_JOB_NUMBER";
 
 /// What that variable says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -52,7 +52,7 @@ pub use gpus::{GpuTable, Shortage};
 pub use group::Group;
 pub use handshake::{Field, Severity};
 pub use identity::RANKS_MAX;
-pub use launcher::{is_rank_0, likely_rank};
+pub use launcher::{is_rank_0, job_age, job_number, likely_rank};
 pub use limits::check_stack;
 pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use roster::{Change, LostRank};

@@ -14,6 +14,23 @@ pub(crate) struct Process {
     was_gone: bool,
 }
 
+/// When a process started, in ticks since the boot.
+pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split(' ');
+    fields.nth(20)?.parse().ok()
+}
+
+/// For how long the process has run that started this one.
+pub(crate) fn age_of_parent() -> Option<Duration> {
+    let parent = started_ticks(Process::parent()?.pid)?;
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    let uptime: f64 = uptime.split(' ').next()?.parse().ok()?;
+    // SAFETY: the call takes a number and touches nothing.
+    let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Duration::try_from_secs_f64(uptime - parent as f64 / ticks_per_s as f64).ok()
+}
+
 /// Another rank of this host, which is another process.
 #[derive(Debug)]
 pub(crate) struct Peer {

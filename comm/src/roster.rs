@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EXIT_PEER_LOST, Error, Result};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::shared::{Mapping, futex, map, memfd};
 use crate::waited::Waited;
 
@@ -72,13 +72,14 @@ const PULSE: usize = 72;
 const ADDRESS: usize = 80;
 
 /// How a seat's process ended: its status, its number, and what is known besides. Others killed it,
-/// because it was silent.
+/// because it was silent or a rank of another host could not reach it.
 const STATUS: u64 = 0xffff;
 const ENDED_PID_AT: u32 = 16;
 const ENDED_PID: u64 = 0xff_ffff << ENDED_PID_AT;
 const WAS_SILENT: u64 = 1 << 40;
 const HAS_ENDED: u64 = 1 << 41;
 const WAS_CUT_OFF: u64 = 1 << 42;
+const WAS_MISSED: u64 = 1 << 43;
 
 /// How long what starts ranks may take to say how one has ended.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
@@ -116,6 +117,8 @@ pub struct Change {
 impl Change {
     /// Adds what changed after that.
     pub fn extend(&mut self, later: Change) {
+        let is_lost = |rank: &usize| later.lost.iter().any(|lost| lost.rank == *rank);
+        self.joined.retain(|rank| !is_lost(rank));
         self.lost.extend(later.lost);
         self.joined.extend(later.joined);
     }
@@ -269,11 +272,12 @@ impl Roster {
         over.checked_sub(1).map(|code| code as u8)
     }
 
-    /// The job ends, unless it does so already.
-    pub(crate) fn end(&self, exit_code: u8) {
+    /// The job ends, unless it does so already: whether this ends it.
+    pub(crate) fn end(&self, exit_code: u8) -> bool {
         let (over, value) = (self.page.u32_at(OVER_AT), 1 + u32::from(exit_code));
-        _ = over.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
+        let ended = over.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
         futex::wake(self.generation());
+        ended.is_ok()
     }
 
     /// For the launcher: the process of a seat has ended.
@@ -283,7 +287,7 @@ impl Roster {
             let (pid, before) = (ended_pid(self.read(seat, PID)), self.read(seat, ENDED));
             // Of the end of another process nothing is kept.
             let silent = if before & ENDED_PID == pid {
-                before & WAS_SILENT
+                before & (WAS_SILENT | WAS_MISSED)
             } else {
                 0
             };
@@ -357,7 +361,7 @@ impl Roster {
                 false => 3 * timeout,
             };
             let now = waited.after(PERIOD);
-            self.leave_out(&self.silent(&absent, &mut silent, now, limit));
+            self.leave_out(&self.silent(&absent, &mut silent, now, limit), false);
             futex::wait(self.generation(), current, PERIOD);
         }
     }
@@ -382,14 +386,15 @@ impl Roster {
             .collect()
     }
 
-    /// Kills processes that show no progress, each with its seat. Another process may have taken
-    /// the seat since: that one stays. Those of other hosts the launcher leaves out.
-    pub(crate) fn leave_out(&self, processes: &[(usize, u32)]) {
+    /// Kills processes that show no progress, or that others miss, each with its seat. Another process
+    /// may have taken the seat since: that one stays. Those of other hosts the launcher leaves out.
+    pub(crate) fn leave_out(&self, processes: &[(usize, u32)], are_missed: bool) {
+        let why = if are_missed { WAS_MISSED } else { WAS_SILENT };
         for &(seat, pid) in processes {
             if !self.is_here(seat) {
                 self.write(seat, MISSED, u64::from(self.current()));
             } else if pid != 0 && self.read(seat, PID) as u32 == pid {
-                self.write(seat, ENDED, WAS_SILENT | ended_pid(pid.into()));
+                self.write(seat, ENDED, why | ended_pid(pid.into()));
                 // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
@@ -400,14 +405,14 @@ impl Roster {
     pub(crate) fn kill_all(&self) {
         let here = (0..self.seats).filter(|&seat| self.is_here(seat));
         let processes = here.map(|seat| (seat, self.read(seat, PID) as u32));
-        self.leave_out(&processes.collect::<Vec<_>>());
+        self.leave_out(&processes.collect::<Vec<_>>(), false);
     }
 
     /// As `leave_out`, for ranks of the current generation.
     pub(crate) fn leave_out_ranks(&self, ranks: &[usize]) {
         let members = self.members();
         let chosen = ranks.iter().filter_map(|&rank| members.get(rank).copied());
-        self.leave_out(&chosen.collect::<Vec<_>>());
+        self.leave_out(&chosen.collect::<Vec<_>>(), false);
     }
 
     /// Seat and process of each rank of the current generation.
@@ -445,8 +450,15 @@ impl Roster {
 
     fn form_locked(&self) -> Vec<usize> {
         let current = self.current();
-        let (mut absent, next) = self.survey(|_| true);
+        let (mut absent, mut next) = self.survey(|_| true);
         let here = next.iter().filter(|&&pid| pid != 0).count();
+        // A rank that was just lost comes back after a step: it may be that step that ends it.
+        let was = |seat: usize| self.member(seat, current).load(Ordering::Relaxed);
+        let is_back = |seat: usize| next[seat] != 0 && ![0, next[seat]].contains(&was(seat));
+        let back: Vec<usize> = (0..self.seats).filter(|&seat| is_back(seat)).collect();
+        if current > 0 && here - back.len() >= self.min_ranks() {
+            back.iter().for_each(|&seat| next[seat] = 0);
+        }
         if here + absent.len() < self.min_ranks() {
             // Lost ranks that are started again are needed.
             let comes = |&seat: &usize| next[seat] == 0 && self.read(seat, GONE) == 0;
@@ -524,13 +536,13 @@ impl Roster {
             std::thread::sleep(PERIOD);
             ended = self.read(seat, ENDED);
         }
-        if ended & WAS_CUT_OFF != 0 {
-            return "its host was cut off".into();
-        }
-        if ended & WAS_SILENT != 0 {
-            return "killed because it showed no progress".into();
-        }
-        described(ExitStatus::from_raw((ended & STATUS) as i32))
+        how(ended)
+    }
+
+    /// How the process of a seat ended that had this status.
+    pub(crate) fn how_ended(&self, seat: usize, status: ExitStatus) -> String {
+        let known = self.read(seat, ENDED) & !STATUS;
+        how(known | u64::from(status.into_raw().cast_unsigned()) & STATUS)
     }
 
     /// Whether this process is of the current generation.
@@ -565,16 +577,27 @@ impl Roster {
 /// A process as seats have it: its number, and above that when it started (in ticks since the
 /// boot), because a pod that is started again gives its processes the numbers they had.
 fn identity(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let mut fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
-    let started: Option<u64> = fields.nth(20).and_then(|ticks| ticks.parse().ok());
-    (started.unwrap_or(0) << 32) | u64::from(pid)
+    (process::started_ticks(pid).unwrap_or(0) << 32) | u64::from(pid)
 }
 
 /// That of this process.
 fn own_identity() -> u64 {
     static OWN: OnceLock<u64> = OnceLock::new();
     *OWN.get_or_init(|| identity(std::process::id()))
+}
+
+/// What a seat says of the end of its process.
+fn how(ended: u64) -> String {
+    if ended & WAS_CUT_OFF != 0 {
+        return "its host was cut off".into();
+    }
+    if ended & WAS_MISSED != 0 {
+        return "killed because another host could not reach it".into();
+    }
+    if ended & WAS_SILENT != 0 {
+        return "killed because it showed no progress".into();
+    }
+    described(ExitStatus::from_raw((ended & STATUS) as i32))
 }
 
 /// A process's number, as `ENDED` has it.
@@ -589,7 +612,7 @@ pub(crate) fn check(roster: &Option<Arc<Roster>>) -> Result<()> {
 }
 
 /// `killed by signal 9`, `ended with exit code 77`.
-pub(crate) fn described(status: ExitStatus) -> String {
+fn described(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("killed by signal {signal}"),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),

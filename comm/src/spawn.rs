@@ -143,6 +143,11 @@ impl Spawner {
         }
         self.has_run = true;
         while job.goes_on() {
+            // Slurm gives all processes of a job a signal: it counts once.
+            let asked = job.asked_by.take();
+            if let Some(signal) = asked.filter(|_| self.stopped_by.is_none()) {
+                self.pass_on(signal, &mut job);
+            }
             match self.signals.next(PERIOD) {
                 Some(signal) if STOPS.contains(&signal) => self.pass_on(signal, &mut job),
                 _ => {}
@@ -156,6 +161,7 @@ impl Spawner {
     fn wait_for_answers(&mut self, job: &mut Job) -> Result<Option<u8>> {
         let started = Instant::now();
         while !job.are_all_ready(started.elapsed())? {
+            self.stopped_by = self.stopped_by.or(job.asked_by);
             if let Some(code) = self.pause(Duration::from_millis(20)) {
                 return Ok(Some(code));
             }

@@ -125,7 +125,9 @@ fn lost(failure: &Failure, peers: &mut Vec<&Peer>, index: usize) -> Option<Cause
             let text = format!("what started the ranks of this host (process {pid}) has ended");
             failure.leave(&text, EXIT_PEER_LOST);
         }
-        let text = format!("the launcher of this job (process {pid}) has ended");
+        let remedy = (failure.remedy_text)(Remedy::Continue);
+        let text = format!("the launcher of this job (process {pid}) has ended; {remedy}");
+        let text = text.trim_end_matches("; ").to_string();
         (failure.identity.rank, text)
     };
     Some(Cause {

@@ -112,7 +112,7 @@ impl World {
         {
             let (start, elastic) = elastic::connect(options, &job, roster)?;
             let Some(start) = start else {
-                let mut world = World::alone(options)?;
+                let mut world = World::alone(options, vec![job.rank])?;
                 world.elastic = Some(elastic);
                 return Ok(world);
             };
@@ -142,7 +142,7 @@ impl World {
             options.nccl,
             &lookup,
         ));
-        let mut world = World::alone(options)?;
+        let mut world = World::alone(options, Vec::new())?;
         if let Some(launch) = launch {
             world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
             world.unbind = launch.launcher.unbind(&lookup);
@@ -153,13 +153,14 @@ impl World {
 
     /// A world of one.
     pub fn single() -> Result<World> {
-        World::alone(&Options::default())
+        World::alone(&Options::default(), Vec::new())
     }
 
-    fn alone(options: &Options) -> Result<World> {
+    fn alone(options: &Options, seats: Vec<usize>) -> Result<World> {
         let identity = Identity::in_process(options.program.clone(), 0, 1);
         let board = Board::new(&Segment::in_process(1)?);
         let failure = Failure::in_process(identity, board, options.remedy_text);
+        let failure = Failure { seats, ..failure };
         World::new(Start::in_process(Links::Alone, failure), options)
     }
 
@@ -473,13 +474,21 @@ impl World {
         let Some(elastic) = &self.elastic else {
             return Ok(assign(visible, per_rank, share));
         };
-        // As if all seats were taken: each keeps its GPUs, whoever else is lost.
-        let of_seat = |seat: usize| {
-            let rank = elastic.seats.iter().position(|&it| it == seat);
-            visible[rank.unwrap_or(0)].clone()
+        // As if all seats of these hosts were taken: each keeps its GPUs, whoever else is lost.
+        let (seats, host_of) = (&elastic.seats, |seat| elastic.roster.host_of(seat));
+        let seen_from = |seat: usize| {
+            let own = seats.iter().position(|&it| it == seat);
+            let near = || seats.iter().position(|&it| host_of(it) == host_of(seat));
+            own.or_else(near).map(|rank| visible[rank].clone())
         };
-        let all = (0..elastic.roster.seats()).map(of_seat).collect();
-        Ok(assign(all, per_rank, share).map(|table| table.of(&elastic.seats)))
+        let all = (0..elastic.roster.seats()).filter_map(|seat| Some((seat, seen_from(seat)?)));
+        let (all, seen): (Vec<usize>, Vec<VisibleGpus>) = all.unzip();
+        let places = all
+            .iter()
+            .enumerate()
+            .filter(|(_, seat)| seats.contains(seat));
+        let places: Vec<usize> = places.map(|(place, _)| place).collect();
+        Ok(assign(seen, per_rank, share).map(|table| table.of(&places)))
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) struct StartFlags {
     /// Continue without lost ranks while at least N are left; --restarts then counts ranks. Also
     /// for processes that srun or the variables RANK and WORLD_SIZE start, one on each host
     #[arg(long, value_name = "N", help_heading = RANKS, group = "places")]
-    #[arg(allow_negative_numbers = true)]
+    #[arg(value_parser = whole(0..=usize::MAX), allow_negative_numbers = true)]
     pub min_ranks: Option<usize>,
     /// Hosts that take over the ranks of a lost one, with the number of ranks each has room for
     #[arg(long, value_name = "HOST:N,…", help_heading = RANKS, requires = "min_ranks")]

@@ -93,6 +93,7 @@ fn start_or_join() -> ExitCode {
     let parsed = cli::parse(std::env::args_os());
     let settings = settings(parsed.as_ref().ok().map(|(command, _)| command));
     let timeout = Duration::from_secs_f64(settings.timeout_s);
+    progress::start_log(settings.log_level, ddp_comm::likely_rank());
     if let Ok((command, flags)) = &parsed
         && flags.starts()
     {
@@ -116,7 +117,6 @@ fn start_or_join() -> ExitCode {
         remedy_text,
         ..Default::default()
     };
-    progress::start_log(settings.log_level, ddp_comm::likely_rank());
     World::run(&options, |world| {
         command
             .and_then(|command| run(command, world))
@@ -149,6 +149,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         match world.handshake(&[Field::must_match("the command", command.name(), help)]) {
             // A job that continues without that rank meets again when it trains.
             Err(error) if error.is_rank_lost() => {}
+            Err(ddp_comm::Error::Timeout { .. }) if world.is_elastic() => {}
             compared => compared?,
         }
     }

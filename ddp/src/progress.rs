@@ -254,18 +254,19 @@ pub(crate) fn start_log(level: LogLevel, rank: usize) {
         .with_max_level(level.filter())
         .with_ansi(colours)
         .with_target(level.filter() > LevelFilter::INFO)
-        .with_timer(Uptime(Instant::now()))
+        .with_timer(Uptime(Instant::now(), ddp_comm::job_age()))
         .with_writer((move || Event { rank }).with_filter(is_shown));
     // A program's own subscriber stays.
     let _ = subscriber.try_init();
 }
 
-/// Seconds since the log began.
-struct Uptime(Instant);
+/// Seconds since the job began: when this log did, and for how long the job had run then.
+struct Uptime(Instant, Duration);
 
 impl FormatTime for Uptime {
     fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
-        write!(writer, "{:9.3} s", self.0.elapsed().as_secs_f64())
+        let since = self.0.elapsed() + self.1;
+        write!(writer, "{:9.3} s", since.as_secs_f64())
     }
 }
 

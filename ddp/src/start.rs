@@ -14,7 +14,7 @@ use ddp_kernels::device::discover;
 use crate::about::about;
 use crate::cli::{Command, HOST_AGENT};
 use crate::config::DeviceChoice;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShownError};
 use crate::flags::{PlaceFlags, RankCount, StartFlags};
 
 /// How long to wait before a job starts again.
@@ -35,8 +35,8 @@ pub(crate) fn start(
     let place = match (started_by()?, ranks.min_ranks) {
         (StartedBy::Spawner, _) => return Ok(None),
         (StartedBy::NoLauncher, Some(_)) if !has_places => {
-            let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, WORLD_SIZE, \
-                MASTER_ADDR and MASTER_PORT, got none";
+            let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, a WORLD_SIZE \
+                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these";
             return Err(Error::Usage(text.into()));
         }
         (StartedBy::NoLauncher, _) => None,
@@ -55,7 +55,15 @@ pub(crate) fn start(
         }
     };
     if let Some(place) = place.as_ref().filter(|place| !place.is_first()) {
-        return Ok(Some(serve_at(place, timeout.max(GATHERING_MAX))?));
+        return Ok(Some(match serve_at(place, timeout.max(GATHERING_MAX)) {
+            Ok(exit_code) => exit_code,
+            // Each process has its own: the first one knows nothing of it.
+            Err(error) => {
+                let exit_code = error.exit_code();
+                eprintln!("{}: {}", about().name, ShownError::from(error));
+                exit_code
+            }
+        }));
     }
     let hosts = match &place {
         None => hosts(ranks, command)?,

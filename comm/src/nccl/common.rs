@@ -17,7 +17,7 @@ pub(super) struct Common {
     pub(super) failure: Arc<Failure>,
     pub(super) pages: GpuPages,
     pub(super) group: &'static str,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     /// How long calls may take before the group `has_joined`.
     join_timeout: Duration,
     has_joined: AtomicBool,

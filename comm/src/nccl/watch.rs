@@ -146,12 +146,12 @@ impl Watch {
             let waited = began.after(PERIOD);
             if common.failure.board.beats(own).total() != sign {
                 began = Waited::new();
-            } else if waited > common.timeout() {
+            } else if waited > common.timeout {
                 let what = match has_aborted {
                     true => "the GPU has not done its work",
                     false => "ncclCommAbort has not returned",
                 };
-                let (group, within) = (common.group, Seconds(common.timeout()));
+                let (group, within) = (common.group, Seconds(common.timeout));
                 let text = format!(
                     "cannot end the calls of group {group}: {what} after {within}; help: test this \
                      GPU (nvidia-smi -q, dcgmi diag)"

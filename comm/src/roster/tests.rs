@@ -106,12 +106,25 @@ fn ranks_that_are_left_and_ranks_that_come_form_the_next_generation() {
     assert_eq!(seats.seen(), (3, vec![0, 1, 2], vec![], vec![1]));
     assert!(!seats.roster.has_newcomers());
 
-    // Lost and replaced before the others look.
+    // Lost and replaced before the others look: they take a step without it.
     seats.kill(0);
     seats.start_again(0);
     (0..3).for_each(|seat| seats.wait(seat));
     assert!(seats.roster.form().unwrap().is_empty());
-    assert_eq!(seats.seen(), (4, vec![0, 1, 2], vec![0], vec![0]));
+    assert_eq!(seats.seen(), (4, vec![1, 2], vec![0], vec![]));
+    assert!(seats.roster.has_newcomers());
+    [1, 2].iter().for_each(|&seat| seats.wait(seat));
+    assert!(seats.roster.form().unwrap().is_empty());
+    assert_eq!(seats.seen(), (5, vec![0, 1, 2], vec![], vec![0]));
+    // Unless the others are too few, or none is left.
+    (0..3).for_each(|seat| seats.kill(seat));
+    (0..3).for_each(|seat| seats.start_again(seat));
+    (0..3).for_each(|seat| seats.wait(seat));
+    assert!(seats.roster.form().unwrap().is_empty());
+    assert_eq!(
+        seats.seen(),
+        (6, vec![0, 1, 2], vec![0, 1, 2], vec![0, 1, 2])
+    );
 
     // All but one, which was slow to come.
     seats.kill(0);
@@ -119,7 +132,7 @@ fn ranks_that_are_left_and_ranks_that_come_form_the_next_generation() {
     assert_eq!(seats.roster.form().unwrap(), [1]);
     seats.wait(1);
     assert!(seats.roster.form().unwrap().is_empty());
-    assert_eq!(seats.seen(), (5, vec![1], vec![0, 2], vec![]));
+    assert_eq!(seats.seen(), (7, vec![1], vec![0, 2], vec![]));
 }
 
 #[test]
@@ -262,7 +275,10 @@ fn a_process_with_the_number_of_the_one_before_is_another() {
     assert!(seats.roster.has_newcomers());
     seats.wait(0);
     seats.roster.form().unwrap();
-    assert_eq!(seats.seen(), (2, vec![0, 1], vec![1], vec![1]));
+    assert_eq!(seats.seen(), (2, vec![0], vec![1], vec![]));
+    seats.wait(0);
+    seats.roster.form().unwrap();
+    assert_eq!(seats.seen(), (3, vec![0, 1], vec![], vec![1]));
 }
 
 #[test]

@@ -40,8 +40,8 @@ pub(super) enum Order {
     Signal(c_int),
     /// What the launcher's roster says.
     Job(PageState),
-    /// This process of this seat shows no progress.
-    LeaveOut(usize, u32),
+    /// This process of this seat shows no progress, or ranks of another host miss it.
+    LeaveOut(usize, u32, bool),
     /// The answer to `Alive`, with its number.
     Heard(u64),
 }
@@ -76,6 +76,8 @@ pub(super) enum News {
     Host(PageState),
     /// The agent works; how many milliseconds it has.
     Alive(u64),
+    /// The agent got a signal to stop, which is meant for the job.
+    Signal(c_int),
     /// A rank has printed a line.
     Printed(String),
     /// The agent, or the connection to it, is gone. The launcher tells itself.
@@ -175,7 +177,13 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         ranks.say();
         let signal = orders.signals.next(PERIOD);
         if let Some(signal) = signal.filter(|signal| has_signals && STOPS.contains(signal)) {
-            ranks.children.signal(signal);
+            // The launcher may get it, too: that is no second Ctrl-C.
+            let is_interrupt = signal == libc::SIGINT;
+            tell(&News::Signal(if is_interrupt {
+                libc::SIGTERM
+            } else {
+                signal
+            }));
         }
     }
 }
@@ -277,7 +285,9 @@ impl Ranks {
         let Some(seats) = &self.seats else { return };
         match order {
             Order::Job(state) => seats.roster.hear_job(state),
-            Order::LeaveOut(seat, pid) => seats.roster.leave_out(&[(*seat, *pid)]),
+            Order::LeaveOut(seat, pid, is_missed) => {
+                seats.roster.leave_out(&[(*seat, *pid)], *is_missed);
+            }
             Order::Heard(asked_ms) => seats.is_heard(*asked_ms),
             Order::Prepare(_) | Order::Start(..) | Order::Signal(_) => {}
         }

@@ -9,7 +9,7 @@ use super::children::Children;
 use super::remote::Remote;
 use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
-use crate::launcher::HOST_ADDRESSES;
+use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::roster::across::PageState;
 use crate::roster::{Roster, Silent};
 use crate::tcp::{self, SECRET};
@@ -17,10 +17,12 @@ use crate::tcp::{self, SECRET};
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
 
-/// How often in a row a rank may end before it takes part, and by how much its start is put off
-/// after the first time; after each other one by twice as much.
-const TRIES_MAX: u32 = 9;
+/// How often a rank may be started in a row without taking part for a while, and by how much the
+/// second start is put off; each later one by twice as much.
+const TRIES_MAX: u32 = 10;
 const PUT_OFF: Duration = Duration::from_millis(20);
+/// That while: one that fails in every step is not started for ever.
+const TOOK_PART: Duration = Duration::from_secs(5);
 
 /// How long ranks may take at least to meet for the first time: as ranks of one host have.
 const FIRST_MEETING: Duration = Duration::from_secs(60);
@@ -32,13 +34,15 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
-    /// By seat: how many of its processes in a row have not taken part, and the generation when the
-    /// next one was to be started.
-    tries: Vec<(u32, u32)>,
+    /// By seat: how many processes were started since one took part for a while, the generation
+    /// when the last one was, and since when that takes part.
+    tries: Vec<(u32, u32, Option<Duration>)>,
     /// The ranks that are to be started again, and when.
     waiting: Vec<(usize, Duration)>,
     /// By this ranks of several hosts recognise each other.
     secret: String,
+    /// A number that no other job has.
+    job: String,
     /// For each host the addresses of all.
     addresses: Vec<String>,
     /// The host of each seat: 0 for this one, else 1 + the index of the other.
@@ -70,9 +74,10 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
-            tries: vec![Default::default(); hosts.len()],
+            tries: vec![(1, 0, None); hosts.len()],
             waiting: Vec::new(),
             secret: tcp::job_secret()?,
+            job: tcp::nonce()?,
             addresses,
             hosts,
             silent: Silent::default(),
@@ -103,7 +108,8 @@ impl Elastic {
     ) -> Result<()> {
         let (size, host) = (self.hosts.len(), self.hosts[rank]);
         let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
-        let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
+        let secret = (SECRET.into(), self.secret.clone());
+        let variables = vec![addresses, secret, (JOB_NUMBER.into(), self.job.clone())];
         if let Some(index) = host.checked_sub(1) {
             // An agent that has just come knows of no generation yet.
             others[index].send(&Order::Job(self.roster.state()));
@@ -121,38 +127,71 @@ impl Elastic {
         self.restarted < self.restarts && self.roster.over().is_none()
     }
 
-    /// A lost rank is to be started again: how often that has happened. None if it is not. One that
+    /// A lost rank is to be started again: how often that has happened, or why it is not. One that
     /// ends again and again before it takes part waits longer each time, and then stays out.
     pub(super) fn again(
         &mut self,
         rank: usize,
         ended: Option<i32>,
         now: Duration,
-    ) -> Option<String> {
-        let (tries, began) = self.tries[rank];
-        let current = self.roster.current();
-        let is_member = self.roster.members().iter().any(|it| it.0 == rank);
-        let tries = if current > began && is_member {
-            0
-        } else {
-            tries + 1
-        };
+    ) -> Result<String, String> {
+        self.note_members(now);
+        let tries = self.tries[rank].0 + 1;
         // One that does not agree with the others will not agree later.
         (self.stay_out).extend((ended == Some(EXIT_DISAGREES)).then_some(rank));
-        if self.restarted == self.restarts || self.stays_out(rank) || tries > TRIES_MAX {
+        let refusal = match self.restarts {
+            0 => Some(String::new()),
+            _ if self.stays_out(rank) => Some(": it is not started again".into()),
+            _ if tries > TRIES_MAX => Some(format!(
+                ": it was started {TRIES_MAX} times without taking part, and is not started again"
+            )),
+            all if all == self.restarted => Some(format!(
+                ": all {all} restarts are used up, and it is not started again"
+            )),
+            _ => None,
+        };
+        if let Some(why) = refusal {
             self.roster.stays_empty(rank);
-            return None;
+            return Err(why);
         }
         self.restarted += 1;
-        self.tries[rank] = (tries, current);
-        let put_off = PUT_OFF * ((1 << tries) - 1);
+        self.tries[rank] = (tries, self.roster.current(), None);
+        let put_off = PUT_OFF * ((1 << (tries - 1)) - 1);
         self.waiting.push((rank, now + put_off));
-        Some(format!("({} of {})", self.restarted, self.restarts))
+        Ok(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// Notes who takes part: after a while the next process of such a rank is its first try.
+    fn note_members(&mut self, now: Duration) {
+        let current = self.roster.current();
+        for (rank, _) in self.roster.members() {
+            let (tries, began, since) = &mut self.tries[rank];
+            if current > *began && now - *since.get_or_insert(now) >= TOOK_PART {
+                *tries = 0;
+            }
+        }
     }
 
     /// Whether no process comes to a seat again, wherever it is.
     pub(super) fn stays_out(&self, seat: usize) -> bool {
         self.stay_out.contains(&seat)
+    }
+
+    /// On one host: kills all ranks if none has shown progress for that long, as when all are
+    /// stopped, because no other is there to notice. Whether it does.
+    pub(super) fn kill_silent(&mut self, now: Duration, limit: Duration) -> bool {
+        let members = self.roster.members();
+        if self.roster.is_across() || members.is_empty() {
+            return false;
+        }
+        let seats: Vec<usize> = members.iter().map(|&(seat, _)| seat).collect();
+        let silent = (self.roster).silent(&seats, &mut self.silent, now, limit);
+        let are_all = silent.len() == seats.len();
+        if are_all {
+            self.roster.leave_out(&silent, false);
+            self.silent = Silent::default();
+        }
+        are_all
     }
 
     /// The host of a rank is lost.
@@ -163,6 +202,7 @@ impl Elastic {
 
     /// The ranks that are to be started now, or not at all because the job ends.
     pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
+        self.note_members(now);
         let is_due = |waiting: &mut (usize, Duration)| is_ending || now >= waiting.1;
         let due = self.waiting.extract_if(.., is_due);
         due.map(|(rank, _)| rank).collect()
@@ -175,18 +215,18 @@ impl Elastic {
     }
 
     /// Forms the next generation when its ranks are there. Returns the processes that it leaves
-    /// out.
-    fn decide(&mut self, now: Duration, timeout: Duration) -> Vec<(usize, u32)> {
+    /// out, and whether others miss them.
+    fn decide(&mut self, now: Duration, timeout: Duration) -> (Vec<(usize, u32)>, bool) {
         let before = self.roster.current();
         let Ok(absent) = self.roster.form() else {
             self.roster.end(EXIT_PEER_LOST);
-            return Vec::new();
+            return Default::default();
         };
         self.missed.insert(0, self.roster.state().missed);
         let mut all = std::mem::take(&mut self.missed).into_iter();
         // Hosts that do not hear each other miss each other: the first one is believed.
         let missed = all.find(|(_, missed)| missed.iter().any(|seat| absent.contains(seat)));
-        let mut left_out = Vec::new();
+        let (mut left_out, mut are_missed) = (Vec::new(), false);
         if self.roster.current() != before {
             (self.silent, self.formed) = (Silent::default(), now);
         } else if self.roster.is_meeting() {
@@ -200,7 +240,7 @@ impl Elastic {
             self.roster.end_current();
             let (host, mut missed) = missed.unwrap_or_default();
             missed.retain(|seat| absent.contains(seat));
-            left_out = self.roster.members();
+            (left_out, are_missed) = (self.roster.members(), true);
             // Of two that could not connect, the one that has just come stays out.
             let is_soon = now.saturating_sub(self.formed) < timeout.saturating_mul(2);
             let is_new = |seat: &usize| is_soon && self.roster.has_just_joined(*seat);
@@ -214,7 +254,7 @@ impl Elastic {
             left_out.retain(|(seat, _)| missed.contains(seat));
             self.stay_out.extend(missed.into_iter().filter(is_new));
         }
-        left_out
+        (left_out, are_missed)
     }
 
     /// On several hosts: decides who takes part in the next generation, and tells the other hosts
@@ -223,10 +263,11 @@ impl Elastic {
         if !self.roster.is_across() {
             return;
         }
-        for (seat, pid) in self.decide(now, timeout) {
+        let (left_out, are_missed) = self.decide(now, timeout);
+        for (seat, pid) in left_out {
             match self.hosts[seat].checked_sub(1) {
-                None => self.roster.leave_out(&[(seat, pid)]),
-                Some(index) => others[index].send(&Order::LeaveOut(seat, pid)),
+                None => self.roster.leave_out(&[(seat, pid)], are_missed),
+                Some(index) => others[index].send(&Order::LeaveOut(seat, pid, are_missed)),
             }
         }
         let state = self.roster.state();

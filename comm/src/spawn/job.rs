@@ -20,7 +20,6 @@ use super::task::{
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
-use crate::roster::described;
 use crate::say::{print_line, warn};
 use crate::tcp::{self, SECRET};
 use crate::waited::Waited;
@@ -61,6 +60,8 @@ pub(super) struct Job {
     /// The exit code of the first rank that failed.
     pub(super) first_failure: Option<u8>,
     pub(super) stopped_by: Option<c_int>,
+    /// A signal to stop that an agent got.
+    pub(super) asked_by: Option<c_int>,
     /// When ranks that are left are killed, and how long they had by then.
     end_by: Option<(Instant, Duration)>,
     /// Whether they were.
@@ -104,6 +105,7 @@ impl Job {
             connections: 0,
             first_failure: None,
             stopped_by: None,
+            asked_by: None,
             end_by: None,
             elastic: None,
             waited: Waited::new(),
@@ -241,6 +243,7 @@ impl Job {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
                 News::Alive(time) => other.send(&Order::Heard(time)),
+                News::Signal(signal) => self.asked_by = Some(signal),
                 // It may come again.
                 News::Gone if self.door.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
@@ -351,19 +354,26 @@ impl Job {
             elastic.roster.stays_empty(rank);
             return has_others;
         }
-        self.start_again(rank, status.code(), &described(status), "") || has_others
+        let mut how = elastic.roster.how_ended(rank, status);
+        if status.signal() == Some(libc::SIGKILL) && how.ends_with('9') {
+            how += " (kill -9, or no memory was left: see dmesg)";
+        }
+        self.start_again(rank, status.code(), &how, "") || has_others
     }
 
     /// A lost rank is to be started again, if the job may, perhaps `on_host`: whether it is.
     fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str, on_host: &str) -> bool {
         let now = self.now;
-        let count = (self.elastic.as_mut()).and_then(|elastic| elastic.again(rank, code, now));
-        let again = count.as_ref().map_or(String::new(), |count| {
-            format!(": starting it again{on_host} {count}")
-        });
+        let Some(elastic) = &mut self.elastic else {
+            return false;
+        };
+        let count = elastic.again(rank, code, now);
+        self.ranks[rank].is_running = count.is_ok();
+        let is_again = count.is_ok();
+        let again = count.map(|count| format!(": starting it again{on_host} {count}"));
+        let again = again.unwrap_or_else(|why| why);
         print_line(&format!("{}: rank {rank} {how}{again}\n", self.program));
-        self.ranks[rank].is_running = count.is_some();
-        count.is_some()
+        is_again
     }
 
     /// Starts the lost ranks for which it is time, unless the job ends.
@@ -458,6 +468,20 @@ impl Job {
         }
     }
 
+    /// Kills ranks of which none shows progress.
+    fn kill_silent(&mut self) {
+        let (now, limit) = (self.now, self.timeout.saturating_mul(3));
+        if let Some(elastic) = &mut self.elastic
+            && elastic.kill_silent(now, limit)
+        {
+            let (program, limit) = (&self.program, Seconds(limit));
+            print_line(&format!(
+                "{program}: no rank has shown progress for {limit}: all are killed; help: find out \
+                 what stopped them (SIGSTOP, a debugger, a stuck disk or GPU)\n"
+            ));
+        }
+    }
+
     /// Sends all ranks a signal.
     pub(super) fn signal(&mut self, signal: c_int) {
         self.here.signal(signal);
@@ -502,6 +526,7 @@ impl Job {
                 // Its ranks may live until its agent counts this process as lost.
                 News::Gone if is_elastic => continue,
                 News::Alive(time) => self.others[index].send(&Order::Heard(time)),
+                News::Signal(signal) => self.asked_by = Some(signal),
                 News::Host(state) => {
                     if let Some(elastic) = &mut self.elastic {
                         elastic.hear(index + 1, state);
@@ -522,6 +547,7 @@ impl Job {
         }
         self.start_waiting();
         self.arbitrate();
+        self.kill_silent();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
             match self.has_killed {
                 false => self.kill(limit),
@@ -548,11 +574,21 @@ impl Job {
             return;
         }
         let signal = status.signal().map(of_signal);
-        let code = match self.is_done() {
+        let mut code = match self.is_done() {
             // How a rank ends after the job has done its work does not matter.
             true => Some(0),
             false => signal.or(status.code().map(|code| code as u8)),
         };
+        let goes_on = (self.elastic.as_ref()).is_some_and(|it| it.roster.over().is_none());
+        if goes_on && signal.is_some() && self.stopped_by.is_none() {
+            // The last rank was killed.
+            code = Some(EXIT_PEER_LOST);
+            let help = "continue from the last checkpoint with the same command and --resume auto";
+            print_line(&format!(
+                "{}: no rank is left; help: {help}\n",
+                self.program
+            ));
+        }
         self.end_within(match code {
             Some(0) => self.timeout,
             // Another rank may still save.
@@ -562,7 +598,7 @@ impl Job {
         let is_cause = match self.first_failure {
             None => code != Some(0),
             // Others may see the end of a killed rank before this process does.
-            Some(EXIT_PEER_LOST) => signal.is_some(),
+            Some(EXIT_PEER_LOST) => signal.is_some() && code == signal,
             Some(_) => false,
         };
         if is_cause {
@@ -612,9 +648,12 @@ impl Job {
         print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
         if let Some(elastic) = &mut self.elastic {
             lost.0.iter().for_each(|&rank| elastic.cut_off(rank));
-            let has_others = self.ranks.iter().any(|rank| rank.is_running);
-            if has_others && elastic.roster.over().is_none() {
-                return self.replace(index, lost.0.to_vec());
+            if elastic.roster.over().is_none() {
+                let lost = lost.0.to_vec();
+                self.replace(index, lost);
+                if self.ranks.iter().any(|rank| rank.is_running) {
+                    return;
+                }
             }
         }
         if !self.is_done() {

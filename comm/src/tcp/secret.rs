@@ -72,7 +72,7 @@ pub(crate) fn job_secret() -> Result<String> {
 }
 
 /// A text that is never used twice.
-pub(super) fn nonce() -> Result<String> {
+pub(crate) fn nonce() -> Result<String> {
     let mut bytes = [0u8; blake3::OUT_LEN];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     let help = "make /dev/urandom readable";

@@ -156,6 +156,7 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Star
             leaders: placement.other_leaders(),
         }),
         roster: None,
+        seats: Vec::new(),
     };
     Start {
         host_count: placement.hosts.len(),

@@ -117,7 +117,7 @@ pub(super) fn connect(
     let start = limits::check(elastic.roster.seats())
         .and_then(|_| elastic.next(options.join_timeout.max(options.timeout)));
     // Ranks that were started again would find the same.
-    let start = start.inspect_err(|error| elastic.roster.end(error.exit_code()));
+    let start = start.inspect_err(|error| _ = elastic.roster.end(error.exit_code()));
     start.map(|(start, elastic)| (Some(start), elastic))
 }
 
@@ -197,6 +197,7 @@ impl Elastic {
         let mut start = bootstrap::join(&self.options, Launcher::Own, &mut meeting, limits)?;
         start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
+        start.failure.seats = members.iter().map(|&(seat, _)| seat).collect();
         start.mesh = meeting.into_mesh();
         launcher::set_rank_0(rank == 0);
         Ok(start)
@@ -227,8 +228,14 @@ impl Elastic {
             return Ok(Some(segment));
         }
         let (first_process, began) = (Process::open(first_pid), Instant::now());
-        let mut failed = None;
+        let (mut failed, launcher) = (None, self.roster.launcher());
         loop {
+            if launcher.has_ended() {
+                self.roster.end(EXIT_PEER_LOST);
+            }
+            if let Some(code) = self.roster.over() {
+                std::process::exit(i32::from(code));
+            }
             if let Some((pid, fd)) = self.roster.segment(number) {
                 let error = match Segment::open(pid, fd, size) {
                     Ok(segment) => return Ok(Some(segment)),
@@ -244,7 +251,7 @@ impl Elastic {
                 return Ok(None);
             }
             if began.elapsed() > timeout {
-                self.roster.leave_out(&[generation.members[0]]);
+                self.roster.leave_out(&[generation.members[0]], false);
             }
         }
     }
@@ -269,6 +276,7 @@ impl Elastic {
         );
         start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
+        start.failure.seats = members.iter().map(|&(seat, _)| seat).collect();
         launcher::set_rank_0(rank == 0);
         (start, self.of(generation))
     }

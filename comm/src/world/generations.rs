@@ -74,7 +74,7 @@ impl World {
 
     /// The job has done its work: a rank that is lost from now on changes nothing.
     pub fn finish(&self) {
-        self.elastic.iter().for_each(|it| it.roster.end(0));
+        self.elastic.iter().for_each(|it| _ = it.roster.end(0));
     }
 
     /// Ends this process because it cannot continue, for example because its GPU has failed. The

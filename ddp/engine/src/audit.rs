@@ -80,11 +80,17 @@ impl Audit {
     /// Compares the ranks' ledgers, in the order of ranks.
     fn of(ledgers: &[RankLedger]) -> Audit {
         let ranks = ledgers.iter().enumerate();
+        // Those of ranks that came later say nothing of the program.
+        let steps = ledgers.iter().map(|ledger| ledger.workload.steps);
+        let differences = match steps.clone().min() == steps.max() {
+            true => differences::find(ledgers),
+            false => Vec::new(),
+        };
         Audit {
             steps: ledgers.first().map_or(0, |ledger| ledger.workload.steps),
             simulated: ledgers.iter().any(|ledger| ledger.simulated),
             ranks: ranks.map(|(rank, own)| RankSums::of(rank, own)).collect(),
-            differences: differences::find(ledgers),
+            differences,
             hints: merged(ledgers),
         }
     }

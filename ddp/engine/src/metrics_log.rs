@@ -8,7 +8,7 @@
 
 mod cut;
 
-pub(crate) use self::cut::{LockedLog, checkpoints};
+pub(crate) use self::cut::{LockedLog, checkpoints, has_ended};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -102,6 +102,9 @@ pub struct Start<'a> {
     pub steps_per_epoch: u64,
     /// The layers before the first step; none where the log of a resumed run was lost.
     pub initial_weights: Vec<LayerDigest>,
+    /// The number of a job that continues without lost ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
 }
 
 /// The ranks of a run.
@@ -218,6 +221,9 @@ pub struct ResumeEvent<'a> {
     pub versions: &'a BTreeMap<String, String>,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: &'a [String],
+    /// The number of a job that continues without lost ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
 }
 
 /// The run continues with other ranks, because some were lost or came.
@@ -315,6 +321,7 @@ struct Line {
     event: String,
     step: Option<u64>,
     generation: Option<u64>,
+    job: Option<String>,
 }
 
 impl MetricsLog {

@@ -181,6 +181,11 @@ impl Step {
             if let [-1, found, step] = now[..] {
                 flags.copy_from(&Tensor::from_slice(&[0, found, step], &[3], Device::Cpu)?)?;
             }
+            if now[0] <= 0 && now[1] == 0 {
+                // Garbage of calls that were ended is no bad step.
+                self.own_bad_step
+                    .copy_from(&Tensor::zeros(&[1], DType::I64, Device::Cpu)?)?;
+            }
             let prepared = self.model.last().restore_values()?;
             Ok(Some([now[2] as u64, prepared]))
         })
@@ -267,14 +272,9 @@ impl Step {
     /// All ranks have all that they need of their slices.
     pub(crate) fn take_slices(&mut self) -> Result<()> {
         self.cut = self.next_cut.take();
-        for stage in &mut self.model.stages {
-            if let Some(mut next) = stage.next.take() {
-                next.count_from(stage.optimizer.since());
-                stage.optimizer = next;
-            }
-            stage.make_copies(self.cut)?;
-        }
-        Ok(())
+        let cut = self.cut;
+        let mut stages = self.model.stages.iter_mut();
+        stages.try_for_each(|stage| stage.take_slices(cut))
     }
 
     /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
@@ -450,15 +450,23 @@ impl Step {
     /// on rank 0 or on all ranks; nothing on others. `divisor` is its `weight_sum`. All ranks call
     /// it together.
     pub(crate) fn digests(&mut self, divisor: f64, on_all: bool) -> Result<[Vec<LayerDigest>; 2]> {
-        announced("digests for the log", || {
+        let digests = announced("digests for the log", || {
             self.model.digests(divisor, on_all)
-        })
+        })?;
+        // If a rank was lost by now, they mean nothing.
+        self.model.group().check_ranks()?;
+        Ok(digests)
     }
 
     /// Makes the values of all parameters current on this rank. All ranks call it together before
     /// values are read outside a step. Only ZeRO-1 has something to do.
     pub fn gather(&mut self) -> Result<()> {
-        self.model.gather()
+        self.model.gather()?;
+        match self.model.group().stop_word() {
+            // A gather that was ended leaves garbage.
+            Some(_) => self.settle(),
+            None => Ok(()),
+        }
     }
 
     /// Evaluates the model on held-out rows, over all ranks.

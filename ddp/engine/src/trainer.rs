@@ -73,7 +73,10 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
             }
             Ok(Next::Meet(why)) => {
                 carried.untold.noticed.get_or_insert_with(Instant::now);
-                let next = now.next_generation(why.as_ref().and_then(Error::of_ranks))?;
+                let next = now.next_generation(why.as_ref().and_then(Error::of_ranks));
+                let next = next.map_err(Error::from).inspect_err(|error| {
+                    carried::leave_if_alone(error, now);
+                })?;
                 later = Some(next);
             }
             Err(error) => {
@@ -107,11 +110,17 @@ fn train_with(
     };
     let joined = &carried.untold.change.joined;
     carried::leave_if_new(&error, world, joined);
+    if world.generation() > 1 {
+        carried::leave_if_alone(&error, world);
+    }
     // A rank that joins with other settings leaves.
     let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();
     match is_of_new || carried::continues_after(&error, world, &carried.devices()) {
-        true => Ok(Next::Meet(Some(error))),
+        true => {
+            carried.halt(&error, world);
+            Ok(Next::Meet(Some(error)))
+        }
         false => Err(error),
     }
 }

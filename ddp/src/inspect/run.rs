@@ -129,6 +129,25 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     let program = shown(&text("program").map_or_else(older, String::from));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
+    if let Some(last) = run.changes.last() {
+        let lost: Vec<usize> = (run.changes.iter().flat_map(|it| &it.lost))
+            .map(|it| it.rank)
+            .collect();
+        let joined: usize = run.changes.iter().map(|it| it.joined.len()).sum();
+        let (times, now) = (
+            plural(lost.len() as u64, "time"),
+            plural(last.ranks as u64, "rank"),
+        );
+        let text = format!(
+            "lost {times} (rank {}), joined {joined}; {now} since step {}",
+            lost.iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+            last.step
+        );
+        sheet.add("ranks since then", text);
+    }
     sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(last) = run.last.get("step") {

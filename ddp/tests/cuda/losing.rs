@@ -337,6 +337,42 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
 }
 
 #[test]
+fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus_for(4)) else {
+        return;
+    };
+    undisturbed();
+    // Each host sees its own GPUs only.
+    let script = "case $host in far) export CUDA_VISIBLE_DEVICES=0,1 ;; *) export CUDA_VISIBLE_DEVICES=2,3 ;; esac";
+    let cases = [
+        ("3:forward:9:kill", &[3][..]),
+        ("0:reduction:9:kill", &[0]),
+        ("2:optimizer:9:kill,3:optimizer:9:kill", &[2, 3]),
+    ];
+    all_at_once(
+        ddp_slice::from(&test_name(), cases, 1),
+        |(faults, ranks)| {
+            let folder = Folder::new("losing-hosts-gpus");
+            let words = format!("{RUN} --min-ranks 1 --restarts 4");
+            let job = folder.started_on("--hosts far:2,off:2", script, &words);
+            let ended = job.on_gpus().env("DDP_TEST_FAULT", faults).run();
+            let log = folder.metrics_log();
+            let lost = log.all("ranks").into_iter();
+            let lost: Vec<_> = lost
+                .flat_map(|event| event["lost"].as_array().unwrap().clone())
+                .collect();
+            for rank in ranks {
+                assert!(
+                    lost.iter().any(|it| it["rank"] == *rank),
+                    "{faults}: {ended}"
+                );
+            }
+            assert_same(&folder, &ended);
+        },
+    );
+}
+
+#[test]
 fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
     let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
         return;

@@ -239,6 +239,43 @@ fn a_rank_0_that_is_lost_at_the_end_is_replaced_by_the_next_one() {
 }
 
 #[test]
+fn a_run_whose_ranks_are_all_lost_at_the_end_is_finished_later() {
+    undisturbed();
+    let folder = Folder::new("losing-end-of-all");
+    let job = folder.started(2, &format!("{RUN} --min-ranks 1"));
+    let ended = job
+        .env("DDP_TEST_FAULT", "0:end:40:kill,1:end:40:kill")
+        .run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    assert!(folder.metrics_log().end().is_none(), "{ended}");
+    let ended = folder.started(2, &format!("{RUN} --resume auto")).run();
+    assert_undisturbed(&folder, &ended);
+    assert!(folder.metrics_log().end().is_some(), "{ended}");
+    assert!(folder.out().join("report.html").exists(), "{ended}");
+}
+
+#[test]
+fn a_job_leaves_a_run_that_another_job_has_resumed_meanwhile() {
+    undisturbed();
+    let folder = Folder::new("losing-to-another-job");
+    let words = format!("{RUN} --min-ranks 2 --restarts 3");
+    let job = folder
+        .started(2, &words)
+        .env("DDP_TEST_FAULT", &slow_steps());
+    let mut first = job.start();
+    first.wait_for(r#""event":"checkpoint""#);
+    let second = folder.started(1, &format!("{RUN} --resume auto")).start();
+    std::thread::sleep(Duration::from_secs(1));
+    first.signal_rank(0, "KILL");
+    let (second, first) = (second.wait(), first.wait());
+    assert_eq!(second.exit_code(), Some(0), "{second}");
+    assert_eq!(first.exit_code(), Some(2), "{first}");
+    let told = "another job has resumed this run while this one had lost a rank";
+    assert!(first.stderr.contains(told), "{first}");
+    assert_undisturbed(&folder, &second);
+}
+
+#[test]
 fn several_ranks_can_be_lost_at_once_and_all_but_one() {
     undisturbed();
     let faults = [
@@ -400,6 +437,36 @@ fn a_rank_that_stops_is_left_out_and_one_that_comes_takes_its_place() {
 }
 
 #[test]
+fn ranks_that_are_all_stopped_are_killed_and_start_again_from_the_checkpoint() {
+    undisturbed();
+    let folder = Folder::new("losing-all-stopped");
+    let words = format!("{RUN} --min-ranks 1 --restarts 3 --timeout-s 1");
+    let job = folder.started(3, &words);
+    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for(r#""event":"step","step":10,"#);
+    (0..3).for_each(|rank| running.signal_rank(rank, "STOP"));
+    let ended = running.wait();
+    let told = "no rank has shown progress for 3 s: all are killed";
+    assert!(ended.stderr.contains(told), "{ended}");
+    let told = "rank 0 killed because it showed no progress: starting it again (";
+    assert!(ended.stderr.contains(told), "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn a_job_whose_last_rank_is_killed_ends_as_one_that_has_lost_too_many() {
+    let folder = Folder::new("losing-last");
+    let job = folder.started(2, &format!("{RUN} --min-ranks 1"));
+    let faults = "0:forward:9:kill,1:forward:9:kill";
+    let ended = job.env("DDP_TEST_FAULT", faults).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    assert!(
+        ended.stderr.contains("no rank is left; help: continue"),
+        "{ended}"
+    );
+}
+
+#[test]
 fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     undisturbed();
     let folder = Folder::new("losing-too-many");
@@ -407,7 +474,7 @@ fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     let faults = "0:forward:5:kill,2:forward:11:kill";
     let ended = job.env("DDP_TEST_FAULT", faults).run();
     assert_eq!(ended.exit_code(), Some(77), "{ended}");
-    let told = "of the ranks are left after step 10";
+    let told = "ranks are left after step 10";
     assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
     assert_eq!(
         folder.checkpoints().last().unwrap(),

@@ -29,12 +29,12 @@ fn hear(job: &mut Elastic, host: usize, generation: u32, [pid, waits]: [u64; 2],
 }
 
 fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
-    job.decide(Duration::from_secs(seconds), TIMEOUT)
+    job.decide(Duration::from_secs(seconds), TIMEOUT).0
 }
 
 fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
     let now = Duration::from_secs(seconds);
-    job.again(rank, None, now).is_some()
+    job.again(rank, None, now).is_ok()
 }
 
 fn both_train() -> Elastic {
@@ -124,7 +124,7 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     let mut job = both_train();
     hear(&mut job, 2, 1, [0, 0], &[]);
     let disagrees = Some(EXIT_DISAGREES);
-    assert!(job.again(1, disagrees, Duration::ZERO).is_none());
+    assert!(job.again(1, disagrees, Duration::ZERO).is_err());
     job.seat(1, 3, "127.0.0.1");
     assert!(!again(&mut job, 1, 1) && job.stays_out(1));
     // The other seats do not wait for it.
@@ -142,15 +142,51 @@ fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
         assert!(job.due(at - Duration::from_millis(1), false).is_empty());
         assert_eq!(job.due(at, false), [1]);
     }
-    for _ in 3..TRIES_MAX {
+    for _ in 4..TRIES_MAX {
         assert!(again(&mut job, 1, 0));
     }
     assert!(!again(&mut job, 1, 0), "it stays out");
-    // One that has taken part is started at once.
-    let mut job = both_train();
-    assert!(again(&mut job, 1, 0));
-    assert_eq!(job.due(Duration::ZERO, false), [1]);
-    assert!(again(&mut job, 1, 0));
+    // One that has taken part for a while is started at once.
+    let (mut job, later) = (both_train(), TOOK_PART);
     assert!(job.due(Duration::ZERO, false).is_empty());
-    assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
+    assert!(job.again(1, None, later).is_ok());
+    assert_eq!(job.due(later, false), [1]);
+    assert!(job.again(1, None, later).is_ok());
+    assert!(job.due(later, false).is_empty());
+    assert_eq!(job.due(later, true), [1], "the job ends");
+}
+
+#[test]
+fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
+    let mut job = both_train();
+    for times in 0..12 {
+        let (generation, pid) = (2 * times + 1, 81 + u64::from(times));
+        let (came, now) = (20 * times, 20 * times + 10);
+        let [came, now] = [came, now].map(|s| Duration::from_secs(s.into()));
+        assert!(job.due(came, false).is_empty());
+        assert!(job.due(now, false).is_empty());
+        hear(&mut job, 2, generation, [0, 0], &[]);
+        hear(
+            &mut job,
+            1,
+            generation,
+            [70, u64::from(generation) + 1],
+            &[],
+        );
+        decide(&mut job, 1);
+        assert_eq!(job.roster.members(), [(0, 70)]);
+        // Its host comes back when the others train already.
+        assert!(job.again(1, None, now).is_ok(), "{times}");
+        assert_eq!(job.due(now, false), [1], "{times}");
+        hear(&mut job, 2, generation + 1, [pid, 1], &[]);
+        hear(
+            &mut job,
+            1,
+            generation + 1,
+            [70, u64::from(generation) + 2],
+            &[],
+        );
+        decide(&mut job, 2);
+        assert_eq!(job.roster.members(), [(0, 70), (1, pid as u32)]);
+    }
 }

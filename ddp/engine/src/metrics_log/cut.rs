@@ -46,6 +46,11 @@ impl LockedLog {
         loop {
             match LockedLog::open(out) {
                 Err(Error::Usage(_)) if began.elapsed() < limit => {}
+                Err(Error::Usage(_)) if was_lost => {
+                    let help = "start the job again with --resume auto when the lost host is down";
+                    let failed = Error::io("lock", out.join(EVENTS_FILE), help);
+                    return Err(failed(io::ErrorKind::TimedOut.into()));
+                }
                 locked => return locked.map(Some),
             }
             if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_told, true) {
@@ -56,6 +61,30 @@ impl LockedLog {
             heartbeat::beat(Work::Writes);
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// That of this job, which another rank wrote.
+    pub(crate) fn of_job(out: &Path) -> Result<LockedLog> {
+        let path = out.join(EVENTS_FILE);
+        let gone = || {
+            let help = "leave the folder of a run as it is until the run ends";
+            Error::io("find the metrics log", &path, help)(io::ErrorKind::NotFound.into())
+        };
+        let locked = LockedLog::find(out, true)?.ok_or_else(gone)?;
+        let lines = BufReader::new(&locked.file).lines().map_while(Result::ok);
+        let lines = lines.filter_map(|line| serde_json::from_str::<Line>(&line).ok());
+        let openings = lines.filter(|line| matches!(&*line.event, "start" | "resume"));
+        if openings
+            .last()
+            .is_some_and(|line| line.job != ddp_comm::job_number())
+        {
+            return Err(Error::Usage(format!(
+                "{OUT} {}: another job has resumed this run while this one had lost a rank; help: \
+                 resume it once more when that job has ended",
+                out.display()
+            )));
+        }
+        Ok(locked)
     }
 
     /// Locks the metrics log in `out`, creating it if needed. On a file system without locks it
@@ -154,6 +183,16 @@ fn check_plain(out: &Path) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Whether the metrics log in `out`, if there is one, says how the run ended.
+pub(crate) fn has_ended(out: &Path) -> bool {
+    let Ok(file) = File::open(out.join(EVENTS_FILE)) else {
+        return true;
+    };
+    let lines = BufReader::new(file).lines().map_while(Result::ok);
+    let mut lines = lines.filter_map(|line| serde_json::from_str::<Line>(&line).ok());
+    lines.any(|line| line.event == "end")
 }
 
 /// The steps of the checkpoints that the metrics log in `out` knows.

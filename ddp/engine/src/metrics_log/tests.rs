@@ -94,6 +94,7 @@ fn a_run_is_its_events_in_order() {
         steps: 3,
         steps_per_epoch: 10,
         initial_weights: vec![LayerDigest("0".into(), "ab".into(), 1.0, 0.5)],
+        job: None,
     };
     let eval = EvalEvent {
         step: 1,

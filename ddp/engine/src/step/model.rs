@@ -245,6 +245,7 @@ impl TrainedModel {
         if let Some(flag) = own_bad_step {
             ops::mark_nonfinite(flag, &stats, self.step())?;
         }
+        self.last_mut().reduce_vote()?;
         self.last_mut().reducer.reduce(&stats)
     }
 
@@ -321,7 +322,7 @@ impl TrainedModel {
     ) -> Result<()> {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
-            let last = self.last();
+            let (last, vote) = (self.last(), self.last().vote()?);
             let squares = match &self.squares {
                 Some(all) => Some(self.collect_squares(all)?),
                 None => measured.then_some(last.clip.partials()),
@@ -334,9 +335,7 @@ impl TrainedModel {
                 stats,
                 step: self.step(),
                 stop: self.group().stop_word().filter(|_| !alone),
-                stopped: (last.prepared.as_ref())
-                    .map(|it| &it.vote)
-                    .filter(|_| !alone),
+                stopped: vote.as_ref().filter(|_| !alone),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             observe(|| "sums of the loss".into(), stats)?;

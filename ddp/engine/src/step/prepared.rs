@@ -37,8 +37,6 @@ pub(super) struct Prepared {
     squares: Tensor,
     /// Those of `StepScalars`, with the number of the step.
     pub(super) scalars: Tensor,
-    /// f32 (1): how many ranks do not have their copies.
-    pub(super) vote: Tensor,
 }
 
 impl Prepared {
@@ -53,7 +51,6 @@ impl Prepared {
             values: room()?.named("values after the last step"),
             squares: now.clip.partials().zeros_like()?,
             scalars: now.scalars.all.zeros_like()?,
-            vote: Tensor::zeros(&[1], DType::F32, device)?.named("ranks not ready"),
         };
         for [copy, value] in prepared.values(params)? {
             copy.copy_from(&value)?;
@@ -95,11 +92,12 @@ impl Prepared {
         &self,
         now: Now<'_>,
         flags: &Tensor,
+        vote: Option<&Tensor>,
         stop: Option<StopWord>,
     ) -> Result<()> {
         let all = self.update_reads(now)?;
         for (index, [copy, read]) in all.iter().enumerate() {
-            let vote = (index + 1 == all.len()).then_some(&self.vote);
+            let vote = (index + 1 == all.len()).then_some(vote).flatten();
             ops::copy_valid(copy, read, flags, vote, stop)?;
         }
         Ok(())

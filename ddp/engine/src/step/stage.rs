@@ -1,9 +1,11 @@
 //! A stage: the layers of a model that are on one device, and everything a step needs there.
 //! Usually there is one, the whole model.
 
+use std::ops::Range;
+
 use ddp_comm::{Field, Group};
 use ddp_kernels::heartbeat::{self, Work};
-use ddp_kernels::ops::STEP_FLAGS;
+use ddp_kernels::ops::{self, STEP_FLAGS};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::announced;
@@ -48,6 +50,11 @@ pub struct Stage {
     pub(super) bad_step: Tensor,
     /// On a GPU, under ZeRO-1 where ranks may be lost.
     pub(super) prepared: Option<Prepared>,
+    /// On a GPU where ranks may be lost, f32 (3): how many ranks were stopped, and room.
+    votes: Option<Tensor>,
+    /// On a GPU, until all ranks have taken slices that are cut anew: the values that this rank had
+    /// and has then, by their place.
+    cut_values: Vec<(Range<usize>, Tensor)>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -89,6 +96,7 @@ impl Stage {
         }
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
+            votes: votes(reducer.group(), device)?,
             digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
@@ -97,6 +105,7 @@ impl Stage {
             optimizer,
             next: None,
             prepared: None,
+            cut_values: Vec::new(),
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -109,6 +118,7 @@ impl Stage {
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
         self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
+        self.votes = votes(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())
     }
@@ -151,7 +161,29 @@ impl Stage {
             }
         }
         self.next = Some(next);
+        self.cut_values.clear();
+        if params.device().is_accelerator() {
+            // A gather that is ended leaves garbage.
+            let ranges = held[rank].iter().chain(&wanted[rank]);
+            let copy = |range: &Range<usize>| {
+                let values = params.trained_values().slice(range.clone())?;
+                let copy = Tensor::zeros(values.shape(), values.dtype(), values.device())?;
+                copy.copy_from(&values)?;
+                Ok((range.clone(), copy))
+            };
+            self.cut_values = ranges.map(copy).collect::<Result<_>>()?;
+        }
         self.reducer.gather_all(params)
+    }
+
+    /// Takes the slices that were cut anew.
+    pub(super) fn take_slices(&mut self, cut: Option<Cut>) -> Result<()> {
+        if let Some(mut next) = self.next.take() {
+            next.count_from(self.optimizer.since());
+            self.optimizer = next;
+        }
+        self.cut_values.clear();
+        self.make_copies(cut)
     }
 
     fn now(&self) -> Now<'_> {
@@ -163,7 +195,7 @@ impl Stage {
     }
 
     /// Makes copies on a GPU of what this rank has by `cut`. The values are current.
-    pub(super) fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
+    fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
         let params = &self.model.params;
         let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
         let ranges = |cut: Cut| cut.ranges(params, self.reducer.options).concat();
@@ -173,14 +205,33 @@ impl Stage {
         Ok(())
     }
 
+    /// f32 (1): how many ranks were stopped. If there are any, a step does not count.
+    pub(super) fn vote(&self) -> Result<Option<Tensor>> {
+        let vote = self.votes.as_ref().map(|votes| votes.slice(0..1));
+        Ok(vote.transpose()?)
+    }
+
+    /// Sums over the ranks, with the next gradients, whether they were stopped: one that was has
+    /// not made the last update, so its gradients are not those of the others' weights. Under
+    /// ZeRO-1 they vote later.
+    pub(super) fn reduce_vote(&mut self) -> Result<()> {
+        let Some(votes) = self.votes.as_ref().filter(|_| self.prepared.is_none()) else {
+            return Ok(());
+        };
+        let [vote, out, x] = [0..1, 1..2, 2..3].map(|range| votes.slice(range));
+        let (vote, stop) = (vote?, self.reducer.group().stop_word());
+        ops::copy_valid(&out?, &x?, &self.bad_step, Some(&vote), stop)?;
+        self.reducer.reduce(&vote)
+    }
+
     /// Copies what the update reads, and sums the ranks' votes.
     pub(super) fn copy_sums(&mut self) -> Result<()> {
-        let Some(prepared) = &self.prepared else {
+        let (Some(prepared), vote) = (&self.prepared, self.vote()?) else {
             return Ok(());
         };
         let stop = self.reducer.group().stop_word();
-        prepared.copy_sums(self.now(), &self.bad_step, stop)?;
-        self.reducer.sum(&prepared.vote)?;
+        prepared.copy_sums(self.now(), &self.bad_step, vote.as_ref(), stop)?;
+        vote.map_or(Ok(()), |vote| self.reducer.sum(&vote))?;
         faults::at(FaultPoint::Agreed)
     }
 
@@ -191,10 +242,18 @@ impl Stage {
         prepared.map_or(Ok(()), |it| it.copy_values(params, flags))
     }
 
-    /// See [`Prepared::restore_values`].
+    /// See [`Prepared::restore_values`]. Values of slices that are being cut anew, too.
     pub(super) fn restore_values(&self) -> Result<u64> {
-        let prepared = self.prepared.as_ref();
-        prepared.map_or(Ok(0), |it| it.restore_values(self.now()))
+        let (prepared, params) = (self.prepared.as_ref(), &self.model.params);
+        let step = prepared.map_or(Ok(0), |it| it.restore_values(self.now()))?;
+        for (range, values) in &self.cut_values {
+            params
+                .trained_values()
+                .slice(range.clone())?
+                .copy_from(values)?;
+            params.refresh(range.clone())?;
+        }
+        Ok(step)
     }
 
     /// See [`Prepared::restore_sums`].
@@ -341,4 +400,12 @@ impl Stage {
         let pass = start(params, scratch, saved, options, &mut self.reducer);
         (&self.model, pass.leaving_head())
     }
+}
+
+/// Room for the votes of the ranks of `group`, if it has GPUs whose steps may be stopped.
+fn votes(group: &Group, device: Device) -> Result<Option<Tensor>> {
+    let votes = group
+        .stop_word()
+        .map(|_| Tensor::zeros(&[3], DType::F32, device));
+    Ok(votes.transpose()?.map(|votes| votes.named("ranks stopped")))
 }

@@ -21,7 +21,7 @@ use ddp_kernels::{Device, Error as TensorError, Tensor};
 
 use super::totals::{Clock, Totals};
 use crate::audit::Workload;
-use crate::checkpoint::{self, State};
+use crate::checkpoint::{self, Best, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -148,6 +148,15 @@ impl Carried {
         }
     }
 
+    /// Ends what the run does with the ranks of this world, which meet again because of `why`.
+    pub(super) fn halt(&mut self, why: &Error, world: &World) {
+        world.end_generation(why.of_ranks());
+        let halted = self.kept.as_mut().map(|kept| kept.step.halt());
+        if let Some(Err(error)) = halted {
+            world.leave(&error, EXIT_LOST);
+        }
+    }
+
     /// The run that is assembled.
     pub(super) fn kept(&mut self) -> &mut Kept {
         self.parts().0
@@ -168,6 +177,10 @@ impl Carried {
         if world.generation() < 2 {
             self.has_begun = Some(false);
             return Ok(None);
+        }
+        if self.untold.told.is_none() {
+            // The metrics log was not open yet: all begin again.
+            self.kept = None;
         }
         if self.kept.is_some() {
             self.has_begun = Some(true);
@@ -320,9 +333,10 @@ impl Kept {
             let mut totals = self.totals.clone();
             // JSON has no other numbers.
             totals.evaluation = totals.evaluation.filter(Stats::is_finite);
-            Ok((totals, self.step.stages()[0].optimizer().since()))
+            let since = self.step.stages()[0].optimizer().since();
+            Ok((totals, since, self.clock.since_began()))
         };
-        let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
+        let (totals, since, began): (Totals, u64, _) = exchange::broadcast(world, source, given)?;
         let is_new = |rank: &usize| standings.progress[*rank].is_none();
         let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
         let old = standings.progress.iter().flatten();
@@ -340,6 +354,8 @@ impl Kept {
             self.began = totals.steps;
             self.totals = totals;
             self.step.count_moments_from(since);
+            self.clock = Clock::new(self.clock.has_rates);
+            self.clock.began_before(began);
         }
         Ok(())
     }
@@ -417,6 +433,9 @@ impl Kept {
             totals.evaluated = 0;
         }
         if !is_saved {
+            // Where the run has continued, the best model so far is lost: a later one takes its place.
+            let is_lost = |best: &mut Best| best.step == totals.saved && best.step < totals.steps;
+            totals.best.take_if(is_lost);
             totals.saved = 0;
         }
         Ok(!is_saved)
@@ -442,7 +461,7 @@ pub(super) fn say_change(
         seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!(
-        "{event} after step {step}, {:.2} s after it was noticed",
+        "{event} after step {step}; this took {:.2} s",
         event.seconds
     );
     match event.lost.is_empty() {

@@ -20,6 +20,7 @@ use crate::devices;
 use crate::digest;
 use crate::error::Result;
 use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
+use crate::setting::SAME_BITS;
 use crate::shown::shown;
 use crate::tasks;
 
@@ -147,7 +148,7 @@ impl<'a> Opening<'a> {
             || self.world.generation() > 1 && metrics_log::has_settings(out, &self.file);
         let there = match &run.resumed {
             // Another rank wrote it.
-            _ if run.continues => LockedLog::find(out, true)?,
+            _ if run.continues => Some(LockedLog::of_job(out)?),
             // A metrics log that another process began meanwhile is refused.
             Some(_) => Some(locked.map_or_else(|| LockedLog::empty(out), Ok)?),
             // Nothing was saved: the run starts over. Its ranks' own metrics log is cut.
@@ -207,8 +208,8 @@ impl<'a> Opening<'a> {
         let (then, now) = (opened.state.world.ranks, run.places.len());
         if then != now && self.options.same_bits.is_none() {
             tracing::warn!(
-                "the run had {then} ranks and has {now} from here on, whose sums have another \
-                 order: for the bits of a run that never stopped, give as many as before"
+                "the run had {then} ranks and has {now} from here on: sums have another order, so \
+                 the last bits differ; help: resume with {then}, or begin runs with {SAME_BITS}"
             );
         }
         if !overridden.is_empty() {
@@ -225,6 +226,7 @@ impl<'a> Opening<'a> {
             devices: &run.places,
             versions,
             overridden,
+            job: ddp_comm::job_number(),
         }))
     }
 
@@ -265,6 +267,7 @@ impl<'a> Opening<'a> {
                 0 => digest::of_weights(step.params())?,
                 _ => Vec::new(),
             },
+            job: ddp_comm::job_number(),
         }))
     }
 

@@ -24,8 +24,10 @@ use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::hugging_face;
+use crate::metrics_log;
 use crate::model::data_shape;
 use crate::ranks::WorldRanks;
 use crate::reducer::plan::BucketSizes;
@@ -130,7 +132,11 @@ pub(super) fn assemble(
         overridden = resume::changes(options, &plan, &data, device, opened)?;
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
-        return Ok(Prepared::Finished(Box::new(opened)));
+        // Its ranks may have been lost before they wrote how it ended.
+        if exchange::broadcast(world, 0, || Ok(metrics_log::has_ended(&options.out)))? {
+            return Ok(Prepared::Finished(Box::new(opened)));
+        }
+        resumed = Some(opened);
     }
     check_batches(options, world, &data)?;
     let shape = data_shape(data.train.spec());

@@ -76,7 +76,8 @@ const TICK: Duration = Duration::from_nanos(1);
 pub(super) struct Clock {
     /// False on simulated GPUs, whose speed says nothing.
     pub(super) has_rates: bool,
-    /// When this process began its first step, and the rows since then.
+    /// When the first step began, also on another rank that this one takes over from, and the rows
+    /// since then.
     began: Instant,
     samples: u64,
     /// Since the rates were last read: the time, steps, rows.
@@ -117,6 +118,18 @@ impl Clock {
         self.samples_since += rows;
     }
 
+    /// How long the run has lasted, and the rows since then.
+    pub(super) fn since_began(&self) -> (f64, u64) {
+        (self.began.elapsed().as_secs_f64(), self.samples)
+    }
+
+    /// The run began so many seconds ago, on another rank.
+    pub(super) fn began_before(&mut self, (seconds, samples): (f64, u64)) {
+        let before = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        self.began = self.began.checked_sub(before).unwrap_or(self.began);
+        self.samples = samples;
+    }
+
     /// NaN on simulated GPUs.
     fn seconds(&self, time: Duration) -> f64 {
         match self.has_rates {
@@ -125,7 +138,7 @@ impl Clock {
         }
     }
 
-    /// Seconds since the first step of this process, and rows a second.
+    /// Seconds since the first step, and rows a second.
     pub(super) fn total(&self) -> (f64, f64) {
         let time = self.began.elapsed().max(TICK);
         (time.as_secs_f64(), self.samples as f64 / self.seconds(time))

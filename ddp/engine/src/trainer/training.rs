@@ -8,7 +8,7 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ddp_comm::World;
+use ddp_comm::{Signal, World};
 use ddp_kernels::Device;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
@@ -176,12 +176,14 @@ impl Trainer<'_> {
     fn train_steps(&mut self) -> Result<bool> {
         let steps = self.run.plan.steps;
         let taken = self.kept.totals.steps;
+        // A stop may have been requested during set-up. The others do not wait for new ranks.
+        let asked = match taken < steps {
+            true => self.stop_poll.requested(taken, true, self.world)?,
+            false => None,
+        };
         // Before anything is saved or compared.
         self.kept.give_state(&self.run.main)?;
-        if taken < steps {
-            // A stop may have been requested during set-up.
-            self.stop_if_asked(taken, true)?;
-        }
+        asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
         if let Some(saved) = &self.kept.totals.matmuls {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
             self.kept.totals.matmuls = in_phase(Phase::Setup, reuse)?;
@@ -222,9 +224,10 @@ impl Trainer<'_> {
         }
         let folder = self.save_last(step)?;
         let text = format!(
-            "{ranks} of the ranks are left after step {step}: expected at least {least} \
+            "{ranks} of {} ranks are left after step {step}: expected at least {least} \
              ({MIN_RANKS}); the run is saved in {}; help: continue with the same command and \
              {RESUME} auto",
+            self.world.ranks_max(),
             folder.display()
         );
         Err(Error::remote(0, text, carried::EXIT_LOST))
@@ -315,9 +318,12 @@ impl Trainer<'_> {
     /// Ends the run after step `number` if it was asked to stop: saves it, so that it can be
     /// resumed. `now` polls even if no poll is due.
     fn stop_if_asked(&mut self, number: u64, now: bool) -> Result<()> {
-        let Some(signal) = self.stop_poll.requested(number, now, self.world)? else {
-            return Ok(());
-        };
+        let asked = self.stop_poll.requested(number, now, self.world)?;
+        asked.map_or(Ok(()), |signal| self.stop(number, signal))
+    }
+
+    /// Saves the run after step `number` and ends it.
+    fn stop(&mut self, number: u64, signal: Signal) -> Result<()> {
         let folder = self.save_last(number)?;
         self.finish_trace()?;
         Err(Error::Stopped(format!(
