@@ -49,7 +49,7 @@ pub(crate) mod testing;
 mod token_mean;
 mod transpose;
 
-pub use crate::precision::{F32Math, f32_math, with_f32_math};
+pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
     Activation, Gelu, gelu, gelu_backward_into, gelu_into, relu, relu_backward_into, relu_into,
     relu_squared, relu_squared_backward_into, relu_squared_into,

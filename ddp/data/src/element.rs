@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 
 ddp_kernels::choices! {
     /// The type of the numbers in a file, with its name in messages and in our own format.

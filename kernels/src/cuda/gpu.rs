@@ -8,11 +8,11 @@ use std::sync::{Mutex, OnceLock};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
 
 use super::calls::CUresult;
+use super::calls::{Fault, Outcome, describe, driver};
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, describe, driver};
 use crate::Device;
 use crate::error::{Caller, Result};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// One CUDA device of this process.
 pub(crate) struct Gpu {

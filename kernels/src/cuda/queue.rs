@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::sys::{self, CUevent, CUgraph, CUstream, CUstreamCaptureMode};
 
 use super::calls::CUresult;
+use super::calls::{Fault, Outcome, driver};
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, driver};
 use super::gpu::Gpu;
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// A stream of the driver's: work given to it runs in order.
 pub(crate) struct Queue {

@@ -7,8 +7,8 @@
 //! selects, which vectorise.
 
 use crate::cuda::copies;
-use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::dtype::{DType, Element, bf16, f16, with_element};
+use crate::dtype::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};

@@ -30,12 +30,11 @@ pub(crate) fn draw_new(
         Distribution::Normal => ("randn", 0),
         Distribution::Below(bound) => ("randint", bound),
     };
-    let stream = draw.stream();
-    let [key_0, key_1] = stream.key;
+    let [key_0, key_1] = draw.key;
     write_new(out, by, |gpu, out| {
         // A thread makes at least the four elements of a Philox block.
         let grid = Grid::elements(out.count.div_ceil(4));
-        let args = args![out, out.count, key_0, key_1, stream.draw, bound];
+        let args = args![out, out.count, key_0, key_1, draw.draw, bound];
         gpu.launch(&SOURCE, (base, out.dtype), grid, args)
     })
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::*;
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 use ddp_kernels::files::testing::Scratch;
 
 /// A file that numpy or safetensors wrote.

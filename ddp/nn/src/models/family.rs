@@ -5,8 +5,8 @@ use std::any::Any;
 use std::fmt;
 
 use ddp_kernels::DType;
-pub use ddp_kernels::choice::{Form, List};
-use ddp_kernels::choice::{Number, SettingValue};
+pub use ddp_kernels::setting::{Form, List};
+use ddp_kernels::setting::{Number, SettingValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -3,7 +3,7 @@ use std::fs;
 use super::open as open_named;
 use super::*;
 use crate::files::tests::{file, refused};
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 use ddp_kernels::files::testing::Scratch;
 
 fn open(path: &Path) -> Result<Contents> {

@@ -14,7 +14,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::found::Candidate;
+/// A file that may be the library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The file, or the link to it that programs load.
+    pub path: PathBuf,
+    /// Its version, as far as file names tell.
+    pub version: Option<String>,
+    /// Why it is not tried.
+    pub skipped: Option<String>,
+}
 
 /// The environment variables and the file system's root to search.
 pub(super) struct SearchEnvironment {

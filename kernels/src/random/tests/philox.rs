@@ -1,10 +1,10 @@
 //! Tests of philox.
 
-use super::*;
+use super::super::*;
 use proptest::prelude::*;
 
 const COUNT: usize = 1_000_000;
-const STREAM: Stream = Stream {
+const DRAW: Draw = Draw {
     key: [0x0123_4567, 0x89ab_cdef],
     draw: 7,
 };
@@ -15,12 +15,12 @@ fn bits_of(values: &[f32]) -> Vec<u32> {
 
 /// The three fills of one range, all as bits.
 #[inline(always)]
-fn every_fill(stream: &Stream, first: u64, count: usize) -> [Vec<u32>; 3] {
+fn every_fill(stream: &Draw, first: u64, count: usize) -> [Vec<u32>; 3] {
     let (mut bits, mut uniforms, mut normals) =
         (vec![0; count], vec![0.0; count], vec![0.0; count]);
-    stream.fill::<Bits>(first, &mut bits);
-    stream.fill::<Uniform>(first, &mut uniforms);
-    stream.fill::<Normal>(first, &mut normals);
+    stream.convert::<Bits>(first, &mut bits);
+    stream.convert::<Uniform>(first, &mut uniforms);
+    stream.convert::<Normal>(first, &mut normals);
     [bits, bits_of(&uniforms), bits_of(&normals)]
 }
 
@@ -114,7 +114,7 @@ fn below_covers_every_value_evenly() {
         [0, 9, 0, 0, !0 - 1]
     );
     let mut bits = vec![0; COUNT];
-    STREAM.fill::<Bits>(0, &mut bits);
+    DRAW.convert::<Bits>(0, &mut bits);
     let mut bins = [0; 10];
     bits.iter()
         .for_each(|&bits| bins[below(bits, 10) as usize] += 1);
@@ -124,7 +124,7 @@ fn below_covers_every_value_evenly() {
 #[test]
 fn uniforms_are_even_and_neighbours_are_independent() {
     let mut values = vec![0.0; COUNT];
-    STREAM.fill::<Uniform>(0, &mut values);
+    DRAW.convert::<Uniform>(0, &mut values);
     let (mut bins, mut pair_bins) = ([0; 256], [0; 256]);
     values
         .iter()
@@ -142,7 +142,7 @@ fn uniforms_are_even_and_neighbours_are_independent() {
 #[test]
 fn normals_have_the_moments_of_a_normal() {
     let mut values = vec![0.0; COUNT];
-    STREAM.fill::<Normal>(0, &mut values);
+    DRAW.convert::<Normal>(0, &mut values);
     let power_sum = |power| {
         values
             .iter()
@@ -174,27 +174,27 @@ fn normals_have_the_moments_of_a_normal() {
 #[test]
 fn other_keys_draws_and_far_blocks_are_other_numbers() {
     let others = [
-        STREAM.block(0),
-        STREAM.block(1),
-        STREAM.block(1 << 32),
-        Stream {
-            draw: STREAM.draw + 1,
-            ..STREAM
+        DRAW.block(0),
+        DRAW.block(1),
+        DRAW.block(1 << 32),
+        Draw {
+            draw: DRAW.draw + 1,
+            ..DRAW
         }
         .block(0),
-        Stream {
-            draw: STREAM.draw + (1 << 32),
-            ..STREAM
+        Draw {
+            draw: DRAW.draw + (1 << 32),
+            ..DRAW
         }
         .block(0),
-        Stream {
-            key: [STREAM.key[0] + 1, STREAM.key[1]],
-            ..STREAM
+        Draw {
+            key: [DRAW.key[0] + 1, DRAW.key[1]],
+            ..DRAW
         }
         .block(0),
-        Stream {
-            key: [STREAM.key[0], STREAM.key[1] + 1],
-            ..STREAM
+        Draw {
+            key: [DRAW.key[0], DRAW.key[1] + 1],
+            ..DRAW
         }
         .block(0),
     ];
@@ -213,7 +213,7 @@ proptest! {
         first in prop_oneof![0..200_u64, (1 << 34) - 200..(1 << 34) + 8_u64, u64::MAX - 500..u64::MAX - 300],
         count in 0..300_usize, cut in 0..300_usize, key: [u32; 2], draw: u64,
     ) {
-        let stream = Stream { key, draw };
+        let stream = Draw { key, draw };
         let cut = cut.min(count);
         let whole = every_fill(&stream, first, count);
         let left = every_fill(&stream, first, cut);
@@ -235,14 +235,14 @@ proptest! {
 fn every_simd_level_gives_the_same_bits() {
     #[target_feature(enable = "avx2,fma")]
     fn with_avx2(first: u64, count: usize) -> [Vec<u32>; 3] {
-        every_fill(&STREAM, first, count)
+        every_fill(&DRAW, first, count)
     }
     #[target_feature(enable = "avx512f")]
     fn with_avx512(first: u64, count: usize) -> [Vec<u32>; 3] {
-        every_fill(&STREAM, first, count)
+        every_fill(&DRAW, first, count)
     }
     let (first, count) = ((1 << 34) - 4001, 10_007);
-    let plain = every_fill(&STREAM, first, count);
+    let plain = every_fill(&DRAW, first, count);
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         // SAFETY: the processor has both features, asked on the line above.
         assert!(plain == unsafe { with_avx2(first, count) }, "avx2");
