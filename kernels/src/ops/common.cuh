@@ -481,7 +481,7 @@ INLINE float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *sc
 
 INLINE bool is_set(const i64* flag) { return flag != nullptr && *flag != 0; }
 
-/// Marks in the flags of a step (STEP_FLAGS of nonfinite.rs) that a gradient is not finite. The
+/// Marks in the flags of a step (STEP_FLAGS of step.rs) that a gradient is not finite. The
 /// whole warp must call it. Update kernels do not read what this writes: all blocks decide alike.
 INLINE void mark_gradient(i64* flags, bool good) {
     if (__ballot_sync(WHOLE_WARP, !good) != 0 && threadIdx.x % WARP == 0) {

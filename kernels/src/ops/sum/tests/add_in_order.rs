@@ -1,6 +1,6 @@
 //! Tests of add_in_order.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{SIZES, cpu, random_f32};
 
 /// Four parts. This rank's are the second, in a row, and the third, in the output.

@@ -1,22 +1,28 @@
-//! The norm of all gradients and the scale that clips them, computed on the device:
-//! `grad_norm_partials` sums squares by quantum; `clip_scale` turns the sums into the number that
-//! the optimizers multiply gradients by.
+//! Whether a training step has a result, decided on the device, and what follows from that.
 //!
-//! Squares are summed in f64, in an order that depends on the chunk table alone. Ranks that each
-//! hold the partials of their own slices (ZeRO-1) put them in order and get the norm that one rank
-//! alone would.
+//! `grad_norm_partials` sums the squares of gradients by quantum; `clip_scale` turns the sums into
+//! the number that the optimizers multiply gradients by. Squares are summed in f64, in an order
+//! that depends on the chunk table alone. Ranks that each hold the partials of their own slices
+//! (ZeRO-1) put them in order and get the norm that one rank alone would.
+//!
+//! `decide_step` and `mark_nonfinite` set the sticky flag "first non-finite step". It stays on the
+//! device. Once it is set, the optimizers change nothing, so the weights from before that step
+//! survive until the host looks. `copy_valid` copies what a step has computed, if the step has a
+//! result.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
+use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, lane_sum, lane_sum_of};
-use crate::ops::nonfinite::STEP_FLAGS;
 use crate::progress::StopWord;
 use crate::simd::multiversion;
-use crate::{DType, Tensor};
+use crate::{DType, Tensor, threads};
 
-static SOURCE: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
+static GRAD_NORM: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
 /// Threads of the one block that adds the partials.
 const CLIP_THREADS: u32 = 512;
 
@@ -51,7 +57,7 @@ pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable
         let [mut partials, grads] = placed.enter([partials, grads])?;
         if let Some(gpu) = placed.launcher() {
             let args = args![partials, grads, quanta];
-            return chunks.launch(&gpu, &SOURCE, "grad_norm_partials_f32", (32, 1), args);
+            return chunks.launch(&gpu, &GRAD_NORM, "grad_norm_partials_f32", (32, 1), args);
         }
         with_float!(placed.dtype, T => {
             let grads = grads.elements::<T>();
@@ -155,7 +161,7 @@ pub fn decide_step(
             // Tiles of eight partials a thread, then the statistics.
             let loads = count.div_ceil(8 * CLIP_THREADS as usize) + stats_count.max(1);
             let grid = Grid::blocks(1, CLIP_THREADS, loads);
-            return gpu.launch(&SOURCE, "clip_scale_f32", grid, args);
+            return gpu.launch(&GRAD_NORM, "clip_scale_f32", grid, args);
         }
         let sum = partials.map_or(0.0, |partials| sum(partials.elements()));
         with_float!(placed.dtype, T => {
@@ -237,6 +243,146 @@ pub(super) fn check_scale(call: &Call<'_>, scale: Option<Slot>, like: Slot) -> R
 /// The first element of such a tensor; 1 if there is none.
 pub(super) fn read_scale<T: Float>(scale: Option<&Buffer<'_>>) -> T {
     scale.map_or(T::ONE, |scale| scale.elements()[0])
+}
+
+static NONFINITE: Source = Source::new("nonfinite.cu", include_str!("nonfinite.cu"));
+/// Elements that a thread of the kernel loads before it looks at the first.
+const PER_THREAD: usize = 16;
+
+multiversion! {
+    fn all_finite[T: Float](x: &[T]) -> bool {
+        // No branch inside a block, so that it becomes a few vector instructions.
+        x.chunks(GRAIN).all(|block| block.iter().fold(true, |all, x| all & x.finite()))
+    }
+}
+
+/// `first_bad_step = step` if that is 0 and any element of `values` (any shape) is NaN or infinite.
+/// Both are i64 (1). `step` counts from 1; on a GPU that is not checked, and a step of 0 marks
+/// nothing.
+#[track_caller]
+pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -> Result<()> {
+    let mut call = Call::new("mark_nonfinite");
+    let flag = call.updates("first_bad_step", first_bad_step);
+    let values = call.reads("values", values);
+    let step = call.reads("step", step);
+    check_flag(&call, Some(flag))?;
+    call.has_shape(step, &[1], "the number of this step")?;
+    call.has_dtype(step, &[DType::I64])?;
+    call.run(values, &FLOATS, |placed| {
+        let [mut flag, values, step] = placed.enter([flag, values, step])?;
+        if let Some(gpu) = placed.launcher() {
+            let grid = Grid::elements(values.count.div_ceil(PER_THREAD));
+            let args = args![flag, values, values.count, step];
+            return gpu.launch(&NONFINITE, "mark_nonfinite_f32", grid, args);
+        }
+        let step = step.elements::<i64>()[0];
+        if step < 1 {
+            let expected = "1 or more (steps count from 1)";
+            return Err(placed.call.value("step", expected, step));
+        }
+        let flag = &mut flag.elements_mut::<i64>()[0];
+        let fine = with_float!(placed.dtype, T => is_finite::<T>(values.elements()));
+        if *flag == 0 && !fine {
+            *flag = step;
+        }
+        Ok(())
+    })
+}
+
+fn is_finite<T: Float>(values: &[T]) -> bool {
+    let finite = AtomicBool::new(true);
+    threads::split(values.len(), GRAIN, |range| {
+        if !all_finite(&values[range]) {
+            finite.store(false, Ordering::Relaxed);
+        }
+    });
+    finite.into_inner()
+}
+
+/// Checks a flag: i64 (1).
+fn check_flag(call: &Call<'_>, flag: Option<Slot>) -> Result<()> {
+    let Some(flag) = flag else { return Ok(()) };
+    call.has_shape(flag, &[1], "the first non-finite step, or 0")?;
+    call.has_dtype(flag, &[DType::I64])
+}
+
+/// The number of elements of a step's flags: the first bad step (0 for none), the first step in
+/// which an optimizer met a non-finite gradient (0 for none), and this step.
+pub const STEP_FLAGS: usize = 3;
+
+/// Checks what an optimizer reads: a flag, i64 (1), or the flags of a step. Whether it is the
+/// latter, which the optimizer also marks.
+pub(super) fn check_flags(call: &Call<'_>, flags: Option<Slot>) -> Result<bool> {
+    match flags {
+        Some(flags) if call.tensor(flags).count() == STEP_FLAGS => {
+            call.has_dtype(flags, &[DType::I64])?;
+            Ok(true)
+        }
+        flags => check_flag(call, flags).map(|()| false),
+    }
+}
+
+/// Marks that an optimizer met a non-finite gradient.
+pub(super) fn mark_gradient(flags: Option<&mut Buffer<'_>>) {
+    if let Some([_, found, step]) = flags.map(|flags| flags.elements_mut::<i64>())
+        && *found == 0
+    {
+        *found = *step;
+    }
+}
+
+/// Whether there is a flag and it is set.
+pub(super) fn is_set(flag: Option<&Buffer<'_>>) -> bool {
+    flag.is_some_and(|flag| flag.elements::<i64>()[0] != 0)
+}
+
+static COPY_VALID: Source = Source::new("copy_valid.cu", include_str!("copy_valid.cu"));
+
+/// `out = x` if the first of `flags` ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is 0 and the stop
+/// word is not set; otherwise `out` stays as it is. Both have one dimension. With `vote`, f32 (1):
+/// it becomes 1 if the steps were stopped, else 0, and all of `x` is copied or nothing.
+#[track_caller]
+pub fn copy_valid(
+    out: &Tensor,
+    x: &Tensor,
+    flags: &Tensor,
+    vote: Option<&Tensor>,
+    stop: Option<StopWord>,
+) -> Result<()> {
+    let mut call = Call::new("copy_valid");
+    let out = call.updates("out", out);
+    let (x, flags) = (call.reads("x", x), call.reads("flags", flags));
+    let vote = vote.map(|vote| call.writes("vote", vote));
+    call.same_shape(x, out)?;
+    call.same_dtype(x, out)?;
+    call.all_row_major()?;
+    check_flags(&call, Some(flags))?;
+    if let Some(vote) = vote {
+        call.has_shape(vote, &[1], "whether the steps were stopped")?;
+        call.has_dtype(vote, &[DType::F32])?;
+    }
+    call.run(out, &FLOATS, |placed| {
+        let [mut out, x, flags] = placed.enter([out, x, flags])?;
+        let mut vote = placed.enter_some(vote)?;
+        if let Some(gpu) = placed.launcher() {
+            let threads = BLOCK_THREADS as usize;
+            let grid = match vote {
+                Some(_) => Grid::blocks(1, BLOCK_THREADS, 1 + out.count.div_ceil(threads)),
+                None => Grid::elements(out.count).rounds_of(2),
+            };
+            let stop = stop.map_or(0, StopWord::address);
+            let args = args![out, x, out.count, flags, vote, stop];
+            return gpu.launch(&COPY_VALID, "copy_valid_f32", grid, args);
+        }
+        let flag = flags.elements::<i64>()[0];
+        if let Some(vote) = &mut vote {
+            vote.elements_mut::<f32>()[0] = f32::from(u8::from(flag < 0));
+        }
+        with_float!(placed.dtype, T => if flag == 0 {
+            out.elements_mut::<T>().copy_from_slice(x.elements());
+        });
+        Ok(())
+    })
 }
 
 #[cfg(test)]

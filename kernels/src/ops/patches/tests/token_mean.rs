@@ -1,6 +1,6 @@
 //! Tests of token_mean.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{alone_with_the_pool, assert_close, cpu, random_f32};
 
 /// 2⁻²⁴, half the distance from 1 to the next f32.

@@ -1,6 +1,6 @@
 //! Tests of copy_valid.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{SIZES, cpu, cpu_of, random_f32};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of swiglu.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{alone_with_the_pool, assert_close, cpu, cpu_of, random_f32};
 
 /// 2⁻²⁴, the ε of `math.rs`.

@@ -1,5 +1,8 @@
 //! Tests of grad_norm.
 
+mod copy_valid;
+mod nonfinite;
+
 use super::*;
 use crate::ops::chunks::{Chunk, QUANTUM};
 use crate::ops::testing::{SIZES, cpu, cpu_of, random_f32};
