@@ -1,11 +1,21 @@
+//! Layers made of layers.
+//!
 //! Sequential: layers in a row. A linear layer applies the activation above it and multiplies the
 //! derivative of the one below it into its own backward, a residual applies the norm above it, and
 //! nothing is computed below the lowest trained layer.
+//!
+//! Residual: y = x + inner(x), or y = x + inner(norm(x)). In a `Sequential`, a residual with a norm
+//! and what comes above it share passes over memory: the sum and the norm of the layer above are
+//! one operation, as are the norm's backward and the sum of both gradients.
+//!
+//! Recompute: trades time for memory. What layers save between forward and backward is dropped, and
+//! backward runs their forward again. The bits are the same: random numbers are drawn again by
+//! layer, step and row.
 
 use std::any::Any;
 use std::ops::Range;
 
-use ddp_kernels::ops::Activation;
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Tensor};
 
 use crate::activate::Activate;
@@ -14,9 +24,7 @@ use crate::error::Result;
 use crate::layer::{Layer, described};
 use crate::linear::Linear;
 use crate::norm::Normalize;
-use crate::observe::observe;
-use crate::pass::Pass;
-use crate::residual::Residual;
+use crate::pass::{Pass, observe};
 
 /// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`, unless they
 /// have names. Letters: L layers.
@@ -196,35 +204,128 @@ impl Layer for Sequential {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Adds its input to the output of the inner layer, whose names do not mention the residual.
+#[derive(Debug)]
+pub struct Residual {
+    pub(crate) norm: Option<Normalize>,
+    norm_path: String,
+    inner: Box<dyn Layer>,
+    /// The norm with which the layer above begins: this layer computes it.
+    pub(crate) above: Option<Normalize>,
+}
 
-    /// A layer that its neighbours do not know.
-    #[derive(Debug)]
-    struct Apart(Box<dyn Layer>);
-
-    impl Layer for Apart {
-        fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-            self.0.build(build, shape)
-        }
-        fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-            self.0.forward(pass, x)
-        }
-        fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-            self.0.backward(pass, dy)
-        }
-        fn input_dtype(&self) -> Option<DType> {
-            self.0.input_dtype()
+impl Residual {
+    /// A residual around `inner`, whose output must have the shape of its input.
+    pub fn new(inner: impl Layer + 'static) -> Residual {
+        Residual {
+            norm: None,
+            norm_path: String::new(),
+            inner: Box::new(inner),
+            above: None,
         }
     }
 
-    impl Sequential {
-        /// The same layers, each alone.
-        pub(crate) fn without_fusing(mut self) -> Sequential {
-            let apart = |layer| Box::new(Apart(layer)) as Box<dyn Layer>;
-            self.layers = self.layers.into_iter().map(apart).collect();
-            self
+    /// The same residual, whose inner layer gets the norm of the input. It is called "norm".
+    pub fn after(mut self, norm: Normalize) -> Residual {
+        self.norm = Some(norm);
+        self
+    }
+}
+
+impl Layer for Residual {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        if let Some(norm) = &mut self.norm {
+            build.scope("norm", |build| {
+                self.norm_path = build.path().to_string();
+                norm.build(build, shape)
+            })?;
+        }
+        self.above = None;
+        let output = self.inner.build(build, shape)?;
+        if output != shape {
+            return Err(build.refuse(
+                format!("an inner layer whose output has the input's shape {shape:?}"),
+                format!("{output:?}"),
+                "end it with a linear layer of as many outputs as inputs",
+            ));
+        }
+        Ok(output)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let input = match &self.norm {
+            Some(norm) => {
+                let normed = norm.forward(pass, x)?;
+                let name = || format!("forward of {}", described(&self.norm_path, norm));
+                observe(name, &normed)?;
+                normed
+            }
+            None => x.clone(),
+        };
+        let inner = self.inner.forward(pass, &input)?;
+        drop(input);
+        if let Some(above) = &self.above {
+            return above.forward_sum(pass, x, &inner);
+        }
+        let y = pass.take(x.shape())?;
+        ops::add_into(&y, x, &inner)?;
+        Ok(y)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let trains_norm = self.norm.as_ref().is_some_and(|norm| norm.trains(pass));
+        let is_needed = pass.needs_input_gradient() || trains_norm;
+        let inner = pass.input_gradient(is_needed, |pass| self.inner.backward(pass, dy))?;
+        let Some(inner) = inner else { return Ok(None) };
+        Ok(Some(match &self.norm {
+            Some(norm) => norm.backward_sum(pass, &inner, Some(dy))?,
+            None => {
+                let dx = pass.take(dy.shape())?;
+                ops::add_into(&dx, dy, &inner)?;
+                dx
+            }
+        }))
+    }
+}
+
+/// Keeps only the input of the inner layer, whose names do not mention this one.
+#[derive(Debug)]
+pub struct Recompute {
+    inner: Box<dyn Layer>,
+}
+
+impl Recompute {
+    /// The same layer as `inner`, with less memory and one more forward.
+    pub fn new(inner: impl Layer + 'static) -> Recompute {
+        Recompute {
+            inner: Box::new(inner),
         }
     }
 }
+
+impl Layer for Recompute {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        self.inner.build(build, shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if !pass.is_training() {
+            return self.inner.forward(pass, x);
+        }
+        pass.save(x);
+        pass.without_saving(|pass| pass.apart(|pass| self.inner.forward(pass, x)))
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let x = pass.restore();
+        pass.apart(|pass| self.inner.forward(pass, &x))?;
+        self.inner.backward(pass, dy)
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        self.inner.input_dtype()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,18 +1,13 @@
 //! The family `gpt`: a causal transformer over tokens, as GPT-2 or Llama. Names of its layers:
 //! `embedding.tokens.weight`, `embedding.positions.weight`, those of the blocks, `norm` and `head`.
 
-pub(super) mod spec;
-#[cfg(test)]
-mod tests;
+pub use super::blocks::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 
 use ddp_kernels::DType;
 
-pub use spec::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
-
 use super::blocks::{Blocks, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
-use crate::error::Result;
-use crate::setting::WIDTH;
+use crate::error::{Result, WIDTH};
 use crate::{Embedding, Head, Sequential, Tie};
 
 /// The standard deviation of initial weights in GPT-2.
@@ -143,3 +138,6 @@ impl GptSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
