@@ -94,12 +94,11 @@ pub fn discover() -> &'static Discovery {
 impl Discovery {
     /// Looks in this environment; nothing is kept.
     fn look(mut environment: SearchEnvironment) -> Discovery {
-        let driver::Answer {
-            library: driver,
-            version: driver_version,
-            gpus,
-            why_no_gpu,
-        } = driver::ask(&environment);
+        let (driver, driver_version, answer) = driver::ask(&environment);
+        let (gpus, why_no_gpu) = match answer {
+            Ok(gpus) => (gpus, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
         let find = |environment: &SearchEnvironment| {
             let folders = environment.library_folders();
             [CUBLASLT, NVRTC, NCCL].map(|part| library(part, &folders, driver_version))
@@ -121,9 +120,7 @@ impl Discovery {
             why_no_gpu,
         }
     }
-}
 
-impl Discovery {
     /// Why no GPU can be used although there is a driver; None if one can, or without a driver.
     pub fn why_unusable(&self) -> Option<&str> {
         let has_driver = self.driver.found.is_some() || Path::new("/proc/driver/nvidia").exists();

@@ -76,7 +76,9 @@ impl Mapped {
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
         let metadata = file.metadata()?;
-        check_ordinary(&metadata)?;
+        if let Some(refusal) = refusal(&metadata) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, refusal));
+        }
         let identity = Identity::of(&metadata);
         let bytes = usize::try_from(identity.bytes).map_err(|_| {
             io::Error::new(
@@ -196,13 +198,6 @@ impl fmt::Debug for Mapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mapped({:?}, {} bytes)", self.path, self.len())
     }
-}
-
-/// Refuses what is not a regular file.
-fn check_ordinary(metadata: &Metadata) -> io::Result<()> {
-    refusal(metadata).map_or(Ok(()), |refusal| {
-        Err(io::Error::new(ErrorKind::InvalidInput, refusal))
-    })
 }
 
 /// Why a file is not a regular one, in words for an error.

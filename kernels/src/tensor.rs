@@ -222,18 +222,6 @@ impl Tensor {
         }
     }
 
-    /// A tensor that is all of a storage.
-    fn over(storage: Arc<Storage>, shape: Shape, dtype: DType) -> Tensor {
-        Tensor {
-            storage,
-            offset: 0,
-            shape,
-            dtype,
-            transposed: false,
-            name: None,
-        }
-    }
-
     /// A new tensor of unspecified contents.
     pub(crate) fn allocate(
         shape: Shape,
@@ -242,15 +230,21 @@ impl Tensor {
         origin: Origin,
         by: Caller,
     ) -> Result<Tensor> {
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device,
-        };
+        Tensor::make(TensorInfo::new(dtype, shape, device), origin, false, by)
+    }
+
+    /// The same, in pinned host memory if `pinned`.
+    fn make(info: TensorInfo, origin: Origin, pinned: bool, by: Caller) -> Result<Tensor> {
+        let (shape, dtype) = (info.shape, info.dtype);
         let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(bytes, origin, false, info, by)?;
-        Ok(Tensor::over(storage, shape, dtype))
+        Ok(Tensor {
+            storage: Storage::new(bytes, origin, pinned, info, by)?,
+            offset: 0,
+            shape,
+            dtype,
+            transposed: false,
+            name: None,
+        })
     }
 
     /// Memory on `target` for this tensor's elements in their order, with its name.
@@ -297,15 +291,8 @@ impl Tensor {
         let by = Caller::new("zeros_pinned");
         let shape = Shape::checked(shape, by)?;
         Device::Cuda(0).check_usable(by)?;
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device: Device::Cpu,
-        };
-        let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(bytes, Origin::HostData, true, info, by)?;
-        let tensor = Tensor::over(storage, shape, dtype);
+        let info = TensorInfo::new(dtype, shape, Device::Cpu);
+        let tensor = Tensor::make(info, Origin::HostData, true, by)?;
         tensor.clear(by)?;
         Ok(tensor)
     }

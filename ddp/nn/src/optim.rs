@@ -30,7 +30,7 @@ use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
-use self::rule::{Part, Update};
+use self::rule::{Part, Update, Variant, runs, variant_of, variants};
 use crate::error::Result;
 use crate::params::{ParamId, Parameter, Params};
 
@@ -112,15 +112,6 @@ pub struct Piece {
     pub at: usize,
     /// The names of these.
     pub moments: &'static [&'static str],
-}
-
-/// Parameters that one method updates with the same numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Variant {
-    method: Method,
-    /// The factor of the learning rate.
-    rate: f64,
-    weight_decay: f64,
 }
 
 /// A part of the arenas that an optimizer updates with one launch.
@@ -524,53 +515,6 @@ impl Optimizer {
             flag,
         })
     }
-}
-
-/// What the update of `parameter` takes, and whether weight decay applies.
-fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
-    let method = rule.method(parameter);
-    let decays = rule.decayed == Decayed::All || parameter.decays;
-    let group = rule::group_of(groups, &parameter.name).map(|index| &groups[index]);
-    let rate = group.and_then(|group| group.rate);
-    let own_decay = group.and_then(|group| group.weight_decay);
-    let variant = Variant {
-        method,
-        rate: rate.unwrap_or_else(|| rule.rate_of(method)),
-        weight_decay: own_decay.unwrap_or(rule.weight_decay),
-    };
-    (variant, decays || own_decay.is_some())
-}
-
-/// The variants of all trained parameters.
-fn variants(rule: &Rule, groups: &[Group], params: &Params) -> Vec<Variant> {
-    let mut all = Vec::new();
-    for parameter in params.list().iter().filter(|p| p.is_trained()) {
-        let (variant, _) = variant_of(rule, groups, parameter);
-        if !all.contains(&variant) {
-            all.push(variant);
-        }
-    }
-    all
-}
-
-/// The parts of a range of the gradients' arena that one method updates, with the padding.
-fn runs(rule: &Rule, params: &Params, range: &Range<usize>) -> Vec<(Method, Range<usize>)> {
-    let mut runs: Vec<(Method, Range<usize>)> = Vec::new();
-    let touches =
-        |p: &&Parameter| p.is_trained() && p.range.start < range.end && range.start < p.range.end;
-    for parameter in params.list().iter().filter(touches) {
-        let method = rule.method(parameter);
-        let start = parameter.range.start.max(range.start);
-        match runs.last_mut() {
-            Some((last, run)) if *last == method => run.end = range.end,
-            Some((_, run)) => {
-                run.end = start;
-                runs.push((method, start..range.end));
-            }
-            None => runs.push((method, range.clone())),
-        }
-    }
-    runs
 }
 
 /// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.

@@ -105,33 +105,17 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// All answers of the driver.
-pub(super) struct Answer {
-    pub(super) library: Library,
-    pub(super) version: Option<(u32, u32)>,
-    pub(super) gpus: Vec<Gpu>,
-    pub(super) why_no_gpu: Option<String>,
-}
-
-/// Loads the driver and asks it for its GPUs.
-pub(super) fn ask(environment: &SearchEnvironment) -> Answer {
+/// Loads the driver and asks it: its library, the newest CUDA that it supports, and the GPUs or why
+/// there are none.
+pub(super) fn ask(environment: &SearchEnvironment) -> (Library, CudaVersion, GpusOrWhy) {
     let (functions, name) = match load(&environment.driver_names) {
         Ok(loaded) => loaded,
         Err(library) => {
-            let why_no_gpu = Some(why_without_library(environment, &library));
-            return Answer {
-                library,
-                version: None,
-                gpus: Vec::new(),
-                why_no_gpu,
-            };
+            let why = why_without_library(environment, &library);
+            return (library, None, Err(why));
         }
     };
     let found = file_of(functions.cuInit as *const c_void).unwrap_or_else(|| PathBuf::from(name));
-    let (gpus, why_no_gpu) = match functions.gpus(environment) {
-        Ok(gpus) => (gpus, None),
-        Err(why) => (Vec::new(), Some(why)),
-    };
     let library = Library {
         what: WHAT,
         version: release(&found),
@@ -139,13 +123,12 @@ pub(super) fn ask(environment: &SearchEnvironment) -> Answer {
         advice: None,
         candidates: Vec::new(),
     };
-    Answer {
-        library,
-        version: functions.version(),
-        gpus,
-        why_no_gpu,
-    }
+    let (version, gpus) = (functions.version(), functions.gpus(environment));
+    (library, version, gpus)
 }
+
+type CudaVersion = Option<(u32, u32)>;
+type GpusOrWhy = Result<Vec<Gpu>, String>;
 
 /// The driver's release, `580.65.06`, from the name of the real file.
 fn release(path: &Path) -> Option<String> {

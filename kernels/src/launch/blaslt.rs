@@ -279,22 +279,17 @@ impl Engine {
             return Ok(engine);
         }
         launcher.not_captured("no matmul was made on this device before")?;
-        let engine = Engine::make(launcher)?;
-        Ok(place.get_or_init(|| engine))
-    }
-
-    fn make(launcher: &Launcher) -> Result<Engine> {
-        let (gpu, by) = (launcher.gpu, launcher.by);
         launcher.bind()?;
-        let blas = library::load().map_err(|why| by.absent(gpu.device(), why))?;
+        let gpu = launcher.gpu;
+        let blas = library::load().map_err(|why| launcher.by.absent(gpu.device(), why))?;
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (blas.functions.cublasLtGetVersion)() };
         tracing::debug!("cuBLASLt {version} on {}", gpu.device());
-        Ok(Engine {
+        Ok(place.get_or_init(|| Engine {
             blas,
             plans: RwLock::default(),
             workspaces: Mutex::default(),
-        })
+        }))
     }
 }
 

@@ -22,14 +22,14 @@ fn made<T: Element>(
     shape: &[usize],
     device: Device,
     fill: impl FnOnce(&mut [T]),
-    launch: impl FnOnce(&Tensor) -> Result<()>,
+    launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
 ) -> Result<Tensor> {
     let shape = Shape::checked(shape, by)?;
     let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, by)?;
     if device == Device::Cpu {
         fill(tensor.borrow("tensor", true, by)?.elements_mut::<T>());
     } else {
-        launch(&tensor)?;
+        write_new(&tensor, by, launch)?;
     }
     Ok(tensor)
 }
@@ -44,12 +44,7 @@ pub(crate) fn host_data(
 ) -> Result<Tensor> {
     if device != Device::Cpu {
         // Before host memory is filled.
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device: Device::Cpu,
-        };
+        let info = TensorInfo::new(dtype, shape, Device::Cpu);
         transfer::check(&info, device, Asked::Explicitly, by)?;
     }
     let here = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
@@ -62,7 +57,7 @@ fn full(by: Caller, shape: &[usize], value: f64, dtype: DType, device: Device) -
     with_element!(dtype, T => {
         let rounded = exact::<T>(value, by)?;
         let fill = |elements: &mut [T]| elements.fill(rounded);
-        made::<T>(by, shape, device, fill, |tensor| fill_new(tensor, value, by))
+        made::<T>(by, shape, device, fill, |gpu, out| fill_on(gpu, out, value))
     })
 }
 
@@ -87,13 +82,12 @@ fn drawn(
     }
     let mut after = random.clone();
     let draw = after.next_draw();
-    let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, by);
     let tensor = with_element!(dtype, T => {
         let fill = |elements: &mut [T]| match distribution {
             Distribution::Below(bound) => draw.fill_below(bound, elements),
             of => draw.fill(of == Distribution::Normal, elements),
         };
-        made::<T>(by, shape, device, fill, launch)
+        made::<T>(by, shape, device, fill, |gpu, out| draw_on(gpu, out, draw, distribution))
     })?;
     *random = after;
     Ok(tensor)
@@ -107,7 +101,7 @@ impl Tensor {
         let shape = Shape::checked(shape, by)?;
         let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, by)?;
         if device.is_accelerator() {
-            fill_new(&tensor, 0.0, by)?;
+            write_new(&tensor, by, |gpu, out| fill_on(gpu, out, 0.0))?;
         } else {
             tensor.clear(by)?;
         }
@@ -137,7 +131,10 @@ impl Tensor {
                     *element = T::from_f64(index as f64);
                 }
             };
-            made::<T>(by, &[count], device, fill, |tensor| arange_new(tensor, by))
+            made::<T>(by, &[count], device, fill, |gpu, out| {
+                let grid = Grid::elements(out.count);
+                gpu.launch(&FILL, ("arange", out.dtype), grid, args![out, out.count])
+            })
         })
     }
 
@@ -289,7 +286,7 @@ fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
 }
 
 /// `value` as a `T`, or an error if an integer type cannot hold it.
-pub(crate) fn exact<T: Element>(value: f64, by: Caller) -> Result<T> {
+fn exact<T: Element>(value: f64, by: Caller) -> Result<T> {
     let converted = T::from_f64(value);
     // The largest i64 is 2⁶³ − 1, which as f64 is 2⁶³ again.
     let beyond = T::DTYPE == DType::I64 && value >= 9_223_372_036_854_775_808.0;
@@ -336,21 +333,8 @@ pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
     zeroed.map_err(|fault| fault.of(gpu.by, gpu.queue.gpu.device()))
 }
 
-/// Fills `out`, which `op` has just made on a GPU, with a value that its dtype can hold.
-pub(crate) fn fill_new(out: &Tensor, value: f64, by: Caller) -> Result<()> {
-    write_new(out, by, |gpu, out| fill_on(gpu, out, value))
-}
-
-/// Fills `out`, which `op` has just made on a GPU, with 0, 1, 2 …
-pub(crate) fn arange_new(out: &Tensor, by: Caller) -> Result<()> {
-    write_new(out, by, |gpu, out| {
-        let grid = Grid::elements(out.count);
-        gpu.launch(&FILL, ("arange", out.dtype), grid, args![out, out.count])
-    })
-}
-
-/// Runs `launch` on `out`, which `op` has just made on a GPU.
-pub(crate) fn write_new(
+/// Runs `launch` on `out`, which was just made on a GPU.
+fn write_new(
     out: &Tensor,
     by: Caller,
     launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
@@ -387,7 +371,7 @@ static RANDOM: Source = Source::new("random.cu", include_str!("random.cu"));
 
 /// What to draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Distribution {
+enum Distribution {
     /// In [0, 1).
     Uniform,
     Normal,
@@ -395,25 +379,18 @@ pub(crate) enum Distribution {
     Below(u32),
 }
 
-/// Fills `out`, which `op` has just made on a GPU, with `draw`. The caller checked its dtype.
-pub(crate) fn draw_new(
-    out: &Tensor,
-    draw: Draw,
-    distribution: Distribution,
-    by: Caller,
-) -> Result<()> {
+/// Fills `out` on a GPU with `draw`. The caller checked its dtype.
+fn draw_on(gpu: &Launcher, out: &Buffer<'_>, draw: Draw, distribution: Distribution) -> Result<()> {
     let (base, bound) = match distribution {
         Distribution::Uniform => ("rand", 0),
         Distribution::Normal => ("randn", 0),
         Distribution::Below(bound) => ("randint", bound),
     };
     let [key_0, key_1] = draw.key;
-    write_new(out, by, |gpu, out| {
-        // A thread makes at least the four elements of a Philox block.
-        let grid = Grid::elements(out.count.div_ceil(4));
-        let args = args![out, out.count, key_0, key_1, draw.draw, bound];
-        gpu.launch(&RANDOM, (base, out.dtype), grid, args)
-    })
+    // A thread makes at least the four elements of a Philox block.
+    let grid = Grid::elements(out.count.div_ceil(4));
+    let args = args![out, out.count, key_0, key_1, draw.draw, bound];
+    gpu.launch(&RANDOM, (base, out.dtype), grid, args)
 }
 
 #[cfg(test)]

@@ -221,20 +221,15 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
             return gpu.launch(&SUM, ("row_sum", placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
-            let of_row = |row: &[T]| T::from_f64(run_total(row) / divisor);
-            each_row(out.elements_mut(), x.elements(), columns, of_row);
+            let x = x.elements::<T>();
+            threads::split_sums(out.elements_mut(), 1, x.len(), |first, out| {
+                for (row, out) in (first..).zip(out) {
+                    *out = T::from_f64(run_total(&x[row * columns..][..columns]) / divisor);
+                }
+            });
         });
         Ok(())
     })
-}
-
-/// `out[row] = f(the row of x)`.
-fn each_row<T: Float>(out: &mut [T], x: &[T], columns: usize, f: impl Fn(&[T]) -> T + Sync) {
-    threads::split_sums(out, 1, x.len(), |first, out| {
-        for (row, out) in (first..).zip(out) {
-            *out = f(&x[row * columns..][..columns]);
-        }
-    });
 }
 
 /// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`. On a GPU
