@@ -20,7 +20,7 @@ mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::Clip;
-pub use rule::{Decayed, Declared, Group, Method, Muon, Rule, SettingOf, check_groups};
+pub use rule::{Decayed, Declared, Group, Method, Muon, Piece, Rule, SettingOf, check_groups};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -30,9 +30,9 @@ use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
-use self::rule::{Part, Update, Variant, runs, variant_of, variants};
+use self::rule::{Part, Update, Variant, pieces_of, runs, variant_of, variants};
 use crate::error::Result;
-use crate::params::{ParamId, Parameter, Params};
+use crate::params::Params;
 
 choices! {
     /// An optimizer.
@@ -98,21 +98,6 @@ impl Rule {
 
 /// Numbers of a step for each [`Variant`].
 const NUMBERS: usize = 4;
-
-/// Consecutive elements of a parameter that an optimizer updates, and where their moments are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The parameter.
-    pub parameter: ParamId,
-    /// The first element, in row-major order.
-    pub start: usize,
-    /// The number of elements.
-    pub length: usize,
-    /// The start of their moments in those of [`Optimizer::moments`] that they have.
-    pub at: usize,
-    /// The names of these.
-    pub moments: &'static [&'static str],
-}
 
 /// A part of the arenas that an optimizer updates with one launch.
 #[derive(Debug)]
@@ -515,28 +500,6 @@ impl Optimizer {
             flag,
         })
     }
-}
-
-/// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.
-fn pieces_of(
-    params: &Params,
-    range: &Range<usize>,
-    at: usize,
-    moments: &'static [&'static str],
-) -> Vec<Piece> {
-    let trained = params.list().iter().filter(|p| p.is_trained());
-    let part = |p: &Parameter| p.range.start.max(range.start)..p.range.end.min(range.end);
-    let cut = trained.map(|p| (p, part(p)));
-    let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
-        parameter: p.id,
-        start: part.start - p.range.start,
-        length: part.len(),
-        at: at + part.start - range.start,
-        moments,
-    };
-    cut.filter(|(_, part)| !part.is_empty())
-        .map(piece)
-        .collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use ddp_kernels::{Tensor, choices};
 use glob::Pattern;
 
 use crate::error::{Error, Result};
-use crate::params::{Parameter, Params};
+use crate::params::{ParamId, Parameter, Params};
 
 choices! {
     /// What weight decay applies to.
@@ -320,4 +320,42 @@ pub(super) fn runs(
         }
     }
     runs
+}
+
+/// Consecutive elements of a parameter that an optimizer updates, and where their moments are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter.
+    pub parameter: ParamId,
+    /// The first element, in row-major order.
+    pub start: usize,
+    /// The number of elements.
+    pub length: usize,
+    /// The start of their moments in those of [`Optimizer::moments`](super::Optimizer::moments)
+    /// that they have.
+    pub at: usize,
+    /// The names of these.
+    pub moments: &'static [&'static str],
+}
+
+/// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.
+pub(super) fn pieces_of(
+    params: &Params,
+    range: &Range<usize>,
+    at: usize,
+    moments: &'static [&'static str],
+) -> Vec<Piece> {
+    let trained = params.list().iter().filter(|p| p.is_trained());
+    let part = |p: &Parameter| p.range.start.max(range.start)..p.range.end.min(range.end);
+    let cut = trained.map(|p| (p, part(p)));
+    let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
+        parameter: p.id,
+        start: part.start - p.range.start,
+        length: part.len(),
+        at: at + part.start - range.start,
+        moments,
+    };
+    cut.filter(|(_, part)| !part.is_empty())
+        .map(piece)
+        .collect()
 }
