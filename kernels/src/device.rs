@@ -4,8 +4,8 @@
 //! Nothing falls back silently: a device that cannot be used is an error that says why. Discovery
 //! never panics or fails: a missing or broken part is reported with what it is needed for and how
 //! to fix it. Only the driver is loaded, because only it can list GPUs; the other libraries are
-//! found as files (cuBLASLt alone takes hundreds of megabytes). [`driver`] talks to the driver,
-//! [`search`] knows the folders.
+//! found as files (cuBLASLt alone takes hundreds of megabytes). `driver.rs` talks to the driver,
+//! `search.rs` knows the folders.
 
 mod driver;
 mod search;

@@ -5,7 +5,7 @@
 //! step) and the index of its element. So any split of a tensor over threads, ranks or devices
 //! gives the same bits, and a run resumes by remembering two integers. Element i of a draw is lane
 //! i mod 4 of the block whose counter is [i/4 low, i/4 high, draw low, draw high]. Floats come from
-//! the exact operations of [`crate::math`], so they have the same bits at every SIMD level too.
+//! the exact operations of `math.rs`, so they have the same bits at every SIMD level too.
 
 use crate::dtype::{DType, Element};
 use crate::math::{ln, sin_cos_turns};

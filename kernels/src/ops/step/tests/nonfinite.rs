@@ -51,7 +51,8 @@ fn mark_nonfinite_refuses_step_zero() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("mark_nonfinite: step: expected 1 or more") && error.contains("tests.rs"),
+        error.contains("mark_nonfinite: step: expected 1 or more")
+            && error.contains("nonfinite.rs"),
         "{error}"
     );
     let error = mark_nonfinite(&cpu(&[0.0], &[1]), &flag, &flag)
