@@ -398,7 +398,7 @@ fn place_of(stack: &str) -> Option<String> {
     }
     let own = |frame: &str| frame.contains(" at kernels/src/");
     let wrapper = |frame: &str| {
-        own(frame) && (frame.contains("cuda/fault.rs") || frame.contains("{closure} at"))
+        own(frame) && (frame.contains("cuda/calls.rs") || frame.contains("{closure} at"))
     };
     let shared = |frame: &str| {
         frame.contains("kernels/src/stream.rs") || frame.contains("kernels/src/cuda/queue.rs")

@@ -5,7 +5,7 @@
 //! NaNs, the first rank's is kept if there is a choice. i64 wraps around.
 
 use ddp_kernels::DType;
-use ddp_kernels::dtype::{bf16, round};
+use ddp_kernels::dtype::{bf16, bf16_nearest, bf16_wide};
 use ddp_kernels::simd::{Level, level};
 
 use crate::collective::Reduce;
@@ -230,11 +230,11 @@ impl Element for bf16 {
     const ZERO: Self = bf16::ZERO;
     #[inline(always)]
     fn wide(self) -> f32 {
-        round::bf16_wide(self)
+        bf16_wide(self)
     }
     #[inline(always)]
     fn narrow(wide: f32) -> bf16 {
-        round::bf16_nearest(wide)
+        bf16_nearest(wide)
     }
 }
 

@@ -13,7 +13,7 @@ use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ddp_comm::spawn::HostList;
 use ddp_comm::{RANKS_MAX, World};
-use ddp_kernels::choice::{self, Choice};
+use ddp_kernels::setting::{self, Choice};
 
 pub(crate) use self::layers::{SettingFlags, spell_settings_as_flags};
 use crate::config::TIMEOUT_S;
@@ -163,5 +163,5 @@ pub(crate) fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value =
     let values = T::ALL
         .iter()
         .map(|(_, name, help)| PossibleValue::new(*name).help(*help));
-    PossibleValuesParser::new(values).try_map(|name| choice::named::<T>(&name))
+    PossibleValuesParser::new(values).try_map(|name| setting::named::<T>(&name))
 }

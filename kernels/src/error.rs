@@ -212,6 +212,18 @@ pub struct TensorInfo {
     pub device: Device,
 }
 
+impl TensorInfo {
+    /// Of a tensor without a name.
+    pub(crate) fn new(dtype: DType, shape: Shape, device: Device) -> TensorInfo {
+        TensorInfo {
+            name: None,
+            dtype,
+            shape,
+            device,
+        }
+    }
+}
+
 impl fmt::Display for TensorInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {

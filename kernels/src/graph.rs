@@ -8,16 +8,16 @@ use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
 
 use crate::Device;
 use crate::cuda::calls::CUresult;
-use crate::cuda::fault::{Fault, Outcome, driver};
+use crate::cuda::calls::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;
 use crate::cuda::nodes;
 pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind, NodeWork};
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Error, Result};
 use crate::memory;
+use crate::panics::{get_mut, lock};
 use crate::storage::Kept;
 use crate::stream::Stream;
-use crate::sync::{get_mut, lock};
 use crate::transfer::{self, CapturedRows};
 
 /// A GPU stream's work, recorded once and launched many times with one call.

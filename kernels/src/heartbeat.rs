@@ -2,8 +2,10 @@
 //! wait for this one, can tell a slow rank from one that is stuck.
 
 use std::fmt;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+
+use crate::panics::{read, write};
 
 /// What work is being done, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,14 +63,14 @@ pub trait HasBeats: Send + Sync {
 
 /// Calls `body` with the counters of this process.
 fn with_beats<R>(body: impl FnOnce(Beats<'_>) -> R) -> R {
-    let counted = COUNTED.read().unwrap_or_else(PoisonError::into_inner);
+    let counted = read(&COUNTED);
     let (own, seen) = (&OWN, &SEEN);
     body((counted.as_ref()).map_or(Beats { own, seen }, |counted| counted.beats()))
 }
 
 /// Counts in `counted` from now on, where other processes can read.
 pub fn share(counted: impl HasBeats + 'static) {
-    *COUNTED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(counted));
+    *write(&COUNTED) = Some(Box::new(counted));
 }
 
 /// Some work is done.

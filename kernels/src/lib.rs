@@ -13,7 +13,6 @@
 //! # Ok::<(), ddp_kernels::Error>(())
 //! ```
 
-pub mod choice;
 mod cuda;
 pub mod device;
 pub mod dtype;
@@ -23,20 +22,16 @@ pub mod foreign;
 pub mod graph;
 pub mod heartbeat;
 mod launch;
-mod levels;
 #[doc(hidden)]
 pub mod library;
 pub mod mapped;
 mod math;
 pub mod matmuls;
-pub mod member;
 pub mod memory;
 mod message;
 pub mod npy;
 pub mod ops;
 pub mod panics;
-mod philox;
-mod precision;
 pub mod progress;
 pub mod random;
 pub mod setting;
@@ -45,18 +40,15 @@ pub mod simd;
 mod storage;
 pub mod stream;
 mod streaming;
-mod sync;
 mod tensor;
 pub mod threads;
 pub mod trace;
 pub mod transfer;
-mod warning;
 
-pub use device::Device;
+pub use device::{Device, Member};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use levels::normalize_levels;
-pub use member::Member;
+pub use math::normalize_levels;
 pub use ops::Destination;
 pub use random::{Random, Seed};
 pub use shape::Shape;

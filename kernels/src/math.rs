@@ -274,5 +274,13 @@ pub(crate) fn sin_cos_turns(u: f32) -> (f32, f32) {
     )
 }
 
+/// Grey levels as numbers, `out = (levels − mean) · scale`, element by element. Here and not beside
+/// the data that have them, because tests run this crate optimised.
+pub fn normalize_levels(out: &mut [f32], levels: &[u8], mean: f32, scale: f32) {
+    for (out, &level) in out.iter_mut().zip(levels) {
+        *out = (f32::from(level) - mean) * scale;
+    }
+}
+
 #[cfg(test)]
 mod tests;

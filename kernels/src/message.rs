@@ -1,6 +1,8 @@
-//! The parts of every message: lines of source, the help at its end, bytes that people read.
+//! The parts of every message: lines of source, the help at its end, bytes that people read; and
+//! warnings.
 
 use std::fmt;
+use std::io::Write as _;
 use std::panic::Location;
 
 /// A line in the caller's source.
@@ -58,6 +60,16 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Prints a warning: through `tracing` if the program listens to it, else on standard error.
+pub(crate) fn warn(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        // A closed standard error must not make it fail.
+        let _ = writeln!(std::io::stderr(), "warning: {text}");
+    }
 }
 
 #[cfg(test)]

@@ -1,23 +1,23 @@
 //! `.npy` files, numpy's format: headers for readers that leave the elements in the file, and
 //! `Tensor::load_npy` and `Tensor::save_npy` for whole tensors.
 //!
-//! Files are untrusted. The header is parsed strictly (`header.rs`), and its claims are compared
-//! with the bytes present before anything is allocated. Pickled objects are never read. Elements go
-//! straight into the tensor's memory. Saving writes numpy's bytes exactly and never leaves half a
-//! file.
-
-mod header;
+//! Files are untrusted. The header, a Python dict literal with the keys `descr`, `fortran_order`
+//! and `shape`, is parsed strictly, as the JSON that it nearly is. Its claims are compared with the
+//! bytes present before anything is allocated. Pickled objects are never read. Elements go straight
+//! into the tensor's memory. Saving writes numpy's bytes exactly and never leaves half a file.
 
 use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use self::header::MAGIC;
+use serde::Deserialize;
+use serde_json::Value;
+
 use crate::error::{Caller, Error, Result};
 use crate::ops::create::host_data;
-use crate::transfer;
-use crate::{DType, Device, Shape, Tensor, files};
+use crate::shape::RANK_MAX;
+use crate::{DType, Device, Shape, Tensor, files, transfer};
 
 /// The longest header that is read. numpy's have 118 bytes, except for long structured dtypes.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -62,7 +62,7 @@ impl Tensor {
 /// The start of an `.npy` file of this dtype and shape. The elements follow, row-major and
 /// little-endian. None for a dtype that numpy does not have.
 pub fn header(dtype: DType, shape: &[usize]) -> Option<Vec<u8>> {
-    header::descr(dtype).map(|descr| header::written(descr, shape))
+    descr(dtype).map(|descr| written(descr, shape))
 }
 
 /// The array in the bytes of an `.npy` file, on `device`.
@@ -91,11 +91,11 @@ pub struct Described<S> {
 pub fn describe<S>(
     mut reader: impl Read,
     path: &Path,
-    stored_as: impl Fn(&[u8]) -> std::result::Result<S, String>,
+    stored_as: impl Fn(&[u8]) -> Result<S, String>,
 ) -> Result<Described<S>> {
     let (text, data_start) = header_text(&mut reader, path)?;
     let (stored, fortran_order, shape) =
-        header::parse(&text, stored_as).map_err(|problem| bad(path, problem))?;
+        parse_header(&text, stored_as).map_err(|problem| bad(path, problem))?;
     Ok(Described {
         stored,
         fortran_order,
@@ -112,7 +112,7 @@ fn load(
     device: Device,
     by: Caller,
 ) -> Result<Tensor> {
-    let file = describe(&mut reader, path, header::dtype)?;
+    let file = describe(&mut reader, path, dtype_of)?;
     let (dtype, shape) = (file.stored, file.shape);
     if file.fortran_order && shape.len() > 1 {
         let problem = "it is in Fortran order: save it with np.save(path, np.ascontiguousarray(a))";
@@ -225,6 +225,128 @@ fn failed(path: &Path, doing: &'static str) -> impl Fn(io::Error) -> Error {
         doing,
         source,
     }
+}
+
+/// The start of every file; two bytes of version follow.
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// numpy pads headers so that elements start at a multiple of this.
+const ALIGNMENT: usize = 64;
+/// numpy leaves room for the first dimension to grow to this many digits.
+const GROWTH_DIGITS: usize = 21;
+/// How much of an invalid header an error quotes.
+const SHOWN_BYTES_MAX: usize = 40;
+
+/// Parses the header's text, the part after its length: the dtype, whether the first index varies
+/// fastest, and the shape. `stored_as` gives the meaning of the dtype's text.
+fn parse_header<S>(
+    text: &[u8],
+    stored_as: impl Fn(&[u8]) -> Result<S, String>,
+) -> Result<(S, bool, Shape), String> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Header {
+        descr: Value,
+        fortran_order: bool,
+        shape: Vec<usize>,
+    }
+    let json = as_json(&String::from_utf8_lossy(text));
+    let header = serde_json::from_str::<Header>(&json).map_err(|error| {
+        let got = shown(text);
+        format!("its header is not as numpy writes it: {error}; it begins with \"{got}\"")
+    })?;
+    let Value::String(descr) = header.descr else {
+        return Err(format!(
+            "its dtype is structured: {}. Save each field as a separate array: np.save(path, a['name'])",
+            shown(header.descr.to_string().as_bytes())
+        ));
+    };
+    let dims = &header.shape[..];
+    if dims.len() > RANK_MAX {
+        let most = format!("more than {RANK_MAX} dimensions, the most that are supported");
+        return Err(format!("its shape has {most}"));
+    }
+    let shape = Shape::new(dims).map_err(|_| {
+        format!("its shape {dims:?} has more elements than this machine can address")
+    })?;
+    Ok((stored_as(descr.as_bytes())?, header.fortran_order, shape))
+}
+
+/// Python's literal as JSON: with its brackets, quotes and words, and without a comma before a
+/// bracket that closes, or the suffix of Python 2's long integers.
+fn as_json(text: &str) -> String {
+    let mut json = String::with_capacity(text.len());
+    for character in text.chars() {
+        if matches!(character, ')' | ']' | '}') {
+            json.truncate(json.trim_end().trim_end_matches(',').len());
+        }
+        match character {
+            '(' => json.push('['),
+            ')' => json.push(']'),
+            '\'' => json.push('"'),
+            'L' if json.ends_with(|last: char| last.is_ascii_digit()) => {}
+            other => json.push(other),
+        }
+    }
+    json.replace("True", "true").replace("False", "false")
+}
+
+/// How numpy spells a dtype, or `None` for bfloat16, which it does not have.
+fn descr(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::F32 => "<f4",
+        DType::F16 => "<f2",
+        DType::F64 => "<f8",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::U8 => "|u1",
+        DType::BF16 => return None,
+    })
+}
+
+/// The dtype that numpy spells like this.
+fn dtype_of(text: &[u8]) -> Result<DType, String> {
+    let spelled = |dtype: &DType| descr(*dtype).is_some_and(|own| own.as_bytes() == text);
+    DType::ALL.into_iter().find(spelled).ok_or_else(|| {
+        format!(
+            "its dtype is '{}'; supported are <f2, <f4, <f8, |u1, <i4 and <i8. Save it as one of \
+             those: np.save(path, a.astype('<f4'))",
+            shown(text)
+        )
+    })
+}
+
+/// Everything before the elements of a row-major array, exactly as numpy writes it.
+fn written(descr: &str, shape: &[usize]) -> Vec<u8> {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let dims = match &dims[..] {
+        [one] => format!("{one},"),
+        _ => dims.join(", "),
+    };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({dims}), }}");
+    let growing = shape.first();
+    let room = growing.map_or(0, |dim| GROWTH_DIGITS - dim.to_string().len());
+    let prelude_bytes = MAGIC.len() + 2 + 2;
+    let end = prelude_bytes + text.len() + room + 1;
+    text.push_str(&" ".repeat(room + ALIGNMENT - end % ALIGNMENT));
+    text.push('\n');
+    // Eight dimensions of at most 19 digits stay far below the 64 KiB of a version 1 header.
+    let length = (text.len() as u16).to_le_bytes();
+    [MAGIC.as_slice(), &[1, 0], &length, text.as_bytes()].concat()
+}
+
+/// The start of `bytes`, printable.
+fn shown(bytes: &[u8]) -> String {
+    let mut shown = String::new();
+    for &byte in bytes.iter().take(SHOWN_BYTES_MAX) {
+        match byte {
+            b' '..=b'~' => shown.push(char::from(byte)),
+            _ => shown.extend(std::ascii::escape_default(byte).map(char::from)),
+        }
+    }
+    if bytes.len() > SHOWN_BYTES_MAX {
+        shown.push('…');
+    }
+    shown
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Operations, one per file; its `.cu` file has the CUDA kernels.
+//! Operations, those of one kind in a file; the CUDA kernels of each are in a `.cu` file.
 //!
 //! Operations write into tensors that the caller passes, and backward is a separate call: there is
 //! no autograd. Where `foo_into` has a short form `foo`, that makes the output on the operands'
@@ -6,11 +6,10 @@
 //! and `mul`, which may be a vector along the rows or columns of the first. The gradient of such a
 //! vector is the sum along the other dimension: `column_sum_into` or `row_sum_into`.
 //!
-//! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
+//! `call.rs` has what all operations do before their math, `elementwise.rs` the elementwise loops.
 
 mod activation;
 mod adamw;
-mod add_in_order;
 mod addmm;
 mod arithmetic;
 mod attention;
@@ -18,44 +17,34 @@ mod call;
 mod cast;
 mod chunks;
 mod copy;
-mod copy_valid;
 pub(crate) mod create;
 mod cross_entropy;
 mod digest;
 mod dropout;
 mod elementwise;
 mod embedding;
-mod fill;
 mod float;
 mod gather;
-mod grad_norm;
 mod linear;
-mod loops;
 mod matmul;
 mod mse;
 mod muon;
-mod nonfinite;
 mod norm;
 mod patches;
-mod random;
 mod rope;
 mod sgd;
+mod step;
 mod sum;
-mod swiglu;
-mod targets;
 #[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
-mod token_mean;
-mod transpose;
 
-pub use crate::precision::{F32Math, f32_math, with_f32_math};
+pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
     Activation, Gelu, gelu, gelu_backward_into, gelu_into, relu, relu_backward_into, relu_into,
-    relu_squared, relu_squared_backward_into, relu_squared_into,
+    relu_squared, relu_squared_backward_into, relu_squared_into, swiglu_backward_into, swiglu_into,
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
-pub use add_in_order::{AddOrder, add_in_order};
 pub use addmm::{addmm, addmm_into};
 pub use arithmetic::{
     add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,
@@ -65,7 +54,7 @@ pub use attention::{Attention, attention_backward_into, attention_cached_into, a
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use copy::Destination;
-pub use copy_valid::copy_valid;
+pub use create::{fill_into, zero};
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use digest::{DIGEST, digest_mix, digest_quanta};
 pub use dropout::{DropoutKey, dropout, dropout_into};
@@ -73,23 +62,26 @@ pub use embedding::{
     EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,
     embedding_sums_of,
 };
-pub use fill::{fill_into, zero};
 pub use gather::gather_rows;
-pub use grad_norm::{StepMarks, clip_scale, decide_step, grad_norm_partials};
 pub use linear::{
     Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
     linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
 pub use mse::mse_into;
 pub use muon::{divide_by_norm, muon_direction};
-pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
     norm_sums_rows,
 };
-pub use patches::{Patches, patches_backward_into, patches_into};
+pub use patches::{
+    Patches, patches_backward_into, patches_into, token_mean_backward_into, token_mean_into,
+};
 pub use rope::{rope_backward_into, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
-pub use sum::{column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum, sum_into};
-pub use swiglu::{swiglu_backward_into, swiglu_into};
-pub use token_mean::{token_mean_backward_into, token_mean_into};
+pub use step::{
+    STEP_FLAGS, StepMarks, clip_scale, copy_valid, decide_step, grad_norm_partials, mark_nonfinite,
+};
+pub use sum::{
+    AddOrder, add_in_order, column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum,
+    sum_into,
+};

@@ -1,8 +1,10 @@
-//! Panics of foreign code that its caller handles. A panic hook that ends the process asks
-//! [`are_handled`] first.
+//! What is left after panics: locks whose state is consistent at every point where one could
+//! release them; and panics of foreign code that its caller handles. A panic hook that ends the
+//! process asks [`are_handled`] first.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 thread_local! {
     static HANDLED: Cell<bool> = const { Cell::new(false) };
@@ -19,4 +21,24 @@ pub fn caught<T>(body: impl FnOnce() -> T) -> Option<T> {
 /// Whether a panic of this thread is handled by [`caught`].
 pub fn are_handled() -> bool {
     HANDLED.get()
+}
+
+/// Locks `mutex`, ignoring poison: every user of this function keeps its state consistent.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The contents of a mutex that nothing else can lock.
+pub(crate) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
+    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks `lock` for reading, likewise.
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks `lock` for writing, likewise.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -17,7 +17,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A shape of dimensions that were checked: `Shape::new` is in `tensor/shape.rs`.
+    /// A shape of dimensions that were checked: `Shape::new` is in `tensor.rs`.
     pub(crate) fn of_checked(checked: &[usize]) -> Shape {
         let mut dims = [0; RANK_MAX];
         dims[..checked.len()].copy_from_slice(checked);

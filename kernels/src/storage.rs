@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use crate::cuda::queue::Queue;
 use crate::error::{Caller, Result, Site, TensorInfo};
 use crate::memory::Block;
+use crate::panics::{get_mut, lock};
 use crate::stream::Event;
-use crate::sync::{get_mut, lock};
 use crate::{Device, Element};
 
 /// How a storage got its contents; the hints about needless transfers use it.

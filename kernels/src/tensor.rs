@@ -4,9 +4,6 @@
 //! There are two layouts: row-major, and the transpose of a row-major matrix (`t()`), which costs
 //! nothing and which matmuls read directly.
 
-mod data;
-mod new;
-mod shape;
 mod views;
 
 use std::fmt;
@@ -14,9 +11,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::error::{Caller, Error, Line, Result, TensorInfo};
+use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
+use crate::shape::{RANK_MAX, Shape};
 use crate::storage::{Borrow, Kept, Origin, Storage};
-use crate::{DType, Device, Shape};
+use crate::{DType, Device, Element};
 
 /// A handle to elements on a device, with their dtype and shape.
 ///
@@ -224,18 +222,6 @@ impl Tensor {
         }
     }
 
-    /// A tensor that is all of a storage.
-    fn over(storage: Arc<Storage>, shape: Shape, dtype: DType) -> Tensor {
-        Tensor {
-            storage,
-            offset: 0,
-            shape,
-            dtype,
-            transposed: false,
-            name: None,
-        }
-    }
-
     /// A new tensor of unspecified contents.
     pub(crate) fn allocate(
         shape: Shape,
@@ -244,15 +230,21 @@ impl Tensor {
         origin: Origin,
         by: Caller,
     ) -> Result<Tensor> {
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device,
-        };
+        Tensor::make(TensorInfo::new(dtype, shape, device), origin, false, by)
+    }
+
+    /// The same, in pinned host memory if `pinned`.
+    fn make(info: TensorInfo, origin: Origin, pinned: bool, by: Caller) -> Result<Tensor> {
+        let (shape, dtype) = (info.shape, info.dtype);
         let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(bytes, origin, false, info, by)?;
-        Ok(Tensor::over(storage, shape, dtype))
+        Ok(Tensor {
+            storage: Storage::new(bytes, origin, pinned, info, by)?,
+            offset: 0,
+            shape,
+            dtype,
+            transposed: false,
+            name: None,
+        })
     }
 
     /// Memory on `target` for this tensor's elements in their order, with its name.
@@ -280,6 +272,167 @@ impl fmt::Display for Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({})", self.info())
+    }
+}
+
+impl Tensor {
+    /// Unspecified elements: for outputs that are written before they are read.
+    #[track_caller]
+    pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let by = Caller::new("empty");
+        let shape = Shape::checked(shape, by)?;
+        Tensor::allocate(shape, dtype, device, Origin::Computed, by)
+    }
+
+    /// Zeros in pinned host memory, whose copies to and from any GPU overlap computing. It is
+    /// allocated by the first GPU that this process uses, else by `cuda:0`, which is then in use.
+    #[track_caller]
+    pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let by = Caller::new("zeros_pinned");
+        let shape = Shape::checked(shape, by)?;
+        Device::Cuda(0).check_usable(by)?;
+        let info = TensorInfo::new(dtype, shape, Device::Cpu);
+        let tensor = Tensor::make(info, Origin::HostData, true, by)?;
+        tensor.clear(by)?;
+        Ok(tensor)
+    }
+
+    /// Zeros new host memory, unless it is zero already.
+    pub(crate) fn clear(&self, by: Caller) -> Result<()> {
+        if !self.storage.block.is_fresh {
+            // Zero in every dtype is all zero bits.
+            let mut borrow = self.borrow("tensor", true, by)?;
+            borrow.elements_mut::<u8>().fill(0);
+        }
+        Ok(())
+    }
+}
+
+impl Tensor {
+    pub(crate) fn check_copy_from(&self, source: &Tensor, by: Caller) -> Result<()> {
+        let refuse = |expected: String, help: &str| {
+            let source = source.as_operand("source");
+            Err(by.operand(source, expected, help))
+        };
+        if source.dtype != self.dtype {
+            let expected = format!("the target's dtype, {}", self.dtype);
+            return refuse(expected, "cast it with .to_dtype(…) first");
+        }
+        if source.shape != self.shape {
+            let expected = format!("the target's shape, {}", self.shape);
+            return refuse(expected, "reshape or slice one of them");
+        }
+        if source.transposed != self.transposed {
+            let help = "one is a transposed view: call .contiguous() on it first";
+            return refuse("the target's layout".into(), help);
+        }
+        if self.shares_memory_with(source) {
+            let (target, source) = (self.as_operand("target"), source.as_operand("source"));
+            return Err(by.overlap(target, source));
+        }
+        Ok(())
+    }
+
+    /// Lends the elements to `look` in memory order, which for a transposed matrix is that of its
+    /// transpose. The tensor must be in host memory.
+    #[track_caller]
+    pub fn with_slice<T: Element, R>(&self, look: impl FnOnce(&[T]) -> R) -> Result<R> {
+        let by = Caller::new("with_slice");
+        self.check_element::<T>(by)?;
+        self.check_on_host(by)?;
+        let borrow = self.enter("x", false, by)?;
+        Ok(look(borrow.elements()))
+    }
+
+    /// As `with_slice`, for writing.
+    #[track_caller]
+    pub fn with_slice_mut<T: Element, R>(&self, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        let by = Caller::new("with_slice_mut");
+        self.check_element::<T>(by)?;
+        self.check_on_host(by)?;
+        let mut borrow = self.enter("x", true, by)?;
+        Ok(change(borrow.elements_mut()))
+    }
+
+    /// Lends the bytes of the elements to `look` in memory order. Errors name the operation `op`
+    /// and the line `at`. The tensor must be in host memory.
+    pub fn with_bytes<R>(
+        &self,
+        op: &'static str,
+        at: Site,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let by = Caller { op, at };
+        self.check_on_host(by)?;
+        let borrow = self.enter("tensor", false, by)?;
+        Ok(look(borrow.elements()))
+    }
+
+    /// As `with_bytes`, for writing.
+    pub fn with_bytes_mut<R>(
+        &self,
+        op: &'static str,
+        at: Site,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        let by = Caller { op, at };
+        self.check_on_host(by)?;
+        let mut borrow = self.enter("tensor", true, by)?;
+        Ok(change(borrow.elements_mut()))
+    }
+
+    pub(crate) fn check_element<T: Element>(&self, by: Caller) -> Result<()> {
+        if T::DTYPE == self.dtype {
+            return Ok(());
+        }
+        let (is, wanted) = (self.dtype, T::DTYPE);
+        let help = format!("ask for {is}, or cast with .to_dtype(DType::{wanted:?}) first");
+        let expected = format!("dtype {wanted}");
+        Err(by.operand(self.as_operand("x"), expected, help))
+    }
+
+    fn check_on_host(&self, by: Caller) -> Result<()> {
+        if self.device() == Device::Cpu {
+            return Ok(());
+        }
+        let help = "copy it with .to(Device::Cpu) first";
+        Err(by.operand(self.as_operand("x"), "host memory", help))
+    }
+}
+
+/// The widest element: a shape whose elements fit at this width fits at every width.
+const ELEMENT_BYTES_MAX: usize = 8;
+
+impl Shape {
+    /// A shape of at most eight dimensions whose elements take at most `isize::MAX` bytes.
+    #[track_caller]
+    pub fn new(dims: &[usize]) -> Result<Shape> {
+        Shape::checked(dims, Caller::new("shape"))
+    }
+
+    /// As `new`, for the operation `op` called at `at`.
+    pub(crate) fn checked(dims: &[usize], by: Caller) -> Result<Shape> {
+        if dims.len() > RANK_MAX {
+            let expected = format!("at most {RANK_MAX}");
+            let what = "number of dimensions";
+            return Err(by.value(what, expected, dims.len()));
+        }
+        // The non-zero dimensions must fit without the others: a view of [0, huge, huge] may drop
+        // its zero.
+        let fits = dims
+            .iter()
+            .filter(|&&d| d != 0)
+            .try_fold(ELEMENT_BYTES_MAX, |bytes, &d| bytes.checked_mul(d))
+            .is_some_and(|bytes| bytes <= isize::MAX as usize);
+        if !fits {
+            let most = isize::MAX as usize / ELEMENT_BYTES_MAX;
+            let (expected, got) = (
+                format!("at most {most}"),
+                format!("the product of {dims:?}"),
+            );
+            return Err(by.value("element count", expected, got));
+        }
+        Ok(Shape::of_checked(dims))
     }
 }
 

@@ -7,17 +7,16 @@
 //! worker spins for some microseconds before it sleeps, because the next operation of a training
 //! step follows soon.
 
-mod cores;
 mod pool;
-mod shares;
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
-pub use self::cores::{cores, pin_current};
 use self::pool::Pool;
-pub(crate) use self::shares::{Shares, cut};
+pub(crate) use self::pool::{Shares, cut};
+pub use self::pool::{cores, pin_current};
 use crate::error::{Error, Result};
+use crate::panics::{read, write};
 use crate::streaming::{self, CopyOf, STREAMING_BYTES_MIN};
 
 /// The most threads a pool may have.
@@ -53,10 +52,7 @@ fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
     }
     let pool = Arc::new(Pool::new(count, pinned_from));
     // Outside the lock, because ending a pool waits for its workers.
-    let former = POOL
-        .write()
-        .unwrap_or_else(PoisonError::into_inner)
-        .replace(pool);
+    let former = write(&POOL).replace(pool);
     drop(former);
     Ok(())
 }
@@ -64,10 +60,10 @@ fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
 /// The pool in use. No lock is held while it works: operations may nest, and a pool that is
 /// replaced lives until its last user is done.
 fn pool() -> Arc<Pool> {
-    if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+    if let Some(pool) = read(&POOL).as_ref() {
         return pool.clone();
     }
-    let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
+    let mut slot = write(&POOL);
     slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None)))
         .clone()
 }

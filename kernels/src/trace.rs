@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::Device;
 use crate::error::Result;
+use crate::panics::lock;
 use crate::stream::{Event, Stream};
-use crate::sync::lock;
 
 macro_rules! lanes {
     ($($lane:ident $name:literal,)+) => {

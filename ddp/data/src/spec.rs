@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
 
-use ddp_kernels::choice::{Choice, SettingValue};
+use ddp_kernels::setting::{Choice, SettingValue};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail, ensure};

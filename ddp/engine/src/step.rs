@@ -30,9 +30,9 @@ use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
-use ddp_nn::observe::observe;
 use ddp_nn::optim::{Optimizer, UpdatePart};
 use ddp_nn::params::Params;
+use ddp_nn::pass::observe;
 
 pub use self::builder::StepBuilder;
 pub(crate) use self::builder::{GRADIENT_GROUPS, gradient_group};

@@ -66,3 +66,7 @@ impl fmt::Debug for Error {
         fmt::Display::fmt(self, f)
     }
 }
+
+ddp_kernels::setting_names! {
+    WIDTH "width" HEADS "heads" IMAGE "image" DEVICES_PER_RANK "devices-per-rank"
+}

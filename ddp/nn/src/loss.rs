@@ -10,8 +10,8 @@ use std::fmt;
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Tensor};
 
+use crate::build::Format;
 use crate::error::{Error, Result};
-use crate::params::Format;
 use crate::pass::Pass;
 
 /// What training minimizes.

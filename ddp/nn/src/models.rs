@@ -1,5 +1,5 @@
-//! The model families, and a model of any of them: `ModelSpec`. A family here is a folder beside
-//! this file and its line in `FAMILIES`; a program adds others by `register`. See
+//! The model families, and a model of any of them: `ModelSpec`. A family here is a file in
+//! `models/` and its line in `FAMILIES`; a program adds others by `register`. See
 //! docs/adding-a-model.md.
 
 mod blocks;
@@ -7,8 +7,6 @@ pub mod family;
 pub mod gpt;
 pub mod mlp;
 pub mod model;
-mod own;
-pub mod split;
 pub mod vit;
 
 use std::any::Any;
@@ -19,10 +17,9 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-pub use family::{DataShape, Family};
+pub use family::{DataShape, Family, OwnLayers};
 pub use mlp::Mlp;
 pub use model::Model;
-pub use own::OwnLayers;
 
 use crate::build::{Declarations, Declared};
 use crate::error::Result;

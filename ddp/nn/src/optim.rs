@@ -20,7 +20,7 @@ mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::Clip;
-pub use rule::{Decayed, Declared, Group, Method, Muon, Rule, SettingOf, check_groups};
+pub use rule::{Decayed, Declared, Group, Method, Muon, Piece, Rule, SettingOf, check_groups};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -30,9 +30,9 @@ use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
-use self::rule::{Part, Update};
+use self::rule::{Part, Update, Variant, pieces_of, runs, variant_of, variants};
 use crate::error::Result;
-use crate::params::{ParamId, Parameter, Params};
+use crate::params::Params;
 
 choices! {
     /// An optimizer.
@@ -98,30 +98,6 @@ impl Rule {
 
 /// Numbers of a step for each [`Variant`].
 const NUMBERS: usize = 4;
-
-/// Consecutive elements of a parameter that an optimizer updates, and where their moments are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The parameter.
-    pub parameter: ParamId,
-    /// The first element, in row-major order.
-    pub start: usize,
-    /// The number of elements.
-    pub length: usize,
-    /// The start of their moments in those of [`Optimizer::moments`] that they have.
-    pub at: usize,
-    /// The names of these.
-    pub moments: &'static [&'static str],
-}
-
-/// Parameters that one method updates with the same numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Variant {
-    method: Method,
-    /// The factor of the learning rate.
-    rate: f64,
-    weight_decay: f64,
-}
 
 /// A part of the arenas that an optimizer updates with one launch.
 #[derive(Debug)]
@@ -524,75 +500,6 @@ impl Optimizer {
             flag,
         })
     }
-}
-
-/// What the update of `parameter` takes, and whether weight decay applies.
-fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
-    let method = rule.method(parameter);
-    let decays = rule.decayed == Decayed::All || parameter.decays;
-    let group = rule::group_of(groups, &parameter.name).map(|index| &groups[index]);
-    let rate = group.and_then(|group| group.rate);
-    let own_decay = group.and_then(|group| group.weight_decay);
-    let variant = Variant {
-        method,
-        rate: rate.unwrap_or_else(|| rule.rate_of(method)),
-        weight_decay: own_decay.unwrap_or(rule.weight_decay),
-    };
-    (variant, decays || own_decay.is_some())
-}
-
-/// The variants of all trained parameters.
-fn variants(rule: &Rule, groups: &[Group], params: &Params) -> Vec<Variant> {
-    let mut all = Vec::new();
-    for parameter in params.list().iter().filter(|p| p.is_trained()) {
-        let (variant, _) = variant_of(rule, groups, parameter);
-        if !all.contains(&variant) {
-            all.push(variant);
-        }
-    }
-    all
-}
-
-/// The parts of a range of the gradients' arena that one method updates, with the padding.
-fn runs(rule: &Rule, params: &Params, range: &Range<usize>) -> Vec<(Method, Range<usize>)> {
-    let mut runs: Vec<(Method, Range<usize>)> = Vec::new();
-    let touches =
-        |p: &&Parameter| p.is_trained() && p.range.start < range.end && range.start < p.range.end;
-    for parameter in params.list().iter().filter(touches) {
-        let method = rule.method(parameter);
-        let start = parameter.range.start.max(range.start);
-        match runs.last_mut() {
-            Some((last, run)) if *last == method => run.end = range.end,
-            Some((_, run)) => {
-                run.end = start;
-                runs.push((method, start..range.end));
-            }
-            None => runs.push((method, range.clone())),
-        }
-    }
-    runs
-}
-
-/// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.
-fn pieces_of(
-    params: &Params,
-    range: &Range<usize>,
-    at: usize,
-    moments: &'static [&'static str],
-) -> Vec<Piece> {
-    let trained = params.list().iter().filter(|p| p.is_trained());
-    let part = |p: &Parameter| p.range.start.max(range.start)..p.range.end.min(range.end);
-    let cut = trained.map(|p| (p, part(p)));
-    let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
-        parameter: p.id,
-        start: part.start - p.range.start,
-        length: part.len(),
-        at: at + part.start - range.start,
-        moments,
-    };
-    cut.filter(|(_, part)| !part.is_empty())
-        .map(piece)
-        .collect()
 }
 
 #[cfg(test)]

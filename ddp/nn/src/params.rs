@@ -25,13 +25,9 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-pub use crate::build::ParamId;
 use crate::build::{Declarations, Declared, Init, UseIndex};
+pub use crate::build::{Format, ParamId, Precision};
 use crate::error::{Error, Result};
-
-mod format;
-
-pub use self::format::{Format, Precision};
 
 /// A parameter or buffer, and where it lies.
 #[derive(Clone, Debug)]

@@ -1,12 +1,12 @@
-//! One pass over a model: how layers get parameters and memory, and the stack that forward leaves
-//! for backward.
+//! One pass over a model: how layers get parameters and memory, the stack that forward leaves for
+//! backward, and the observer that is shown what is computed, one tensor after the other.
 
-use ddp_kernels::ops;
-use ddp_kernels::{DType, Tensor};
+use std::cell::RefCell;
+
+use ddp_kernels::{DType, Tensor, ops};
 
 use crate::build::{ParamId, UseIndex};
 use crate::error::{Error, Result};
-use crate::observe::observe;
 use crate::params::Params;
 use crate::scratch::{Cache, Pool, Scratch};
 
@@ -392,4 +392,27 @@ impl std::fmt::Debug for Pass<'_> {
         let saved = self.saved_count();
         write!(f, "Pass {:?}, {saved} tensors saved", self.options)
     }
+}
+
+/// Gets what a tensor is, and the tensor.
+pub type Observer = Box<dyn FnMut(String, &Tensor) -> ddp_kernels::Result<()>>;
+
+thread_local! {
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// Runs `body`. What it computes on this thread is shown to `observer`.
+pub fn observed<R>(observer: Observer, body: impl FnOnce() -> R) -> R {
+    OBSERVER.set(Some(observer));
+    let result = body();
+    OBSERVER.set(None);
+    result
+}
+
+/// Shows `tensor`, which is called `name()`, to this thread's observer, if there is one.
+pub fn observe(name: impl FnOnce() -> String, tensor: &Tensor) -> ddp_kernels::Result<()> {
+    OBSERVER.with_borrow_mut(|observer| match observer {
+        Some(observer) => observer(name(), tensor),
+        None => Ok(()),
+    })
 }

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use clap::Args;
 use ddp_comm::{Group, Reduce, World};
-use ddp_kernels::choice::Choice;
 use ddp_kernels::graph::Graph;
+use ddp_kernels::setting::Choice;
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};

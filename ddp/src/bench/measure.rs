@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::Args;
 use ddp_comm::{Field, Group, World};
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Tensor, threads};
 use serde_json::{Value, json};

@@ -13,7 +13,7 @@ use std::thread;
 use ddp_comm::World;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device};
-use ddp_nn::observe::Observer;
+use ddp_nn::pass::Observer;
 
 use super::logged::{Logged, Step};
 use super::part::{Parting, parting};

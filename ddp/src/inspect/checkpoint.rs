@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 use serde_json::json;
 
 use super::model::Tensors;

@@ -204,7 +204,7 @@ fn place_of(stack: &str) -> Option<String> {
     let is_asked = |frame: &&str| frame.contains(" at ddp/") || frame.contains(" at comm/src/");
     let asked = frames.iter().position(is_asked)?;
     let room = ROOMS.iter().find(|room| frames[asked].contains(*room))?;
-    let wrappers = ["kernels/src/cuda/queue.rs", "kernels/src/cuda/fault.rs"];
+    let wrappers = ["kernels/src/cuda/queue.rs", "kernels/src/cuda/calls.rs"];
     let is_wrapper = |frame: &str| {
         parts(frame).0 == "{closure}" || wrappers.iter().any(|file| frame.contains(file))
     };

@@ -8,11 +8,11 @@ use std::sync::{Mutex, OnceLock};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
 
 use super::calls::CUresult;
+use super::calls::{Fault, Outcome, describe, driver};
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, describe, driver};
 use crate::Device;
 use crate::error::{Caller, Result};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// One CUDA device of this process.
 pub(crate) struct Gpu {
@@ -28,7 +28,7 @@ pub(crate) struct Gpu {
     /// The pool of all tensors. It keeps freed memory, so a steady state asks the driver for none.
     pub(crate) pool: CUmemoryPool,
     /// Captures under way, on any thread.
-    captures: AtomicUsize,
+    pub(super) captures: AtomicUsize,
     /// Events without timing, kept for reuse.
     spare_events: Mutex<Vec<Handle<CUevent>>>,
 }
@@ -148,15 +148,6 @@ impl Gpu {
             } else {
                 driver!(cuCtxSetCurrent(self.context))
             }
-        }
-    }
-
-    /// Counts a capture that begins or ends.
-    pub(super) fn count_capture(&self, begins: bool) {
-        if begins {
-            self.captures.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.captures.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

@@ -7,7 +7,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
-use super::fault::{Outcome, driver};
+use super::calls::{Outcome, driver};
 use super::queue::{Mark, Queue, is_capturing};
 
 /// What kind of work a node is.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Instant;
 
 use cudarc::driver::sys::{
@@ -20,14 +20,14 @@ use cudarc::driver::sys::{
 
 use super::cache;
 use super::calls::CUresult;
+use super::calls::{Fault, Outcome, describe, driver};
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, describe, driver};
 use super::gpu::{Gpu, Handle};
 use super::queue::is_capturing;
 use crate::DType;
 use crate::device::discover;
 use crate::error::{Caller, Error, Line, Result};
-use crate::sync::lock;
+use crate::panics::{lock, read, write};
 use compiler::{Compiler, Target};
 
 /// Dynamic shared memory that a block may have without being allowed more.
@@ -113,8 +113,7 @@ pub(crate) fn function(
 
 impl Module {
     fn known(&self, name: KernelName) -> Option<CUfunction> {
-        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
-        kernels.get(&name).map(|function| function.0)
+        read(&self.kernels).get(&name).map(|function| function.0)
     }
 }
 
@@ -149,11 +148,7 @@ impl Making {
                     unsafe { driver!(cuFuncSetAttribute(function, attribute, bytes)) }
                         .map_err(|fault| self.refused(fault))?;
                 }
-                let mut kernels = module
-                    .kernels
-                    .write()
-                    .unwrap_or_else(PoisonError::into_inner);
-                kernels.insert(name, Handle(function));
+                write(&module.kernels).insert(name, Handle(function));
             }
             Err(Fault {
                 code: CUresult::CUDA_ERROR_NOT_FOUND,

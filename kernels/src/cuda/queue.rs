@@ -8,15 +8,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::{self, CUevent, CUgraph, CUstream, CUstreamCaptureMode};
 
 use super::calls::CUresult;
+use super::calls::{Fault, Outcome, driver};
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, driver};
 use super::gpu::Gpu;
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// A stream of the driver's: work given to it runs in order.
 pub(crate) struct Queue {
@@ -184,7 +185,7 @@ impl Queue {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and unused, and its context is current.
         unsafe { driver!(cuStreamBeginCapture_v2(private.stream, mode)) }?;
-        self.gpu.count_capture(true);
+        self.gpu.captures.fetch_add(1, Ordering::Relaxed);
         let queue = self.clone();
         ROUTES.set(vec![Route { queue, private }]);
         CAPTURE.set(id);
@@ -200,7 +201,7 @@ impl Queue {
             // SAFETY: the capture began on this stream and thread; the pointer is to a local.
             unsafe { driver!(cuStreamEndCapture(routes[0].private.stream, &mut graph)) }
         });
-        self.gpu.count_capture(false);
+        self.gpu.captures.fetch_sub(1, Ordering::Relaxed);
         let mut joined = Vec::new();
         for Route { queue, private } in routes {
             // After an error the driver may have left a private stream in any state.

@@ -16,24 +16,23 @@
 //!   between them.
 
 mod choose;
-mod epilogue;
 mod library;
 mod plan;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::Launcher;
+use crate::cuda::calls;
 use crate::cuda::devices::GPUS_MAX;
-use crate::cuda::fault;
 use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
-use crate::precision::{F32Math, f32_math};
-use crate::sync::lock;
+use crate::launch::{F32Math, f32_math};
+use crate::panics::{lock, read, write};
 use crate::{DType, Tensor};
-pub(crate) use epilogue::{Epilogue, Function};
 use library::{Blas, Fault};
+pub(crate) use library::{Epilogue, Function};
 pub(crate) use plan::Kind;
 use plan::{Operands, Plan, WORKSPACE_BYTES};
 
@@ -175,7 +174,7 @@ impl Launcher {
         self.gpu.bind().map_err(|fault| self.failed(fault))
     }
 
-    fn failed(&self, fault: fault::Fault) -> Error {
+    fn failed(&self, fault: calls::Fault) -> Error {
         fault.of(self.by, self.gpu.device())
     }
 
@@ -206,7 +205,7 @@ impl Launcher {
             None => None,
         };
         let plan = plan.map(Arc::new);
-        let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = write(&engine.plans);
         if refused > 0 {
             plans.insert(kind.clone(), plan.clone());
             return Ok(plan);
@@ -280,22 +279,17 @@ impl Engine {
             return Ok(engine);
         }
         launcher.not_captured("no matmul was made on this device before")?;
-        let engine = Engine::make(launcher)?;
-        Ok(place.get_or_init(|| engine))
-    }
-
-    fn make(launcher: &Launcher) -> Result<Engine> {
-        let (gpu, by) = (launcher.gpu, launcher.by);
         launcher.bind()?;
-        let blas = library::load().map_err(|why| by.absent(gpu.device(), why))?;
+        let gpu = launcher.gpu;
+        let blas = library::load().map_err(|why| launcher.by.absent(gpu.device(), why))?;
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (blas.functions.cublasLtGetVersion)() };
         tracing::debug!("cuBLASLt {version} on {}", gpu.device());
-        Ok(Engine {
+        Ok(place.get_or_init(|| Engine {
             blas,
             plans: RwLock::default(),
             workspaces: Mutex::default(),
-        })
+        }))
     }
 }
 
@@ -360,10 +354,6 @@ impl std::fmt::Display for Matmul {
 /// The largest power of two, up to 256, that divides the address.
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
-}
-
-fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -21,12 +21,12 @@ use super::pool::{PoolState, Wanted, pool};
 use crate::Device;
 use crate::cuda::Gpu;
 use crate::cuda::calls::CUresult;
+use crate::cuda::calls::{Fault, Outcome, driver};
 use crate::cuda::devices::GPUS_MAX;
-use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Result};
+use crate::panics::{get_mut, lock};
 use crate::stream::Stream;
-use crate::sync::{get_mut, lock};
 
 /// Blocks are multiples of this many bytes, as in the driver's pools.
 const STEP_BYTES: usize = 512;

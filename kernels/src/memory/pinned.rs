@@ -8,11 +8,11 @@ use super::host;
 use super::pool::{PINNED, Wanted};
 use crate::cuda::Gpu;
 use crate::cuda::calls::CUresult;
-use crate::cuda::fault::{Fault, Outcome, driver};
+use crate::cuda::calls::{Fault, Outcome, driver};
 use crate::cuda::queue::is_capturing;
 use crate::error::Result;
+use crate::panics::lock;
 use crate::stream::Event;
-use crate::sync::lock;
 
 /// A buffer kept for reuse.
 #[derive(Debug)]

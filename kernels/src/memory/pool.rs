@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use crate::Device;
 use crate::cuda::devices::GPUS_MAX;
 use crate::error::{Caller, Error, LiveTensor, OutOfMemory, TensorInfo, human_bytes};
-use crate::sync::lock;
+use crate::panics::lock;
 
 /// How many tensors an out-of-memory error lists.
 const LARGEST_LISTED: usize = 5;

@@ -466,9 +466,116 @@ proptest! {
     #[test]
     fn any_shape_survives(dims in prop::collection::vec(0_usize..5, 0..=8), seed in any::<u64>()) {
         let tensor = random(&dims, DType::I32, seed);
-        let bytes = [header::written("<i4", &dims), bytes_of(&tensor)].concat();
+        let bytes = [written("<i4", &dims), bytes_of(&tensor)].concat();
         let header_bytes = bytes.len() - tensor.bytes();
         prop_assert!(header_bytes > 0 && header_bytes.is_multiple_of(64));
         assert_same(&parse(&bytes, Device::Cpu).unwrap(), &tensor);
+    }
+}
+
+fn parsed(text: &str) -> Result<(DType, bool, Shape), String> {
+    parse_header(text.as_bytes(), dtype_of)
+}
+
+#[test]
+fn every_spelling_that_python_gives_the_same_dict_is_read() {
+    let expected = (DType::F32, false, Shape::new(&[2, 3]).unwrap());
+    for text in [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}      \n",
+        "{\"shape\":(2,3,),\"descr\":\"<f4\",\"fortran_order\":False}",
+        " {\n 'fortran_order' : False ,\t'shape' : ( 2L , 3L ) , 'descr' : '<f4' , } \n",
+    ] {
+        assert_eq!(parsed(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let of_shape =
+        |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    let of_descr =
+        |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
+    for (text, named) in [
+        (String::new(), "EOF"),
+        ("{}".into(), "missing field `descr`"),
+        (
+            "{'descr': '<f4', 'shape': ()}".into(),
+            "missing field `fortran_order`",
+        ),
+        (
+            "{'descr': '<f4', 'descr': '<f4'}".into(),
+            "duplicate field `descr`",
+        ),
+        ("{'flavour': 1}".into(), "unknown field `flavour`"),
+        ("{'descr' '<f4'}".into(), "expected `:`"),
+        ("{'descr': '<f4' 'shape': ()}".into(), "expected `,` or `}`"),
+        (
+            "{'descr': '<f4', 'fortran_order': 0, 'shape': ()}".into(),
+            "expected a boolean",
+        ),
+        (
+            "{'descr': '<f4', 'fortran_order': Falsehood, 'shape': ()}".into(),
+            "not as numpy writes it",
+        ),
+        (of_shape("(2, 3"), "not as numpy writes it"),
+        (of_shape("(2 3)"), "expected `,` or `]`"),
+        (of_shape("(-1,)"), "invalid value: integer `-1`"),
+        (of_shape("(03,)"), "invalid number"),
+        (of_shape("(3.0,)"), "expected usize"),
+        (of_shape("((3,),)"), "expected usize"),
+        (of_shape("((((((((3))))))))"), "expected usize"),
+        (
+            of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+            "more than 8 dimensions",
+        ),
+        (of_shape("(99999999999999999999999,)"), "expected usize"),
+        (
+            of_shape("(4294967296, 4294967296)"),
+            "more elements than this machine",
+        ),
+        (
+            of_shape("(0, 18446744073709551615, 2)"),
+            "more elements than this machine",
+        ),
+        (of_shape("(2,)") + "x", "trailing characters"),
+        (of_shape("(2,)") + "\0", "trailing characters"),
+        (of_descr("'<i2'"), "'<i2'; supported are <f2"),
+        (of_descr("'<u4'"), "astype('<f4')"),
+        (of_descr("'<c8'"), "'<c8'"),
+        (of_descr("'<U3'"), "'<U3'"),
+        (of_descr("'|O'"), "'|O'; supported"),
+        (of_descr("'|V2'"), "'|V2'; supported"),
+        (of_descr("'|f4'"), "'|f4'; supported"),
+        (of_descr("''"), "''; supported"),
+        (
+            of_descr("[('x', '<f4'), ('y', '<f4')]"),
+            "structured: [[\"x\",\"<f4\"],[\"y\",\"<f4\"]]",
+        ),
+        (of_descr("('<f4', (2,))"), "structured"),
+        (of_descr("'<f4"), "not as numpy writes it"),
+        (of_descr("'<f4\\n'"), "'<f4\\n'; supported"),
+    ] {
+        let problem = parsed(&text).unwrap_err();
+        assert!(
+            problem.contains(named),
+            "{text}\n  gave: {problem}\n  without: {named}"
+        );
+    }
+    // The length of what a header holds does not make the message long.
+    assert!(
+        parsed(&of_descr(&format!("'{}'", "x".repeat(60_000))))
+            .unwrap_err()
+            .len()
+            < 300
+    );
+}
+
+#[test]
+fn deep_nesting_is_refused_at_its_first_bracket() {
+    for bracket in ["(", "[", "{"] {
+        assert!(parsed(&format!("{{'shape': {}", bracket.repeat(60_000))).is_err());
+        assert!(parsed(&format!("{{'descr': {}", bracket.repeat(60_000))).is_err());
+        assert!(parsed(&bracket.repeat(60_000)).is_err());
     }
 }

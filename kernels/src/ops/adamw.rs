@@ -10,7 +10,7 @@ use crate::launch::{Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
-use crate::ops::{grad_norm, nonfinite};
+use crate::ops::step;
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
@@ -213,8 +213,8 @@ pub fn adamw(
     call.elementwise(&[values, grads, first, second])?;
     call.has_shape(scalars, &[4], "what AdamwScalars::to_array gives")?;
     call.same_dtype(scalars, values)?;
-    grad_norm::check_scale(&call, scale, values)?;
-    let guards = nonfinite::check_flags(&call, flag)?;
+    step::check_scale(&call, scale, values)?;
+    let guards = step::check_flags(&call, flag)?;
     check_copies(&call, copies, values)?;
     constants.check("adamw")?;
     call.run(values, &FLOATS, |placed| {
@@ -232,12 +232,12 @@ pub fn adamw(
             ];
             return chunks.launch(&gpu, &SOURCE, "adamw_f32", (QUANTUM_THREADS, 1), args);
         }
-        if !nonfinite::is_set(flag.as_ref()) {
+        if !step::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
-                let scale = grad_norm::read_scale(scale.as_ref());
+                let scale = step::read_scale(scale.as_ref());
                 let update = Update::<T>::new(constants, &scalars, scale, guards);
                 if !run([values, grads, first, second], chunks, update) {
-                    nonfinite::mark_gradient(flag.as_mut());
+                    step::mark_gradient(flag.as_mut());
                 }
             });
         }

@@ -1,10 +1,10 @@
-// add_in_order: see add_in_order.rs.
+// add_in_order: see sum.rs.
 #include "common.cuh"
 
-/// Sums that are left at a time: DEPTH of add_in_order.rs.
+/// Sums that are left at a time: DEPTH of sum.rs.
 constexpr int DEPTH = 10;
 
-/// Adds pack `i` of N elements of all parts. A word of `order` is as in add_in_order.rs. `memory`
+/// Adds pack `i` of N elements of all parts. A word of `order` is as in sum.rs. `memory`
 /// is for the sums that are left in each thread.
 template <int N, class T>
 INLINE void add_pack(T* out, const T* others, const T* rows, const i32* order, u64 parts, u64 count, u64 stride, u64 i,

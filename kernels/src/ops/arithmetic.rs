@@ -5,8 +5,7 @@
 use crate::error::{Caller, Result};
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
-use crate::ops::elementwise::{binary_op, unary_op};
-use crate::ops::loops::{GRAIN, binary_in_place, of_elements};
+use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
 
 static SOURCE: Source = Source::new("arithmetic.cu", include_str!("arithmetic.cu"));

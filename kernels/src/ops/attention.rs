@@ -12,13 +12,11 @@
 //! the same bits; a GPU's differ from these within rounding.
 
 mod backward;
-mod cached;
+mod blocks;
 mod cpu;
 mod forward;
 mod gpu;
-mod matmuls;
 mod sizes;
-mod softmax;
 
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, Versions, with_float};
@@ -109,7 +107,7 @@ pub fn attention_cached_into(
             for (to, row) in new.chunks_mut(kv_width).zip(qkv.chunks(width + kv_width)) {
                 to.copy_from_slice(&row[width..]);
             }
-            cached::run(&cached::Work {
+            forward::run_cached(&forward::Cached {
                 sizes,
                 rows,
                 out: Shares::new(out.elements_mut()),

@@ -7,12 +7,14 @@
 //! selects, which vectorise.
 
 use crate::cuda::copies;
-use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
-use crate::dtype::{DType, Element, bf16, f16, with_element};
+use crate::dtype::{
+    DType, Element, bf16, bf16_nearest, bf16_wide, f16, f16_nearest, f16_wide, f32_to_odd,
+    with_element,
+};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
-use crate::ops::loops::{Unary, UnaryOf, write};
+use crate::ops::elementwise::{Unary, UnaryOf, write};
 use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
 

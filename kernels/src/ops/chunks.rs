@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use crate::error::{Caller, Error, Result};
 use crate::launch::{Argument, BLOCK_THREADS, Grid, Launcher, PARAMETERS_MAX, Source};
 use crate::ops::call::{Call, Slot};
-use crate::sync::lock;
+use crate::panics::lock;
 use crate::threads::Shares;
 use crate::transfer::{self, Asked};
 use crate::{Device, Tensor, threads};

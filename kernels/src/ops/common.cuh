@@ -2,7 +2,7 @@
 // bits, and the functions of math.rs. Kernels include no other file, so no CUDA headers are needed.
 //
 // Compiled with --fmad=false and IEEE division and square root, so a * b + c rounds twice unless
-// written fmaf(a, b, c), as in Rust. What is copied from math.rs, philox.rs and dtype/round.rs has
+// written fmaf(a, b, c), as in Rust. What is copied from math.rs, random.rs and dtype.rs has
 // their bits, except for NaN's payload (a GPU has one NaN). PTX is only under __CUDA_ARCH__, beside
 // plain code with the same results for other compilers.
 #pragma once
@@ -42,7 +42,7 @@ INLINE float nan_f32() { return __uint_as_float(0x7fc00000u); }
 INLINE bool is_nan(float x) { return x != x; }
 INLINE bool is_finite(float x) { return fabsf(x) < infinity(); }
 
-/// As in dtype/round.rs: nearest, ties to even; NaN becomes quiet and keeps what fits of its
+/// As in dtype.rs: nearest, ties to even; NaN becomes quiet and keeps what fits of its
 /// payload.
 INLINE bf16 bf16_nearest(float x) {
     const u32 bits = __float_as_uint(x);
@@ -72,7 +72,7 @@ INLINE float f16_wide(f16 x) {
     return __uint_as_float(sign | ((bits & 0x7c00u) == 0x7c00u ? shifted | 0x7f800000u : finite));
 }
 
-/// x if f32 holds it, else its f32 neighbour whose last bit is odd (dtype/round.rs).
+/// x if f32 holds it, else its f32 neighbour whose last bit is odd (dtype.rs).
 INLINE float f32_to_odd(double x) {
     const float near = (float)x;
     const double back = (double)near;
@@ -481,7 +481,7 @@ INLINE float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *sc
 
 INLINE bool is_set(const i64* flag) { return flag != nullptr && *flag != 0; }
 
-/// Marks in the flags of a step (STEP_FLAGS of nonfinite.rs) that a gradient is not finite. The
+/// Marks in the flags of a step (STEP_FLAGS of step.rs) that a gradient is not finite. The
 /// whole warp must call it. Update kernels do not read what this writes: all blocks decide alike.
 INLINE void mark_gradient(i64* flags, bool good) {
     if (__ballot_sync(WHOLE_WARP, !good) != 0 && threadIdx.x % WARP == 0) {
@@ -494,7 +494,7 @@ template <class F> INLINE void each_element(u32 first, u32 len, F element) {
     for (u32 i = first + threadIdx.x; i < len; i += QUANTUM_THREADS) element(i);
 }
 
-// ---- random bits (philox.rs) ----
+// ---- random bits (random.rs) ----
 
 /// Philox4x32-10: 128 random bits, a bijection of the counter for each key.
 INLINE uint4 philox4x32(uint4 counter, u32 key_0, u32 key_1) {

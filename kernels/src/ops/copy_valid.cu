@@ -1,4 +1,4 @@
-// copy_valid: see copy_valid.rs.
+// copy_valid: see step.rs.
 #include "common.cuh"
 
 /// out = x, unless the flags or the stop word say that the step has no result. Only the first block

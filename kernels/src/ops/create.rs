@@ -1,13 +1,17 @@
-//! Constructors, but for `empty` and `zeros_pinned` (`tensor/new.rs`). Each takes a device, or
+//! Constructors, but for `empty` and `zeros_pinned` (`tensor.rs`), and fills: one value everywhere,
+//! or random numbers with the same bits on every device. Each constructor takes a device, or
 //! inherits it and the dtype from a tensor (`zeros_like`, `new_zeros` …). There is no default
 //! device.
 
-use super::fill::{arange_new, exact, fill_new};
-use super::random::{Distribution, draw_new};
-use crate::dtype::with_element;
+use crate::cuda::copies;
+use crate::dtype::{bf16, f16, with_element};
 use crate::error::{Caller, Result, TensorInfo};
-use crate::random::Random;
+use crate::launch::{Grid, Launcher, Source, args};
+use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::ops::elementwise::write;
+use crate::random::{Draw, Random};
 use crate::storage::{Borrow, Origin};
+use crate::streaming::{Make, STREAMING_BYTES_MIN};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape, Tensor};
 
@@ -18,14 +22,14 @@ fn made<T: Element>(
     shape: &[usize],
     device: Device,
     fill: impl FnOnce(&mut [T]),
-    launch: impl FnOnce(&Tensor) -> Result<()>,
+    launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
 ) -> Result<Tensor> {
     let shape = Shape::checked(shape, by)?;
     let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, by)?;
     if device == Device::Cpu {
         fill(tensor.borrow("tensor", true, by)?.elements_mut::<T>());
     } else {
-        launch(&tensor)?;
+        write_new(&tensor, by, launch)?;
     }
     Ok(tensor)
 }
@@ -40,12 +44,7 @@ pub(crate) fn host_data(
 ) -> Result<Tensor> {
     if device != Device::Cpu {
         // Before host memory is filled.
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device: Device::Cpu,
-        };
+        let info = TensorInfo::new(dtype, shape, Device::Cpu);
         transfer::check(&info, device, Asked::Explicitly, by)?;
     }
     let here = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
@@ -58,7 +57,7 @@ fn full(by: Caller, shape: &[usize], value: f64, dtype: DType, device: Device) -
     with_element!(dtype, T => {
         let rounded = exact::<T>(value, by)?;
         let fill = |elements: &mut [T]| elements.fill(rounded);
-        made::<T>(by, shape, device, fill, |tensor| fill_new(tensor, value, by))
+        made::<T>(by, shape, device, fill, |gpu, out| fill_on(gpu, out, value))
     })
 }
 
@@ -83,13 +82,12 @@ fn drawn(
     }
     let mut after = random.clone();
     let draw = after.next_draw();
-    let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, by);
     let tensor = with_element!(dtype, T => {
         let fill = |elements: &mut [T]| match distribution {
             Distribution::Below(bound) => draw.fill_below(bound, elements),
             of => draw.fill(of == Distribution::Normal, elements),
         };
-        made::<T>(by, shape, device, fill, launch)
+        made::<T>(by, shape, device, fill, |gpu, out| draw_on(gpu, out, draw, distribution))
     })?;
     *random = after;
     Ok(tensor)
@@ -103,7 +101,7 @@ impl Tensor {
         let shape = Shape::checked(shape, by)?;
         let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, by)?;
         if device.is_accelerator() {
-            fill_new(&tensor, 0.0, by)?;
+            write_new(&tensor, by, |gpu, out| fill_on(gpu, out, 0.0))?;
         } else {
             tensor.clear(by)?;
         }
@@ -133,7 +131,10 @@ impl Tensor {
                     *element = T::from_f64(index as f64);
                 }
             };
-            made::<T>(by, &[count], device, fill, |tensor| arange_new(tensor, by))
+            made::<T>(by, &[count], device, fill, |gpu, out| {
+                let grid = Grid::elements(out.count);
+                gpu.launch(&FILL, ("arange", out.dtype), grid, args![out, out.count])
+            })
         })
     }
 
@@ -250,3 +251,147 @@ impl Tensor {
         Tensor::full(shape, value, self.dtype(), self.device())
     }
 }
+
+static FILL: Source = Source::new("fill.cu", include_str!("fill.cu"));
+
+/// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds
+/// it.
+#[track_caller]
+pub fn fill_into(out: &Tensor, value: f64) -> Result<()> {
+    fill("fill", out, value)
+}
+
+/// `out = 0` everywhere.
+#[track_caller]
+pub fn zero(out: &Tensor) -> Result<()> {
+    fill("zero", out, 0.0)
+}
+
+#[track_caller]
+fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
+    let mut call = Call::new(op);
+    let out = call.writes("out", out);
+    let by = call.by;
+    call.run(out, &EVERY_DTYPE, |placed| {
+        let [mut out] = placed.enter([out])?;
+        with_element!(out.dtype, T => {
+            let rounded = exact::<T>(value, by)?;
+            match placed.launcher() {
+                Some(gpu) => fill_on(&gpu, &out, value)?,
+                None => fill_all(out.elements_mut::<T>(), rounded),
+            }
+        });
+        Ok(())
+    })
+}
+
+/// `value` as a `T`, or an error if an integer type cannot hold it.
+fn exact<T: Element>(value: f64, by: Caller) -> Result<T> {
+    let converted = T::from_f64(value);
+    // The largest i64 is 2⁶³ − 1, which as f64 is 2⁶³ again.
+    let beyond = T::DTYPE == DType::I64 && value >= 9_223_372_036_854_775_808.0;
+    if T::DTYPE.is_float() || (converted.to_f64() == value && !beyond) {
+        return Ok(converted);
+    }
+    let expected = format!("a whole number that {} holds", T::DTYPE);
+    Err(by.value("value", expected, value))
+}
+
+/// The bits of `value`, rounded to `dtype`.
+fn bits_of(value: f64, dtype: DType) -> u64 {
+    match dtype {
+        DType::F32 => f32::from_f64(value).to_bits().into(),
+        DType::BF16 => bf16::from_f64(value).to_bits().into(),
+        DType::F16 => f16::from_f64(value).to_bits().into(),
+        DType::F64 => value.to_bits(),
+        DType::U8 => u8::from_f64(value).into(),
+        DType::I32 => i32::from_f64(value).cast_unsigned().into(),
+        DType::I64 => i64::from_f64(value).cast_unsigned(),
+    }
+}
+
+/// The kernel for a dtype by its width: `names` are for 1, 2, 4 and 8 bytes.
+pub(crate) fn kernel_for_width(names: [&'static str; 4], dtype: DType) -> &'static str {
+    names[dtype.bytes().trailing_zeros() as usize]
+}
+
+/// Fills `out` with `value`, rounded to its dtype.
+fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
+    let bits = bits_of(value, out.dtype);
+    if bits == 0 && out.count > 0 {
+        return zero_on(gpu, out);
+    }
+    let name = kernel_for_width(["fill_1", "fill_2", "fill_4", "fill_8"], out.dtype);
+    let grid = Grid::packs(out.count, out.dtype);
+    gpu.launch(&FILL, name, grid, args![out, out.count, bits])
+}
+
+/// `out = 0`, for an output that is not empty.
+pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
+    // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
+    let zeroed = unsafe { copies::fill(&gpu.queue, out.address(), 0, out.bytes()) };
+    zeroed.map_err(|fault| fault.of(gpu.by, gpu.queue.gpu.device()))
+}
+
+/// Runs `launch` on `out`, which was just made on a GPU.
+fn write_new(
+    out: &Tensor,
+    by: Caller,
+    launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut call = Call::by(by);
+    let out = call.writes("tensor", out);
+    call.run(out, &EVERY_DTYPE, |placed| {
+        let [out] = placed.enter([out])?;
+        let gpu = placed.launcher().expect("the caller made it on a GPU");
+        launch(&gpu, &out)
+    })
+}
+
+/// Fills `out`, past the caches if it is large.
+pub(super) fn fill_all<T: Element>(out: &mut [T], value: T) {
+    let large = size_of_val(out) >= STREAMING_BYTES_MIN;
+    write(out, large, One(value));
+}
+
+/// One value everywhere.
+#[derive(Clone, Copy)]
+struct One<T>(T);
+
+impl<T: Element> Make<T> for One<T> {
+    #[inline(always)]
+    fn make(self, _: usize, out: &mut [T]) {
+        out.fill(self.0);
+    }
+    #[inline(always)]
+    fn ask(self, _: usize) {}
+}
+
+static RANDOM: Source = Source::new("random.cu", include_str!("random.cu"));
+
+/// What to draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distribution {
+    /// In [0, 1).
+    Uniform,
+    Normal,
+    /// Integers in 0..bound.
+    Below(u32),
+}
+
+/// Fills `out` on a GPU with `draw`. The caller checked its dtype.
+fn draw_on(gpu: &Launcher, out: &Buffer<'_>, draw: Draw, distribution: Distribution) -> Result<()> {
+    let (base, bound) = match distribution {
+        Distribution::Uniform => ("rand", 0),
+        Distribution::Normal => ("randn", 0),
+        Distribution::Below(bound) => ("randint", bound),
+    };
+    let [key_0, key_1] = draw.key;
+    // A thread makes at least the four elements of a Philox block.
+    let grid = Grid::elements(out.count.div_ceil(4));
+    let args = args![out, out.count, key_0, key_1, draw.draw, bound];
+    gpu.launch(&RANDOM, (base, out.dtype), grid, args)
+}
+
+#[cfg(test)]
+mod tests;

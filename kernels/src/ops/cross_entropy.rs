@@ -14,22 +14,19 @@
 //! kernels (`cross_entropy.cu`) add in the same order, except for many classes in bf16: there the
 //! order follows from how a row lies in memory, and 2ˣ is the GPU's, within 2 ulp.
 
-mod problem;
 mod rows;
-#[cfg(test)]
-mod tests;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use rows::{Problem, Rows};
+
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::sum;
-use crate::ops::targets::{Targets, check_operands};
-use crate::threads::Shares;
-use crate::{DType, Tensor, threads};
-use problem::{Problem, Rows};
+use crate::threads::{self, Shares};
+use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
@@ -151,6 +148,18 @@ pub fn cross_entropy(
         with_float!(placed.dtype, T => run::<T>(operands, options));
         Ok(())
     })
+}
+
+/// Checks `logits` (B, C), with at least one class, and `targets` (B). Gives B and C.
+fn check_operands(call: &Call<'_>, logits: Slot, targets: Slot) -> Result<[usize; 2]> {
+    let [rows, classes] = call.dims(logits, "[rows, classes]")?;
+    if classes == 0 {
+        let help = "the second dimension is the number of classes";
+        return Err(call.operand_error(logits, "at least one class", help));
+    }
+    call.has_shape(targets, &[rows], "one class index for each row of logits")?;
+    call.has_dtype(targets, &TARGET_DTYPES)?;
+    Ok([rows, classes])
 }
 
 /// Statistics of a step as an operand that is updated, if they are given.
@@ -307,3 +316,6 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
     });
     add_totals::<T>(&mut of, counts.map(AtomicI64::into_inner));
 }
+
+#[cfg(test)]
+mod tests;

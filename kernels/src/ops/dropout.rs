@@ -10,9 +10,9 @@ use crate::error::Result;
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::cast::copy_on;
+use crate::ops::elementwise::GRAIN;
 use crate::ops::float::Float;
-use crate::ops::loops::GRAIN;
-use crate::philox::philox4x32;
+use crate::random::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 

@@ -1,11 +1,225 @@
-//! A whole elementwise operation, from the checks to the loop or the kernel: shared by relu, gelu,
-//! add, sub, mul, rsqrt and scale.
+//! Elementwise operations from the checks to the loop or the kernel, as relu, gelu, add, sub, mul,
+//! rsqrt and scale are; and the loops that others share too: split over the threads, vectorised for
+//! this processor, in place or into another tensor.
+//!
+//! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
+//! because only those are certain to be compiled into each SIMD version of the loop.
 
-use crate::Tensor;
+use crate::dtype::Element;
 use crate::error::Result;
 use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
-use crate::ops::loops::{self, Binary, Unary};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::simd::multiversion;
+use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
+use crate::{Tensor, threads};
+
+/// Threads get pieces of a multiple of this many elements: whole cache lines and SIMD blocks.
+pub(crate) const GRAIN: usize = 1024;
+
+/// `out = f(x)` for one element, which may have another type.
+pub(crate) trait Unary<T, To = T>: Copy + Send + Sync {
+    /// Whether memory is the bottleneck, not arithmetic: then streaming stores pay off.
+    const MEMORY_BOUND: bool = true;
+    fn apply(self, x: T) -> To;
+}
+
+/// `out = f(a, b)` for one element.
+pub(crate) trait Binary<T>: Copy + Send + Sync {
+    /// As in `Unary`.
+    const MEMORY_BOUND: bool = true;
+    fn apply(self, a: T, b: T) -> T;
+}
+
+/// Declares functions of elements as types that are `Unary`, `Binary` or both; a number in brackets
+/// is f64, and T the type of elements:
+/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
+macro_rules! of_elements {
+    (@struct [$($head:tt)*] ()) => { $($head)*; };
+    (@struct [$($head:tt)*] ($number:ident)) => { $($head)*(f64); };
+    (@impl $Name:ident ($($number:ident)?) ($x:ident) => $value:expr) => {
+        impl<T: $crate::ops::float::Float> $crate::ops::elementwise::Unary<T> for $Name {
+            #[inline(always)]
+            fn apply(self, $x: T) -> T {
+                $(let $Name($number) = self;)?
+                $value
+            }
+        }
+    };
+    (@impl $Name:ident ($($number:ident)?) ($a:ident, $b:ident) => $value:expr) => {
+        impl<T: $crate::ops::float::Float> $crate::ops::elementwise::Binary<T> for $Name {
+            #[inline(always)]
+            fn apply(self, $a: T, $b: T) -> T {
+                $(let $Name($number) = self;)?
+                $value
+            }
+        }
+    };
+    ($($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
+        $crate::ops::elementwise::of_elements! {
+            @struct [$(#[$meta])* #[derive(Clone, Copy)] $seen struct $Name] $number
+        }
+        $($crate::ops::elementwise::of_elements! { @impl $Name $number $args => $value })+
+    )*};
+}
+pub(crate) use of_elements;
+
+multiversion! {
+    /// `out = f(out)`.
+    pub(crate) fn unary_in_place[T: Element, F: Unary<T>](out: &mut [T], f: F) {
+        for out in out {
+            *out = f.apply(*out);
+        }
+    }
+}
+
+multiversion! {
+    fn make_part[T: Element, M: Make<T>](out: &mut [T], first: usize, make: M) {
+        make.make(first, out);
+    }
+}
+
+multiversion! {
+    /// `out = f(out, b)`.
+    pub(crate) fn binary_in_place[T: Element, F: Binary<T>](out: &mut [T], b: &[T], f: F) {
+        for (out, &b) in out.iter_mut().zip(b) {
+            *out = f.apply(*out, b);
+        }
+    }
+}
+
+/// `out[i] = f(x[i])`; `x` may be in place.
+pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Buffer<'_>, x: &Buffer<'_>, f: F) {
+    let out = out.elements_mut::<T>();
+    let large = F::MEMORY_BOUND && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
+    match x.unless_in_place::<T>() {
+        None if large => threads::split_mut(out, GRAIN, |_, out| {
+            for block in out.chunks_mut(GRAIN) {
+                // The whole next block: a single stream of reads allows that.
+                streaming::ask(
+                    block.as_ptr_range().end.cast(),
+                    std::mem::size_of_val(block),
+                );
+                unary_in_place(block, f);
+            }
+        }),
+        None => threads::split_mut(out, GRAIN, |_, out| unary_in_place(out, f)),
+        Some(x) => write(out, large, UnaryOf { x, f }),
+    }
+}
+
+/// `out[i] = f(a[i], b[i])`; `a` may be in place.
+pub(crate) fn binary<T: Element, F: Binary<T>>(
+    out: &mut Buffer<'_>,
+    a: &Buffer<'_>,
+    b: &Buffer<'_>,
+    f: F,
+) {
+    let out = out.elements_mut::<T>();
+    let b = b.elements::<T>();
+    let large = F::MEMORY_BOUND && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
+    match a.unless_in_place::<T>() {
+        None => threads::split_mut(out, GRAIN, |first, out| {
+            binary_in_place(out, &b[first..first + out.len()], f)
+        }),
+        Some(a) => write(out, large, BinaryOf { a, b, f }),
+    }
+}
+
+/// `out[i] = f(a[i], b[j])` for rows of `columns` elements, where j is the row of element i with
+/// `by_row`, else its column; `a` may be in place.
+pub(crate) fn broadcast<T: Element, F: Binary<T>>(
+    out: &mut Buffer<'_>,
+    a: &Buffer<'_>,
+    b: &Buffer<'_>,
+    f: F,
+    columns: usize,
+    by_row: bool,
+) {
+    let (a, b) = (a.unless_in_place::<T>(), b.elements::<T>());
+    threads::split_mut(out.elements_mut::<T>(), GRAIN, |mut first, mut out| {
+        while !out.is_empty() {
+            let (row, column) = (first / columns, first % columns);
+            let length = out.len().min(columns - column);
+            let (part, rest) = out.split_at_mut(length);
+            if let Some(a) = a {
+                part.copy_from_slice(&a[first..first + length]);
+            }
+            if by_row {
+                unary_in_place(part, With(f, b[row]));
+            } else {
+                binary_in_place(part, &b[column..column + length], f);
+            }
+            (first, out) = (first + length, rest);
+        }
+    });
+}
+
+/// A binary operation with this second operand.
+#[derive(Clone, Copy)]
+struct With<T, F>(F, T);
+
+impl<T: Element, F: Binary<T>> Unary<T> for With<T, F> {
+    #[inline(always)]
+    fn apply(self, x: T) -> T {
+        self.0.apply(x, self.1)
+    }
+}
+
+/// Writes what `make` computes to `out`; past the caches, with streaming stores, if it is `large`.
+pub(crate) fn write<T: Element>(out: &mut [T], large: bool, make: impl Make<T>) {
+    threads::split_mut(out, GRAIN, |first, out| {
+        if large {
+            streaming::write(out, first, make);
+            streaming::fence();
+        } else {
+            make_part(out, first, make);
+        }
+    });
+}
+
+/// A function of the elements of a slice.
+#[derive(Clone, Copy)]
+pub(crate) struct UnaryOf<'a, T, F> {
+    pub(crate) x: &'a [T],
+    pub(crate) f: F,
+}
+
+impl<T: Element, To: Element, F: Unary<T, To>> Make<To> for UnaryOf<'_, T, F> {
+    #[inline(always)]
+    fn make(self, first: usize, out: &mut [To]) {
+        let x = &self.x[first..first + out.len()];
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = self.f.apply(x);
+        }
+    }
+    #[inline(always)]
+    fn ask(self, first: usize) {
+        streaming::ask_ahead(self.x, first);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct BinaryOf<'a, T, F> {
+    a: &'a [T],
+    b: &'a [T],
+    f: F,
+}
+
+impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
+    #[inline(always)]
+    fn make(self, first: usize, out: &mut [T]) {
+        let range = first..first + out.len();
+        let (a, b) = (&self.a[range.clone()], &self.b[range]);
+        for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+            *out = self.f.apply(a, b);
+        }
+    }
+    #[inline(always)]
+    fn ask(self, first: usize) {
+        streaming::ask_ahead(self.a, first);
+        streaming::ask_ahead(self.b, first);
+    }
+}
 
 /// The file and the name of an operation's kernels, of which there is one for each dtype.
 pub(crate) type Kernel = (&'static Source, &'static str);
@@ -34,7 +248,7 @@ pub(crate) fn unary_op(
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
         }
-        with_float!(placed.dtype, T => loops::unary::<T, _>(&mut out, &x, f));
+        with_float!(placed.dtype, T => unary::<T, _>(&mut out, &x, f));
         Ok(())
     })
 }
@@ -90,9 +304,9 @@ pub(crate) fn binary_op(
             return gpu.launch(source, (name, dtype), grid, args);
         }
         with_float!(placed.dtype, T => match by_vector {
-            None => loops::binary::<T, _>(&mut out, &a, &b, f),
+            None => binary::<T, _>(&mut out, &a, &b, f),
             Some((_, columns, by_row)) => {
-                loops::broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
+                broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
             }
         });
         Ok(())

@@ -8,19 +8,15 @@
 //!
 //! Letters: R rows (tokens), V rows of the table (vocabulary), T positions, C columns.
 
-#[cfg(test)]
-mod tests;
-
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::fill::{fill_all, zero_on};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
+use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
 use crate::ops::linear::{add_rows, gpu};
-use crate::ops::targets::{TARGET_DTYPES, Targets};
 use crate::simd::multiversion;
-use crate::threads::Shares;
-use crate::{DType, Tensor, threads};
+use crate::threads::{self, Shares};
+use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
 
@@ -354,3 +350,6 @@ fn backward(
     grid.dependent_loads = 2 * (2 + runs.next_power_of_two().ilog2() as usize) + runs.div_ceil(8);
     gpu.launch(&SOURCE, "embedding_join", grid, join)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-// One value everywhere, by the width of an element (fill.rs), and counting (Tensor::arange).
+// One value everywhere, by the width of an element (create.rs), and counting (Tensor::arange).
 #include "common.cuh"
 
 /// `value` holds the element's bits in its lowest bits.

@@ -1,4 +1,4 @@
-// grad_norm_partials and clip_scale: see grad_norm.rs.
+// grad_norm_partials and clip_scale: see step.rs.
 #include "common.cuh"
 
 /// partials[quantum] = the sum of squares of one quantum, in `lane_sum`'s order; one warp each.
@@ -27,7 +27,7 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
     }
 }
 
-/// `mark` of grad_norm.rs. A step that ends after the stop word was set does not count, because its
+/// `mark` of step.rs. A step that ends after the stop word was set does not count, because its
 /// gradients are garbage, nor does one for which a rank is not ready.
 INLINE void mark(
     i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good, const float* stopped,

@@ -11,14 +11,12 @@
 //! otherwise.
 
 pub(super) mod gpu;
-#[cfg(test)]
-mod tests;
 
 use crate::error::Result;
 use crate::ops::activation::{Activation, Gelu, GeluErf, GeluTanh, Relu};
 use crate::ops::arithmetic::Add;
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::loops::{Binary, Unary, binary_in_place, unary_in_place};
+use crate::ops::elementwise::{Binary, Unary, binary_in_place, unary_in_place};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
@@ -448,3 +446,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,15 +9,14 @@
 //! and block by block. So the bits depend neither on the SIMD level nor on how a GPU splits the
 //! blocks.
 
-use crate::Tensor;
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::cross_entropy;
+use crate::ops::elementwise::{self, of_elements};
 use crate::ops::float::Float;
-use crate::ops::loops::{self, of_elements};
 use crate::simd::multiversion;
-use crate::threads;
+use crate::{Tensor, threads};
 
 static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
 
@@ -101,7 +100,7 @@ pub fn mse_into(
             };
             sum_rows(losses.elements_mut::<T>(), source, target.elements());
             if let Some(dpred) = &mut dpred {
-                loops::binary::<T, _>(dpred, &pred, &target, ScaledDifference(slope));
+                elementwise::binary::<T, _>(dpred, &pred, &target, ScaledDifference(slope));
             }
             if let Some(stats) = &mut stats {
                 let counts = [pred.count, 0, rows].map(|count| count as f64);

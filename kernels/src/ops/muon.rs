@@ -5,10 +5,10 @@ use crate::error::Result;
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
+use crate::ops::elementwise::{GRAIN, of_elements, unary_in_place};
 use crate::ops::float::Float;
-use crate::ops::loops::{GRAIN, of_elements, unary_in_place};
 use crate::ops::sgd::{SgdConstants, check_constants};
-use crate::ops::{grad_norm, nonfinite};
+use crate::ops::step;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
@@ -66,8 +66,8 @@ pub fn muon_direction(
     let flag = call.reads_some("first_bad_step", first_bad_step);
     chunks.check_fits(&call, grads)?;
     call.elementwise(&[grads, momentum])?;
-    grad_norm::check_scale(&call, scale, grads)?;
-    nonfinite::check_flags(&call, flag)?;
+    step::check_scale(&call, scale, grads)?;
+    step::check_flags(&call, flag)?;
     check_constants(&call, constants, true)?;
     call.run(grads, &FLOATS, |placed| {
         let [mut grads, mut momentum] = placed.enter([grads, momentum])?;
@@ -86,10 +86,10 @@ pub fn muon_direction(
                 args,
             );
         }
-        if !nonfinite::is_set(flag.as_ref()) {
+        if !step::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
                 let of = Direction::<T> {
-                    gradient_scale: grad_norm::read_scale(scale.as_ref()),
+                    gradient_scale: step::read_scale(scale.as_ref()),
                     momentum: T::from_f64(beta),
                     weight: T::from_f64(1.0 - beta),
                     nesterov: constants.nesterov,

@@ -1,4 +1,4 @@
-// mark_nonfinite: see nonfinite.rs.
+// mark_nonfinite: see step.rs.
 #include "common.cuh"
 
 /// As integers without sign, NaN and infinities are larger than all other floats.

@@ -12,7 +12,7 @@ use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
-use crate::ops::{grad_norm, nonfinite};
+use crate::ops::step;
 use crate::simd::multiversion;
 
 static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
@@ -136,8 +136,8 @@ pub fn sgd(
     call.elementwise(&[values, grads, momentum.unwrap_or(values)])?;
     call.has_shape(scalars, &[2], "what SgdScalars::to_array gives")?;
     call.same_dtype(scalars, values)?;
-    grad_norm::check_scale(&call, scale, values)?;
-    let guards = nonfinite::check_flags(&call, flag)?;
+    step::check_scale(&call, scale, values)?;
+    let guards = step::check_flags(&call, flag)?;
     check_copies(&call, copies, values)?;
     check_constants(&call, constants, momentum.is_some())?;
     call.run(values, &FLOATS, |placed| {
@@ -157,18 +157,18 @@ pub fn sgd(
             ];
             return chunks.launch(&gpu, &SOURCE, name, (QUANTUM_THREADS, 1), args);
         }
-        if !nonfinite::is_set(flag.as_ref()) {
+        if !step::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
                 let scalars = scalars.elements::<T>();
                 let update = Update {
-                    gradient_scale: grad_norm::read_scale(scale.as_ref()),
+                    gradient_scale: step::read_scale(scale.as_ref()),
                     learning_rate: scalars[0],
                     decay: scalars[1],
                     momentum: T::from_f64(constants.momentum),
                     guards,
                 };
                 if !run([values, grads], momentum, chunks, constants.nesterov, update) {
-                    nonfinite::mark_gradient(flag.as_mut());
+                    step::mark_gradient(flag.as_mut());
                 }
             });
         }

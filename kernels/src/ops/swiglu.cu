@@ -1,4 +1,4 @@
-// swiglu and its gradient: see swiglu.rs.
+// swiglu and its gradient: see activation.rs.
 #include "common.cuh"
 
 constexpr u32 PACK = 4;

@@ -1,4 +1,4 @@
-// token_mean and its gradient: see token_mean.rs.
+// token_mean and its gradient: see patches.rs.
 #include "common.cuh"
 
 constexpr u32 PACK = 4;

@@ -1,4 +1,4 @@
-// Writes a matrix's transpose, by the width of an element: see transpose.rs.
+// Writes a matrix's transpose, by the width of an element: see copy.rs.
 #include "common.cuh"
 
 constexpr int TILE = 32;

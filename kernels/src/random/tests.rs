@@ -1,5 +1,7 @@
 //! Tests of random.
 
+mod philox;
+
 use super::*;
 use crate::{Device, Tensor};
 
@@ -18,7 +20,7 @@ fn a_saved_position_continues_with_the_same_numbers() {
 
 #[test]
 fn a_long_tensor_filled_by_many_threads_has_the_bits_of_its_pieces() {
-    let stream = Stream {
+    let stream = Draw {
         key: [3, 0],
         draw: 0,
     };
@@ -26,7 +28,7 @@ fn a_long_tensor_filled_by_many_threads_has_the_bits_of_its_pieces() {
     let long = long.to_vec::<f32>().unwrap();
     for first in [0, 1, 1023, 77_777, 100_002] {
         let mut one = [0f32];
-        stream.fill::<Normal>(first as u64, &mut one);
+        stream.convert::<Normal>(first as u64, &mut one);
         assert_eq!(one[0].to_bits(), long[first].to_bits(), "element {first}");
     }
 }

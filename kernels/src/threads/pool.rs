@@ -1,5 +1,6 @@
 //! A fork-join pool: the caller posts one job to the workers it needs, does its own share, helps
-//! slower workers (another program may use their core), and waits for the rest.
+//! slower workers (another program may use their core), and waits for the rest. Also the cores that
+//! its threads run on, and slices whose parts go to them.
 //!
 //! Each worker has a mailbox: STARTING, IDLE, POSTED (it holds a job), ASLEEP or CLOSED. The caller
 //! writes the job, then POSTED. The worker runs its share and counts the job's `open` down. The
@@ -7,13 +8,14 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::cores::{cores, keep_on};
-use super::shares::cut;
+use crate::panics::lock;
 
 const IDLE: u8 = 0;
 const POSTED: u8 = 1;
@@ -294,11 +296,7 @@ fn serve(mailbox: &Mailbox, spins: bool) {
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run_share(sharer)));
         if let Err(payload) = outcome {
-            shared
-                .panic
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(payload);
+            lock(&shared.panic).get_or_insert(payload);
         }
         // IDLE before the count-down, because the next job may be posted right after it.
         let closed = mailbox
@@ -313,5 +311,94 @@ fn serve(mailbox: &Mailbox, spins: bool) {
         if closed {
             return;
         }
+    }
+}
+
+/// The cores in this process's affinity mask at the first call, before anything was pinned.
+pub fn cores() -> &'static [usize] {
+    static CORES: OnceLock<Vec<usize>> = OnceLock::new();
+    CORES.get_or_init(affinity_cores)
+}
+
+/// Pins the calling thread, and threads it starts (but not the pool's), to core number `index` of
+/// `cores()`, modulo their number. If the system refuses, only speed changes.
+pub fn pin_current(index: usize) {
+    if let Some(&core) = cores().get(index % cores().len().max(1)) {
+        keep_on(&[core]);
+    }
+}
+
+/// The cores that this process's first thread may run on.
+fn affinity_cores() -> Vec<usize> {
+    // SAFETY: all zeros is a valid set, and the calls write no more than its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(libc::getpid(), size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
+        }
+        set
+    };
+    // SAFETY: every index is below the number of bits in the set.
+    (0..libc::CPU_SETSIZE as usize)
+        .filter(|&core| unsafe { libc::CPU_ISSET(core, &set) })
+        .collect()
+}
+
+/// Pins the calling thread to these cores. If the system refuses, only speed changes.
+fn keep_on(cores: &[usize]) {
+    // SAFETY: as in `affinity_cores`; the cores came from there.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &core in cores {
+            libc::CPU_SET(core, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+/// Part `index` of `0..len` in `pieces` nearly equal parts, cut at multiples of `grain`.
+pub(crate) fn cut(len: usize, grain: usize, pieces: usize, index: usize) -> Range<usize> {
+    let grains = len.div_ceil(grain);
+    let edge = |i: usize| (grains * i / pieces * grain).min(len);
+    edge(index)..edge(index + 1)
+}
+
+/// A mutable slice from which threads take parts that do not overlap. `split_mut` cuts one slice
+/// with it; operations whose outputs are cut differently (rows of several tensors, chunks of a
+/// table) use it directly.
+pub(crate) struct Shares<'a, T> {
+    start: *mut T,
+    len: usize,
+    whole: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `&Shares` only gives out `&mut [T]` of ranges that do not overlap (the contract of
+// `part`), and any thread may hold those if T is Send.
+unsafe impl<T: Send> Sync for Shares<'_, T> {}
+
+impl<'a, T> Shares<'a, T> {
+    pub(crate) fn new(whole: &'a mut [T]) -> Shares<'a, T> {
+        Shares {
+            start: whole.as_mut_ptr(),
+            len: whole.len(),
+            whole: PhantomData,
+        }
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The elements of `range`, which must lie within the slice.
+    ///
+    /// # Safety
+    /// No two parts taken from these shares may overlap while both live.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the slice by the assertion. Exclusive, because `new` took the slice by
+        // `&mut` and the caller promises that no other live part overlaps this one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

@@ -10,9 +10,9 @@
 use std::sync::Arc;
 
 use super::ledger::TransferKind;
-use crate::cuda::fault::Outcome;
+use crate::cuda::calls::Outcome;
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::cuda::{Gpu, copies, peers};
+use crate::cuda::{Gpu, copies};
 use crate::error::{Caller, Result};
 use crate::storage::Borrow;
 use crate::stream::{Event, Stream, gpu_of};
@@ -203,7 +203,7 @@ impl<'a> Copy<'a> {
     ) -> Result<TransferKind> {
         self.refuse_capture(queue)?;
         let (target_gpu, source_gpu) = (self.gpu(self.target)?, self.gpu(self.source)?);
-        let linked = self.settle(queue, None, peers::are_linked(target_gpu, source_gpu))?;
+        let linked = self.settle(queue, None, copies::are_linked(target_gpu, source_gpu))?;
         for tensor in [self.target, self.source] {
             self.visit(tensor, queue)?;
         }

@@ -197,7 +197,8 @@ impl Operation {
     }
 }
 
-/// What its comment says of its derivative, else the functions of its file that compute it.
+/// What its comment says of its derivative, else the functions of its file that compute it: those
+/// whose names begin with its own, if there are any.
 fn backward(one: &Operation, all: &[Operation]) -> String {
     if one.name.contains("backward") {
         return "–".into();
@@ -221,8 +222,11 @@ fn backward(one: &Operation, all: &[Operation]) -> String {
         return backward(other, all);
     }
     let of_file = all.iter().filter(|other| other.module == one.module);
-    let names = of_file.filter(|other| other.name.contains("backward"));
-    let names: Vec<String> = names.map(|other| format!("`{}`", other.name)).collect();
+    let of_file = of_file.filter(|other| other.name.contains("backward"));
+    let (own, others): (Vec<_>, Vec<_>) =
+        of_file.partition(|other| other.name.starts_with(one.name.trim_end_matches("_into")));
+    let names = if own.is_empty() { others } else { own };
+    let names: Vec<String> = names.iter().map(|it| format!("`{}`", it.name)).collect();
     match names.is_empty() {
         true => "none".into(),
         false => names.join(", "),

@@ -13,8 +13,8 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::*;
-use ddp_kernels::choice::Choice;
 use ddp_kernels::files::testing::Scratch;
+use ddp_kernels::setting::Choice;
 
 /// A file that numpy or safetensors wrote.
 pub(super) fn golden(name: &str) -> PathBuf {

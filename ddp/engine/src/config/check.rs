@@ -4,8 +4,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use ddp_kernels::choice::Choice;
-use ddp_kernels::setting::SettingName;
+use ddp_kernels::setting::{Choice, SettingName};
 
 use super::derived::{CONSTANTS, Length};
 use super::settings::{Config, SETTINGS};

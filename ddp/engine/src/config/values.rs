@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use ddp_kernels::choice::Choice;
 use ddp_kernels::choices;
+use ddp_kernels::setting::Choice;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,8 @@ pub use crate::tasks::ClassWeights;
 pub use crate::trace::TraceSteps;
 pub use ddp_comm::NcclChoice;
 pub use ddp_data::{Missing, Normalize, Resident, TaskKind};
-pub use ddp_kernels::choice::{Form, List, Number, SettingValue};
 pub use ddp_kernels::matmuls::MatmulChoice;
+pub use ddp_kernels::setting::{Form, List, Number, SettingValue};
 pub use ddp_nn::optim::{Decayed, OptimizerKind, Shape as Schedule};
 pub use ddp_nn::params::Precision;
 

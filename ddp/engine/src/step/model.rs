@@ -20,10 +20,10 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
-use ddp_nn::observe::observe;
 use ddp_nn::optim::UpdatePart;
 use ddp_nn::params::ALIGNMENT_BYTES;
 use ddp_nn::pass::Listener as _;
+use ddp_nn::pass::observe;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};

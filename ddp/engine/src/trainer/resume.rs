@@ -9,7 +9,7 @@ use std::path::Path;
 use ddp_comm::World;
 use ddp_data::{Data, LabelName};
 use ddp_kernels::Device;
-use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::Choice;
 use ddp_nn::optim::Shape;
 
 use super::plan::Plan;

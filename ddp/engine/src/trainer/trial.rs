@@ -8,8 +8,8 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
-use ddp_nn::observe::{Observer, observed};
 use ddp_nn::params::Precision;
+use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
 use super::carried::Carried;

@@ -1,12 +1,14 @@
 //! What a model family is: a struct of settings, declared by `family_settings!`, that implements
-//! [`Family`].
+//! [`Family`]; and a family without settings, of a program's own layers.
+
+pub use ddp_kernels::setting::{Form, List};
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use ddp_kernels::DType;
-pub use ddp_kernels::choice::{Form, List};
-use ddp_kernels::choice::{Number, SettingValue};
+use ddp_kernels::setting::{Number, SettingValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -231,4 +233,68 @@ pub fn check_size(setting: &str, size: usize, most: usize) -> Result<()> {
     }
     let expected = format!("a whole number from 1 to {most}");
     Err(refuse(setting, size, &expected, "give another"))
+}
+
+type Make = dyn Fn(&DataShape<'_>) -> Result<Sequential> + Send + Sync;
+
+/// The model that a function makes for data of a shape.
+#[derive(Clone)]
+pub struct OwnLayers(Option<Arc<Make>>);
+
+impl OwnLayers {
+    /// The model that `make` makes. It is called more than once, and must make the same each time.
+    pub fn new(
+        make: impl Fn(&DataShape<'_>) -> Result<Sequential> + Send + Sync + 'static,
+    ) -> OwnLayers {
+        OwnLayers(Some(Arc::new(make)))
+    }
+}
+
+impl Default for OwnLayers {
+    /// A model of an unknown program: what a checkpoint says of it.
+    fn default() -> OwnLayers {
+        OwnLayers(None)
+    }
+}
+
+impl fmt::Debug for OwnLayers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnLayers")
+    }
+}
+
+impl Settings for OwnLayers {
+    fn settings(&mut self) -> Vec<Setting<'_>> {
+        Vec::new()
+    }
+
+    fn boxed(&self) -> Box<dyn Family> {
+        Box::new(self.clone())
+    }
+}
+
+impl Family for OwnLayers {
+    fn name(&self) -> &'static str {
+        "own"
+    }
+
+    fn help(&self) -> &'static str {
+        "Layers that only the program has that trained them"
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        match &self.0 {
+            Some(make) => make(data),
+            None => Err(Error::model(
+                "model own",
+                "the program that trained it, which has its layers",
+                "another program",
+                "use it there, or make the layers a family and register it",
+            )),
+        }
+    }
 }

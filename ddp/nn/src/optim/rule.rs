@@ -1,12 +1,15 @@
-//! Update rules: which method updates which parameter, what a method implements, and groups of
-//! parameters with their own learning rate or weight decay, chosen by name.
+//! Update rules: which method updates which parameter and with which numbers, what a method
+//! implements, and groups of parameters with their own learning rate or weight decay, chosen by
+//! name.
+
+use std::ops::Range;
 
 use ddp_kernels::ops::{AdamwConstants, ChunkTable, SgdConstants};
 use ddp_kernels::{Tensor, choices};
 use glob::Pattern;
 
 use crate::error::{Error, Result};
-use crate::params::{Parameter, Params};
+use crate::params::{ParamId, Parameter, Params};
 
 choices! {
     /// What weight decay applies to.
@@ -154,7 +157,7 @@ impl Rule {
     }
 
     /// The factor of the learning rate of the parameters that `method` updates.
-    pub(super) fn rate_of(&self, method: Method) -> f64 {
+    fn rate_of(&self, method: Method) -> f64 {
         match method == self.method {
             true => self.rate,
             false => 1.0,
@@ -224,7 +227,7 @@ impl Group {
 }
 
 /// The number of the first group that matches `name`.
-pub(super) fn group_of(groups: &[Group], name: &str) -> Option<usize> {
+fn group_of(groups: &[Group], name: &str) -> Option<usize> {
     groups.iter().position(|group| group.matches(name))
 }
 
@@ -257,4 +260,102 @@ pub fn check_groups<'a>(groups: &[Group], params: impl Iterator<Item = &'a Param
         )));
     }
     Ok(())
+}
+
+/// Parameters that one method updates with the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Variant {
+    pub(super) method: Method,
+    /// The factor of the learning rate.
+    pub(super) rate: f64,
+    pub(super) weight_decay: f64,
+}
+
+/// What the update of `parameter` takes, and whether weight decay applies.
+pub(super) fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
+    let method = rule.method(parameter);
+    let decays = rule.decayed == Decayed::All || parameter.decays;
+    let group = group_of(groups, &parameter.name).map(|index| &groups[index]);
+    let rate = group.and_then(|group| group.rate);
+    let own_decay = group.and_then(|group| group.weight_decay);
+    let variant = Variant {
+        method,
+        rate: rate.unwrap_or_else(|| rule.rate_of(method)),
+        weight_decay: own_decay.unwrap_or(rule.weight_decay),
+    };
+    (variant, decays || own_decay.is_some())
+}
+
+/// The variants of all trained parameters.
+pub(super) fn variants(rule: &Rule, groups: &[Group], params: &Params) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for parameter in params.list().iter().filter(|p| p.is_trained()) {
+        let (variant, _) = variant_of(rule, groups, parameter);
+        if !all.contains(&variant) {
+            all.push(variant);
+        }
+    }
+    all
+}
+
+/// The parts of a range of the gradients' arena that one method updates, with the padding.
+pub(super) fn runs(
+    rule: &Rule,
+    params: &Params,
+    range: &Range<usize>,
+) -> Vec<(Method, Range<usize>)> {
+    let mut runs: Vec<(Method, Range<usize>)> = Vec::new();
+    let touches =
+        |p: &&Parameter| p.is_trained() && p.range.start < range.end && range.start < p.range.end;
+    for parameter in params.list().iter().filter(touches) {
+        let method = rule.method(parameter);
+        let start = parameter.range.start.max(range.start);
+        match runs.last_mut() {
+            Some((last, run)) if *last == method => run.end = range.end,
+            Some((_, run)) => {
+                run.end = start;
+                runs.push((method, start..range.end));
+            }
+            None => runs.push((method, range.clone())),
+        }
+    }
+    runs
+}
+
+/// Consecutive elements of a parameter that an optimizer updates, and where their moments are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter.
+    pub parameter: ParamId,
+    /// The first element, in row-major order.
+    pub start: usize,
+    /// The number of elements.
+    pub length: usize,
+    /// The start of their moments in those of [`Optimizer::moments`](super::Optimizer::moments)
+    /// that they have.
+    pub at: usize,
+    /// The names of these.
+    pub moments: &'static [&'static str],
+}
+
+/// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.
+pub(super) fn pieces_of(
+    params: &Params,
+    range: &Range<usize>,
+    at: usize,
+    moments: &'static [&'static str],
+) -> Vec<Piece> {
+    let trained = params.list().iter().filter(|p| p.is_trained());
+    let part = |p: &Parameter| p.range.start.max(range.start)..p.range.end.min(range.end);
+    let cut = trained.map(|p| (p, part(p)));
+    let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
+        parameter: p.id,
+        start: part.start - p.range.start,
+        length: part.len(),
+        at: at + part.start - range.start,
+        moments,
+    };
+    cut.filter(|(_, part)| !part.is_empty())
+        .map(piece)
+        .collect()
 }

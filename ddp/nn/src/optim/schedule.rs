@@ -123,7 +123,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ddp_kernels::choice::Choice;
+    use ddp_kernels::setting::Choice;
     use proptest::prelude::*;
 
     fn any_schedule() -> impl Strategy<Value = Schedule> {

@@ -1,16 +1,17 @@
 //! Whether an algorithm can be used for a kind of matmul, and which of several is the fastest.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::epilogue::{BIAS, GELU, GELU_GRADIENT, HAS_AUX, NOTHING, RELU};
+use super::Engine;
 use super::library::Candidate;
+use super::library::{BIAS, GELU, GELU_GRADIENT, HAS_AUX, NOTHING, RELU};
 use super::plan::{Kind, Operands, Plan};
-use super::{Engine, read};
 use crate::cuda::cache;
-use crate::cuda::fault::driver;
+use crate::cuda::calls::driver;
 use crate::dtype::bf16;
 use crate::error::Result;
 use crate::launch::Launcher;
+use crate::panics::{read, write};
 use crate::{DType, Tensor};
 
 /// How many algorithms of the heuristic are tried.
@@ -76,7 +77,7 @@ impl Launcher {
             let (plain, _) = kind.unfused();
             // Made now, because a capture cannot.
             let made = Plan::make(&engine.blas, &plain, 0);
-            let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
+            let mut plans = write(&engine.plans);
             plans
                 .entry(plain)
                 .or_insert(made.ok().flatten().map(Arc::new));
@@ -95,7 +96,7 @@ impl Launcher {
                 return Ok(false);
             }
         }
-        let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = write(&engine.plans);
         plans.insert(kind.clone(), Some(Arc::new(plan)));
         Ok(true)
     }

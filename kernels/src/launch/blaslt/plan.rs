@@ -14,11 +14,11 @@ use cudarc::cublaslt::sys::{
 
 use serde::{Deserialize, Serialize};
 
-use super::epilogue::{BIAS, HAS_AUX};
+use super::library::{BIAS, HAS_AUX};
 use super::library::{Blas, Candidate, Fault, NOT_SUPPORTED, Opaque, blaslt, outcome};
 use crate::DType;
-use crate::precision::F32Math;
-use crate::sync::lock;
+use crate::launch::F32Math;
+use crate::panics::lock;
 
 /// All that the choice of an algorithm depends on, in the library's terms: column-major, `D[rows ×
 /// columns] = op(A)·op(B)`, with sums of `inner` elements.

@@ -3,3 +3,4 @@
 mod gelu;
 mod relu;
 mod relu_squared;
+mod swiglu;

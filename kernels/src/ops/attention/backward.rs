@@ -6,9 +6,11 @@
 
 use std::ops::Range;
 
-use super::matmuls::{Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores};
+use super::blocks::{
+    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores,
+    soften_backward,
+};
 use super::sizes::{Columns, Sizes};
-use super::softmax::{BLOCK, soften_backward};
 use crate::ops::float::{Float, lane_dot};
 use crate::ops::matmul::{Kernel, Real};
 use crate::simd::multiversion;

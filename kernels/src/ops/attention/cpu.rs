@@ -1,16 +1,17 @@
 //! Attention on the CPU: which pieces there are, and with which instructions they run.
 
+#[cfg(target_arch = "x86_64")]
+use crate::ops::matmul::{Avx2F32, Avx2F64, Avx512F32};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{self, Level};
+
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::backward::{self, Backward, Sweep};
+use super::blocks::BLOCK;
 use super::forward::{self, Forward};
-use super::softmax::BLOCK;
-#[cfg(target_arch = "x86_64")]
-use crate::ops::matmul::{Avx2F32, Avx2F64, Avx512F32};
 use crate::ops::matmul::{Plain, Real};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{self, Level};
 use crate::threads;
 
 /// Pieces per thread where a piece is less than a whole head.

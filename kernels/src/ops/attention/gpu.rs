@@ -7,8 +7,8 @@ use super::sizes::Sizes;
 use crate::DType;
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, PARAMETERS_MAX, Source, args};
+use crate::message::warn;
 use crate::ops::call::Buffer;
-use crate::warning::warn;
 
 static PLAIN: Source = Source::new("attention.cu", include_str!("../attention.cu"));
 static TENSOR: Source = Source::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));

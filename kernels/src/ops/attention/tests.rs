@@ -202,7 +202,7 @@ fn every_kernel_has_the_same_bits() {
         let run = Run::<f32>::new(1, attention, |x| x);
         let [expected_out, expected_lse, expected_dqkv] = run.packed();
         let sizes = attention.check_numbers(&Call::new("attention")).unwrap();
-        let blocks = 0..sizes.time.div_ceil(softmax::BLOCK);
+        let blocks = 0..sizes.time.div_ceil(blocks::BLOCK);
         let mut delta = vec![0.0; expected_lse.len()];
         write_delta(&mut delta, &run.dout, &expected_out, sizes);
         for (name, forward, backward) in f32_kernels() {

@@ -60,7 +60,7 @@ fn every_element_follows_its_own_counter_for_every_size_apart_in_place_and_in_f6
                 [(column / 4) as u32, row as u32, word, step],
                 [seed as u32, (seed >> 32) as u32],
             );
-            f64::from(crate::philox::uniform(block[column % 4])) >= probability
+            f64::from(crate::random::uniform(block[column % 4])) >= probability
         };
         let expected: Vec<f32> = x
             .iter()

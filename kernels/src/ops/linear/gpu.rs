@@ -19,7 +19,7 @@ use crate::launch::blaslt::{Epilogue, Function, Matmul, Side};
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::activation::{Activation, Gelu};
 use crate::ops::call::Buffer;
-use crate::ops::fill::zero_on;
+use crate::ops::create::zero_on;
 use crate::ops::{F32Math, f32_math, norm};
 
 static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));

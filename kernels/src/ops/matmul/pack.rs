@@ -1,11 +1,12 @@
 //! Panels: copies of an operand in the order in which a kernel reads it.
 
-use std::ops::Range;
-
-use super::parts::Matrix;
-use crate::ops::float::Float;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
+
+use std::ops::Range;
+
+use super::tile::Matrix;
+use crate::ops::float::Float;
 use crate::streaming;
 
 /// How elements are transposed while they are packed.

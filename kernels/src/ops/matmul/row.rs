@@ -9,8 +9,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::pack::x86::{SIDE, turned};
-use super::parts::{ALONG_MAX, Finish, Matmul};
-use super::tile::store;
+use super::tile::{ALONG_MAX, Finish, Matmul, store};
 use crate::threads;
 
 /// Squares beside each other whose sums are in registers.

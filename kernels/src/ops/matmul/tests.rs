@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use super::pack::Panels;
-use super::parts::ALONG_MAX;
 use super::*;
 use crate::ops::testing::random_f32;
 #[cfg(target_arch = "x86_64")]
@@ -14,14 +12,14 @@ type Piece =
 
 /// The f32 kernels that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, Piece)> {
-    let mut kernels: Vec<(&str, Piece)> = vec![("plain", piece::piece::<f32, Plain>)];
+    let mut kernels: Vec<(&str, Piece)> = vec![("plain", piece::<f32, Plain>)];
     #[cfg(target_arch = "x86_64")]
     {
         if simd::level() >= Level::Avx2 {
-            kernels.push(("AVX2", piece::piece::<f32, Avx2F32>));
+            kernels.push(("AVX2", piece::<f32, Avx2F32>));
         }
         if simd::level() >= Level::Avx512 {
-            kernels.push(("AVX-512", piece::piece::<f32, Avx512F32>));
+            kernels.push(("AVX-512", piece::<f32, Avx512F32>));
         }
     }
     kernels

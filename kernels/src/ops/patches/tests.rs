@@ -1,5 +1,7 @@
 //! Tests of patches.
 
+mod token_mean;
+
 use super::*;
 use crate::ops::testing::{alone_with_the_pool, cpu, random_f32};
 

@@ -1,5 +1,6 @@
 //! Tests of sum.
 
+mod add_in_order;
 mod columns;
 mod rows;
 

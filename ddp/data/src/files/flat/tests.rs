@@ -3,8 +3,8 @@ use std::fs;
 use super::open as open_named;
 use super::*;
 use crate::files::tests::{file, refused};
-use ddp_kernels::choice::Choice;
 use ddp_kernels::files::testing::Scratch;
+use ddp_kernels::setting::Choice;
 
 fn open(path: &Path) -> Result<Contents> {
     open_named(path, &path.display().to_string())

@@ -1,0 +1,339 @@
+//! The family `vit`: a transformer over the patches of images, in which each patch sees all others.
+
+pub use super::blocks::RecomputeKind;
+
+use ddp_kernels::ops::{self, Patches};
+use ddp_kernels::{DType, Tensor, choices};
+
+use super::blocks::{Blocks, GptSpec, MlpKind, SIZE_MAX};
+use super::family::{DataShape, Family, check_size, refuse};
+use crate::build::{Build, Init, ParamId};
+use crate::error::{IMAGE, Result};
+use crate::layer::Layer;
+use crate::pass::{Gradient, Pass};
+use crate::{Linear, Sequential, family_settings};
+
+family_settings! {
+    /// Settings of a transformer over patches.
+    pub struct VitSpec {
+        /// Blocks of attention and perceptron
+        layers "N": usize = 4;
+        /// Heads of attention
+        heads "N": usize = 4;
+        /// Columns of the residual stream
+        width "N": usize = 128;
+        /// Width of the perceptrons; 0 for 4 times `width`
+        mlp_width "N": usize = 0;
+        /// Side of a square patch, in pixels
+        patch "N": usize = 4;
+        /// What the classifier sees
+        pool "WHAT": Pool = Pool::Mean;
+        /// Shape of an image, as in 28x28, 3x32x32 (planes) or 32x32x3, where the data do not say
+        /// it
+        image "SHAPE": String = String::new();
+        /// Probability of dropping an element
+        dropout "P": f64 = 0.0;
+        /// What backward computes again instead of keeping it: less memory, same bits, more time
+        recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
+    }
+}
+
+choices! {
+    /// What the classifier of a transformer over patches sees.
+    #[derive(Default)]
+    pub enum Pool {
+        /// The mean of all patches
+        #[default]
+        Mean = "mean",
+        /// One more token, before the patches
+        Class = "class",
+    }
+}
+
+impl Family for VitSpec {
+    fn name(&self) -> &'static str {
+        "vit"
+    }
+
+    fn help(&self) -> &'static str {
+        "A transformer over the patches of images"
+    }
+
+    fn check(&self) -> Result<()> {
+        self.blocks().check()?;
+        check_size("patch", self.patch, SIZE_MAX)?;
+        self.given_image().map(drop)
+    }
+
+    fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
+        let patches = self.patches(data).ok()?;
+        let (tokens, width) = (patches.tokens() as f64, self.width as f64);
+        let of_a_token = self.blocks().flop_of_a_token(patches.tokens());
+        // The first layer has no gradient of its input.
+        let embedding = 4.0 * patches.columns() as f64 * width;
+        Some(tokens * (of_a_token + embedding) + 6.0 * width * data.outputs as f64)
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        data.check_dtype(DType::F32, "vit")?;
+        let (blocks, patches) = (self.blocks(), self.patches(data)?);
+        let mut layers = Sequential::new();
+        let embedding = PatchEmbedding::new(patches, self.width);
+        layers.push_named("embedding", Box::new(embedding));
+        blocks.push_dropout(&mut layers);
+        blocks.push(&mut layers);
+        let tokens = match self.pool {
+            Pool::Mean => patches.tokens(),
+            Pool::Class => 1,
+        };
+        Ok(layers
+            .named("pool", MeanOfTokens::new(tokens))
+            .named("head", Linear::new(data.outputs).outer()))
+    }
+}
+
+impl VitSpec {
+    fn blocks(&self) -> Blocks {
+        let spec = GptSpec {
+            layers: self.layers,
+            heads: self.heads,
+            width: self.width,
+            mlp_width: self.mlp_width,
+            mlp: MlpKind::Gelu,
+            dropout: self.dropout,
+            recompute: self.recompute,
+            ..GptSpec::default()
+        };
+        Blocks {
+            spec,
+            causal: false,
+            deviation: None,
+        }
+    }
+
+    /// The lengths in `image`; none if it is empty.
+    fn given_image(&self) -> Result<Vec<usize>> {
+        if self.image.is_empty() {
+            return Ok(Vec::new());
+        }
+        let length = |text: &str| text.parse().ok().filter(|at| (1..=SIZE_MAX).contains(at));
+        let lengths: Option<Vec<usize>> = self.image.split('x').map(length).collect();
+        lengths.ok_or_else(|| {
+            let expected = "lengths with x between them";
+            refuse("image", &self.image, expected, "as in 28x28 or 3x32x32")
+        })
+    }
+
+    /// How the images of these data are cut.
+    fn patches(&self, data: &DataShape<'_>) -> Result<Patches> {
+        let given = self.given_image()?;
+        let shapes = [&given, data.image, data.row_shape];
+        let shape = shapes.into_iter().find(|shape| !shape.is_empty());
+        let shape = shape.unwrap_or_default();
+        let text = shape.iter().map(usize::to_string).collect::<Vec<_>>();
+        let (text, pixels) = (text.join("x"), data.row_shape.iter().product::<usize>());
+        let all = |shape: &[usize]| {
+            shape
+                .iter()
+                .try_fold(1usize, |all, &one| all.checked_mul(one))
+        };
+        if all(shape) != Some(pixels) {
+            let expected = format!("the shape of the {pixels} numbers of a row");
+            let help = "give HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS";
+            return Err(refuse("image", text, &expected, help));
+        }
+        let Some(layout) = layout(shape) else {
+            let from_data = if given.is_empty() {
+                " (from the data)"
+            } else {
+                ""
+            };
+            return Err(no_image(&format!("{text}{from_data}"), pixels));
+        };
+        if let [3, _, 3] = shape {
+            let expected = "channels on one side only";
+            let help = "crop or pad the images: a side of 3 pixels may be taken for channels";
+            return Err(refuse("image", text, expected, help));
+        }
+        if self::layout(data.image).is_some_and(|of_data| of_data != layout) {
+            let expected = format!("the shape that the data have, {:?}", data.image);
+            let help = format!("leave {IMAGE} out, or give images of this shape");
+            return Err(refuse("image", text, &expected, &help));
+        }
+        let (channels, height, width, channels_last) = layout;
+        if !(height.is_multiple_of(self.patch) && width.is_multiple_of(self.patch)) {
+            let expected = format!("a divisor of the sides of the images, {text}");
+            let nearest = nearest_patches(self.patch, height, width);
+            let help = format!("next to it: {nearest}");
+            return Err(refuse("patch", self.patch, &expected, &help));
+        }
+        Ok(Patches {
+            channels,
+            height,
+            width,
+            channels_last,
+            patch: self.patch,
+            leading: usize::from(self.pool == Pool::Class),
+        })
+    }
+}
+
+/// Channels, height, width and whether channels come last, if this is the shape of an image.
+fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
+    match *shape {
+        [height, width] | [1, height, width] | [height, width, 1] => {
+            Some((1, height, width, false))
+        }
+        [3, height, width] => Some((3, height, width, false)),
+        [height, width, 3] => Some((3, height, width, true)),
+        _ => None,
+    }
+}
+
+/// The refusal of rows that are not images.
+fn no_image(text: &str, pixels: usize) -> crate::error::Error {
+    let side = pixels.isqrt();
+    let help = match side * side == pixels {
+        true => format!("if they are square, grey images, give {IMAGE} {side}x{side}"),
+        false => {
+            format!("give {IMAGE} HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS")
+        }
+    };
+    let expected = "the shape of an image of one channel or three";
+    refuse("image", text, expected, &help)
+}
+
+/// The sides of patches that divide an image next to `patch`, which does not.
+fn nearest_patches(patch: usize, height: usize, width: usize) -> String {
+    let divides = |side: &usize| height.is_multiple_of(*side) && width.is_multiple_of(*side);
+    let below = (1..patch.min(height + 1)).rev().find(divides);
+    let above = (patch + 1..=height.min(width)).find(divides);
+    let sides = below.into_iter().chain(above).map(|side| side.to_string());
+    sides.collect::<Vec<_>>().join(" and ")
+}
+
+/// Cuts images into patches, of which a linear layer, "patches", makes tokens, and adds
+/// "positions.weight" (T, C). A leading token has a patch of zeros: its content is learned by its
+/// position.
+#[derive(Debug)]
+pub(super) struct PatchEmbedding {
+    patches: Patches,
+    linear: Linear,
+    positions: Option<ParamId>,
+    /// Of a row.
+    input_shape: Vec<usize>,
+}
+
+impl PatchEmbedding {
+    /// Tokens of this many columns.
+    pub(super) fn new(patches: Patches, columns: usize) -> PatchEmbedding {
+        PatchEmbedding {
+            patches,
+            linear: Linear::new(columns).outer(),
+            positions: None,
+            input_shape: Vec::new(),
+        }
+    }
+
+    fn positions(&self) -> ParamId {
+        self.positions
+            .expect("a layer is built (Model::new) before it is run")
+    }
+}
+
+impl Layer for PatchEmbedding {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        if shape.iter().product::<usize>() != self.patches.pixels() {
+            return Err(build.refuse(
+                format!("images of {} numbers", self.patches.pixels()),
+                format!("rows of shape {shape:?}"),
+                "build it for the images of the data",
+            ));
+        }
+        self.input_shape = shape.to_vec();
+        let patches = [self.patches.tokens(), self.patches.columns()];
+        let tokens = build.scope("patches", |build| self.linear.build(build, &patches))?;
+        // As large as tokens, so that the first steps see where a patch is.
+        let init = Init::Normal { deviation: 0.5 };
+        let positions = build.scope("positions", |build| {
+            build.parameter("weight", &tokens, init)
+        });
+        self.positions = Some(positions?);
+        Ok(tokens)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let images = x.shape()[0];
+        let x = x.reshape(&[images, self.patches.pixels()])?;
+        let shape = [images, self.patches.tokens(), self.patches.columns()];
+        let patches = pass.take(&shape)?;
+        ops::patches_into(&patches, &x, &self.patches)?;
+        let tokens = self.linear.forward(pass, &patches)?;
+        let positions = pass.value(self.positions())?.flatten()?;
+        let rows = tokens.reshape(&[images, positions.count()])?;
+        ops::add_into(&rows, &rows, &positions)?;
+        Ok(tokens)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let columns = self.linear.outputs;
+        if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.positions()) {
+            let dy = dy.reshape(&[dy.count() / columns, columns])?;
+            ops::embedding_positions_backward_into(tensor, &dy, accumulate)?;
+        }
+        pass.finished(self.positions())?;
+        let Some(dpatches) = self.linear.backward(pass, dy)? else {
+            return Ok(None);
+        };
+        let images = dy.shape()[0];
+        let dx = pass.take(&[images, self.patches.pixels()])?;
+        ops::patches_backward_into(&dx, &dpatches, &self.patches)?;
+        let shape = [&[images], &self.input_shape[..]].concat();
+        Ok(Some(dx.reshape(&shape)?))
+    }
+}
+
+/// The mean of the first tokens of each image: (B, T, C) to (B, C).
+#[derive(Debug)]
+pub(super) struct MeanOfTokens {
+    /// How many are in the mean.
+    tokens: usize,
+    /// T, once built.
+    time: usize,
+}
+
+impl MeanOfTokens {
+    /// The mean of this many tokens.
+    pub(super) fn new(tokens: usize) -> MeanOfTokens {
+        MeanOfTokens { tokens, time: 0 }
+    }
+}
+
+impl Layer for MeanOfTokens {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let &[time, columns] = shape else {
+            return Err(build.refuse(
+                "rows of two dimensions, [tokens, columns]",
+                format!("{shape:?}"),
+                "the mean is over the tokens of a row",
+            ));
+        };
+        self.time = time;
+        Ok(vec![columns])
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let mean = pass.take(&[x.shape()[0], x.shape()[2]])?;
+        ops::token_mean_into(&mean, x, self.tokens)?;
+        Ok(mean)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let dx = pass.take(&[dy.shape()[0], self.time, dy.shape()[1]])?;
+        ops::token_mean_backward_into(&dx, dy, self.tokens)?;
+        Ok(Some(dx))
+    }
+}
+
+#[cfg(test)]
+mod tests;

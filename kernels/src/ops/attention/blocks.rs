@@ -1,0 +1,452 @@
+//! Blocks of scores or of their gradients on the CPU: their matmuls, with the tiles of `matmul`,
+//! and what happens between these, vectorised across queries.
+//!
+//! A block is `[key][query]`, with rows of BLOCK queries. It is the matmul of rows of keys and of
+//! panels of queries. Two other matmuls read it: along keys, for the output and dq, and along
+//! queries, for dk and dv. On the diagonal of a causal attention (`diagonal`), where key `j` is
+//! masked for the queries before it, masked tiles are skipped, and masked steps of other tiles,
+//! except within a tile's own rows, where the weights are zeros. The loops between matmuls take
+//! GROUP queries at a time. Each query is on its own and adds its keys in order, so every SIMD
+//! width has the same bits.
+//!
+//! Buffers have room for whole tiles. What lies beyond the last row or column has any value and is
+//! never read.
+
+use std::ops::Range;
+
+use super::sizes::{Columns, HEAD_SIZE_MAX, Sizes};
+use crate::ops::float::Float;
+use crate::ops::matmul::{Kernel, Real};
+use crate::simd::multiversion;
+
+/// Queries and keys of a block: whole tiles of every kernel in both directions, whose rows are 4,
+/// 6 or 8 and whose columns are 8, 16 or 32. Results depend on it.
+pub(super) const BLOCK: usize = 96;
+/// Queries of one pass.
+pub(super) const GROUP: usize = 32;
+/// No tile has more rows: that many keys after a group's last are read on the diagonal, as zeros.
+pub(super) const ROWS_MAX: usize = 8;
+
+/// A group's part of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// Keys of the block.
+    pub(super) keys: usize,
+    /// The first query of the group, counted in the block.
+    pub(super) first: usize,
+    /// Whether the block's keys and queries are the same tokens and later keys are masked.
+    pub(super) diagonal: bool,
+}
+
+impl Part {
+    /// Keys that some query of the group attends to.
+    #[inline(always)]
+    fn end(self) -> usize {
+        match self.diagonal {
+            true => self.keys.min(self.first + GROUP),
+            false => self.keys,
+        }
+    }
+
+    /// Of these, the ones that every query of the group attends to.
+    #[inline(always)]
+    fn whole(self) -> usize {
+        match self.diagonal {
+            true => self.keys.min(self.first + 1),
+            false => self.keys,
+        }
+    }
+
+    /// Zeros the keys after the group's last one, which tiles on the diagonal read.
+    #[inline(always)]
+    fn clear_after<T: Float>(self, block: &mut [T]) {
+        let end = self.end();
+        for key in end..self.keys.min(end + ROWS_MAX) {
+            *lanes(block, key, self.first) = [T::ZERO; GROUP];
+        }
+    }
+}
+
+/// The group's queries of one key.
+#[inline(always)]
+fn lanes<T>(block: &mut [T], key: usize, first: usize) -> &mut [T; GROUP] {
+    let lanes = block[key * BLOCK + first..].first_chunk_mut();
+    lanes.expect("a group lies within its block")
+}
+
+/// The largest score and the sum of weights of each query of a block, over the keys so far.
+pub(super) struct Running<T> {
+    pub(super) largest: [T; BLOCK],
+    pub(super) sum: [T; BLOCK],
+    /// What the weights so far were multiplied by when the last block raised the largest score.
+    pub(super) rescale: [T; BLOCK],
+}
+
+impl<T: Float> Running<T> {
+    pub(super) fn new() -> Running<T> {
+        Running {
+            largest: [T::NEG_INFINITY; BLOCK],
+            sum: [T::ZERO; BLOCK],
+            rescale: [T::ONE; BLOCK],
+        }
+    }
+}
+
+/// The GROUP elements from `first` on.
+#[inline(always)]
+fn group<T>(of: &[T; BLOCK], first: usize) -> &[T; GROUP] {
+    let group = of[first..].first_chunk();
+    group.expect("groups cut a block evenly")
+}
+
+#[inline(always)]
+fn group_mut<T>(of: &mut [T; BLOCK], first: usize) -> &mut [T; GROUP] {
+    let group = of[first..].first_chunk_mut();
+    group.expect("groups cut a block evenly")
+}
+
+multiversion! {
+    /// Scores become weights e^(score − largest), and `running` counts them in.
+    pub(super) fn soften[T: Float](scores: &mut [T], part: Part, running: &mut Running<T>) {
+        let (whole, end, first) = (part.whole(), part.end(), part.first);
+        let before = *group(&running.largest, first);
+        let mut largest = before;
+        for key in 0..whole {
+            for (largest, &mut score) in largest.iter_mut().zip(lanes(scores, key, first)) {
+                *largest = if score > *largest { score } else { *largest };
+            }
+        }
+        for key in whole..end {
+            let masked = key - first;
+            for (lane, &mut score) in lanes(scores, key, first).iter_mut().enumerate() {
+                let counts = (lane >= masked) & (score > largest[lane]);
+                largest[lane] = if counts { score } else { largest[lane] };
+            }
+        }
+        let mut sum = *group(&running.sum, first);
+        for (lane, rescale) in group_mut(&mut running.rescale, first).iter_mut().enumerate() {
+            *rescale = (before[lane] - largest[lane]).exponential_or_zero();
+            sum[lane] = sum[lane] * *rescale;
+        }
+        for key in 0..whole {
+            for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
+                *score = (*score - largest[lane]).exponential_or_zero();
+                sum[lane] = sum[lane] + *score;
+            }
+        }
+        for key in whole..end {
+            let masked = key - first;
+            for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
+                let weight = (*score - largest[lane]).exponential_or_zero();
+                *score = if lane >= masked { weight } else { T::ZERO };
+                sum[lane] = sum[lane] + *score;
+            }
+        }
+        part.clear_after(scores);
+        *group_mut(&mut running.largest, first) = largest;
+        *group_mut(&mut running.sum, first) = sum;
+    }
+}
+
+multiversion! {
+    /// The sums of weights become what to multiply by, and the largest scores the logarithms of
+    /// the sums of e^score.
+    pub(super) fn finish[T: Float](running: &mut Running<T>) {
+        for (largest, sum) in running.largest.iter_mut().zip(&mut running.sum) {
+            *largest = *largest + sum.logarithm();
+            *sum = T::ONE / *sum;
+        }
+    }
+}
+
+multiversion! {
+    /// Scores become weights e^(score − log_sum_exp), and the gradients of weights become those of
+    /// scores, weight × (gradient − delta).
+    pub(super) fn soften_backward[T: Float](
+        scores: &mut [T],
+        gradients: &mut [T],
+        part: Part,
+        lines: (&[T; BLOCK], &[T; BLOCK]),
+    ) {
+        let (whole, end, first) = (part.whole(), part.end(), part.first);
+        let (log_sum_exp, delta) = (*group(lines.0, first), *group(lines.1, first));
+        for key in 0..whole {
+            let gradients = lanes(gradients, key, first);
+            for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
+                *score = (*score - log_sum_exp[lane]).exponential_or_zero();
+                gradients[lane] = *score * (gradients[lane] - delta[lane]);
+            }
+        }
+        for key in whole..end {
+            let masked = key - first;
+            let gradients = lanes(gradients, key, first);
+            for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
+                let weight = (*score - log_sum_exp[lane]).exponential_or_zero();
+                let gradient = weight * (gradients[lane] - delta[lane]);
+                *score = if lane >= masked { weight } else { T::ZERO };
+                gradients[lane] = if lane >= masked { gradient } else { T::ZERO };
+            }
+        }
+        part.clear_after(scores);
+        part.clear_after(gradients);
+    }
+}
+
+/// A buffer that grows to the largest use, aligned to cache lines.
+#[derive(Default)]
+pub(super) struct Room<T> {
+    buffer: Vec<T>,
+}
+
+const CACHE_LINE: usize = 64;
+
+impl<T: Real> Room<T> {
+    /// So many elements, of any value.
+    pub(super) fn take(&mut self, len: usize) -> &mut [T] {
+        if self.buffer.len() < len + CACHE_LINE {
+            self.buffer.resize(len + CACHE_LINE, T::ZERO);
+        }
+        let start = self.buffer.as_ptr().align_offset(CACHE_LINE);
+        &mut self.buffer[start..start + len]
+    }
+}
+
+/// The rows of one head of q, k, v, out or their gradients: `rows` of `width` elements each.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a, T> {
+    elements: &'a [T],
+    stride: usize,
+    rows: usize,
+    width: usize,
+}
+
+impl<'a, T: Real> Head<'a, T> {
+    /// These rows of head number `head` in a sequence.
+    pub(super) fn new(
+        (elements, columns): (&'a [T], Columns),
+        sizes: Sizes,
+        (sequence, head): (usize, usize),
+        rows: Range<usize>,
+    ) -> Head<'a, T> {
+        let (width, stride, rows_of) = (sizes.head_size, columns.stride, rows.len());
+        let first_row = sequence * sizes.time + rows.start;
+        let start = first_row * stride + columns.first + head * width;
+        let len = (rows_of - 1) * stride + width;
+        Head {
+            elements: &elements[start..start + len],
+            stride,
+            rows: rows_of,
+            width,
+        }
+    }
+
+    /// From row `first` on.
+    pub(super) fn from(self, first: usize) -> Head<'a, T> {
+        Head {
+            elements: &self.elements[first * self.stride..],
+            rows: self.rows - first,
+            ..self
+        }
+    }
+
+    /// Panels of a tile's columns of rows each: `[column][row]`.
+    pub(super) fn turn<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+        let distance = self.width * K::COLUMNS;
+        let panels = room.take(self.rows.div_ceil(K::COLUMNS) * distance);
+        for (index, panel) in panels.chunks_mut(distance).enumerate() {
+            let first = index * K::COLUMNS;
+            let rows = K::COLUMNS.min(self.rows - first);
+            let source = &self.elements[first * self.stride..];
+            let size = [rows, self.width];
+            T::turn((source, self.stride), size, (panel, K::COLUMNS));
+        }
+        Lines {
+            panels,
+            along: self.width,
+        }
+    }
+
+    /// Panels of a tile's columns each: `[row][column]`.
+    pub(super) fn copy<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+        let distance = self.rows * K::COLUMNS;
+        let panels = room.take(self.width.div_ceil(K::COLUMNS) * distance);
+        for (index, panel) in panels.chunks_mut(distance).enumerate() {
+            let first = index * K::COLUMNS;
+            let (width, source) = (K::COLUMNS.min(self.width - first), &self.elements[first..]);
+            // A copy of a constant length is a few loads and stores.
+            match width {
+                32 => copy_lines::<_, 32>(panel, source, self.stride),
+                16 if K::COLUMNS == 16 => copy_lines::<_, 16>(panel, source, self.stride),
+                _ => {
+                    let rows = source.chunks(self.stride);
+                    for (line, row) in panel.chunks_mut(K::COLUMNS).zip(rows) {
+                        line[..width].copy_from_slice(&row[..width]);
+                    }
+                }
+            }
+        }
+        Lines {
+            panels,
+            along: self.rows,
+        }
+    }
+}
+
+/// The first WIDTH elements of each row.
+fn copy_lines<T: Copy, const WIDTH: usize>(to: &mut [T], source: &[T], stride: usize) {
+    let lines = to.as_chunks_mut::<WIDTH>().0.iter_mut();
+    for (line, row) in lines.zip(source.chunks(stride)) {
+        if let Some(row) = row.first_chunk() {
+            *line = *row;
+        }
+    }
+}
+
+/// Panels of one head, each of `along` steps.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a, T> {
+    panels: &'a [T],
+    along: usize,
+}
+
+impl<T> Lines<'_, T> {
+    /// The address of a step of a panel whose steps have `width` elements.
+    fn at(&self, panel: usize, step: usize, width: usize) -> *const T {
+        self.panels[(panel * self.along + step) * width..].as_ptr()
+    }
+}
+
+/// The sizes of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    /// At most BLOCK each, the same on the diagonal.
+    pub(super) keys: usize,
+    pub(super) queries: usize,
+    /// Whether later keys than a query's own are masked.
+    pub(super) diagonal: bool,
+}
+
+impl Extent {
+    /// The groups of its queries.
+    pub(super) fn parts(self) -> impl Iterator<Item = Part> {
+        let Extent { keys, diagonal, .. } = self;
+        (0..self.queries).step_by(GROUP).map(move |first| Part {
+            keys,
+            first,
+            diagonal,
+        })
+    }
+}
+
+/// A head's width in whole tiles.
+pub(super) fn padded<T, K: Kernel<T>>(head_size: usize) -> usize {
+    head_size.next_multiple_of(K::COLUMNS)
+}
+
+/// `out[key][query] = scale × left[key]·right[query]`, where `left` is the block's keys and `right`
+/// its queries.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn scores<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    left: Head<'_, T>,
+    right: Lines<'_, T>,
+    extent: Extent,
+    scale: T,
+) {
+    assert!(out.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    assert!(left.rows >= extent.keys && left.width == right.along);
+    let scales = (scale, T::ZERO);
+    for column in (0..extent.queries).step_by(K::COLUMNS) {
+        let b = right.at(column / K::COLUMNS, 0, K::COLUMNS);
+        for row in (0..extent.keys).step_by(K::ROWS) {
+            if extent.diagonal && row >= column + K::COLUMNS {
+                break;
+            }
+            let rest = &left.elements[row * left.stride..];
+            // SAFETY: the panel holds `along` steps; the left rows of a whole tile are in
+            // `left`, and others are copied. The tile begins within the block, which tiles cut
+            // evenly in both directions.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * BLOCK + column);
+                if row + K::ROWS <= left.rows {
+                    let a = (rest.as_ptr(), left.stride, 1);
+                    K::run::<false>(left.width, a, b, out, BLOCK, scales);
+                } else {
+                    let mut rows = [T::ZERO; ROWS_MAX * HEAD_SIZE_MAX];
+                    for (row, to) in rest.chunks(left.stride).zip(rows.chunks_mut(left.width)) {
+                        to.copy_from_slice(&row[..left.width]);
+                    }
+                    let a = (rows.as_ptr(), left.width, 1);
+                    K::run::<false>(left.width, a, b, out, BLOCK, scales);
+                }
+            }
+        }
+    }
+}
+
+/// `out[query][column] += scale × Σ weights[key][query] right[key][column]`, over the keys of a
+/// block whose first is number `first_key` of `right`. `out` has rows for BLOCK queries.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    weights: &[T],
+    (right, first_key): (Lines<'_, T>, usize),
+    extent: Extent,
+    scale: T,
+) {
+    assert!(weights.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    let stride = out.len() / BLOCK;
+    for column in (0..stride).step_by(K::COLUMNS) {
+        for row in (0..extent.queries).step_by(K::ROWS) {
+            let along = match extent.diagonal {
+                true => extent.keys.min(row + K::ROWS),
+                false => extent.keys,
+            };
+            let b = right.at(column / K::COLUMNS, first_key, K::COLUMNS);
+            assert!(first_key + along <= right.along);
+            // SAFETY: the panel holds `along` steps from `first_key` on, and the weights have as
+            // many rows. The tile begins within BLOCK rows and `stride` columns, which tiles cut
+            // evenly.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * stride + column);
+                let a = weights.as_ptr().add(row);
+                K::run::<false>(along, (a, 1, BLOCK), b, out, stride, (scale, T::ONE));
+            }
+        }
+    }
+}
+
+/// `out[key][column] += scale × Σ weights[key][query] right[query][column]`, over the queries of a
+/// block. `out` has rows for BLOCK keys.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn add_over_queries<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    weights: &[T],
+    right: Lines<'_, T>,
+    extent: Extent,
+    scale: T,
+) {
+    assert!(weights.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    let stride = out.len() / BLOCK;
+    for column in (0..stride).step_by(K::COLUMNS) {
+        for row in (0..extent.keys).step_by(K::ROWS) {
+            let first = if extent.diagonal { row } else { 0 };
+            let along = extent.queries - first;
+            let b = right.at(column / K::COLUMNS, first, K::COLUMNS);
+            assert!(extent.queries <= right.along);
+            // SAFETY: the panel holds `queries` steps, and each row of weights BLOCK. The tile
+            // begins within BLOCK rows and `stride` columns, which tiles cut evenly.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * stride + column);
+                let a = weights.as_ptr().add(row * BLOCK + first);
+                K::run::<false>(along, (a, BLOCK, 1), b, out, stride, (scale, T::ONE));
+            }
+        }
+    }
+}
