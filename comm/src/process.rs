@@ -16,9 +16,20 @@ pub(crate) struct Process {
 
 /// When a process started, in ticks since the boot.
 pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
+    field_of_stat(pid, 20)?.parse().ok()
+}
+
+/// Whether a process is stopped, by a signal or a debugger.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let state = field_of_stat(pid, 1).unwrap_or_default();
+    matches!(&*state, "T" | "t")
+}
+
+/// A field of a process's `stat`, counted from its name.
+fn field_of_stat(pid: u32, index: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit(')').next()?.split(' ');
-    fields.nth(20)?.parse().ok()
+    fields.nth(index).map(String::from)
 }
 
 /// For how long the process has run that started this one.

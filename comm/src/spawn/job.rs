@@ -472,7 +472,7 @@ impl Job {
     fn kill_silent(&mut self) {
         let (now, limit) = (self.now, self.timeout.saturating_mul(3));
         if let Some(elastic) = &mut self.elastic
-            && elastic.kill_silent(now, limit)
+            && let Some(limit) = elastic.kill_silent(now, limit)
         {
             let (program, limit) = (&self.program, Seconds(limit));
             print_line(&format!(

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ddp_kernels::Shape;
-use ddp_kernels::choice::Choice;
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::mapped::Mapped;
+use ddp_kernels::setting::Choice;
 
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::table::shown_number;
