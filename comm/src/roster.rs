@@ -386,8 +386,9 @@ impl Roster {
             .collect()
     }
 
-    /// Kills processes that show no progress, or that others miss, each with its seat. Another process
-    /// may have taken the seat since: that one stays. Those of other hosts the launcher leaves out.
+    /// Kills processes that show no progress, or that others miss, each with its seat. Another
+    /// process may have taken the seat since: that one stays. Those of other hosts the launcher
+    /// leaves out.
     pub(crate) fn leave_out(&self, processes: &[(usize, u32)], are_missed: bool) {
         let why = if are_missed { WAS_MISSED } else { WAS_SILENT };
         for &(seat, pid) in processes {

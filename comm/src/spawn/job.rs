@@ -583,7 +583,7 @@ impl Job {
         if goes_on && signal.is_some() && self.stopped_by.is_none() {
             // The last rank was killed.
             code = Some(EXIT_PEER_LOST);
-            let help = "continue from the last checkpoint with the same command and --resume auto";
+            let help = "resume the run from its last checkpoint";
             print_line(&format!(
                 "{}: no rank is left; help: {help}\n",
                 self.program

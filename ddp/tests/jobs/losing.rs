@@ -461,7 +461,9 @@ fn a_job_whose_last_rank_is_killed_ends_as_one_that_has_lost_too_many() {
     let ended = job.env("DDP_TEST_FAULT", faults).run();
     assert_eq!(ended.exit_code(), Some(77), "{ended}");
     assert!(
-        ended.stderr.contains("no rank is left; help: continue"),
+        ended
+            .stderr
+            .contains("no rank is left; help: resume the run"),
         "{ended}"
     );
 }

@@ -47,7 +47,7 @@ impl LockedLog {
             match LockedLog::open(out) {
                 Err(Error::Usage(_)) if began.elapsed() < limit => {}
                 Err(Error::Usage(_)) if was_lost => {
-                    let help = "start the job again with --resume auto when the lost host is down";
+                    let help = "resume the run when the lost host is down";
                     let failed = Error::io("lock", out.join(EVENTS_FILE), help);
                     return Err(failed(io::ErrorKind::TimedOut.into()));
                 }

@@ -433,7 +433,7 @@ impl Kept {
             totals.evaluated = 0;
         }
         if !is_saved {
-            // Where the run has continued, the best model so far is lost: a later one takes its place.
+            // Where the run has continued, the best model so far is lost. A later one replaces it.
             let is_lost = |best: &mut Best| best.step == totals.saved && best.step < totals.steps;
             totals.best.take_if(is_lost);
             totals.saved = 0;
