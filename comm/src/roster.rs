@@ -83,6 +83,9 @@ const WAS_MISSED: u64 = 1 << 43;
 
 /// How long what starts ranks may take to say how one has ended.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
+/// For how long at least ranks that are not stopped may show no progress where none does: NCCL may
+/// take a minute to connect.
+pub(crate) const SLOW: Duration = Duration::from_secs(120);
 /// How often a rank that waits looks.
 const PERIOD: Duration = Duration::from_millis(5);
 
@@ -354,11 +357,11 @@ impl Roster {
                 true => self.survey(|seat| self.is_here(seat)).0,
                 false => self.form()?,
             };
-            // Ranks that wait for a silent one leave it out themselves: a newcomer does so only if
-            // all are silent.
+            // Ranks that wait for a silent one leave it out themselves. What a newcomer waits for may
+            // be ranks that wait for NCCL to connect.
             let limit = match current == 0 || self.is_member(seat) {
                 true => timeout,
-                false => 3 * timeout,
+                false => SLOW.max(3 * timeout),
             };
             let now = waited.after(PERIOD);
             self.leave_out(&self.silent(&absent, &mut silent, now, limit), false);

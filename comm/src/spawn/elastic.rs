@@ -12,7 +12,7 @@ use crate::error::{EXIT_PEER_LOST, Result};
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::process;
 use crate::roster::across::PageState;
-use crate::roster::{Roster, Silent};
+use crate::roster::{Roster, SLOW, Silent};
 use crate::tcp::{self, SECRET};
 
 /// The exit code of a rank whose program, settings or data are not those of the others.
@@ -187,8 +187,7 @@ impl Elastic {
             return None;
         }
         let seats: Vec<usize> = members.iter().map(|&(seat, _)| seat).collect();
-        let (roster, mut silent) = (&self.roster, Vec::new());
-        let slow = limit.max(2 * FIRST_MEETING);
+        let (roster, mut silent, slow) = (&self.roster, Vec::new(), limit.max(SLOW));
         let is_over = [limit, slow].into_iter().find(|&limit| {
             silent = roster.silent(&seats, &mut self.silent, now, limit);
             let are_stopped = || silent.iter().all(|&(_, pid)| process::is_stopped(pid));

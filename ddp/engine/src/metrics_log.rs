@@ -8,7 +8,7 @@
 
 mod cut;
 
-pub(crate) use self::cut::{LockedLog, checkpoints, has_ended};
+pub(crate) use self::cut::{LockedLog, checkpoints, has_ended, is_of_job};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -418,11 +418,6 @@ fn write_settings(out: &Path, settings: &str) -> Result<()> {
         &out.join(CONFIG_FILE),
         settings.as_bytes(),
     )?)
-}
-
-/// Whether the run in `out` has these settings.
-pub(crate) fn has_settings(out: &Path, settings: &str) -> bool {
-    fs::read(out.join(CONFIG_FILE)).is_ok_and(|there| there == settings.as_bytes())
 }
 
 /// Refuses a folder that holds a run, and names a free one. An empty metrics log does not count:

@@ -71,13 +71,7 @@ impl LockedLog {
             Error::io("find the metrics log", &path, help)(io::ErrorKind::NotFound.into())
         };
         let locked = LockedLog::find(out, true)?.ok_or_else(gone)?;
-        let lines = BufReader::new(&locked.file).lines().map_while(Result::ok);
-        let lines = lines.filter_map(|line| serde_json::from_str::<Line>(&line).ok());
-        let openings = lines.filter(|line| matches!(&*line.event, "start" | "resume"));
-        if openings
-            .last()
-            .is_some_and(|line| line.job != ddp_comm::job_number())
-        {
+        if !is_of_job(out) {
             return Err(Error::Usage(format!(
                 "{OUT} {}: another job has resumed this run while this one had lost a rank; help: \
                  resume it once more when that job has ended",
@@ -185,22 +179,29 @@ fn check_plain(out: &Path) -> Result<()> {
     }
 }
 
+/// The lines of the metrics log in `out`, as far as they are whole.
+fn lines(out: &Path) -> impl Iterator<Item = Line> {
+    let file = File::open(out.join(EVENTS_FILE)).map(BufReader::new);
+    let lines = file.into_iter().flat_map(BufRead::lines);
+    lines.map_while(|line| serde_json::from_str(&line.ok()?).ok())
+}
+
+/// Whether no other job has begun or resumed the run in `out` since this one did.
+pub(crate) fn is_of_job(out: &Path) -> bool {
+    let openings = lines(out).filter(|line| matches!(&*line.event, "start" | "resume"));
+    openings
+        .last()
+        .is_none_or(|line| line.job == ddp_comm::job_number())
+}
+
 /// Whether the metrics log in `out`, if there is one, says how the run ended.
 pub(crate) fn has_ended(out: &Path) -> bool {
-    let Ok(file) = File::open(out.join(EVENTS_FILE)) else {
-        return true;
-    };
-    let lines = BufReader::new(file).lines().map_while(Result::ok);
-    let mut lines = lines.filter_map(|line| serde_json::from_str::<Line>(&line).ok());
-    lines.any(|line| line.event == "end")
+    !out.join(EVENTS_FILE).exists() || lines(out).any(|line| line.event == "end")
 }
 
 /// The steps of the checkpoints that the metrics log in `out` knows.
 pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
-    let file = File::open(out.join(EVENTS_FILE)).map(BufReader::new);
-    let lines = file.into_iter().flat_map(BufRead::lines);
-    let lines = lines.map_while(|line| serde_json::from_str::<Line>(&line.ok()?).ok());
-    let saved = lines.filter(|line| line.event == "checkpoint");
+    let saved = lines(out).filter(|line| line.event == "checkpoint");
     saved.filter_map(|line| line.step).collect()
 }
 

@@ -144,8 +144,7 @@ impl<'a> Opening<'a> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
         let is_lost =
             || self.options.resume == Resume::Auto && metrics_log::check_free(out).is_err();
-        let is_of_job =
-            || self.world.generation() > 1 && metrics_log::has_settings(out, &self.file);
+        let is_of_job = || self.world.generation() > 1 && metrics_log::is_of_job(out);
         let there = match &run.resumed {
             // Another rank wrote it.
             _ if run.continues => Some(LockedLog::of_job(out)?),

@@ -28,10 +28,11 @@ use crate::step::Step;
 /// Locks the metrics log of a run that is to be resumed, on rank 0, so that no other process
 /// changes its folder, and removes unfinished files.
 pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedLog>> {
-    if world.rank() > 0 || options.resume == Resume::Never {
+    let has_met_again = world.generation() > 1;
+    if world.rank() > 0 || options.resume == Resume::Never && !has_met_again {
         return Ok(None);
     }
-    let locked = LockedLog::find(&options.out, world.generation() > 1)?;
+    let locked = LockedLog::find(&options.out, has_met_again)?;
     checkpoint::clear_up(&options.out)?;
     Ok(locked)
 }
@@ -40,6 +41,8 @@ pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedLog>>
 pub(super) fn find(options: &Config, world: &World) -> Result<Option<Opened>> {
     let out = &options.out;
     match &options.resume {
+        // A rank that was lost before the first step may have begun it.
+        Resume::Never if world.generation() > 1 && metrics_log::is_of_job(out) => Ok(None),
         Resume::Never if world.rank() == 0 => metrics_log::check_free(out).map(|()| None),
         Resume::Never => Ok(None),
         // All ranks take what rank 0 finds.
