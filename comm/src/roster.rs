@@ -83,9 +83,9 @@ const WAS_MISSED: u64 = 1 << 43;
 
 /// How long what starts ranks may take to say how one has ended.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
-/// For how long at least ranks that are not stopped may show no progress where none does: NCCL may
+/// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
 /// take a minute to connect.
-pub(crate) const SLOW: Duration = Duration::from_secs(120);
+const SLOW: Duration = Duration::from_secs(120);
 /// How often a rank that waits looks.
 const PERIOD: Duration = Duration::from_millis(5);
 
@@ -357,14 +357,14 @@ impl Roster {
                 true => self.survey(|seat| self.is_here(seat)).0,
                 false => self.form()?,
             };
-            // Ranks that wait for a silent one leave it out themselves. What a newcomer waits for may
-            // be ranks that wait for NCCL to connect.
-            let limit = match current == 0 || self.is_member(seat) {
-                true => timeout,
-                false => SLOW.max(3 * timeout),
-            };
+            // Ranks that wait for a silent one leave it out themselves: a newcomer does so only if
+            // all are silent.
             let now = waited.after(PERIOD);
-            self.leave_out(&self.silent(&absent, &mut silent, now, limit), false);
+            let late = match current == 0 || self.is_member(seat) {
+                true => self.silent(&absent, &mut silent, now, timeout),
+                false => self.hung(&absent, &mut silent, now, 3 * timeout),
+            };
+            self.leave_out(&late, false);
             futex::wait(self.generation(), current, PERIOD);
         }
     }
@@ -387,6 +387,21 @@ impl Roster {
         silent
             .map(|&(seat, [pid, _], _)| (seat, pid as u32))
             .collect()
+    }
+
+    /// As `silent`, where no rank is left that waits for these: if they are not stopped, they may
+    /// wait for NCCL.
+    pub(crate) fn hung(
+        &self,
+        absent: &[usize],
+        before: &mut Silent,
+        now: Duration,
+        limit: Duration,
+    ) -> Vec<(usize, u32)> {
+        let long = self.silent(absent, before, now, limit.max(SLOW));
+        let mut hung = self.silent(absent, before, now, limit);
+        hung.retain(|it| long.contains(it) || process::is_stopped(it.1));
+        hung
     }
 
     /// Kills processes that show no progress, or that others miss, each with its seat. Another
@@ -425,6 +440,14 @@ impl Roster {
         let pid = |seat| self.member(seat, current).load(Ordering::Relaxed) as u32;
         let members = (0..self.seats).map(|seat| (seat, pid(seat)));
         members.filter(|&(_, pid)| pid != 0).collect()
+    }
+
+    /// The seats of the current generation that still have the process they had in it.
+    pub(crate) fn live_members(&self) -> Vec<usize> {
+        let (current, all) = (self.current(), 0..self.seats);
+        let was = |seat: usize| self.member(seat, current).load(Ordering::Relaxed);
+        all.filter(|&seat| was(seat) != 0 && was(seat) == self.read(seat, PID))
+            .collect()
     }
 
     /// Forms the next generation, if all of this one that live wait for it. Returns the seats that

@@ -10,9 +10,8 @@ use super::remote::Remote;
 use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
-use crate::process;
 use crate::roster::across::PageState;
-use crate::roster::{Roster, SLOW, Silent};
+use crate::roster::{Roster, Silent};
 use crate::tcp::{self, SECRET};
 
 /// The exit code of a rank whose program, settings or data are not those of the others.
@@ -179,24 +178,18 @@ impl Elastic {
     }
 
     /// On one host: kills all ranks if none has shown progress for that long, because no other is
-    /// there to notice. Ranks that are not stopped may wait for NCCL to connect. For how long they
-    /// were silent, if it does.
-    pub(super) fn kill_silent(&mut self, now: Duration, limit: Duration) -> Option<Duration> {
-        let members = self.roster.members();
-        if self.roster.is_across() || members.is_empty() {
-            return None;
+    /// there to notice. Whether it does.
+    pub(super) fn kill_silent(&mut self, now: Duration, limit: Duration) -> bool {
+        let members = match self.roster.is_across() {
+            true => Vec::new(),
+            false => self.roster.live_members(),
+        };
+        let hung = (self.roster).hung(&members, &mut self.silent, now, limit);
+        let are_all = !hung.is_empty() && hung.len() == members.len();
+        if are_all {
+            self.roster.leave_out(&hung, false);
         }
-        let seats: Vec<usize> = members.iter().map(|&(seat, _)| seat).collect();
-        let (roster, mut silent, slow) = (&self.roster, Vec::new(), limit.max(SLOW));
-        let is_over = [limit, slow].into_iter().find(|&limit| {
-            silent = roster.silent(&seats, &mut self.silent, now, limit);
-            let are_stopped = || silent.iter().all(|&(_, pid)| process::is_stopped(pid));
-            silent.len() == seats.len() && (limit == slow || are_stopped())
-        });
-        is_over.inspect(|_| {
-            roster.leave_out(&silent, false);
-            self.silent = Silent::default();
-        })
+        are_all
     }
 
     /// The host of a rank is lost.

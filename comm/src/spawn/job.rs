@@ -472,11 +472,11 @@ impl Job {
     fn kill_silent(&mut self) {
         let (now, limit) = (self.now, self.timeout.saturating_mul(3));
         if let Some(elastic) = &mut self.elastic
-            && let Some(limit) = elastic.kill_silent(now, limit)
+            && elastic.kill_silent(now, limit)
         {
             let (program, limit) = (&self.program, Seconds(limit));
             print_line(&format!(
-                "{program}: no rank has shown progress for {limit}: all are killed; help: find out \
+                "{program}: no rank has shown progress for {limit} or longer: all are killed; help: find out \
                  what stopped them (SIGSTOP, a debugger, a stuck disk or GPU)\n"
             ));
         }
