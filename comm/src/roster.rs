@@ -72,7 +72,7 @@ const PULSE: usize = 72;
 const ADDRESS: usize = 80;
 
 /// How a seat's process ended: its status, its number, and what is known besides. Others killed it,
-/// because it was silent or a rank of another host could not reach it.
+/// because it was silent or a rank of another host did not hear from it.
 const STATUS: u64 = 0xffff;
 const ENDED_PID_AT: u32 = 16;
 const ENDED_PID: u64 = 0xff_ffff << ENDED_PID_AT;
@@ -619,7 +619,7 @@ fn how(ended: u64) -> String {
         return "its host was cut off".into();
     }
     if ended & WAS_MISSED != 0 {
-        return "killed because another host could not reach it".into();
+        return "killed because another host did not hear from it".into();
     }
     if ended & WAS_SILENT != 0 {
         return "killed because it showed no progress".into();

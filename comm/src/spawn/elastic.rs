@@ -180,10 +180,11 @@ impl Elastic {
     /// On one host: kills all ranks if none has shown progress for that long, because no other is
     /// there to notice. Whether it does.
     pub(super) fn kill_silent(&mut self, now: Duration, limit: Duration) -> bool {
-        let members = match self.roster.is_across() {
-            true => Vec::new(),
-            false => self.roster.live_members(),
-        };
+        // On several hosts `decide` looks at those that others wait for.
+        if self.roster.is_across() {
+            return false;
+        }
+        let members = self.roster.live_members();
         let hung = (self.roster).hung(&members, &mut self.silent, now, limit);
         let are_all = !hung.is_empty() && hung.len() == members.len();
         if are_all {

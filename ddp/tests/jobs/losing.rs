@@ -255,27 +255,6 @@ fn a_run_whose_ranks_are_all_lost_at_the_end_is_finished_later() {
 }
 
 #[test]
-fn a_job_leaves_a_run_that_another_job_has_resumed_meanwhile() {
-    undisturbed();
-    let folder = Folder::new("losing-to-another-job");
-    let words = format!("{RUN} --min-ranks 2 --restarts 3");
-    let job = folder
-        .started(2, &words)
-        .env("DDP_TEST_FAULT", &slow_steps());
-    let mut first = job.start();
-    first.wait_for(r#""event":"checkpoint""#);
-    let second = folder.started(1, &format!("{RUN} --resume auto")).start();
-    std::thread::sleep(Duration::from_secs(1));
-    first.signal_rank(0, "KILL");
-    let (second, first) = (second.wait(), first.wait());
-    assert_eq!(second.exit_code(), Some(0), "{second}");
-    assert_eq!(first.exit_code(), Some(2), "{first}");
-    let told = "another job has resumed this run while this one had lost a rank";
-    assert!(first.stderr.contains(told), "{first}");
-    assert_undisturbed(&folder, &second);
-}
-
-#[test]
 fn several_ranks_can_be_lost_at_once_and_all_but_one() {
     undisturbed();
     let faults = [

@@ -361,6 +361,23 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_another_job_has_resumed_or_removed_is_not_taken_over() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join(EVENTS_FILE);
+        let gone = LockedLog::of_job(scratch.path()).unwrap_err();
+        assert_eq!(gone.exit_code(), 74, "{gone}");
+        // This process is of no job that continues without lost ranks.
+        fs::write(&path, LINES).unwrap();
+        LockedLog::of_job(scratch.path()).unwrap();
+        let resumed = r#"{"event":"resume","step":6,"job":"another"}"#;
+        fs::write(&path, format!("{LINES}{resumed}\n")).unwrap();
+        let error = LockedLog::of_job(scratch.path()).unwrap_err();
+        let text = error.to_string();
+        let told = "another job has resumed this run";
+        assert!(error.exit_code() == 2 && text.contains(told), "{text}");
+    }
+
+    #[test]
     fn a_log_that_is_being_written_is_left_alone() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
