@@ -183,7 +183,9 @@ impl Scratch {
     fn new(cache: &Path) -> Result<Self, Failed> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = cache.join(format!("making-{}-{number}", std::process::id()));
+        // The path is in the library: with a fixed width its length does not depend on who made it.
+        let name = format!("making-{:010}-{number:06}", std::process::id());
+        let folder = cache.join(name);
         fs::create_dir_all(&folder).map_err(|error| failed("make the folder", &folder, &error))?;
         Ok(Self(folder))
     }
