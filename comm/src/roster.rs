@@ -85,7 +85,7 @@ const WAS_MISSED: u64 = 1 << 43;
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
 /// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
 /// take a minute to connect.
-const SLOW: Duration = Duration::from_secs(120);
+pub(crate) const SLOW: Duration = Duration::from_secs(120);
 /// How often a rank that waits looks.
 const PERIOD: Duration = Duration::from_millis(5);
 

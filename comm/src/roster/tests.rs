@@ -226,6 +226,10 @@ fn a_newcomer_takes_the_place_of_ranks_that_all_have_stopped() {
     assert!(seats.roster.form().unwrap().is_empty());
     assert_eq!(seats.seen().1, [1]);
     seats.roster.take(0, std::process::id());
+    // One that is not stopped is given two minutes.
+    let stopped = seats.processes[1].id().to_string();
+    let mut stop = std::process::Command::new("kill");
+    assert!(stop.args(["-STOP", &stopped]).status().unwrap().success());
     let (waited, next) = waited_for_a_rank_that_stops(&seats, 0);
     assert!(waited >= 3 * TIMEOUT, "{waited:?}");
     assert_eq!((next.number, next.change.joined), (2, vec![0]));

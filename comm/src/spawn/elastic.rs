@@ -11,7 +11,7 @@ use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::roster::across::PageState;
-use crate::roster::{Roster, Silent};
+use crate::roster::{Roster, SLOW, Silent};
 use crate::tcp::{self, SECRET};
 
 /// The exit code of a rank whose program, settings or data are not those of the others.
@@ -49,6 +49,8 @@ pub(super) struct Elastic {
     hosts: Vec<usize>,
     /// The ranks that are waited for, once the current generation is known to be over.
     silent: Silent,
+    /// The ranks of the current generation, while it lasts.
+    all_silent: Silent,
     /// For hosts, the seats elsewhere that their ranks miss.
     missed: BTreeMap<usize, Vec<usize>>,
     /// Seats to which no process comes again, on no host: the last one did not agree with the
@@ -81,6 +83,7 @@ impl Elastic {
             addresses,
             hosts,
             silent: Silent::default(),
+            all_silent: Silent::default(),
             missed: BTreeMap::new(),
             stay_out: Vec::new(),
             formed: Duration::ZERO,
@@ -128,7 +131,8 @@ impl Elastic {
     }
 
     /// A lost rank is to be started again: how often that has happened, or why it is not. One that
-    /// ends again and again before it takes part waits longer each time, and then stays out.
+    /// ends again and again before it takes part, or soon after, waits longer each time, and then
+    /// stays out.
     pub(super) fn again(
         &mut self,
         rank: usize,
@@ -143,7 +147,7 @@ impl Elastic {
             0 => Some(String::new()),
             _ if self.stays_out(rank) => Some(": it is not started again".into()),
             _ if tries > TRIES_MAX => Some(format!(
-                ": it was started {TRIES_MAX} times without taking part, and is not started again"
+                ": it ended {TRIES_MAX} times before or soon after it took part, and is not started again"
             )),
             all if all == self.restarted => Some(format!(
                 ": all {all} restarts are used up, and it is not started again"
@@ -252,6 +256,14 @@ impl Elastic {
             }
             left_out.retain(|(seat, _)| missed.contains(seat));
             self.stay_out.extend(missed.into_iter().filter(is_new));
+        } else {
+            // All may be stopped. Ranks that wait for NCCL show no progress either.
+            let (members, limit) = (self.roster.live_members(), timeout.saturating_mul(3));
+            let all_silent = &mut self.all_silent;
+            left_out = (self.roster).silent(&members, all_silent, now, limit.max(SLOW));
+            if left_out.len() < members.len() {
+                left_out.clear();
+            }
         }
         (left_out, are_missed)
     }

@@ -63,6 +63,13 @@ pub(super) fn connect(
 ) -> Result<(Option<Start>, Elastic)> {
     let roster = Arc::new(Roster::inherited(fd)?);
     roster.take(job.rank, std::process::id());
+    // While this process has one thread.
+    let lookup = |name: &str| std::env::var(name).ok();
+    let ranks = RankKind::Processes {
+        share_gpus: options.share_gpus,
+        are_on_one_host: !roster.is_across(),
+    };
+    environment::apply(environment::settings(ranks, options.nccl, &lookup));
     let (shown, seat, limit) = (Arc::clone(&roster), job.rank, silence(options.timeout));
     let is_newcomer = roster.current() > 0;
     let pulse = Background::start("pulse", move |cancelled| {
@@ -97,12 +104,6 @@ pub(super) fn connect(
         change: Change::default(),
         latest: Arc::default(),
     };
-    let lookup = |name: &str| std::env::var(name).ok();
-    let ranks = RankKind::Processes {
-        share_gpus: options.share_gpus,
-        are_on_one_host: !elastic.roster.is_across(),
-    };
-    environment::apply(environment::settings(ranks, options.nccl, &lookup));
     if is_newcomer {
         // The others train: this process gets ready before they wait for it.
         launcher::set_rank_0(false);

@@ -146,7 +146,7 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
                 .join(", "),
             last.step
         );
-        sheet.add("ranks since then", text);
+        sheet.add("since then", text);
     }
     sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());

@@ -86,6 +86,8 @@ fn assert_undisturbed(folder: &Folder, ended: &Ended, lost: &[u64]) {
 fn assert_same(folder: &Folder, ended: &Ended) {
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
     let (left, expected) = (left(folder), undisturbed());
+    // Each process has made the settings of NCCL.
+    assert!(!ended.stderr.contains("bits differ"), "{ended}");
     assert_eq!(left.steps, expected.steps, "{ended}");
     assert!(left.losses == expected.losses, "{ended}");
     let is_same = left.samples.is_none_or(|it| Some(it) == expected.samples);

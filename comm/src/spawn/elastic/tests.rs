@@ -64,6 +64,19 @@ fn of_two_hosts_that_miss_each_other_one_is_left_out() {
 }
 
 #[test]
+fn ranks_of_several_hosts_that_are_all_stopped_are_left_out() {
+    let mut job = both_train();
+    // Rank 1 is lost, and the process that comes waits for rank 0.
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    hear(&mut job, 2, 1, [0, 0], &[]);
+    assert!(decide(&mut job, 1).is_empty() && decide(&mut job, 1).is_empty());
+    assert_eq!(job.roster.members(), [(0, 70)]);
+    hear(&mut job, 2, 2, [81, 1], &[]);
+    assert!(decide(&mut job, 2).is_empty() && decide(&mut job, 121).is_empty());
+    assert_eq!(decide(&mut job, 123), [(0, 70)]);
+}
+
+#[test]
 fn one_that_shows_no_progress_before_the_first_meeting_is_left_out() {
     let mut job = job();
     hear(&mut job, 1, 0, [70, 1], &[]);
