@@ -1,9 +1,7 @@
 //! Stop requests: by any of the signals, on any rank, at any time. All ranks save the same step,
 //! the exit code is 75, and the resumed run has the bytes of one that was never stopped.
 
-use std::time::Duration;
-
-use crate::support::job::{Ended, Folder, Job, all_at_once};
+use crate::support::job::{Ended, FAR, Folder, Job, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 
 /// 400 steps of some milliseconds: a stop comes in the middle of them.
@@ -142,9 +140,9 @@ fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
         .alone(LONG)
         .env("DDP_TEST_FAULT", "0:forward:3:hang")
         .start();
-    running.wait_for(r#"{"event":"step","step":2,"#);
+    running.wait_for_fault("0:forward:3");
     running.signal_rank(0, "INT");
-    std::thread::sleep(Duration::from_millis(500));
+    running.wait_for_said("Ctrl-C: finishing this step");
     assert!(running.goes_on(), "the first only asks");
     running.signal_rank(0, "INT");
     let ended = running.wait();
@@ -210,7 +208,8 @@ fn a_stop_while_a_finished_job_leaves_changes_nothing() {
     let pids = pids.collect::<Vec<_>>().join(" ");
     let report = folder.out().join("report.html");
     while !report.exists() && running.goes_on() {
-        std::thread::sleep(Duration::from_millis(1));
+        // Sleep: a moment, since what follows is short. Later signals only come too late.
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let often = format!("for i in 1 2 3 4 5 6 7 8; do kill -s TERM {pids}; sleep 0.01; done");
     let told = std::process::Command::new("sh")
@@ -301,10 +300,9 @@ fn ctrl_c_during_set_up_says_that_there_is_nothing_to_save() {
 
 #[test]
 fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
-    let words = LONG.replace(
-        "--checkpoint-every 0",
-        "--checkpoint-every 10 --timeout-s 4",
-    );
+    // Patience ends before the timeout of what is stuck.
+    let words = LONG.replace("--checkpoint-every 0", "--checkpoint-every 10");
+    let words = format!("{words} {FAR}");
     // Where the write is stuck, and where there is an error.
     let cases = [(1, 0), (2, 0), (2, 1)];
     let some = ddp_slice::from("errors while a checkpoint is stuck", cases, 1);
@@ -320,9 +318,6 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
                 .contains("a fault on purpose in Forward of step 15"),
             "{ended}"
         );
-        // Counted from step 2: before the job starts it waits for its turn.
-        let took = ended.after_step_2.expect("step 2 was taken");
-        assert!(took < Duration::from_secs(30), "{took:?}: {ended}");
         assert!(
             !folder.checkpoints().contains(&"step-00000010".to_string()),
             "{ended}"
