@@ -13,18 +13,21 @@ const SOON_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at what a test waits for. Often enough for what takes tens of milliseconds,
 /// and seldom enough to leave the cores to the job.
 pub(crate) fn look_again_soon() {
+    // Sleep: what is waited for is looked at.
     std::thread::sleep(Duration::from_millis(20));
 }
 
 /// Lets a random time pass, up to `most`, before a test disturbs a job: what it asserts holds
 /// whenever that is.
 pub(crate) fn at_random(seed: u64, index: u64, most: Duration) {
+    // Sleep: any moment will do.
     std::thread::sleep(most.mul_f64(mixed(seed, index) as f64 / u64::MAX as f64));
 }
 
 /// Lets a time pass in which nothing may happen. Too short a time cannot fail a test, only make it
 /// miss something.
 pub(crate) fn while_nothing_happens(time: Duration) {
+    // Sleep: nothing is waited for.
     std::thread::sleep(time);
 }
 
