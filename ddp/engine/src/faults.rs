@@ -224,7 +224,9 @@ fn say(
     }: &Fault,
 ) {
     let point = format!("{point:?}").to_lowercase();
-    eprintln!("at {rank}:{point}:{step}");
+    // In one piece: other ranks write to the same pipe.
+    let line = format!("at {rank}:{point}:{step}\n");
+    _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// The fault of the point `Newcomer` after step `step`: waits for `has_come`.

@@ -693,7 +693,7 @@ impl Drop for Turn {
 /// The command, which hears all signals. Processes that a script starts in the background ignore
 /// Ctrl-C, under nohup a closed terminal, and children inherit that.
 fn hearing_all_signals(command: Command) -> Command {
-    let mut hearing = Command::new("env");
+    let mut hearing = Command::new("/usr/bin/env");
     hearing
         .arg("--default-signal")
         .arg(command.get_program())
