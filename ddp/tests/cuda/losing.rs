@@ -206,7 +206,7 @@ fn a_rank_whose_gpu_has_not_made_an_update_that_others_have_makes_it_from_its_co
     let cases = ddp_slice::from(&test_name(), cases, 3);
     all_at_once(cases, |(seed, (ranks, lost, late))| {
         let folder = Folder::new("losing-late");
-        let late = late.iter().map(|rank| format!("{rank}:agreed:14:work"));
+        let late = late.iter().map(|rank| format!("{rank}:agreed:14:hold"));
         // Until then the GPUs have agreed on step 14.
         let lost_at = ["optimizer:14:pause", "forward:15:kill"];
         let lost_at = lost_at.map(|fault| format!("{lost}:{fault}"));
@@ -214,7 +214,10 @@ fn a_rank_whose_gpu_has_not_made_an_update_that_others_have_makes_it_from_its_co
         // An odd seed leaves finite garbage where calls end without a result.
         let job = job_of(ranks, &folder, "--zero 1 --graph off", seed);
         let job = job.env("SIMCUDA_SCHEDULE", "eager");
-        let ended = job.env("DDP_TEST_FAULT", &faults.join(",")).run();
+        let running = job.env("DDP_TEST_FAULT", &faults.join(",")).start();
+        running.wait_for_said(&format!("rank {lost} killed by signal 9"));
+        running.go_on(14);
+        let ended = running.wait();
         assert!(!ended.stderr.contains("last checkpoint"), "{ended}");
         assert_undisturbed(&folder, &ended, &[lost]);
     });
