@@ -185,6 +185,7 @@ fn ranks_can_be_lost_while_others_meet() {
             vec![0, 1, 3],
         ),
     ];
+    let faults = ddp_slice::from("ranks lost while others meet", faults, 3);
     all_at_once(faults, |(faults, expected)| {
         let folder = Folder::new("losing-meeting");
         let timeout = if faults.contains("stop") { SHORT } else { "" };
@@ -236,7 +237,9 @@ fn what_goes_wrong_on_one_rank_alone_does_not_end_the_others() {
     // Data that one rank finds bad end the job: the others would find them, too.
     let kinds = [("panic", 70), ("memory", 71), ("error", 65)];
     let faults = [0, 2].map(|rank| kinds.map(|(kind, code)| (rank, kind, code)));
-    all_at_once(faults.into_iter().flatten(), |(rank, kind, code)| {
+    let faults = faults.into_iter().flatten();
+    let faults = ddp_slice::from("what goes wrong on one rank alone", faults, 3);
+    all_at_once(faults, |(rank, kind, code)| {
         let folder = Folder::new("losing-wrong");
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
         let fault = format!("{rank}:forward:14:{kind}");

@@ -125,6 +125,7 @@ fn a_single_process_killed_anywhere_resumes_to_the_same_bytes() {
 fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
     let cases = PLACES.iter().flat_map(|place| [(0, *place), (1, *place)]);
+    let cases = ddp_slice::from("ranks killed at each place", cases, 4);
     all_at_once(cases, |(rank, place)| {
         assert_survives(2, rank, place, "", &expected)
     });

@@ -1,6 +1,8 @@
 //! Stop requests: by any of the signals, on any rank, at any time. All ranks save the same step,
 //! the exit code is 75, and the resumed run has the bytes of one that was never stopped.
 
+use std::sync::OnceLock;
+
 use crate::support::job::{Ended, FAR, Folder, Job, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 
@@ -19,7 +21,9 @@ fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
 }
 
 /// What must be the same of a run that was interrupted: every step and evaluation, and the model.
-fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
+type Outcome = (Vec<Vec<f64>>, Vec<f64>, Vec<u8>);
+
+fn outcome(folder: &Folder, steps: u64) -> Outcome {
     let log = folder.metrics_log();
     let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"]
         .map(|field| log.of_steps(field))
@@ -69,12 +73,7 @@ fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
 
 /// Goes on with a stopped run, and compares it with one that was not.
 #[track_caller]
-fn assert_goes_on(
-    folder: &Folder,
-    ranks: usize,
-    from: u64,
-    expected: &(Vec<Vec<f64>>, Vec<f64>, Vec<u8>),
-) {
+fn assert_goes_on(folder: &Folder, ranks: usize, from: u64, expected: &Outcome) {
     let ended = job(folder, ranks, &format!("{LONG} --resume auto")).run();
     ended.assert_well();
     let log = folder.metrics_log();
@@ -90,11 +89,14 @@ fn assert_goes_on(
     );
 }
 
-/// A run that is not stopped.
-fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
-    let folder = Folder::new("undisturbed");
-    job(&folder, ranks, LONG).run().assert_well();
-    outcome(&folder, STEPS)
+/// A run that is not stopped, of one rank or of two.
+fn undisturbed(ranks: usize) -> &'static Outcome {
+    static RUNS: [OnceLock<Outcome>; RANKS.len()] = [const { OnceLock::new() }; RANKS.len()];
+    RUNS[ranks - 1].get_or_init(|| {
+        let folder = Folder::new("undisturbed");
+        job(&folder, ranks, LONG).run().assert_well();
+        outcome(&folder, STEPS)
+    })
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
             let ended = running.wait();
             assert_eq!(ended.exit_code(), Some(75), "{ended}");
             let step = stopped_at(&ended, &folder, told);
-            assert_goes_on(&folder, ranks, step, &expected);
+            assert_goes_on(&folder, ranks, step, expected);
         });
     }
 }
@@ -235,7 +237,7 @@ fn a_stop_while_nothing_is_on_record_leaves_nothing() {
         .alone(&format!("{LONG} --resume auto"))
         .run()
         .assert_well();
-    assert!(outcome(&folder, STEPS) == expected, "{ended}");
+    assert!(outcome(&folder, STEPS) == *expected, "{ended}");
 }
 
 #[test]
@@ -339,7 +341,7 @@ fn the_launcher_forwards_sigusr1_and_ends_with_75() {
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     let step = stopped_at(&ended, &folder, USR1);
-    assert_goes_on(&folder, 2, step, &expected);
+    assert_goes_on(&folder, 2, step, expected);
 }
 
 #[cfg(feature = "mpi")]
