@@ -95,9 +95,11 @@ pub(crate) fn start_again_after_a_kill(name: &str, job: impl Fn(&Folder, &str) -
     let words = words.replace("--checkpoint-every 0", "--checkpoint-every 1");
     let [whole, again] = ["whole", "again"].map(|end| Folder::new(&format!("{name}-{end}")));
     whole.started(2, &words).run().assert_well();
-    let mut running = job(&again, &format!("{words} --restarts 1")).start();
-    running.wait_for(STEP_2);
+    let job = job(&again, &format!("{words} --restarts 1"));
+    let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();
+    running.wait_for_fault("0:forward:20");
     running.signal_rank(1, "KILL");
+    running.go_on(20);
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
     let told = "ddp-train: the job ended with 137: starting again with --resume auto (1 of 1)";

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use crate::support::job::{Ended, FAR, Folder, Job, all_at_once};
+use crate::support::job::{Ended, FAR, Folder, Job, Running, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 
 /// 400 steps of some milliseconds: a stop comes in the middle of them.
@@ -99,6 +99,17 @@ fn undisturbed(ranks: usize) -> &'static Outcome {
     })
 }
 
+/// The step in which rank 0 holds, so that a signal comes in the middle however slow a test is.
+const HELD_AT: u64 = 20;
+
+/// The job, started, when its rank 0 holds.
+fn held(job: Job) -> Running {
+    let at = format!("0:forward:{HELD_AT}");
+    let running = job.env("DDP_TEST_FAULT", &format!("{at}:hold")).start();
+    running.wait_for_fault(&at);
+    running
+}
+
 #[test]
 fn a_signal_to_any_rank_stops_all_after_the_same_step() {
     let signals = [
@@ -113,9 +124,9 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
         let some = ddp_slice::from("signals to ranks", cases, ranks);
         all_at_once(some, |(rank, signal, told)| {
             let folder = Folder::new(&format!("{signal}-{rank}"));
-            let mut running = job(&folder, ranks, LONG).start();
-            running.wait_for(r#"{"event":"step","step":2,"#);
+            let running = held(job(&folder, ranks, LONG));
             running.signal_rank(rank, signal);
+            running.go_on(HELD_AT);
             let ended = running.wait();
             assert_eq!(ended.exit_code(), Some(75), "{ended}");
             let step = stopped_at(&ended, &folder, told);
@@ -127,11 +138,11 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
 #[test]
 fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
     let folder = Folder::new("again");
-    let mut running = folder.together(LONG).start();
-    running.wait_for(r#"{"event":"step","step":2,"#);
+    let running = held(folder.together(LONG));
     for signal in ["USR1", "TERM", "TERM", "INT"] {
         running.signal_rank(0, signal);
     }
+    running.go_on(HELD_AT);
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     stopped_at(&ended, &folder, USR1);
@@ -335,9 +346,9 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
 fn the_launcher_forwards_sigusr1_and_ends_with_75() {
     let expected = undisturbed(2);
     let folder = Folder::new("mpirun");
-    let mut running = folder.ranks(2, LONG).start();
-    running.wait_for(r#"{"event":"step","step":2,"#);
+    let running = held(folder.ranks(2, LONG));
     running.signal("USR1");
+    running.go_on(HELD_AT);
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     let step = stopped_at(&ended, &folder, USR1);
