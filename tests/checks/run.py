@@ -153,6 +153,7 @@ class Checks:
             step("licences, sources and advisories of crates", check_crates)
         else:
             skipped.append("licences of crates, which needs: cargo install cargo-deny")
+        step("every test program in 20 rounds, half of them loaded", ["tests/checks/again", "--built", self.programs.listing])
         step("images, in a container engine", ["tests/docker/run", "--engine"])
         for source in sorted(glob.glob("*/fuzz/fuzz_targets/*.rs")):
             fuzz = os.path.basename(source).removesuffix(".rs")
