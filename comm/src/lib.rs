@@ -56,7 +56,7 @@ pub use launcher::{is_rank_0, job_age, job_number, likely_rank};
 pub use limits::check_stack;
 pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use roster::{Change, LostRank};
-pub use say::has_reader as stderr_has_reader;
+pub use say::{print_line, print_now, print_progress};
 pub use stop::{Signal, StopSignals};
 pub use tree::{Part, SumTree};
 pub use world::{HasExitCode, Options, World};

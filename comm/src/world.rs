@@ -107,7 +107,8 @@ impl World {
         stop::ignore_file_limit();
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = Launch::detect(&lookup)?;
-        if let Some(job) = OwnJob::read(&lookup)?
+        let job = OwnJob::read(&lookup)?.inspect(|_| stop::hear());
+        if let Some(job) = job
             && let Some(roster) = job.roster
         {
             let (start, elastic) = elastic::connect(options, &job, roster)?;

@@ -87,7 +87,7 @@ fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
         ..task("bash", &["-c", script])
     };
     let limits = [Duration::from_secs(60); 2];
-    let children = Children::new(Signals::block());
+    let children = Children::default();
     let mut job = Job::new("test", children, limits, &task, mpsc::channel());
     job.add(&here(2)[0], None);
     job.stopped_by = Some(libc::SIGTERM);
