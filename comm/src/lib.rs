@@ -57,6 +57,6 @@ pub use limits::check_stack;
 pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use roster::{Change, LostRank};
 pub use say::{print_line, print_now, print_progress};
-pub use stop::{Signal, StopSignals};
+pub use stop::{Signal, StopSignals, hold_stops};
 pub use tree::{Part, SumTree};
 pub use world::{HasExitCode, Options, World};

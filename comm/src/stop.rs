@@ -190,11 +190,22 @@ impl Drop for Termination {
     }
 }
 
-/// From now on this thread, and those that it starts, receive requests to stop: the launcher starts
-/// ranks with these signals blocked, so that those that come before a handler is there wait for it.
+/// Requests to stop wait from now on, until [`crate::World::connect`] or a launcher can handle them.
+/// Call it first in `main`: without it they end a process that has no handler yet. Ranks that a
+/// [`crate::spawn::Spawner`] starts have these signals blocked from the start.
+pub fn hold_stops() {
+    mask(libc::SIG_BLOCK, &set_of(STOPS));
+}
+
+/// From now on this thread, and those that it starts, receive requests to stop.
 pub(crate) fn hear() {
-    // SAFETY: reads the set, which is ours; null asks for nothing.
-    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set_of(STOPS), std::ptr::null_mut()) };
+    mask(libc::SIG_UNBLOCK, &set_of(STOPS));
+}
+
+/// Blocks or unblocks these signals in this thread. Safe between fork and exec.
+pub(crate) fn mask(how: c_int, signals: &libc::sigset_t) {
+    // SAFETY: reads the set; null asks for nothing.
+    unsafe { libc::pthread_sigmask(how, signals, std::ptr::null_mut()) };
 }
 
 /// The set of these signals.

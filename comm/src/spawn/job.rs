@@ -587,7 +587,8 @@ impl Job {
             false => signal.or(status.code().map(|code| code as u8)),
         };
         let goes_on = (self.elastic.as_ref()).is_some_and(|it| it.roster.over().is_none());
-        if goes_on && signal.is_some() && self.stopped_by.is_none() {
+        let is_killed = status.signal().is_some_and(|it| !STOPS.contains(&it));
+        if goes_on && is_killed {
             // The last rank was killed.
             code = Some(EXIT_PEER_LOST);
             let help = "resume the run from its last checkpoint";

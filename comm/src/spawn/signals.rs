@@ -20,8 +20,7 @@ impl Signals {
             .into_iter()
             .filter(|&signal| !stop::is_ignored(signal));
         let awaited = stop::set_of(stops.chain([libc::SIGCHLD]));
-        // SAFETY: reads the set, which is ours; null asks for nothing.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &awaited, std::ptr::null_mut()) };
+        stop::mask(libc::SIG_BLOCK, &awaited);
         Signals(awaited)
     }
 
@@ -48,7 +47,7 @@ impl Signals {
     pub(super) fn prepare(command: &mut Command, inherited: Vec<c_int>) {
         let ends = stop::set_of([libc::SIGCHLD]);
         command.process_group(0);
-        // SAFETY: between fork and exec only fcntl and sigprocmask are called, which are safe
+        // SAFETY: between fork and exec only fcntl and pthread_sigmask are called, which are safe
         // there; the caller keeps the descriptors open until the child is started.
         unsafe {
             command.pre_exec(move || {
@@ -57,7 +56,7 @@ impl Signals {
                         return Err(std::io::Error::last_os_error());
                     }
                 }
-                libc::sigprocmask(libc::SIG_UNBLOCK, &ends, std::ptr::null_mut());
+                stop::mask(libc::SIG_UNBLOCK, &ends);
                 Ok(())
             });
         }
