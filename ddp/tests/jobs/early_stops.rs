@@ -102,7 +102,7 @@ fn a_job_whose_full_standard_error_is_not_read_trains_and_stops_at_ctrl_c() {
     let full = "mkfifo full; exec 3<>full 2>&3
         dd if=/dev/zero of=full oflag=nonblock bs=4096 count=9999 2>/dev/null
         set -- env --default-signal=INT \"$@\"";
-    let words = format!("{} --ranks 2 --min-ranks 1", endless());
+    let words = format!("{} --ranks 2 --min-ranks 1 --progress always", endless());
     let mut running = folder.in_shell(full, &words).start();
     running.wait_for(r#""event":"step","step":2,"#);
     running.signal("INT");
