@@ -115,7 +115,7 @@ pub(super) fn connect(
             },
         ));
     }
-    let start = limits::check(elastic.roster.seats())
+    let start = limits::check_elastic(elastic.roster.seats())
         .and_then(|_| elastic.next(options.join_timeout.max(options.timeout)));
     // Ranks that were started again would find the same.
     let start = start.inspect_err(|error| _ = elastic.roster.end(error.exit_code()));
