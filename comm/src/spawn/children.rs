@@ -160,3 +160,6 @@ pub(super) fn cannot_start(rank: usize, size: usize, error: &io::Error) -> Error
     let help = "raise the limits on processes and open files (ulimit -u, -n), or start fewer ranks";
     Error::Limit(Problem::new(action, error, help))
 }
+
+#[cfg(test)]
+mod tests;
