@@ -19,6 +19,7 @@ mod disk;
 mod events;
 mod face;
 mod faults;
+mod frozen;
 mod generate;
 mod golden;
 mod gpt;
