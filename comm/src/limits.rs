@@ -23,18 +23,9 @@ pub fn check_stack() -> Result<()> {
     check_limit("start", need)
 }
 
-/// An error if a limit is too small for one of `local_size` ranks.
-pub(crate) fn check(local_size: usize) -> Result<()> {
-    check_generations(local_size, 1)
-}
-
-/// As `check`. After the loss of a rank the memory that ranks shared, and the handles of their
-/// processes, stay until the ranks that are left have new ones.
-pub(crate) fn check_elastic(local_size: usize) -> Result<()> {
-    check_generations(local_size, 2)
-}
-
-fn check_generations(local_size: usize, generations: u64) -> Result<()> {
+/// An error if a limit is too small for one of `local_size` ranks. Ranks that may meet again have
+/// the memory and the handles of two `generations` then.
+pub(crate) fn check(local_size: usize, generations: u64) -> Result<()> {
     let shared = Segment::bytes_for(local_size)? as u64;
     let files = FILES_MIN + (generations - 1) * 2 * local_size as u64;
     let needs = [
