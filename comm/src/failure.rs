@@ -301,6 +301,8 @@ impl Failure {
                 std::thread::park();
             }
         }
+        // The rank that reports the cause may not have said so yet: nothing starts this one again.
+        (self.roster.iter()).for_each(|roster| _ = roster.end(exit_code));
         within(BOUND, || drop(SPEAKING.lock()));
         // Another thread may hold the lock of standard output and never release it.
         within(BOUND, || _ = std::io::stdout().flush());

@@ -23,9 +23,11 @@ pub fn check_stack() -> Result<()> {
     check_limit("start", need)
 }
 
-/// An error if a limit is too small for one of `local_size` ranks.
-pub(crate) fn check(local_size: usize) -> Result<()> {
+/// An error if a limit is too small for one of `local_size` ranks. Ranks that may meet again have
+/// the memory and the handles of two `generations` then.
+pub(crate) fn check(local_size: usize, generations: u64) -> Result<()> {
     let shared = Segment::bytes_for(local_size)? as u64;
+    let files = FILES_MIN + (generations - 1) * 2 * local_size as u64;
     let needs = [
         (
             libc::RLIMIT_FSIZE,
@@ -35,11 +37,11 @@ pub(crate) fn check(local_size: usize) -> Result<()> {
         ),
         (
             libc::RLIMIT_AS,
-            MEMORY_BYTES_MIN + shared,
+            MEMORY_BYTES_MIN + generations * shared,
             "bytes of virtual memory",
             "-v",
         ),
-        (libc::RLIMIT_NOFILE, FILES_MIN, "open files", "-n"),
+        (libc::RLIMIT_NOFILE, files, "open files", "-n"),
         (libc::RLIMIT_NPROC, THREADS_MIN, "threads", "-u"),
     ];
     let mut needs = needs.into_iter();

@@ -357,14 +357,12 @@ impl Roster {
                 true => self.survey(|seat| self.is_here(seat)).0,
                 false => self.form()?,
             };
-            // Ranks that wait for a silent one leave it out themselves: a newcomer does so only if
-            // all are silent.
             let now = waited.after(PERIOD);
-            let late = match current == 0 || self.is_member(seat) {
-                true => self.silent(&absent, &mut silent, now, timeout),
-                false => self.hung(&absent, &mut silent, now, 3 * timeout),
-            };
-            self.leave_out(&late, false);
+            // A newcomer leaves that to the others, and to what started them.
+            if current == 0 || self.is_member(seat) {
+                let late = self.silent(&absent, &mut silent, now, timeout);
+                self.leave_out(&late, false);
+            }
             futex::wait(self.generation(), current, PERIOD);
         }
     }
@@ -387,21 +385,6 @@ impl Roster {
         silent
             .map(|&(seat, [pid, _], _)| (seat, pid as u32))
             .collect()
-    }
-
-    /// As `silent`, where no rank is left that waits for these: if they are not stopped, they may
-    /// wait for NCCL.
-    pub(crate) fn hung(
-        &self,
-        absent: &[usize],
-        before: &mut Silent,
-        now: Duration,
-        limit: Duration,
-    ) -> Vec<(usize, u32)> {
-        let long = self.silent(absent, before, now, limit.max(SLOW));
-        let mut hung = self.silent(absent, before, now, limit);
-        hung.retain(|it| long.contains(it) || process::is_stopped(it.1));
-        hung
     }
 
     /// Kills processes that show no progress, or that others miss, each with its seat. Another
@@ -442,12 +425,16 @@ impl Roster {
         members.filter(|&(_, pid)| pid != 0).collect()
     }
 
-    /// The seats of the current generation that still have the process they had in it.
+    /// The seats of the current generation that still have the process they had in it. If none has,
+    /// those with a process.
     pub(crate) fn live_members(&self) -> Vec<usize> {
-        let (current, all) = (self.current(), 0..self.seats);
+        let current = self.current();
         let was = |seat: usize| self.member(seat, current).load(Ordering::Relaxed);
-        all.filter(|&seat| was(seat) != 0 && was(seat) == self.read(seat, PID))
-            .collect()
+        let lives = |&seat: &usize| self.read(seat, PID) != 0;
+        let live = (0..self.seats).filter(lives);
+        let (members, others): (Vec<_>, Vec<_>) =
+            live.partition(|&seat| was(seat) == self.read(seat, PID));
+        if members.is_empty() { others } else { members }
     }
 
     /// Forms the next generation, if all of this one that live wait for it. Returns the seats that

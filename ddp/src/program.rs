@@ -143,16 +143,11 @@ fn settings(command: Option<&Command>) -> Config {
 }
 
 fn run(command: Command, world: &World) -> Result<()> {
-    // Ranks with different commands would wait for each other in different places.
-    let help = "start every rank with the same command";
-    // Ranks that lost one before all had met have not compared it: those that did train already.
-    if world.generation() < 2 {
-        match world.handshake(&[Field::must_match("the command", command.name(), help)]) {
-            // A job that continues without that rank meets again when it trains.
-            Err(error) if error.is_rank_lost() => {}
-            Err(ddp_comm::Error::Timeout { .. }) if world.is_elastic() => {}
-            compared => compared?,
-        }
+    // Ranks with different commands would wait for each other in different places. In an elastic job
+    // the launcher gives all the same, and only the trainer continues after the loss of a rank.
+    if !world.is_elastic() {
+        let help = "start every rank with the same command";
+        world.handshake(&[Field::must_match("the command", command.name(), help)])?;
     }
     let mut say = |line: &dyn Display| say(line, world);
     let is_alone = matches!(

@@ -1,3 +1,4 @@
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
@@ -37,4 +38,31 @@ fn a_body_past_its_deadline_is_abandoned() {
         std::thread::sleep(Duration::from_secs(3600))
     });
     assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+/// Where a process of the test below finds its roster.
+const ROSTER: &str = "DDP_TEST_ROSTER";
+
+#[test]
+fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet() {
+    if let Some(fd) = std::env::var(ROSTER).ok().and_then(|fd| fd.parse().ok()) {
+        let identity = Identity::in_process("test".into(), 1, 2);
+        let board = Board::new(&Segment::in_process(2).unwrap());
+        let failure = Failure {
+            roster: Some(Arc::new(Roster::inherited(fd).unwrap())),
+            ..Failure::in_process(identity, board, |_| "")
+        };
+        failure.end(74);
+    }
+    let roster = Roster::new(2, 1).unwrap();
+    let page = roster.duplicate().unwrap();
+    // SAFETY: a descriptor of this test, which the process below inherits.
+    unsafe { libc::fcntl(page.as_raw_fd(), libc::F_SETFD, 0) };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let own = "failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
+    command.args(["--exact", own]);
+    command.env(ROSTER, page.as_raw_fd().to_string());
+    let ended = command.output().unwrap();
+    assert_eq!(ended.status.code(), Some(74), "{ended:?}");
+    assert_eq!(roster.over(), Some(74));
 }

@@ -218,25 +218,6 @@ fn a_rank_that_shows_no_progress_is_killed_and_one_that_does_is_waited_for() {
 }
 
 #[test]
-fn a_newcomer_takes_the_place_of_ranks_that_all_have_stopped() {
-    let mut seats = Seats::new(2);
-    seats.kill(0);
-    seats.wait(1);
-    seats.roster.stays_empty(0);
-    assert!(seats.roster.form().unwrap().is_empty());
-    assert_eq!(seats.seen().1, [1]);
-    seats.roster.take(0, std::process::id());
-    // One that is not stopped is given two minutes.
-    let stopped = seats.processes[1].id().to_string();
-    let mut stop = std::process::Command::new("kill");
-    assert!(stop.args(["-STOP", &stopped]).status().unwrap().success());
-    let (waited, next) = waited_for_a_rank_that_stops(&seats, 0);
-    assert!(waited >= 3 * TIMEOUT, "{waited:?}");
-    assert_eq!((next.number, next.change.joined), (2, vec![0]));
-    assert!(!seats.processes[1].wait().unwrap().success());
-}
-
-#[test]
 fn a_process_that_takes_the_seat_of_a_silent_one_is_not_killed_for_it() {
     let mut seats = Seats::new(3);
     (0..3).for_each(|seat| seats.wait(seat));

@@ -18,10 +18,12 @@ use super::seats::{Seats, give_up};
 use super::signals::Signals;
 use super::task::{LAUNCHER_MAX, PERIOD, Seating, VERSION, of_signal};
 use crate::error::{EXIT_PEER_LOST, Result};
+use crate::identity::program_name;
 use crate::roster::across::PageState;
 use crate::say::print_line;
 use crate::stop::STOPS;
 use crate::tcp;
+use crate::waited::Waited;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
 /// with seats stays until it has not heard of the launcher for too long: ranks may come to them.
@@ -60,6 +62,8 @@ pub(super) struct Setup {
     pub(super) has_rank_0: bool,
     /// How long ranks have to save if the launcher is gone.
     pub(super) grace: Duration,
+    /// How long ranks wait for others that show no progress.
+    pub(super) timeout: Duration,
     /// In a job that continues without lost ranks, which saves elsewhere then.
     pub(super) seating: Option<Seating>,
 }
@@ -105,6 +109,13 @@ pub fn serve() {
 pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) -> u8 {
     let orders = read_orders(orders);
     let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX) else {
+        if has_signals {
+            print_line(&format!(
+                "{}: the launcher has ended, or has taken another process with this number; help: \
+                 look at what the launcher says, and give each process its own number (RANK)\n",
+                program_name()
+            ));
+        }
         return EXIT_PEER_LOST;
     };
     let mut listener = match prepare(&setup) {
@@ -131,6 +142,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     };
     // When ranks that are left are killed, and when the last rank ended.
     let (mut end_by, mut idle_since) = (None, None);
+    let mut waited = Waited::new();
     loop {
         while let Ok(order) = orders.receiver.try_recv() {
             match order {
@@ -166,6 +178,9 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                 }
             }
         }
+        let (now, timeout) = (waited.after(PERIOD), setup.timeout);
+        let roster = ranks.seats.as_ref().map(|seats| &*seats.roster);
+        (ranks.children).kill_stopped(&program_name(), now, timeout, roster);
         if ranks.tell_of_ends() {
             idle_since = Some(Instant::now());
         }

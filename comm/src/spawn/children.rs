@@ -4,16 +4,27 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use super::signals::Signals;
-use crate::error::{Error, Problem};
+use super::task::ENDING;
+use crate::error::{Error, Problem, Ranks, Seconds};
 use crate::launcher::OWN_JOB;
+use crate::process::{Process, is_stopped};
 use crate::roster::Roster;
+use crate::say::print_line;
+
+/// How often to look whether ranks are stopped.
+const LOOKED_EVERY: Duration = Duration::from_millis(250);
 
 /// The ranks that this process has started and that run.
 #[derive(Default)]
 pub(super) struct Children {
     running: Vec<(usize, Child)>,
+    /// Ranks that are stopped, each with its process and when that was first seen.
+    stopped: Vec<(usize, u32, Duration)>,
+    /// When they were last looked for.
+    looked: Duration,
 }
 
 impl Children {
@@ -69,6 +80,51 @@ impl Children {
         }
     }
 
+    /// Kills ranks that have been stopped (SIGSTOP, a debugger) for three timeouts without a break,
+    /// or, once the job ends, for a moment. Also those that have not joined the others yet. Returns
+    /// whether it has killed any.
+    pub(super) fn kill_stopped(
+        &mut self,
+        program: &str,
+        now: Duration,
+        timeout: Duration,
+        roster: Option<&Roster>,
+    ) -> bool {
+        if now >= self.looked + LOOKED_EVERY {
+            self.looked = now;
+            let all = self.running.iter().map(|(rank, child)| (*rank, child.id()));
+            let since = |(rank, pid)| {
+                let before = self.stopped.iter().find(|it| it.1 == pid);
+                (rank, pid, before.map_or(now, |it| it.2))
+            };
+            let stopped = all.filter(|&(_, pid)| is_stopped(pid)).map(since);
+            self.stopped = stopped.collect();
+        }
+        let limit = match roster.and_then(Roster::over) {
+            Some(_) => ENDING,
+            _ => timeout.saturating_mul(3),
+        };
+        let late = self.stopped.extract_if(.., |it| now - it.2 >= limit);
+        let late: Vec<(usize, u32)> = late.map(|(rank, pid, _)| (rank, pid)).collect();
+        if late.is_empty() {
+            return false;
+        }
+        let mut ranks: Vec<usize> = late.iter().map(|it| it.0).collect();
+        ranks.sort_unstable();
+        print_line(&format!(
+            "{program}: killed {}, stopped for {} or longer; help: look for a debugger, or for what \
+             sends SIGSTOP\n",
+            Ranks(&ranks),
+            Seconds(limit),
+        ));
+        match roster {
+            Some(roster) => roster.leave_out(&late, false),
+            // They are children that have not been waited for, so the numbers are theirs.
+            None => late.iter().for_each(|it| Process::open(it.1).kill()),
+        }
+        true
+    }
+
     /// Those that have ended since the last call, and how.
     pub(super) fn collect(&mut self) -> Vec<(usize, ExitStatus)> {
         let mut ended = Vec::new();
@@ -95,3 +151,6 @@ pub(super) fn cannot_start(rank: usize, size: usize, error: &io::Error) -> Error
     let help = "raise the limits on processes and open files (ulimit -u, -n), or start fewer ranks";
     Error::Limit(Problem::new(action, error, help))
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,13 +72,20 @@ impl Door {
             let (number, Ok(guest)) = (joined.rank, Guest::of(joined.rank, joined.frames)) else {
                 continue;
             };
-            if !is_free(number) {
+            let is_of_number = |other: &mut Guest| other.number == number;
+            if let Some(other) = self.waiting.extract_if(.., is_of_number).next() {
+                tracing::warn!(
+                    "process {number} came again, from {}: the one from {} that waited is turned \
+                     away; help: give each process its own number (RANK)",
+                    guest.address,
+                    other.address
+                );
+            } else if !is_free(number) {
                 tracing::warn!(
                     "process {number} came again, from {}: it waits until the first one is lost",
                     guest.address
                 );
             }
-            self.waiting.retain(|other| other.number != number);
             self.waiting.push(guest);
         }
         let free = self.waiting.extract_if(.., |guest| is_free(guest.number));

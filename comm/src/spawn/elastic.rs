@@ -189,7 +189,7 @@ impl Elastic {
             return false;
         }
         let members = self.roster.live_members();
-        let hung = (self.roster).hung(&members, &mut self.silent, now, limit);
+        let hung = (self.roster).silent(&members, &mut self.silent, now, limit);
         let are_all = !hung.is_empty() && hung.len() == members.len();
         if are_all {
             self.roster.leave_out(&hung, false);

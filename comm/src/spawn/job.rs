@@ -20,6 +20,7 @@ use super::task::{
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
+use crate::roster::SLOW;
 use crate::say::{print_line, warn};
 use crate::stop::STOPS;
 use crate::tcp::{self, SECRET};
@@ -167,6 +168,7 @@ impl Job {
             size: self.ranks.len(),
             has_rank_0: self.ranks[0].other == Some(index),
             grace: self.grace,
+            timeout: self.timeout,
             seating: self.task.losses.map(|losses| Seating {
                 hosts: self.hosts(),
                 own: index + 1,
@@ -475,9 +477,14 @@ impl Job {
         }
     }
 
-    /// Kills ranks of which none shows progress.
+    /// Kills ranks that stay stopped, or of which none shows progress.
     fn kill_silent(&mut self) {
-        let (now, limit) = (self.now, self.timeout.saturating_mul(3));
+        let (now, limit) = (self.now, self.timeout.saturating_mul(3).max(SLOW));
+        let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
+        if (self.here).kill_stopped(&self.program, now, self.timeout, roster) && roster.is_none() {
+            self.first_failure.get_or_insert(EXIT_PEER_LOST);
+            self.kill_all();
+        }
         if let Some(elastic) = &mut self.elastic
             && elastic.kill_silent(now, limit)
         {
@@ -713,6 +720,10 @@ impl Job {
             ));
             self.first_failure = Some(self.stopped_by.map_or(EXIT_PEER_LOST, of_signal));
         }
+        self.kill_all();
+    }
+
+    fn kill_all(&mut self) {
         self.has_killed = true;
         self.signal(libc::SIGKILL);
         self.end_within(ENDING);

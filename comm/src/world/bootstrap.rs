@@ -48,7 +48,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         return Ok(Some(Start { job, ..start }));
     }
     apply_settings(options, launch, &lookup);
-    let limits = limits::check(launch.local_size.unwrap_or(1).max(1));
+    let limits = limits::check(launch.local_size.unwrap_or(1).max(1), 1);
     let mut meeting = match OwnJob::read(&lookup)? {
         Some(job) if job.is_on_one_host => Star::inherited(job, options)?,
         own => {

@@ -115,7 +115,7 @@ pub(super) fn connect(
             },
         ));
     }
-    let start = limits::check(elastic.roster.seats())
+    let start = limits::check(elastic.roster.seats(), 2)
         .and_then(|_| elastic.next(options.join_timeout.max(options.timeout)));
     // Ranks that were started again would find the same.
     let start = start.inspect_err(|error| _ = elastic.roster.end(error.exit_code()));
@@ -189,7 +189,7 @@ impl Elastic {
             is_of_torchrun: false,
         };
         let here = members.iter().filter(|(seat, _)| roster.is_here(*seat));
-        let limits = limits::check(here.count());
+        let limits = limits::check(here.count(), 2);
         let rank = place.rank;
         let listener = Some(listener).filter(|_| place.rank == 0);
         let secret = Secret::read(&lookup)?;

@@ -124,7 +124,7 @@ impl Meeting for Ranks<'_> {
 /// Refuses limits that are too small for this rank, before MPI fails on them: an error of the first
 /// rank of the host that has them.
 pub(super) fn check_limits(options: &Options, launch: &Launch) -> Result<()> {
-    let checked = limits::check(launch.local_size.unwrap_or(1).max(1));
+    let checked = limits::check(launch.local_size.unwrap_or(1).max(1), 1);
     checked.map_err(|error| {
         if !is_first_of_host(launcher_folder().as_deref()) {
             return error.reported_by_rank_0();

@@ -20,6 +20,7 @@ mod early_stops;
 mod events;
 mod face;
 mod faults;
+mod frozen;
 mod generate;
 mod golden;
 mod gpt;

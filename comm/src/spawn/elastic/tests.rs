@@ -6,6 +6,10 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A job of rank 0 on host 1 and rank 1 on host 2; its launcher's host has none.
 fn job() -> Elastic {
+    on_hosts(vec![1, 2])
+}
+
+fn on_hosts(hosts: Vec<usize>) -> Elastic {
     let task = Task {
         losses: None,
         place: None,
@@ -17,7 +21,7 @@ fn job() -> Elastic {
         min_ranks: 1,
         restarts: 99,
     };
-    Elastic::new(vec![1, 2], &task, losses, Vec::new()).unwrap()
+    Elastic::new(hosts, &task, losses, Vec::new()).unwrap()
 }
 
 /// Host `host` says in this generation for which its process `pid` waits, and whom it misses.
@@ -201,5 +205,34 @@ fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
         );
         decide(&mut job, 2);
         assert_eq!(job.roster.members(), [(0, 70), (1, pid as u32)]);
+    }
+}
+
+#[test]
+fn ranks_that_all_hang_are_killed_also_before_they_have_met() {
+    let mut job = on_hosts(vec![0, 0]);
+    let mut sleeper = std::process::Command::new("sleep");
+    let mut processes = [0, 1].map(|_| sleeper.arg("600").spawn().unwrap());
+    for (seat, process) in processes.iter().enumerate() {
+        job.roster.take(seat, process.id());
+    }
+    let mut kills = |seconds| job.kill_silent(Duration::from_secs(seconds), SLOW);
+    assert!(!kills(0) && !kills(100));
+    assert!(kills(121));
+    for process in &mut processes {
+        assert!(!process.wait().unwrap().success());
+    }
+    // A rank that shows progress saves all.
+    let mut processes = [0, 1].map(|_| sleeper.spawn().unwrap());
+    for (seat, process) in processes.iter().enumerate() {
+        job.roster.take(seat, process.id());
+    }
+    assert!(!job.kill_silent(Duration::from_secs(200), SLOW));
+    job.roster.show_pulse(1, 7);
+    assert!(!job.kill_silent(Duration::from_secs(300), SLOW));
+    assert!(!job.kill_silent(Duration::from_secs(330), SLOW));
+    for process in &mut processes {
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 }
