@@ -1,6 +1,7 @@
 //! The model that follows from `--init-from`: what the folder holds, and that flags do not
 //! contradict it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, STATE_FILE};
@@ -25,11 +26,15 @@ const FREE: [&str; 2] = ["dropout", "recompute"];
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
     pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
-        // Only folders say something about their model; files are opened after other checks.
-        let names_folder = path.extension().is_none() && path.to_str().is_some();
-        if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
-            let help = "give --init-from a model file, or the folder of a run, of a checkpoint or \
-                        of Hugging Face";
+        // Only folders say something about their model; files are opened after other checks. A name
+        // of the hub may have a dot, as Llama-3.2-1B.
+        let names_file = path.extension().is_some_and(|ending| ending == "safetensors");
+        if let (false, Some(name), Err(source)) = (names_file, path.to_str(), fs::metadata(path)) {
+            let help = format!(
+                "there is no such file or folder; give a model file, or the folder of a run, of a \
+                 checkpoint or of Hugging Face; a model of the hub is downloaded with hf download \
+                 {name} --local-dir FOLDER"
+            );
             return Err(Error::io("open", path, help)(source));
         }
         if hugging_face::is_folder(path) {

@@ -63,9 +63,11 @@ const LINES: Shown = Shown::Lines {
 };
 
 impl Progress {
-    /// Progress of a run of `steps` steps, for rank 0.
-    pub(crate) fn new(when: When, steps: u64) -> Progress {
-        Progress::with_bar(when, steps, |columns| bar(steps, on_terminal(), columns))
+    /// Progress of a run of `steps` steps, of which `taken` were before this process, for rank 0.
+    pub(crate) fn new(when: When, taken: u64, steps: u64) -> Progress {
+        Progress::with_bar(when, steps, |columns| {
+            bar([taken, steps], on_terminal(), columns)
+        })
     }
 
     /// Progress through files that are read.
@@ -100,11 +102,11 @@ impl Progress {
     /// Shows figures: in the bar, or as a line now and then.
     pub(crate) fn figures(&mut self, figures: &StepEvent) {
         let (step, steps) = (figures.step, self.steps);
-        let text = format!("step {step} of {steps}  {}", describe(figures, u16::MAX));
+        let text = format!("step {step} of {steps}  {}", describe(figures, usize::MAX));
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(_) if step == steps => show(&text),
-            Shown::Bar(bar) => bar.set_message(describe(figures, self.columns)),
+            Shown::Bar(bar) => bar.set_message(describe(figures, room(steps, self.columns))),
             Shown::Lines { first, last } => {
                 let (began, first) = *first.get_or_insert_with(|| (Instant::now(), step));
                 if step < steps && last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
@@ -161,13 +163,24 @@ impl Drop for Progress {
     }
 }
 
-fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
+fn bar([taken, steps]: [u64; 2], target: ProgressDrawTarget, columns: u16) -> ProgressBar {
     let template = match columns {
         WIDE_COLUMNS.. => "{bar:10} {pos}/{len}  {wide_msg}  {eta} left",
         MEDIUM_COLUMNS.. => "{pos}/{len}  {wide_msg}  {eta} left",
         _ => "{pos}/{len}  {wide_msg}  {eta}",
     };
-    styled(Some(steps), target, template)
+    let bar = styled(Some(steps), target, template);
+    // The time that is left follows from the steps of this process.
+    bar.set_position(taken);
+    bar.tick();
+    bar.reset_eta();
+    bar
+}
+
+/// The columns that a bar leaves for its message: others are the bar, `12/785` and `59m left`.
+fn room(steps: u64, columns: u16) -> usize {
+    let bar = if columns < WIDE_COLUMNS { 0 } else { 11 };
+    usize::from(columns).saturating_sub(bar + 2 * steps.to_string().len() + 14)
 }
 
 fn on_terminal() -> ProgressDrawTarget {
@@ -191,35 +204,33 @@ pub(crate) fn clear_bar() {
     }
 }
 
-/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or less of it on a narrow
-/// terminal; without a rate the GPU is simulated.
-fn describe(figures: &StepEvent, columns: u16) -> String {
+/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or the parts of it that fit
+/// into `room` columns; without a rate the GPU is simulated.
+fn describe(figures: &StepEvent, room: usize) -> String {
     let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
     let accuracy = figures.accuracy.map(|part| part * 100.0);
     let accuracy = |before: &str| accuracy.map_or(String::new(), |it| format!("{before}{it:.1}%"));
-    if columns < MEDIUM_COLUMNS {
-        return format!("loss {loss}{}", accuracy("  "));
-    }
-    let text = format!(
-        "training loss {loss}{}  epoch {epoch}",
-        accuracy(", accuracy ")
-    );
+    let mut text = format!("loss {loss}{}", accuracy("  "));
     let (rate, unit) = match figures.tokens_per_s {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    if columns < WIDE_COLUMNS {
-        return text;
-    }
-    if rate.is_nan() {
-        return format!("{text}  simulated");
-    }
+    let rate = match rate.is_nan() {
+        true => "simulated".to_string(),
+        false => format!("{} {unit}", units::count(rate.round() as u64)),
+    };
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();
     let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
     let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
-    let rate = units::count(rate.round() as u64);
-    format!("{text}  {rate} {unit}{}", tflops.unwrap_or_default())
+    let mut longer = format!("training loss {loss}{}  epoch {epoch}", accuracy(", accuracy "));
+    for more in [format!("  {rate}"), tflops.unwrap_or_default(), String::new()] {
+        if longer.chars().count() <= room {
+            text.clone_from(&longer);
+        }
+        longer += &more;
+    }
+    text
 }
 
 /// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
@@ -312,7 +323,7 @@ mod tests {
     #[test]
     fn figures_read_as_people_write_them() {
         assert_eq!(
-            describe(&event(120), u16::MAX),
+            describe(&event(120), usize::MAX),
             "training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
         );
         let without = StepEvent {
@@ -322,7 +333,7 @@ mod tests {
             ..event(120)
         };
         assert_eq!(
-            describe(&without, u16::MAX),
+            describe(&without, usize::MAX),
             "training loss NaN  epoch 1  999 samples/s"
         );
         let tokens = StepEvent {
@@ -331,7 +342,7 @@ mod tests {
             matmul_share: Some(0.783),
             ..event(120)
         };
-        let text = describe(&tokens, u16::MAX);
+        let text = describe(&tokens, usize::MAX);
         assert!(
             text.ends_with("  999 tokens/s, 0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
@@ -389,17 +400,17 @@ mod tests {
     }
 
     /// The last line that a run of 785 steps draws on this many columns.
-    fn drawn(columns: u16) -> String {
+    fn drawn(columns: u16, event: &StepEvent) -> String {
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
-        let bar = bar(785, target, columns);
+        let bar = bar([0, 785], target, columns);
         let mut progress = Progress {
             shown: Shown::Bar(bar.clone()),
             steps: 785,
             columns,
         };
         progress.step(120);
-        progress.figures(&event(120));
+        progress.figures(event);
         bar.tick();
         let drawn = paper.0.lock().unwrap().clone();
         let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
@@ -410,7 +421,7 @@ mod tests {
 
     #[test]
     fn the_bar_fits_terminals_of_every_width() {
-        let line = drawn(120);
+        let line = drawn(120, &event(120));
         assert!(
             line.contains(
                 "120/785  training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
@@ -418,7 +429,7 @@ mod tests {
             "{line}"
         );
         for columns in [40, 60, 71, 72, 80, 200] {
-            let line = drawn(columns);
+            let line = drawn(columns, &event(120));
             let parts = ["120/785", "loss 0.3124", "93.1%"];
             let has_all = parts.iter().all(|part| line.contains(part));
             let width = line.trim_end().chars().count();
@@ -429,10 +440,48 @@ mod tests {
         }
     }
 
+    /// At 110 columns a word was cut.
+    #[test]
+    fn the_bar_cuts_no_word_at_any_width() {
+        let event = StepEvent {
+            tokens_per_s: Some(123_456.0),
+            tflops: Some(0.141_59),
+            matmul_share: Some(0.783),
+            ..event(120)
+        };
+        let text = format!("120/785 left loss {}", describe(&event, usize::MAX));
+        let words: Vec<&str> = text.split_whitespace().collect();
+        for columns in 40..=200 {
+            let line = drawn(columns, &event);
+            let is_cut = |word: &&str| {
+                let is_time = word.len() <= 3 && word.starts_with(|it: char| it.is_ascii_digit());
+                !words.contains(word) && !word.starts_with(['━', '╸', '─']) && !is_time
+            };
+            let cut = line.split_whitespace().find(is_cut);
+            assert_eq!(cut, None, "{columns}: {line}");
+        }
+        assert!(drawn(140, &event).contains("of a large matmul)"));
+    }
+
+    /// Of 1,500 steps 684 were taken before the resume, and counted as taken in its first second.
+    #[test]
+    fn steps_before_a_resume_are_not_taken_as_made_now() {
+        let paper = Paper(Arc::default(), 120);
+        let target = ProgressDrawTarget::term_like(Box::new(paper));
+        let (began, bar) = (Instant::now(), bar([684, 1500], target, 120));
+        while began.elapsed() < Duration::from_millis(20) {}
+        bar.set_position(685);
+        bar.tick();
+        // One step took 20 ms or more.
+        assert!(bar.per_sec() <= 50.1, "{} steps a second", bar.per_sec());
+        assert_eq!(bar.position(), 685);
+        bar.finish();
+    }
+
     #[test]
     fn progress_set_to_never_shows_nothing() {
         assert!(matches!(
-            Progress::new(When::Never, 10).shown,
+            Progress::new(When::Never, 0, 10).shown,
             Shown::Nothing
         ));
     }

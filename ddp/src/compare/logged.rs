@@ -103,8 +103,9 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let (start, world) = (&run.start, &run.start.world);
     // Where data are is a setting.
     let description = start.data.split_once(": ").map_or(&*start.data, |it| it.1);
-    // Where a run writes changes nothing.
-    let settings = start.config.iter().filter(|(name, _)| *name != "out");
+    // Where a run writes and what it shows changes nothing.
+    let shows = |name: &str| matches!(name, "out" | "progress" | "log-level");
+    let settings = start.config.iter().filter(|(name, _)| !shows(name));
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
     let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();

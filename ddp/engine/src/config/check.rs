@@ -14,8 +14,8 @@ use super::values::{
 };
 use crate::error::{Error, Result};
 use crate::setting::{
-    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, EPOCHS, FREEZE, GRAPH, GROUP, LR, MIN_LR,
-    MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, FREEZE, GRAPH, GROUP, LR,
+    MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
 };
 
 impl Config {
@@ -182,6 +182,15 @@ impl Config {
         let can_split = per_rank == 1 || !matches!(device, DeviceChoice::CudaAt(_));
         require(can_split, "device", device, &text)?;
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
+    }
+
+    /// A setting of the model that changes nothing, for people.
+    pub fn ignored(&self) -> Option<String> {
+        let [hidden, dropout] = ["hidden", "dropout"].map(|name| self.model.value(name));
+        let is_linear = hidden.as_array().is_some_and(Vec::is_empty);
+        (is_linear && dropout.as_f64() > Some(0.0)).then(|| {
+            format!("{DROPOUT} {dropout} changes nothing: a linear model has no hidden layers")
+        })
     }
 
     /// Refuses settings that need a GPU, for a run on the CPU.
