@@ -28,7 +28,9 @@ impl InitialWeights {
     pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
         // Only folders say something about their model; files are opened after other checks. A name
         // of the hub may have a dot, as Llama-3.2-1B.
-        let names_file = path.extension().is_some_and(|ending| ending == "safetensors");
+        let names_file = path
+            .extension()
+            .is_some_and(|ending| ending == "safetensors");
         if let (false, Some(name), Err(source)) = (names_file, path.to_str(), fs::metadata(path)) {
             let help = format!(
                 "there is no such file or folder; give a model file, or the folder of a run, of a \

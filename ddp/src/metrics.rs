@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::checkpoint::Best;
+use crate::config::{Config, as_flag};
 use crate::error::{Error, Result};
 use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
@@ -324,6 +325,25 @@ impl Run {
             })
         });
         known.reduce(|best, next| if next.loss < best.loss { next } else { best })
+    }
+
+    /// The best evaluation, if a later one was worse: `eval` and `predict` use its checkpoint.
+    pub(crate) fn better_than_last(&self) -> Option<Best> {
+        let is_earlier = |best: &Best| self.evals.steps.last() != Some(&best.step);
+        let best = self.best().filter(is_earlier);
+        best.filter(|best| self.checkpoints.contains(&best.step))
+    }
+
+    /// The settings that make the loss another one than the plain one: `class-weights balanced`.
+    pub(crate) fn loss_settings(&self) -> String {
+        let defaults = Config::default().to_json();
+        let config = self.start.config.iter();
+        let changed = config.filter(|(name, value)| {
+            let is_of_loss = ["class-weights", "label-smoothing"].contains(&name.as_str());
+            is_of_loss && defaults.get(*name) != Some(*value)
+        });
+        let text = changed.map(|(name, value)| format!("{name} {}", as_flag(value)));
+        Vec::from_iter(text).join(", ")
     }
 
     /// The step and the figures of each evaluation: `loss 0.3124, accuracy 93.10%`.

@@ -223,8 +223,15 @@ fn describe(figures: &StepEvent, room: usize) -> String {
     let share = figures.matmul_share.map(percent).unwrap_or_default();
     let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
     let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
-    let mut longer = format!("training loss {loss}{}  epoch {epoch}", accuracy(", accuracy "));
-    for more in [format!("  {rate}"), tflops.unwrap_or_default(), String::new()] {
+    let mut longer = format!(
+        "training loss {loss}{}  epoch {epoch}",
+        accuracy(", accuracy ")
+    );
+    for more in [
+        format!("  {rate}"),
+        tflops.unwrap_or_default(),
+        String::new(),
+    ] {
         if longer.chars().count() <= room {
             text.clone_from(&longer);
         }

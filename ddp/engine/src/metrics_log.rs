@@ -263,7 +263,11 @@ impl fmt::Display for RanksEvent {
             true => [" is left", "s are left"],
             false => [" continues", "s continue"],
         };
-        write!(f, "{parts}: {ranks} rank{}", if ranks == 1 { one } else { many })?;
+        write!(
+            f,
+            "{parts}: {ranks} rank{}",
+            if ranks == 1 { one } else { many }
+        )?;
         match ranks < least {
             true => write!(f, " (fewer than {MIN_RANKS} {least})"),
             false => Ok(()),

@@ -421,8 +421,14 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--lora", &["--lora: ", "no adapters", "--freeze"]),
         ("--qlora", &["--qlora: ", "no adapters"]),
         ("--peft true", &["--peft: ", "no adapters"]),
-        ("--load_in_4bit", &["--load_in_4bit: ", "not quantized", "--recompute block"]),
-        ("--chat-template a", &["--chat-template: ", "ddp-train tokenize"]),
+        (
+            "--load_in_4bit",
+            &["--load_in_4bit: ", "not quantized", "--recompute block"],
+        ),
+        (
+            "--chat-template a",
+            &["--chat-template: ", "ddp-train tokenize"],
+        ),
         ("--bs 3", &["--bs: ", "--batch-size ROWS"]),
         ("--drop-last yes", &["'yes'", "--drop-last", "true, false"]),
         (

@@ -113,14 +113,19 @@ pub(super) fn of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
     let mut plans = CURVES;
     plans.sort_by_key(|plan| matches!(plan.3, Step(_)));
     for (title, unit, name, field) in plans {
-        let curves = runs.iter().enumerate();
-        let curves = curves.filter_map(|(color, (name, run))| curve(run, field, name, color));
-        let curves: Vec<Curve> = curves.collect();
-        if !curves.is_empty() && !known.contains(&(title, name)) {
-            known.push((title, name));
-            let unit = joined(&[unit, name]);
-            charts.push(Chart::new(title, unit, field, curves));
+        // Losses with other weights of classes, or other smoothing, have another scale.
+        let mut of_scale: BTreeMap<String, Vec<Curve>> = BTreeMap::new();
+        for (color, (of_run, run)) in runs.iter().enumerate() {
+            let scale = Some(run.loss_settings()).filter(|_| title == "Loss");
+            let curves = of_scale.entry(scale.unwrap_or_default()).or_default();
+            curves.extend(curve(run, field, of_run, color));
         }
+        of_scale.retain(|_, curves| !curves.is_empty() && !known.contains(&(title, name)));
+        known.extend(of_scale.keys().map(|_| (title, name)));
+        charts.extend(of_scale.into_iter().map(|(scale, curves)| {
+            let unit = joined(&[unit, name, &shortened(&scale, 60)]);
+            Chart::new(title, unit, field, curves)
+        }));
     }
     charts.extend(APART.into_iter().filter_map(|apart| apart_of(runs, apart)));
     charts
@@ -134,12 +139,13 @@ const APART: [(&str, &str); 2] = [
 
 /// How far the runs are from the first one, at the steps that both logged.
 fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)) -> Option<Chart> {
-    let ((first, own), others) = runs.split_first()?;
-    let own: BTreeMap<u64, Option<f64>> = own.steps.values(field).collect();
+    let ((first, of_first), others) = runs.split_first()?;
+    let own: BTreeMap<u64, Option<f64>> = of_first.steps.values(field).collect();
     let curve = |(index, (name, run)): (usize, &(String, Run))| {
         let common = |(step, value)| Some((step, Some(relative((*own.get(&step)?)?, value?))));
         let points = run.steps.values(field).filter_map(common);
-        Curve::of(name, index + 1, false, points)
+        let is_alike = field != "loss" || run.loss_settings() == of_first.loss_settings();
+        Curve::of(name, index + 1, false, points).filter(|_| is_alike)
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
     let first = shortened(first, 60);

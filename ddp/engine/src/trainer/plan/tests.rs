@@ -121,5 +121,8 @@ fn patterns_freeze_what_they_match() {
         ..Config::default()
     };
     let text = options.check_freeze(&names).unwrap_err().to_string();
-    assert!(text.contains("`freeze` [: expected a name or pattern"), "{text}");
+    assert!(
+        text.contains("`freeze` [: expected a name or pattern"),
+        "{text}"
+    );
 }
