@@ -13,6 +13,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
+use crate::data::files::kept::{KeptColumns, put_cell};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
@@ -23,11 +24,12 @@ use crate::tasks::{self, Format, PredictionOptions, Predictions};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   ddp-train predict --checkpoint out --data new.csv --out answers.csv
+  ddp-train predict --checkpoint out --data new.csv --out answers.csv --keep all
   ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
   mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
 
 A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
-logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
+logit:CLASS. Columns that --keep names come before these, quoted as they need to be. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
 
 A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
 with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
@@ -50,6 +52,9 @@ pub(crate) struct PredictFlags {
     /// Write the model's output for every class, before softmax
     #[arg(long)]
     pub logits: bool,
+    /// Columns of the input to write before the predictions, separated by commas; all for all
+    #[arg(long, value_name = "COLUMNS")]
+    pub keep: Option<String>,
     /// Replace an existing file
     #[arg(long)]
     pub overwrite: bool,
@@ -58,15 +63,33 @@ pub(crate) struct PredictFlags {
 impl PredictFlags {
     /// Refuses what does not fit into one array.
     pub(crate) fn check(&self) -> Result<()> {
-        let is_npy = self.out.format == Format::Npy;
+        let (is_npy, out) = (self.out.format == Format::Npy, self.out.path.display());
         if is_npy && self.probabilities && self.logits {
             return Err(Error::Usage(format!(
-                "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
-                 help: leave one of them out, or write a .csv",
-                self.out.path.display()
+                "--out {out}: expected --probabilities or --logits, since a .npy holds one array; \
+                 help: leave one of them out, or write a .csv"
             )));
         }
-        Ok(())
+        match &self.keep {
+            Some(keep) if is_npy => {
+                let help = format!("write a .csv in place of {out}");
+                Err(refuse("--keep", keep, "a file with columns", &help))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The columns of the input to write, before their first row.
+    fn kept(&self) -> Result<Option<KeptColumns>> {
+        let Some(keep) = &self.keep else {
+            return Ok(None);
+        };
+        let DataSpec::Files(spec) = &self.using.data else {
+            let help = "leave it out: only tables have columns";
+            return Err(refuse("--keep", keep, "files as --data", help));
+        };
+        let paths = resolve::files(&spec.path, DATA)?;
+        Ok(Some(KeptColumns::open(paths, keep)?))
     }
 }
 
@@ -95,6 +118,7 @@ impl PredictionsFile {
 pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         check_out(flags)?;
+        flags.kept()?;
     }
     let (using, out) = (&flags.using, &flags.out);
     let (probabilities, logits) = (flags.probabilities, flags.logits);
@@ -102,11 +126,14 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         using,
         labels: None,
         needs_labels: false,
-        output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
+        output: format!(
+            "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {:?}",
+            flags.keep
+        ),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let task = tasks::of(&ready.chosen.opened.state.task);
-    let encoder = &*task.predictions(PredictionOptions {
+    let encoder = task.predictions(PredictionOptions {
         format: out.format,
         probabilities,
         logits,
@@ -118,12 +145,14 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             .as_ref()
             .map(LabelName::columns),
     })?;
+    let kept = flags.kept()?;
+    let mut lines = Lines { encoder, kept };
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
-            return write_all(&mut ready, encoder, world, None, &out.path);
+            return write_all(&mut ready, &mut lines, world, None, &out.path);
         }
         let out = &out.path;
-        let write = |file: &mut File| write_all(&mut ready, encoder, world, Some(file), out);
+        let write = |file: &mut File| write_all(&mut ready, &mut lines, world, Some(file), out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
@@ -190,8 +219,43 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
+/// What is written: predictions, after the columns of the input that are kept.
+struct Lines {
+    encoder: Box<dyn Predictions>,
+    kept: Option<KeptColumns>,
+}
+
+impl Lines {
+    /// The start of the file. Refuses columns with the names of predictions.
+    fn head(&self, rows: usize) -> Result<Vec<u8>> {
+        let (own, mut head) = (self.encoder.head(rows)?, Vec::new());
+        for name in self.kept.iter().flat_map(|kept| &kept.names) {
+            let start = head.len();
+            put_cell(name.as_bytes(), &mut head);
+            let mut columns = own.trim_ascii().split(|byte| *byte == b',');
+            if columns.any(|column| *column == head[start..]) {
+                let expected = "other columns than those of predictions";
+                let help = "leave it out, or rename it in the input";
+                return Err(refuse("--keep", name, expected, help));
+            }
+            head.push(b',');
+        }
+        head.extend(own);
+        Ok(head)
+    }
+
+    /// Appends row `row`, for which the model gives these values.
+    fn row(&mut self, row: u64, values: &[f32], into: &mut Vec<u8>) -> Result<()> {
+        if let Some(kept) = &mut self.kept {
+            kept.row(row, into)?;
+        }
+        self.encoder.row(row, values, into);
+        Ok(())
+    }
+}
+
 /// Encodes this rank's batch of round `round`.
-fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<u8>> {
+fn part(ready: &mut Ready, lines: &mut Lines, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
@@ -200,10 +264,8 @@ fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, first)?;
-        for (row, values) in (first..).zip(values.chunks(outputs)) {
-            encoder.row(row, values, &mut bytes);
-        }
-        Ok(())
+        let mut rows = (first..).zip(values.chunks(outputs));
+        rows.try_for_each(|(row, values)| lines.row(row, values, &mut bytes))
     };
     output.with_slice(encode)??;
     Ok(bytes)
@@ -213,7 +275,7 @@ fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<
 /// with one batch of each rank in memory.
 fn write_all(
     ready: &mut Ready,
-    encoder: &dyn Predictions,
+    lines: &mut Lines,
     world: &World,
     file: Option<&mut File>,
     path: &Path,
@@ -223,11 +285,11 @@ fn write_all(
     let rows = usize::try_from(ready.rows)
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     if let Some(file) = &mut file {
-        file.write_all(&encoder.head(rows)?).map_err(failed())?;
+        file.write_all(&lines.head(rows)?).map_err(failed())?;
     }
     for round in 0..ready.batches.rounds() {
         let bytes = match round < ready.batches.count() {
-            true => part(ready, encoder, round)?,
+            true => part(ready, lines, round)?,
             false => Vec::new(),
         };
         let of_ranks = world.all_gather_bytes(&bytes)?;
