@@ -95,3 +95,21 @@ impl InitialWeights {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The dot made it the name of a file, which is opened later, and the error was about the data.
+    #[test]
+    fn a_name_of_the_hub_is_no_file() {
+        let error = InitialWeights::of(Path::new("meta-llama/Llama-3.2-1B")).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.exit_code(), 74);
+        let help = "there is no such file or folder";
+        let download = "hf download meta-llama/Llama-3.2-1B --local-dir FOLDER";
+        assert!(text.contains(help) && text.contains(download), "{text}");
+        let file = InitialWeights::of(Path::new("no/model.safetensors")).unwrap();
+        assert!(file.is_none(), "a file is opened later");
+    }
+}

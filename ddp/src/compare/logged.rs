@@ -154,3 +154,26 @@ fn over_time<T: PartialEq + ToString>(values: impl Iterator<Item = (u64, T)>) ->
     };
     Vec::from_iter(values.into_iter().map(text)).join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_run_shows_and_where_it_writes_is_no_difference() {
+        let run = |out: &str, progress: &str, log_level: &str, lr: f64| {
+            let mut run = Run::default();
+            let config =
+                json!({"out": out, "progress": progress, "log-level": log_level, "lr": lr});
+            run.start.config = config.as_object().unwrap().clone();
+            run
+        };
+        let [a, b] = [
+            run("a", "auto", "info", 0.1),
+            run("b", "never", "error", 0.5),
+        ];
+        assert_eq!(differences(&a, &b), [["--lr", "0.1", "0.5"]]);
+    }
+}

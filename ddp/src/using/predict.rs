@@ -300,3 +300,71 @@ fn write_all(
     }
     file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed())?))
 }
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::files::testing::Scratch;
+
+    use super::*;
+    use crate::cli::{Command, parse};
+    use crate::data::TaskSpec;
+
+    /// The flags of `predict` on the table `data`, with these besides.
+    fn flags(data: &str, more: &str) -> PredictFlags {
+        let words = format!("ddp-train predict --checkpoint out --data {data} {more}");
+        match parse(words.split_whitespace()).unwrap() {
+            (Command::Predict(flags), _) => flags,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn columns_that_cannot_be_kept_are_refused_before_anything_is_written() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("t.csv");
+        std::fs::write(&path, "id,prediction\n1,2\n").unwrap();
+        let data = path.to_str().unwrap();
+        let refused = |error: Error, code: u8, part: &str| {
+            let text = error.to_string();
+            assert!(error.exit_code() == code && text.contains(part), "{text}");
+        };
+        let npy = flags(data, "--out a.npy --keep all").check().unwrap_err();
+        refused(npy, 2, "--keep all: expected a file with columns");
+        let built_in = flags("glyphs", "--out a.csv --keep all");
+        built_in.check().unwrap();
+        refused(
+            built_in.kept().err().unwrap(),
+            2,
+            "only tables have columns",
+        );
+        let unknown = flags(data, "--out a.csv --keep predictions").kept();
+        refused(
+            unknown.err().unwrap(),
+            65,
+            "\"prediction\" was probably meant",
+        );
+
+        let task = TaskSpec::named_classes(["a", "b"].map(String::from).to_vec());
+        let lines = |keep: &str| Lines {
+            encoder: tasks::of(&task)
+                .predictions(PredictionOptions {
+                    format: Format::Csv,
+                    probabilities: false,
+                    logits: false,
+                    names: None,
+                })
+                .unwrap(),
+            kept: flags(data, &format!("--out a.csv --keep {keep}"))
+                .kept()
+                .unwrap(),
+        };
+        let twice = lines("all").head(1).unwrap_err();
+        refused(
+            twice,
+            2,
+            "--keep prediction: expected other columns than those",
+        );
+        let head = lines("id").head(1).unwrap();
+        assert_eq!(head, b"id,row,prediction,probability\n");
+    }
+}

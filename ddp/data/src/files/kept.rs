@@ -142,4 +142,25 @@ mod tests {
         assert!(text.contains("expected a column \"tex\""), "{text}");
         assert!(text.contains("\"text\" was probably meant"), "{text}");
     }
+
+    /// For a missing `order_day` it suggested `ordered_at`.
+    #[test]
+    fn a_name_that_only_shares_letters_is_not_suggested() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("t.csv");
+        fs::write(&path, "ordered_at,sales_2023,town\n1,2,3\n").unwrap();
+        for (asked, near) in [
+            ("order_day", None),
+            ("sales_2024", None),
+            ("Town", Some("town")),
+            ("twon", Some("town")),
+            ("sales 2023", Some("sales_2023")),
+        ] {
+            let opened = KeptColumns::open(vec![path.clone()], asked);
+            let text = opened.err().unwrap().to_string();
+            let help = near.map(|near| format!("\"{near}\" was probably meant"));
+            let help = help.unwrap_or("name one of these".into());
+            assert!(text.contains(&help), "{asked}: {text}");
+        }
+    }
 }
