@@ -1,7 +1,6 @@
 //! The model that follows from `--init-from`: what the folder holds, and that flags do not
 //! contradict it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, STATE_FILE};
@@ -26,16 +25,15 @@ const FREE: [&str; 2] = ["dropout", "recompute"];
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
     pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
-        // Only folders say something about their model; files are opened after other checks. A name
-        // of the hub may have a dot, as Llama-3.2-1B.
+        // Only folders say something about their model; files are opened after other checks. Names
+        // of the hub have dots, as in Llama-3.2-1B.
         let names_file = path
             .extension()
             .is_some_and(|ending| ending == "safetensors");
-        if let (false, Some(name), Err(source)) = (names_file, path.to_str(), fs::metadata(path)) {
+        if let (false, Some(name), Err(source)) = (names_file, path.to_str(), path.metadata()) {
             let help = format!(
-                "there is no such file or folder; give a model file, or the folder of a run, of a \
-                 checkpoint or of Hugging Face; a model of the hub is downloaded with hf download \
-                 {name} --local-dir FOLDER"
+                "there is no such folder; a model of the hub is downloaded with hf download {name} \
+                 --local-dir FOLDER"
             );
             return Err(Error::io("open", path, help)(source));
         }
@@ -106,7 +104,7 @@ mod tests {
         let error = InitialWeights::of(Path::new("meta-llama/Llama-3.2-1B")).unwrap_err();
         let text = error.to_string();
         assert_eq!(error.exit_code(), 74);
-        let help = "there is no such file or folder";
+        let help = "there is no such folder";
         let download = "hf download meta-llama/Llama-3.2-1B --local-dir FOLDER";
         assert!(text.contains(help) && text.contains(download), "{text}");
         let file = InitialWeights::of(Path::new("no/model.safetensors")).unwrap();

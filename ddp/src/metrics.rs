@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::checkpoint::Best;
-use crate::config::{Config, as_flag};
+use crate::config::as_flag;
 use crate::error::{Error, Result};
 use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
@@ -327,23 +327,24 @@ impl Run {
         known.reduce(|best, next| if next.loss < best.loss { next } else { best })
     }
 
-    /// The best evaluation, if a later one was worse: `eval` and `predict` use its checkpoint.
-    pub(crate) fn better_than_last(&self) -> Option<Best> {
-        let is_earlier = |best: &Best| self.evals.steps.last() != Some(&best.step);
-        let best = self.best().filter(is_earlier);
-        best.filter(|best| self.checkpoints.contains(&best.step))
+    /// That the best evaluation is not the last, for people; its checkpoint is what others use.
+    pub(crate) fn risen(&self) -> Option<String> {
+        let (best, last) = (self.best()?, self.evals.steps.last()?);
+        let (step, text) = self.eval_texts().find(|(step, _)| *step == best.step)?;
+        let has_risen = self.evals.newest("loss") > Some(best.loss);
+        (has_risen && self.checkpoints.contains(&step)).then(|| {
+            format!(
+                "The held-out loss has risen since step {step} ({text}), whose checkpoint eval and \
+                 predict use. Figures, matrix and samples are of step {last}."
+            )
+        })
     }
 
-    /// The settings that make the loss another one than the plain one: `class-weights balanced`.
-    pub(crate) fn loss_settings(&self) -> String {
-        let defaults = Config::default().to_json();
-        let config = self.start.config.iter();
-        let changed = config.filter(|(name, value)| {
-            let is_of_loss = ["class-weights", "label-smoothing"].contains(&name.as_str());
-            is_of_loss && defaults.get(*name) != Some(*value)
-        });
-        let text = changed.map(|(name, value)| format!("{name} {}", as_flag(value)));
-        Vec::from_iter(text).join(", ")
+    /// What the scale of the loss depends on.
+    pub(crate) fn scale(&self) -> String {
+        let value = |name| self.start.config.get(name).map_or(String::new(), as_flag);
+        let [weights, smoothing] = ["class-weights", "label-smoothing"].map(value);
+        format!("class weights {weights}, label smoothing {smoothing}")
     }
 
     /// The step and the figures of each evaluation: `loss 0.3124, accuracy 93.10%`.

@@ -106,7 +106,12 @@ impl Progress {
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(_) if step == steps => show(&text),
-            Shown::Bar(bar) => bar.set_message(describe(figures, room(steps, self.columns))),
+            Shown::Bar(bar) => {
+                // Beside the message are the bar, `12/785` and `59m left`.
+                let others = 25 + 2 * steps.to_string().len();
+                let room = usize::from(self.columns).saturating_sub(others);
+                bar.set_message(describe(figures, room));
+            }
             Shown::Lines { first, last } => {
                 let (began, first) = *first.get_or_insert_with(|| (Instant::now(), step));
                 if step < steps && last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
@@ -177,12 +182,6 @@ fn bar([taken, steps]: [u64; 2], target: ProgressDrawTarget, columns: u16) -> Pr
     bar
 }
 
-/// The columns that a bar leaves for its message: others are the bar, `12/785` and `59m left`.
-fn room(steps: u64, columns: u16) -> usize {
-    let bar = if columns < WIDE_COLUMNS { 0 } else { 11 };
-    usize::from(columns).saturating_sub(bar + 2 * steps.to_string().len() + 14)
-}
-
 fn on_terminal() -> ProgressDrawTarget {
     ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
 }
@@ -204,13 +203,12 @@ pub(crate) fn clear_bar() {
     }
 }
 
-/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or the parts of it that fit
-/// into `room` columns; without a rate the GPU is simulated.
+/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or as many of these parts as
+/// fit into `room` columns; without a rate the GPU is simulated.
 fn describe(figures: &StepEvent, room: usize) -> String {
     let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
     let accuracy = figures.accuracy.map(|part| part * 100.0);
     let accuracy = |before: &str| accuracy.map_or(String::new(), |it| format!("{before}{it:.1}%"));
-    let mut text = format!("loss {loss}{}", accuracy("  "));
     let (rate, unit) = match figures.tokens_per_s {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
@@ -222,20 +220,14 @@ fn describe(figures: &StepEvent, room: usize) -> String {
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();
     let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
-    let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
-    let mut longer = format!(
-        "training loss {loss}{}  epoch {epoch}",
-        accuracy(", accuracy ")
-    );
-    for more in [
-        format!("  {rate}"),
-        tflops.unwrap_or_default(),
-        String::new(),
-    ] {
-        if longer.chars().count() <= room {
-            text.clone_from(&longer);
+    let tflops = tflops.map(|tflops| format!("  {tflops} TFLOP/s{share}"));
+    let (exactly, tflops) = (accuracy(", accuracy "), tflops.unwrap_or_default());
+    let mut text = format!("training loss {loss}{exactly}  epoch {epoch}  {rate}{tflops}");
+    while text.chars().count() > room {
+        match text.rfind("  ") {
+            Some(end) => text.truncate(end),
+            None => return format!("loss {loss}{}", accuracy("  ")),
         }
-        longer += &more;
     }
     text
 }
@@ -351,7 +343,7 @@ mod tests {
         };
         let text = describe(&tokens, usize::MAX);
         assert!(
-            text.ends_with("  999 tokens/s, 0.142 TFLOP/s (78% of a large matmul)"),
+            text.ends_with("  999 tokens/s  0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
         );
     }

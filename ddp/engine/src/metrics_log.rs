@@ -259,18 +259,10 @@ impl fmt::Display for RanksEvent {
             parts.push("the ranks met again".into());
         }
         let (parts, ranks, least) = (parts.join(", "), self.ranks, self.min_ranks);
-        let [one, many] = match ranks < least {
-            true => [" is left", "s are left"],
-            false => [" continues", "s continue"],
-        };
-        write!(
-            f,
-            "{parts}: {ranks} rank{}",
-            if ranks == 1 { one } else { many }
-        )?;
-        match ranks < least {
-            true => write!(f, " (fewer than {MIN_RANKS} {least})"),
-            false => Ok(()),
+        match ranks {
+            _ if ranks < least => write!(f, "{parts}: {ranks} left, with {MIN_RANKS} {least}"),
+            1 => write!(f, "{parts}: 1 rank continues"),
+            _ => write!(f, "{parts}: {ranks} ranks continue"),
         }
     }
 }

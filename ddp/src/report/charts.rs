@@ -1,6 +1,6 @@
 //! The curves of runs, as data: `script.js` draws them in the page, and `watch` in the terminal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -109,23 +109,26 @@ fn ranks(run: &Run) -> Option<Chart> {
 /// first.
 pub(super) fn of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
-    let mut known: Vec<(&str, &str)> = Vec::new();
+    let mut known: Vec<(&str, &str, &str)> = Vec::new();
     let mut plans = CURVES;
     plans.sort_by_key(|plan| matches!(plan.3, Step(_)));
-    for (title, unit, name, field) in plans {
-        // Losses with other weights of classes, or other smoothing, have another scale.
-        let mut of_scale: BTreeMap<String, Vec<Curve>> = BTreeMap::new();
-        for (color, (of_run, run)) in runs.iter().enumerate() {
-            let scale = Some(run.loss_settings()).filter(|_| title == "Loss");
-            let curves = of_scale.entry(scale.unwrap_or_default()).or_default();
-            curves.extend(curve(run, field, of_run, color));
+    // Losses of different scales are not drawn on one axis.
+    let scales = BTreeSet::from_iter(runs.iter().map(|(_, run)| run.scale()));
+    let plans = plans
+        .iter()
+        .flat_map(|plan| scales.iter().map(move |scale| (plan, scale)));
+    for (&(title, unit, name, field), scale) in plans {
+        let is_loss = title == "Loss" && scales.len() > 1;
+        let curves = runs.iter().enumerate();
+        let curves = curves.filter(|(_, (_, run))| !is_loss || run.scale() == *scale);
+        let curves = curves.filter_map(|(color, (name, run))| curve(run, field, name, color));
+        let curves: Vec<Curve> = curves.collect();
+        let scale = if is_loss { &**scale } else { "" };
+        if !curves.is_empty() && !known.contains(&(title, name, scale)) {
+            known.push((title, name, scale));
+            let unit = joined(&[unit, name, &shortened(scale, 80)]);
+            charts.push(Chart::new(title, unit, field, curves));
         }
-        of_scale.retain(|_, curves| !curves.is_empty() && !known.contains(&(title, name)));
-        known.extend(of_scale.keys().map(|_| (title, name)));
-        charts.extend(of_scale.into_iter().map(|(scale, curves)| {
-            let unit = joined(&[unit, name, &shortened(&scale, 60)]);
-            Chart::new(title, unit, field, curves)
-        }));
     }
     charts.extend(APART.into_iter().filter_map(|apart| apart_of(runs, apart)));
     charts
@@ -144,7 +147,7 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
     let curve = |(index, (name, run)): (usize, &(String, Run))| {
         let common = |(step, value)| Some((step, Some(relative((*own.get(&step)?)?, value?))));
         let points = run.steps.values(field).filter_map(common);
-        let is_alike = field != "loss" || run.loss_settings() == of_first.loss_settings();
+        let is_alike = field != "loss" || run.scale() == of_first.scale();
         Curve::of(name, index + 1, false, points).filter(|_| is_alike)
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();

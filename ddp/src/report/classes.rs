@@ -23,9 +23,9 @@ fn part(of: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| of as f64 / whole as f64)
 }
 
-/// The confusion matrix, and which step is `used` if it is another; with many classes, those with
-/// the lowest recall and the most frequent mistakes.
-pub(super) fn confusion(confusion: &Confusion, used: &str) -> String {
+/// The confusion matrix; with many classes, those with the lowest recall and the most frequent
+/// mistakes.
+pub(super) fn confusion(confusion: &Confusion) -> String {
     let rows = confusion.rows.iter().sum();
     let right = confusion.right.iter().sum();
     let largest = largest_class(&confusion.rows).map(|part| {
@@ -39,7 +39,7 @@ pub(super) fn confusion(confusion: &Confusion, used: &str) -> String {
     let (accuracy, largest) = (percent(part(right, rows)), largest.unwrap_or_default());
     let [step, right, rows] = [confusion.step, right, rows].map(count);
     note(&format!(
-        "After step {step}{used}: {right} of {rows} held-out rows are classified correctly, \
+        "After step {step}: {right} of {rows} held-out rows are classified correctly, \
          {accuracy}{largest}."
     )) + &tables
 }
@@ -121,7 +121,7 @@ fn lists(confusion: &Confusion) -> String {
 }
 
 /// Held-out rows and their predictions: as pictures if they look like some, else as a table.
-pub(super) fn samples(samples: &Samples, used: &str) -> String {
+pub(super) fn samples(samples: &Samples) -> String {
     let all = &samples.samples;
     let wrong = all.iter().filter(|sample| !sample.is_right).count();
     let pictures: Option<String> = all.iter().map(pictured).collect();
@@ -131,7 +131,7 @@ pub(super) fn samples(samples: &Samples, used: &str) -> String {
         None => features(samples),
     };
     note(&format!(
-        "Held-out rows after step {}{used}: {wrong} classified wrongly, and {} classified correctly. \
+        "Held-out rows after step {}: {wrong} classified wrongly, and {} classified correctly. \
          Rows are counted among the held-out rows, from 0.",
         count(samples.step),
         all.len() - wrong

@@ -46,12 +46,9 @@ fn reached(runs: &[(String, Run)]) -> String {
         }
     }
     let row = |((name, run), Figures(figures)): (&(String, Run), &Figures)| {
-        let with = Some(run.loss_settings()).filter(|with| !with.is_empty());
-        let with = with.map_or(String::new(), |with| format!(" ({})", shortened(&with, 60)));
         let value = |name: &&str| {
             let figure = figures.iter().find(|figure| figure.name == *name);
-            let with = if name.ends_with("loss") { &*with } else { "" };
-            figure.map_or("–".into(), |it| escaped(&(it.value.clone() + with)))
+            figure.map_or("–".to_string(), |figure| escaped(&figure.value))
         };
         let [_, _, word, _] = ending(run);
         let steps = count(run.last_step());

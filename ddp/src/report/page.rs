@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::charts;
-use super::html::{count, escaped, figure, note, plural, shortened};
+use super::html::{count, escaped, note, plural, shortened};
 use super::results::{Figure, figures};
 use super::{classes, tables};
 use crate::metrics::{Run, TextLine};
@@ -18,18 +18,10 @@ pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String 
     let [class, sign, word, message] = &ending(run);
     let mut ending =
         format!("<p class=\"ending {class}\"><span aria-hidden=\"true\">{sign}</span> {word}</p>");
-    if !message.is_empty() {
-        ending += &format!("<p class=\"message\">{}</p>", escaped(message));
-    }
-    if let (Some(best), Some(loss)) = (run.better_than_last(), run.evals.newest("loss")) {
-        let ([lowest, loss], step) = (
-            [best.loss, loss].map(|it| figure(Some(it))),
-            count(best.step),
-        );
-        ending += &format!(
-            "<p class=\"message\">The held-out loss has risen from {lowest} after step {step} to \
-             {loss}: eval and predict use the checkpoint of step {step}.</p>"
-        );
+    for text in [message.clone(), run.risen().unwrap_or_default()] {
+        if !text.is_empty() {
+            ending += &format!("<p class=\"message\">{}</p>", escaped(&text));
+        }
     }
     Page {
         title: format!("{name}: {word} · ddp-train"),
@@ -123,11 +115,8 @@ fn sections(
     charts: &[charts::Chart],
     samples: Result<Option<Samples>, String>,
 ) -> Vec<Section> {
-    let used = run.better_than_last().map_or(String::new(), |best| {
-        format!(" (eval and predict use step {})", count(best.step))
-    });
     let samples = match samples {
-        Ok(samples) => samples.map_or(String::new(), |it| classes::samples(&it, &used)),
+        Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
         Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
     };
     let about_curves = if run.is_simulated() {
@@ -138,14 +127,13 @@ fn sections(
         String::new()
     };
     let curves = about_curves + &charts::html(charts);
-    let classes = run.confusion.as_ref();
-    let classes = classes.map(|confusion| classes::confusion(confusion, &used));
+    let classes = run.confusion.as_ref().map(classes::confusion);
     let transfers = run.placement.as_ref().map(tables::transfers);
     let settings = tables::settings(&run.start.config);
     vec![
         ("curves", "Curves", curves),
         ("classes", "Classes", classes.unwrap_or_default()),
-        ("columns", "Columns", tables::columns(run, &used)),
+        ("columns", "Columns", tables::columns(run)),
         ("samples", "Samples", samples),
         ("texts", "Text", texts(run)),
         ("transfers", "Transfers", transfers.unwrap_or_default()),

@@ -2,7 +2,6 @@
 
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
-use crate::checkpoint::Best;
 use crate::metrics::Run;
 use crate::samples::{Confusion, balanced_accuracy, largest_class};
 use crate::shown::shown;
@@ -38,47 +37,27 @@ pub(crate) fn results(run: &Run) -> Figures {
     let number = |value: Option<f64>| value.map(|value| figure(Some(value)));
     let part = |value: Option<f64>| value.map(|value| percent(Some(value)));
     let (steps, evals, has_ended) = (&run.steps, &run.evals, run.end().is_some());
-    let better = run.better_than_last();
-    let last = evals.steps.last().filter(|_| better.is_some());
-    let last = last.map_or(String::new(), |step| format!("after step {}", count(*step)));
-    // Figures are those of the last evaluation; the note has that of the best.
-    let both = |note: &str, field: &str, text: fn(Option<f64>) -> String| {
-        let of_best = |best: &Best| {
-            let mut values = evals.values(field);
-            let value = values.find(|(step, _)| *step == best.step);
-            let value = text(value.and_then(|(_, value)| value));
-            format!("{last}; {value} after step {}, the best", count(best.step))
-        };
-        joined(&[note, &better.as_ref().map_or(String::new(), of_best)])
-    };
     let accuracy = run.of_end("accuracy").or_else(|| evals.newest("accuracy"));
-    let note = both(&accuracy_note(run), "accuracy", percent);
-    all.add("Accuracy", part(accuracy), note);
+    all.add("Accuracy", part(accuracy), accuracy_note(run));
     // The confusion matrix is of the last evaluation of the run.
     let confusion = run.confusion.as_ref().filter(|_| has_ended);
     let balanced = confusion.map(|confusion| balanced_accuracy(&confusion.scores()));
-    let note = joined(&["the mean recall of the classes", &last]);
+    let note = "the mean recall of the classes";
     all.add("Balanced accuracy", part(balanced), note);
-    let mut of_eval = |name: &'static str, field: &str, note: &str| {
-        let value = number(evals.newest(field));
-        all.add(name, value, both(note, field, figure));
-    };
-    of_eval("RMSE", "rmse", "held out, in the units of the labels");
-    of_eval("R²", "r2", "of the held-out rows");
+    let of_eval = |field: &str| number(evals.newest(field));
+    let note = "held out, in the units of the labels";
+    all.add("RMSE", of_eval("rmse"), note);
+    all.add("R²", of_eval("r2"), "of the held-out rows");
     let columns = format!("over {} columns, held out", run.column_errors.len());
-    of_eval("Mean R²", "mean_r2", &columns);
-    let best = run.best().filter(|_| better.is_none());
-    let best = best.map_or(String::new(), |best| {
+    all.add("Mean R²", of_eval("mean_r2"), columns);
+    let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
+    let best = run.best().map_or(String::new(), |best| {
         let (loss, step) = (figure(Some(best.loss)), count(best.step));
         format!("lowest {loss}, after step {step}")
     });
-    of_eval(
-        "Held-out loss",
-        "loss",
-        &joined(&[&best, &run.loss_settings()]),
-    );
-    of_eval("Perplexity", "perplexity", "held out");
-    of_eval("Bits per byte", "bits_per_byte", "held out");
+    all.add("Held-out loss", number(held_out), best);
+    all.add("Perplexity", of_eval("perplexity"), "held out");
+    all.add("Bits per byte", of_eval("bits_per_byte"), "held out");
     let loss = run.of_end("loss").or_else(|| steps.last("loss"));
     all.add("Training loss", number(loss), "of the last logged step");
     let rate = |field: &str| match has_ended {

@@ -28,7 +28,7 @@ pub(super) fn transfers(audit: &Audit) -> String {
 }
 
 /// The errors of each column of numbers.
-pub(super) fn columns(run: &Run, used: &str) -> String {
+pub(super) fn columns(run: &Run) -> String {
     let (Some(step), 2..) = (run.evals.steps.last(), run.column_errors.len()) else {
         return String::new();
     };
@@ -39,7 +39,7 @@ pub(super) fn columns(run: &Run, used: &str) -> String {
     };
     let headings = ["column", "RMSE", "mean absolute error", "R²"];
     let about = "on held-out rows, in the units of the labels";
-    let note = note(&format!("After step {}{used}, {about}.", count(*step)));
+    let note = note(&format!("After step {}, {about}.", count(*step)));
     note + &table("Columns", &headings, 1, run.column_errors.iter().map(row))
 }
 

@@ -112,12 +112,8 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
         return Err(Error::NonFinite(text));
     }
     evaluation.add_up(&world.group("evaluation")?)?;
-    let totals = Totals {
-        rows: ready.rows,
-        loss: loss_sum / weight_sum,
-        loss_changes: options.loss.changes(),
-        sums: task_sums,
-    };
+    let (rows, loss, sums) = (ready.rows, loss_sum / weight_sum, task_sums);
+    let totals = Totals { rows, loss, sums };
     Ok((totals, evaluation))
 }
 

@@ -13,7 +13,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::data::files::kept::{KeptColumns, put_cell};
+use crate::data::files::kept::{self, KeptCells};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
@@ -63,33 +63,32 @@ pub(crate) struct PredictFlags {
 impl PredictFlags {
     /// Refuses what does not fit into one array.
     pub(crate) fn check(&self) -> Result<()> {
-        let (is_npy, out) = (self.out.format == Format::Npy, self.out.path.display());
+        let is_npy = self.out.format == Format::Npy;
         if is_npy && self.probabilities && self.logits {
             return Err(Error::Usage(format!(
-                "--out {out}: expected --probabilities or --logits, since a .npy holds one array; \
-                 help: leave one of them out, or write a .csv"
+                "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
+                 help: leave one of them out, or write a .csv",
+                self.out.path.display()
             )));
         }
-        match &self.keep {
-            Some(keep) if is_npy => {
-                let help = format!("write a .csv in place of {out}");
-                Err(refuse("--keep", keep, "a file with columns", &help))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// The columns of the input to write, before their first row.
-    fn kept(&self) -> Result<Option<KeptColumns>> {
+    /// The columns of the input to write, if any.
+    fn kept(&self) -> Result<Option<(Vec<u8>, KeptCells)>> {
         let Some(keep) = &self.keep else {
             return Ok(None);
         };
-        let DataSpec::Files(spec) = &self.using.data else {
-            let help = "leave it out: only tables have columns";
-            return Err(refuse("--keep", keep, "files as --data", help));
-        };
-        let paths = resolve::files(&spec.path, DATA)?;
-        Ok(Some(KeptColumns::open(paths, keep)?))
+        match (&self.using.data, self.out.format) {
+            (DataSpec::Files(spec), Format::Csv) => {
+                let files = resolve::files(&spec.path, DATA)?;
+                Ok(Some(kept::keep(files, keep)?))
+            }
+            _ => {
+                let expected = "tables as --data and a .csv as --out";
+                Err(refuse("--keep", keep, expected, "leave it out"))
+            }
+        }
     }
 }
 
@@ -121,19 +120,18 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         flags.kept()?;
     }
     let (using, out) = (&flags.using, &flags.out);
-    let (probabilities, logits) = (flags.probabilities, flags.logits);
+    let (probabilities, logits, keep) = (flags.probabilities, flags.logits, &flags.keep);
     let asked = Asked {
         using,
         labels: None,
         needs_labels: false,
         output: format!(
-            "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {:?}",
-            flags.keep
+            "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {keep:?}"
         ),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let task = tasks::of(&ready.chosen.opened.state.task);
-    let encoder = task.predictions(PredictionOptions {
+    let encoder = &*task.predictions(PredictionOptions {
         format: out.format,
         probabilities,
         logits,
@@ -145,14 +143,14 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             .as_ref()
             .map(LabelName::columns),
     })?;
-    let kept = flags.kept()?;
-    let mut lines = Lines { encoder, kept };
+    let kept = &mut flags.kept()?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
-            return write_all(&mut ready, &mut lines, world, None, &out.path);
+            return write_all(&mut ready, (encoder, kept), world, None, &out.path);
         }
         let out = &out.path;
-        let write = |file: &mut File| write_all(&mut ready, &mut lines, world, Some(file), out);
+        let write =
+            |file: &mut File| write_all(&mut ready, (encoder, kept), world, Some(file), out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
@@ -219,43 +217,11 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// What is written: predictions, after the columns of the input that are kept.
-struct Lines {
-    encoder: Box<dyn Predictions>,
-    kept: Option<KeptColumns>,
-}
-
-impl Lines {
-    /// The start of the file. Refuses columns with the names of predictions.
-    fn head(&self, rows: usize) -> Result<Vec<u8>> {
-        let (own, mut head) = (self.encoder.head(rows)?, Vec::new());
-        for name in self.kept.iter().flat_map(|kept| &kept.names) {
-            let start = head.len();
-            put_cell(name.as_bytes(), &mut head);
-            let mut columns = own.trim_ascii().split(|byte| *byte == b',');
-            if columns.any(|column| *column == head[start..]) {
-                let expected = "other columns than those of predictions";
-                let help = "leave it out, or rename it in the input";
-                return Err(refuse("--keep", name, expected, help));
-            }
-            head.push(b',');
-        }
-        head.extend(own);
-        Ok(head)
-    }
-
-    /// Appends row `row`, for which the model gives these values.
-    fn row(&mut self, row: u64, values: &[f32], into: &mut Vec<u8>) -> Result<()> {
-        if let Some(kept) = &mut self.kept {
-            kept.row(row, into)?;
-        }
-        self.encoder.row(row, values, into);
-        Ok(())
-    }
-}
+/// What writes a row: its prediction, and the columns of the input before it.
+type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
 
 /// Encodes this rank's batch of round `round`.
-fn part(ready: &mut Ready, lines: &mut Lines, round: u64) -> Result<Vec<u8>> {
+fn part(ready: &mut Ready, (encoder, kept): &mut Writers<'_>, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
@@ -264,8 +230,13 @@ fn part(ready: &mut Ready, lines: &mut Lines, round: u64) -> Result<Vec<u8>> {
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, first)?;
-        let mut rows = (first..).zip(values.chunks(outputs));
-        rows.try_for_each(|(row, values)| lines.row(row, values, &mut bytes))
+        for (row, values) in (first..).zip(values.chunks(outputs)) {
+            if let Some((_, cells)) = kept {
+                cells(row, &mut bytes)?;
+            }
+            encoder.row(row, values, &mut bytes);
+        }
+        Ok(())
     };
     output.with_slice(encode)??;
     Ok(bytes)
@@ -275,7 +246,7 @@ fn part(ready: &mut Ready, lines: &mut Lines, round: u64) -> Result<Vec<u8>> {
 /// with one batch of each rank in memory.
 fn write_all(
     ready: &mut Ready,
-    lines: &mut Lines,
+    mut writers: Writers<'_>,
     world: &World,
     file: Option<&mut File>,
     path: &Path,
@@ -285,11 +256,14 @@ fn write_all(
     let rows = usize::try_from(ready.rows)
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     if let Some(file) = &mut file {
-        file.write_all(&lines.head(rows)?).map_err(failed())?;
+        let (encoder, kept) = &writers;
+        let kept = kept.as_ref().map_or(&[][..], |(names, _)| names);
+        let head = [kept, &encoder.head(rows)?].concat();
+        file.write_all(&head).map_err(failed())?;
     }
     for round in 0..ready.batches.rounds() {
         let bytes = match round < ready.batches.count() {
-            true => part(ready, lines, round)?,
+            true => part(ready, &mut writers, round)?,
             false => Vec::new(),
         };
         let of_ranks = world.all_gather_bytes(&bytes)?;
@@ -307,7 +281,6 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, parse};
-    use crate::data::TaskSpec;
 
     /// The flags of `predict` on the table `data`, with these besides.
     fn flags(data: &str, more: &str) -> PredictFlags {
@@ -328,43 +301,16 @@ mod tests {
             let text = error.to_string();
             assert!(error.exit_code() == code && text.contains(part), "{text}");
         };
-        let npy = flags(data, "--out a.npy --keep all").check().unwrap_err();
-        refused(npy, 2, "--keep all: expected a file with columns");
-        let built_in = flags("glyphs", "--out a.csv --keep all");
-        built_in.check().unwrap();
-        refused(
-            built_in.kept().err().unwrap(),
-            2,
-            "only tables have columns",
-        );
+        for (data, out) in [(data, "a.npy"), ("glyphs", "a.csv")] {
+            let error = flags(data, &format!("--out {out} --keep all")).kept();
+            let expected = "--keep all: expected tables as --data and a .csv as --out";
+            refused(error.err().unwrap(), 2, expected);
+        }
         let unknown = flags(data, "--out a.csv --keep predictions").kept();
         refused(
             unknown.err().unwrap(),
             65,
             "\"prediction\" was probably meant",
         );
-
-        let task = TaskSpec::named_classes(["a", "b"].map(String::from).to_vec());
-        let lines = |keep: &str| Lines {
-            encoder: tasks::of(&task)
-                .predictions(PredictionOptions {
-                    format: Format::Csv,
-                    probabilities: false,
-                    logits: false,
-                    names: None,
-                })
-                .unwrap(),
-            kept: flags(data, &format!("--out a.csv --keep {keep}"))
-                .kept()
-                .unwrap(),
-        };
-        let twice = lines("all").head(1).unwrap_err();
-        refused(
-            twice,
-            2,
-            "--keep prediction: expected other columns than those",
-        );
-        let head = lines("id").head(1).unwrap();
-        assert_eq!(head, b"id,row,prediction,probability\n");
     }
 }

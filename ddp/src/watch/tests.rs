@@ -139,7 +139,7 @@ fn ranks_that_were_lost_and_came_are_listed_and_counted() {
     for part in [
         "step 1: lost rank 1 (killed by signal 9): 1 rank continues",
         "step 2: rank 1 joined: 2 ranks continue",
-        "step 4: lost rank 1 (killed by signal 9): 1 rank is left (fewer than --min-ranks 2)",
+        "step 4: lost rank 1 (killed by signal 9): 1 left, with --min-ranks 2",
         "Ranks: 1 ",
     ] {
         assert!(text.contains(part), "{part}: {text}");

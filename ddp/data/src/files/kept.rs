@@ -1,72 +1,54 @@
 //! Columns of tables that are copied as they are written, for `predict --keep`.
 
 use std::path::{Path, PathBuf};
-use std::vec::IntoIter;
 
-use crate::error::{Result, bail};
+use crate::error::{Error, Result};
 use crate::features::ColumnPlan;
 use crate::files::open_reader;
 use crate::files::table::{Columns, TableReader, TableRequest, label_names};
 
-/// Some columns of tables, read row after row.
-pub struct KeptColumns {
-    /// The names of the columns.
-    pub names: Vec<String>,
-    /// The tables that follow.
-    paths: IntoIter<PathBuf>,
-    table: Box<dyn TableReader>,
-    /// Where the columns are in the table.
-    columns: Vec<usize>,
-    /// The row after the current one, over all tables.
-    next: u64,
-}
+/// Appends the kept cells of a row as CSV, with a comma after each. Rows come in order; some may be
+/// left out.
+pub type KeptCells = Box<dyn FnMut(u64, &mut Vec<u8>) -> Result<()>>;
 
-impl KeptColumns {
-    /// The columns that `asked` names, with commas between, or `all`. Each table must have them.
-    pub fn open(paths: Vec<PathBuf>, asked: &str) -> Result<KeptColumns> {
-        let first = super::columns(&paths[0])?;
-        let names = match asked {
-            "all" => first,
-            _ => label_names(&first, asked)
-                .into_iter()
-                .map(String::from)
-                .collect(),
-        };
-        for path in &paths {
-            select(path, &names)?;
-        }
-        let mut paths = paths.into_iter();
-        let (table, columns) = select(&paths.next().expect("a file was found"), &names)?;
-        let next = 0;
-        Ok(KeptColumns {
-            names,
-            paths,
-            table,
-            columns,
-            next,
-        })
+/// The columns that `asked` names, with commas between, or `all`: their names, as a row of them,
+/// and their cells in the rows of all these tables.
+pub fn keep(paths: Vec<PathBuf>, asked: &str) -> Result<(Vec<u8>, KeptCells)> {
+    let mut names = super::columns(&paths[0])?;
+    if asked != "all" {
+        let asked = label_names(&names, asked).into_iter();
+        names = asked.map(String::from).collect();
     }
-
-    /// Appends the cells of a row, which no call may skip back to, each with a comma after it.
-    pub fn row(&mut self, row: u64, into: &mut Vec<u8>) -> Result<()> {
-        while self.next <= row {
-            if self.table.advance()? {
-                self.next += 1;
-                continue;
+    // No table is refused after rows of another were written.
+    paths
+        .iter()
+        .try_for_each(|path| select(path, &names).map(drop))?;
+    let mut head = Vec::new();
+    names
+        .iter()
+        .for_each(|name| put_cell(name.as_bytes(), &mut head));
+    let (mut paths, mut table, mut next) = (paths.into_iter(), None, 0);
+    let cells = move |row: u64, into: &mut Vec<u8>| loop {
+        let (reader, columns) = match &mut table {
+            Some(table) => table,
+            None => {
+                let fewer = "expected the rows that were read before, got fewer; help: a file has changed: start again";
+                let path = paths.next().ok_or_else(|| Error::Data(fewer.into()))?;
+                table.insert(select(&path, &names)?)
             }
-            let Some(path) = self.paths.next() else {
-                bail!(
-                    "row {row}: expected the rows that were read before, got fewer; help: a file has changed: start again"
-                );
-            };
-            (self.table, self.columns) = select(&path, &self.names)?;
+        };
+        if !reader.advance()? {
+            table = None;
+            continue;
         }
-        for &column in &self.columns {
-            put_cell(&self.table.value(column).text(), into);
-            into.push(b',');
+        next += 1;
+        if next > row {
+            let cells = columns.iter().map(|&column| reader.value(column).text());
+            cells.for_each(|text| put_cell(&text, into));
+            return Ok(());
         }
-        Ok(())
-    }
+    };
+    Ok((head, Box::new(cells)))
 }
 
 /// The table at `path`, before its first row, and where these columns are in it.
@@ -82,18 +64,16 @@ fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<us
     Ok((table, columns))
 }
 
-/// Appends a cell of a CSV file, in quotes if it needs them.
-pub fn put_cell(text: &[u8], into: &mut Vec<u8>) {
+/// Appends a cell of a CSV file, in quotes if it needs them, and a comma.
+fn put_cell(text: &[u8], into: &mut Vec<u8>) {
     let is_special = |byte: &u8| b",\"\r\n".contains(byte);
-    if !text.iter().any(is_special) && text.trim_ascii() == text {
-        return into.extend(text);
+    if text.iter().any(is_special) || text.trim_ascii() != text {
+        let parts = text.split(|byte| *byte == b'"').collect::<Vec<_>>();
+        into.extend([b"\"", &*parts.join(&b"\"\""[..]), b"\""].concat());
+    } else {
+        into.extend(text);
     }
-    let doubled = text
-        .iter()
-        .flat_map(|&byte| [byte, byte].into_iter().take(1 + usize::from(byte == b'"')));
-    into.push(b'"');
-    into.extend(doubled);
-    into.push(b'"');
+    into.push(b',');
 }
 
 #[cfg(test)]
@@ -110,11 +90,10 @@ mod tests {
         let first = "id;text;x\r\n1;\"two\r\nlines\";3\r\n2;\"say \"\"a\"\"\";4,5\r\n3;;6";
         fs::write(&one, first).unwrap();
         fs::write(&two, "x,id,text\n7,008,\"a,b\"\n").unwrap();
-        let mut kept = KeptColumns::open(vec![one, two], asked)?;
-        let mut bytes = kept.names.join("|").into_bytes();
+        let (mut bytes, mut cells) = keep(vec![one, two], asked)?;
         for &row in rows {
             bytes.push(b'\n');
-            kept.row(row, &mut bytes)?;
+            cells(row, &mut bytes)?;
         }
         Ok(String::from_utf8(bytes).unwrap())
     }
@@ -123,12 +102,11 @@ mod tests {
     #[test]
     fn cells_are_kept_as_they_are_and_quoted_where_they_need_it() {
         let scratch = Scratch::new();
-        let all =
-            "id|text|x\n1,\"two\r\nlines\",3,\n2,\"say \"\"a\"\"\",\"4,5\",\n3,,6,\n008,\"a,b\",7,";
+        let all = "id,text,x,\n1,\"two\r\nlines\",3,\n2,\"say \"\"a\"\"\",\"4,5\",\n3,,6,\n008,\"a,b\",7,";
         assert_eq!(kept(&scratch, "all", &[0, 1, 2, 3]).unwrap(), all);
         assert_eq!(
             kept(&scratch, "x, id", &[1, 3]).unwrap(),
-            "x|id\n\"4,5\",2,\n7,008,"
+            "x,id,\n\"4,5\",2,\n7,008,"
         );
         let error = kept(&scratch, "id", &[3, 4]).unwrap_err();
         assert!(error.to_string().contains("a file has changed"), "{error}");
@@ -156,7 +134,7 @@ mod tests {
             ("twon", Some("town")),
             ("sales 2023", Some("sales_2023")),
         ] {
-            let opened = KeptColumns::open(vec![path.clone()], asked);
+            let opened = keep(vec![path.clone()], asked);
             let text = opened.err().unwrap().to_string();
             let help = near.map(|near| format!("\"{near}\" was probably meant"));
             let help = help.unwrap_or("name one of these".into());

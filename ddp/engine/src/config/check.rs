@@ -184,13 +184,13 @@ impl Config {
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
     }
 
-    /// A setting of the model that changes nothing, for people.
+    /// That the model has a setting which changes nothing, for people.
     pub fn ignored(&self) -> Option<String> {
-        let [hidden, dropout] = ["hidden", "dropout"].map(|name| self.model.value(name));
-        let is_linear = hidden.as_array().is_some_and(Vec::is_empty);
-        (is_linear && dropout.as_f64() > Some(0.0)).then(|| {
-            format!("{DROPOUT} {dropout} changes nothing: a linear model has no hidden layers")
-        })
+        let value = |name| self.model.value(name).to_string();
+        let (hidden, dropout) = (value("hidden"), value("dropout"));
+        let drops = !["0.0", "null"].contains(&&*dropout);
+        let text = format!("{DROPOUT} {dropout} changes nothing: no layer is hidden");
+        (hidden == "[]" && drops).then_some(text)
     }
 
     /// Refuses settings that need a GPU, for a run on the CPU.

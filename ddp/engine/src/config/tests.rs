@@ -45,7 +45,7 @@ fn dropout_without_hidden_layers_is_said_to_change_nothing() {
         };
         config(|config| config.model = spec.into()).ignored()
     };
-    let text = "`dropout` 0.3 changes nothing: a linear model has no hidden layers";
+    let text = "`dropout` 0.3 changes nothing: no layer is hidden";
     assert_eq!(ignored(vec![], 0.3), Some(text.to_string()));
     assert_eq!((ignored(vec![], 0.0), ignored(vec![8], 0.3)), (None, None));
 }

@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use ddp_data::files::kept::put_cell;
-
 /// Appends text.
 pub(super) fn put(into: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
     into.write_fmt(text)
@@ -16,12 +14,11 @@ pub(super) fn put_numbers(into: &mut Vec<u8>, values: &[f32]) {
     each.for_each(|value| put(into, format_args!(",{value:?}")));
 }
 
-/// A text as a cell: in quotes if it needs them, or if it is empty and would be taken for missing.
+/// A text as a cell: in quotes if it needs them.
 pub fn cell(text: &str) -> String {
-    let mut cell = Vec::new();
-    put_cell(text.as_bytes(), &mut cell);
-    match text {
-        "" => "\"\"".into(),
-        _ => String::from_utf8(cell).expect("quotes are added to the text"),
+    let needs = text.is_empty() || text.contains([',', '"', '\n', '\r']) || text.trim() != text;
+    match needs {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_string(),
     }
 }

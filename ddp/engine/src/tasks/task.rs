@@ -95,13 +95,6 @@ pub struct LossOptions {
 }
 
 impl LossOptions {
-    /// What makes the loss another one than the plain one, for people; may be empty.
-    pub fn changes(&self) -> String {
-        let weights = (self.class_weights != ClassWeights::Equal).then_some("class weights");
-        let smoothing = (self.label_smoothing != 0.0).then_some("label smoothing");
-        Vec::from_iter([weights, smoothing].into_iter().flatten()).join(" and ")
-    }
-
     /// Refuses options that only the loss of classes has. `how` is how `data` is learned.
     pub(super) fn check_plain(&self, data: &str, how: &str) -> Result<()> {
         let (setting, got) = if self.class_weights != ClassWeights::Equal {
@@ -151,8 +144,6 @@ pub struct Totals {
     pub rows: u64,
     /// The mean loss, in the units of training.
     pub loss: f64,
-    /// What changes it, as `LossOptions::changes` says.
-    pub loss_changes: String,
     /// The sums of what `Evaluation::count` returned.
     pub sums: Vec<f64>,
 }

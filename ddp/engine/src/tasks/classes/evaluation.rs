@@ -120,15 +120,14 @@ impl Evaluation for Answers {
             format!("; the largest class has {:.2}% of the rows", 100.0 * part)
         });
         let balanced = 100.0 * balanced_accuracy(&self.scores());
-        let loss = match &*totals.loss_changes {
-            "" => format!("loss {loss:.4}"),
-            with => {
-                let plain = totals.sums[0] / all as f64;
-                format!("loss {loss:.4} with {with}, {plain:.4} without")
-            }
+        // Losses are sums of f32.
+        let plain = totals.sums[0] / all as f64;
+        let plain = match (loss - plain).abs() > 1e-4 * plain {
+            true => format!(" with class weights or label smoothing, {plain:.4} without"),
+            false => String::new(),
         };
         format!(
-            "{loss}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
+            "loss {loss:.4}{plain}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
              accuracy {balanced:.2}%\n\n{}{mistakes}",
             self.table()
         )
