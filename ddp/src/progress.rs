@@ -38,8 +38,9 @@ static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 /// Progress of one run, or through files.
 #[derive(Debug)]
 pub(crate) struct Progress {
+    /// It is drawn only where it is shown. It also knows the time that is left.
+    bar: ProgressBar,
     shown: Shown,
-    steps: u64,
     /// The width of the terminal.
     columns: u16,
 }
@@ -47,80 +48,73 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 enum Shown {
     Nothing,
-    Bar(ProgressBar),
-    Lines {
-        /// When figures were first shown, and their step.
-        first: Option<(Instant, u64)>,
-        /// When the last line was shown.
-        last: Option<Instant>,
-    },
+    Bar,
+    /// When the last line was shown.
+    Lines(Option<Instant>),
 }
-
-/// Lines, of which none was shown.
-const LINES: Shown = Shown::Lines {
-    first: None,
-    last: None,
-};
 
 impl Progress {
     /// Progress of a run of `steps` steps, of which `taken` were before this process, for rank 0.
     pub(crate) fn new(when: When, taken: u64, steps: u64) -> Progress {
-        Progress::with_bar(when, steps, |columns| {
-            bar([taken, steps], on_terminal(), columns)
-        })
+        Progress::with_bar(when, |target, columns| bar([taken, steps], target, columns))
     }
 
     /// Progress through files that are read.
     pub(crate) fn of_files(when: When) -> Progress {
         let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
                         {decimal_bytes_per_sec}  {eta} left";
-        Progress::with_bar(when, 0, |_| styled(None, on_terminal(), template))
+        Progress::with_bar(when, |target, _| styled(None, target, template))
     }
 
-    fn with_bar(when: When, steps: u64, bar: impl FnOnce(u16) -> ProgressBar) -> Progress {
+    fn with_bar(when: When, bar: impl FnOnce(ProgressDrawTarget, u16) -> ProgressBar) -> Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
-            When::Auto if !io::stderr().is_terminal() => LINES,
-            // indicatif's own target draws nothing without a terminal.
-            When::Auto | When::Always => Shown::Bar(bar(columns)),
+            When::Auto if !io::stderr().is_terminal() => Shown::Lines(None),
+            When::Auto | When::Always => Shown::Bar,
         };
+        let target = match shown {
+            // indicatif's own target draws nothing without a terminal.
+            Shown::Bar => {
+                ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
+            }
+            _ => ProgressDrawTarget::hidden(),
+        };
+        let bar = bar(target, columns);
         Progress {
+            bar,
             shown,
-            steps,
             columns,
         }
     }
 
     /// Called after every step: it is cheap.
     pub(crate) fn step(&self, step: u64) {
-        if let Shown::Bar(bar) = &self.shown {
-            bar.set_position(step);
-        }
+        self.bar.set_position(step);
     }
 
     /// Shows figures: in the bar, or as a line now and then.
     pub(crate) fn figures(&mut self, figures: &StepEvent) {
-        let (step, steps) = (figures.step, self.steps);
+        let (step, steps) = (figures.step, self.bar.length().unwrap_or(0));
         let text = format!("step {step} of {steps}  {}", describe(figures, usize::MAX));
         match &mut self.shown {
             Shown::Nothing => {}
-            Shown::Bar(_) if step == steps => show(&text),
-            Shown::Bar(bar) => {
+            Shown::Bar if step == steps => show(&text),
+            Shown::Bar => {
                 // Beside the message are the bar, `12/785` and `59m left`.
                 let others = 25 + 2 * steps.to_string().len();
                 let room = usize::from(self.columns).saturating_sub(others);
-                bar.set_message(describe(figures, room));
+                self.bar.set_message(describe(figures, room));
             }
-            Shown::Lines { first, last } => {
-                let (began, first) = *first.get_or_insert_with(|| (Instant::now(), step));
+            Shown::Lines(last) => {
                 if step < steps && last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
                     return;
                 }
                 *last = Some(Instant::now());
-                let (done, left) = (step.saturating_sub(first), steps.saturating_sub(step));
-                let left_s = time_left_s(began.elapsed(), done, left).map(units::duration);
-                let left = left_s.map_or(String::new(), |left| format!("  {left} left"));
+                let left = match self.bar.eta().as_secs_f64() {
+                    0.0 => String::new(),
+                    left => format!("  {} left", units::duration(left)),
+                };
                 show(&format!("{text}{left}"));
             }
         }
@@ -128,20 +122,15 @@ impl Progress {
 
     /// So many of all bytes are read.
     pub(crate) fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
-        match &mut self.shown {
-            Shown::Nothing => {}
-            Shown::Bar(bar) => {
-                bar.set_message(what);
-                bar.set_length(of);
-                bar.set_position(bytes);
-            }
-            Shown::Lines { last, .. } => {
-                let last = last.get_or_insert_with(Instant::now);
-                if last.elapsed() >= LINE_EVERY {
-                    *last = Instant::now();
-                    let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
-                    show(&format!("{what}: {read:.0} of {of:.0} MB read"));
-                }
+        self.bar.set_message(what);
+        self.bar.set_length(of);
+        self.bar.set_position(bytes);
+        if let Shown::Lines(last) = &mut self.shown {
+            let last = last.get_or_insert_with(Instant::now);
+            if last.elapsed() >= LINE_EVERY {
+                *last = Instant::now();
+                let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
+                show(&format!("{what}: {read:.0} of {of:.0} MB read"));
             }
         }
     }
@@ -155,9 +144,9 @@ impl Progress {
 
     /// Removes the bar. Later output is lines.
     pub(crate) fn finish(&mut self) {
-        if let Shown::Bar(_) = &self.shown {
+        if let Shown::Bar = self.shown {
             clear_bar();
-            self.shown = LINES;
+            self.shown = Shown::Lines(None);
         }
     }
 }
@@ -180,10 +169,6 @@ fn bar([taken, steps]: [u64; 2], target: ProgressDrawTarget, columns: u16) -> Pr
     bar.tick();
     bar.reset_eta();
     bar
-}
-
-fn on_terminal() -> ProgressDrawTarget {
-    ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
 }
 
 /// The bar that is cleared while a line is written.
@@ -230,12 +215,6 @@ fn describe(figures: &StepEvent, room: usize) -> String {
         }
     }
     text
-}
-
-/// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
-fn time_left_s(gone: Duration, steps_done: u64, steps_left: u64) -> Option<f64> {
-    let is_known = steps_done > 0 && steps_left > 0;
-    is_known.then(|| gone.as_secs_f64() * steps_left as f64 / steps_done as f64)
 }
 
 /// Writes a line while the bar is cleared, at once, so that lines of several ranks do not mix. A
@@ -348,14 +327,6 @@ mod tests {
         );
     }
 
-    #[test]
-    fn time_left_is_the_time_gone_by_rule_of_three() {
-        let ten = Duration::from_secs(10);
-        assert_eq!(time_left_s(ten, 20, 60), Some(30.0));
-        assert_eq!(time_left_s(ten, 0, 60), None);
-        assert_eq!(time_left_s(ten, 20, 0), None);
-    }
-
     /// Keeps what is drawn on this many columns.
     #[derive(Clone, Debug)]
     struct Paper(Arc<Mutex<String>>, u16);
@@ -404,8 +375,8 @@ mod tests {
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
         let bar = bar([0, 785], target, columns);
         let mut progress = Progress {
-            shown: Shown::Bar(bar.clone()),
-            steps: 785,
+            bar: bar.clone(),
+            shown: Shown::Bar,
             columns,
         };
         progress.step(120);
@@ -488,13 +459,13 @@ mod tests {
     #[test]
     fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
         let mut progress = Progress {
-            shown: LINES,
-            steps: 200,
+            bar: bar([0, 200], ProgressDrawTarget::hidden(), 120),
+            shown: Shown::Lines(None),
             columns: 120,
         };
         progress.figures(&event(120));
         let last = |progress: &Progress| match progress.shown {
-            Shown::Lines { last, .. } => last,
+            Shown::Lines(last) => last,
             _ => None,
         };
         let first = last(&progress);
