@@ -563,7 +563,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "predict",
         "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
-         --log-level warn --out a.csv --probabilities --logits --overwrite",
+         --log-level warn --out a.csv --probabilities --logits --keep id,town --overwrite",
     ),
     (
         "inspect",

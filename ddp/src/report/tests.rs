@@ -157,7 +157,7 @@ fn a_page_says_that_the_best_step_is_used_and_the_loss_has_risen_since() {
     let page = || fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
     let order = [
         "✓</span> done",
-        "The held-out loss has risen since step 10 (loss 0.125, accuracy 98.50%), whose checkpoint eval and predict use.",
+        "The held-out loss has risen since step 10 (loss 0.1250, accuracy 98.50%), whose checkpoint eval and predict use.",
         "Figures, matrix and samples are of step 20.",
         "97.50 %",
         "lowest 0.1250, after step 10",

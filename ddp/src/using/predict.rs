@@ -53,7 +53,7 @@ pub(crate) struct PredictFlags {
     #[arg(long)]
     pub logits: bool,
     /// Columns of the input to write before the predictions, separated by commas; all for all
-    #[arg(long, value_name = "COLUMNS")]
+    #[arg(id = "kept", long = "keep", value_name = "COLUMNS")]
     pub keep: Option<String>,
     /// Replace an existing file
     #[arg(long)]

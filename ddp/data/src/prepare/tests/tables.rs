@@ -361,7 +361,7 @@ fn several_labels_are_learned_together() {
         ),
         (
             "a,x,b\n,10,1\n1,1,1\n",
-            "line 2, column \"a\": expected a number or a text as label, got an empty cell; in all, 1",
+            "line 2, column \"a\": expected a number or a text as label, got an empty cell; number of missing labels: 1 in 2 rows",
         ),
         ("a,x\n1,2\n", "expected a column \"b\""),
     ] {
