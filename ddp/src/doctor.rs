@@ -114,7 +114,7 @@ fn print(all: &[(String, Vec<Finding>)], json: bool, say: Say<'_>) -> Result<()>
     let findings = || all.iter().flat_map(|(_, findings)| findings);
     let count = |health| findings().filter(|it| it.health == health).count();
     let [fine, notes, bad] = [Health::Fine, Health::Note, Health::Bad].map(count);
-    let counts = format!("{fine} ok, {notes} to note, {bad} bad");
+    let counts = format!("{fine} ok, {notes} with a note, {bad} bad");
     if json {
         say(&json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad }))?;
     } else if bad == 0 {
@@ -152,7 +152,7 @@ mod tests {
         end.unwrap();
         assert!(
             text.contains("-> make it larger")
-                && text.ends_with("healthy: 1 ok, 1 to note, 0 bad\n"),
+                && text.ends_with("healthy: 1 ok, 1 with a note, 0 bad\n"),
             "{text}"
         );
         let error = printed(&[Finding::bad("disk", "full", "rm")], false)

@@ -25,11 +25,16 @@ const FREE: [&str; 2] = ["dropout", "recompute"];
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
     pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
-        // Only folders say something about their model; files are opened after other checks.
-        let names_folder = path.extension().is_none() && path.to_str().is_some();
-        if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
-            let help = "give --init-from a model file, or the folder of a run, of a checkpoint or \
-                        of Hugging Face";
+        // Only folders say something about their model; files are opened after other checks. Names
+        // of the hub have dots, as in Llama-3.2-1B.
+        let names_file = path
+            .extension()
+            .is_some_and(|ending| ending == "safetensors");
+        if let (false, Some(name), Err(source)) = (names_file, path.to_str(), path.metadata()) {
+            let help = format!(
+                "there is no such folder; a model of the hub is downloaded with hf download {name} \
+                 --local-dir FOLDER"
+            );
             return Err(Error::io("open", path, help)(source));
         }
         if hugging_face::is_folder(path) {
@@ -86,5 +91,23 @@ impl InitialWeights {
         }
         config.init_from = Some(self.folder);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The dot made it the name of a file, which is opened later, and the error was about the data.
+    #[test]
+    fn a_name_of_the_hub_is_no_file() {
+        let error = InitialWeights::of(Path::new("meta-llama/Llama-3.2-1B")).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.exit_code(), 74);
+        let help = "there is no such folder";
+        let download = "hf download meta-llama/Llama-3.2-1B --local-dir FOLDER";
+        assert!(text.contains(help) && text.contains(download), "{text}");
+        let file = InitialWeights::of(Path::new("no/model.safetensors")).unwrap();
+        assert!(file.is_none(), "a file is opened later");
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::checkpoint::Best;
+use crate::config::as_flag;
 use crate::error::{Error, Result};
 use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
@@ -324,6 +325,26 @@ impl Run {
             })
         });
         known.reduce(|best, next| if next.loss < best.loss { next } else { best })
+    }
+
+    /// That the best evaluation is not the last, for people; its checkpoint is what others use.
+    pub(crate) fn risen(&self) -> Option<String> {
+        let (best, last) = (self.best()?, self.evals.steps.last()?);
+        let (step, text) = self.eval_texts().find(|(step, _)| *step == best.step)?;
+        let has_risen = self.evals.newest("loss") > Some(best.loss);
+        (has_risen && self.checkpoints.contains(&step)).then(|| {
+            format!(
+                "The held-out loss has risen since step {step} ({text}), whose checkpoint eval and \
+                 predict use. Figures, matrix and samples are of step {last}."
+            )
+        })
+    }
+
+    /// What the scale of the loss depends on.
+    pub(crate) fn scale(&self) -> String {
+        let value = |name| self.start.config.get(name).map_or(String::new(), as_flag);
+        let [weights, smoothing] = ["class-weights", "label-smoothing"].map(value);
+        format!("class weights {weights}, label smoothing {smoothing}")
     }
 
     /// The step and the figures of each evaluation: `loss 0.3124, accuracy 93.10%`.

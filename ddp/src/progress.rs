@@ -39,8 +39,9 @@ static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 /// Progress of one run, or through files.
 #[derive(Debug)]
 pub(crate) struct Progress {
+    /// It is drawn only where it is shown. It also knows the time that is left.
+    bar: ProgressBar,
     shown: Shown,
-    steps: u64,
     /// The width of the terminal.
     columns: u16,
 }
@@ -48,73 +49,73 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 enum Shown {
     Nothing,
-    Bar(ProgressBar),
-    Lines {
-        /// When figures were first shown, and their step.
-        first: Option<(Instant, u64)>,
-        /// When the last line was shown.
-        last: Option<Instant>,
-    },
+    Bar,
+    /// When the last line was shown.
+    Lines(Option<Instant>),
 }
 
-/// Lines, of which none was shown.
-const LINES: Shown = Shown::Lines {
-    first: None,
-    last: None,
-};
-
 impl Progress {
-    /// Progress of a run of `steps` steps, for rank 0.
-    pub(crate) fn new(when: When, steps: u64) -> Progress {
-        Progress::with_bar(when, steps, |columns| bar(steps, on_terminal(), columns))
+    /// Progress of a run of `steps` steps, of which `taken` were before this process, for rank 0.
+    pub(crate) fn new(when: When, taken: u64, steps: u64) -> Progress {
+        Progress::with_bar(when, |target, columns| bar([taken, steps], target, columns))
     }
 
     /// Progress through files that are read.
     pub(crate) fn of_files(when: When) -> Progress {
         let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
                         {decimal_bytes_per_sec}  {eta} left";
-        Progress::with_bar(when, 0, |_| styled(None, on_terminal(), template))
+        Progress::with_bar(when, |target, _| styled(None, target, template))
     }
 
-    fn with_bar(when: When, steps: u64, bar: impl FnOnce(u16) -> ProgressBar) -> Progress {
+    fn with_bar(when: When, bar: impl FnOnce(ProgressDrawTarget, u16) -> ProgressBar) -> Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
-            When::Auto if !io::stderr().is_terminal() => LINES,
-            // indicatif's own target draws nothing without a terminal.
-            When::Auto | When::Always => Shown::Bar(bar(columns)),
+            When::Auto if !io::stderr().is_terminal() => Shown::Lines(None),
+            When::Auto | When::Always => Shown::Bar,
         };
+        let target = match shown {
+            // indicatif's own target draws nothing without a terminal.
+            Shown::Bar => {
+                ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
+            }
+            _ => ProgressDrawTarget::hidden(),
+        };
+        let bar = bar(target, columns);
         Progress {
+            bar,
             shown,
-            steps,
             columns,
         }
     }
 
     /// Called after every step: it is cheap.
     pub(crate) fn step(&self, step: u64) {
-        if let Shown::Bar(bar) = &self.shown {
-            bar.set_position(step);
-        }
+        self.bar.set_position(step);
     }
 
     /// Shows figures: in the bar, or as a line now and then.
     pub(crate) fn figures(&mut self, figures: &StepEvent) {
-        let (step, steps) = (figures.step, self.steps);
-        let text = format!("step {step} of {steps}  {}", describe(figures, u16::MAX));
+        let (step, steps) = (figures.step, self.bar.length().unwrap_or(0));
+        let text = format!("step {step} of {steps}  {}", describe(figures, usize::MAX));
         match &mut self.shown {
             Shown::Nothing => {}
-            Shown::Bar(_) if step == steps => show(&text),
-            Shown::Bar(bar) => bar.set_message(describe(figures, self.columns)),
-            Shown::Lines { first, last } => {
-                let (began, first) = *first.get_or_insert_with(|| (Instant::now(), step));
+            Shown::Bar if step == steps => show(&text),
+            Shown::Bar => {
+                // Beside the message are the bar, `12/785` and `59m left`.
+                let others = 25 + 2 * steps.to_string().len();
+                let room = usize::from(self.columns).saturating_sub(others);
+                self.bar.set_message(describe(figures, room));
+            }
+            Shown::Lines(last) => {
                 if step < steps && last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
                     return;
                 }
                 *last = Some(Instant::now());
-                let (done, left) = (step.saturating_sub(first), steps.saturating_sub(step));
-                let left_s = time_left_s(began.elapsed(), done, left).map(units::duration);
-                let left = left_s.map_or(String::new(), |left| format!("  {left} left"));
+                let left = match self.bar.eta().as_secs_f64() {
+                    0.0 => String::new(),
+                    left => format!("  {} left", units::duration(left)),
+                };
                 show(&format!("{text}{left}"));
             }
         }
@@ -122,20 +123,15 @@ impl Progress {
 
     /// So many of all bytes are read.
     pub(crate) fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
-        match &mut self.shown {
-            Shown::Nothing => {}
-            Shown::Bar(bar) => {
-                bar.set_message(what);
-                bar.set_length(of);
-                bar.set_position(bytes);
-            }
-            Shown::Lines { last, .. } => {
-                let last = last.get_or_insert_with(Instant::now);
-                if last.elapsed() >= LINE_EVERY {
-                    *last = Instant::now();
-                    let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
-                    show(&format!("{what}: {read:.0} of {of:.0} MB read"));
-                }
+        self.bar.set_message(what);
+        self.bar.set_length(of);
+        self.bar.set_position(bytes);
+        if let Shown::Lines(last) = &mut self.shown {
+            let last = last.get_or_insert_with(Instant::now);
+            if last.elapsed() >= LINE_EVERY {
+                *last = Instant::now();
+                let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
+                show(&format!("{what}: {read:.0} of {of:.0} MB read"));
             }
         }
     }
@@ -149,9 +145,9 @@ impl Progress {
 
     /// Removes the bar. Later output is lines.
     pub(crate) fn finish(&mut self) {
-        if let Shown::Bar(_) = &self.shown {
+        if let Shown::Bar = self.shown {
             clear_bar();
-            self.shown = LINES;
+            self.shown = Shown::Lines(None);
         }
     }
 }
@@ -162,13 +158,18 @@ impl Drop for Progress {
     }
 }
 
-fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
+fn bar([taken, steps]: [u64; 2], target: ProgressDrawTarget, columns: u16) -> ProgressBar {
     let template = match columns {
         WIDE_COLUMNS.. => "{bar:10} {pos}/{len}  {wide_msg}  {eta} left",
         MEDIUM_COLUMNS.. => "{pos}/{len}  {wide_msg}  {eta} left",
         _ => "{pos}/{len}  {wide_msg}  {eta}",
     };
-    styled(Some(steps), target, template)
+    let bar = styled(Some(steps), target, template);
+    // The time that is left follows from the steps of this process.
+    bar.set_position(taken);
+    bar.tick();
+    bar.reset_eta();
+    bar
 }
 
 fn on_terminal() -> ProgressDrawTarget {
@@ -214,41 +215,33 @@ pub(crate) fn clear_bar() {
     }
 }
 
-/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or less of it on a narrow
-/// terminal; without a rate the GPU is simulated.
-fn describe(figures: &StepEvent, columns: u16) -> String {
+/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or as many of these parts as
+/// fit into `room` columns; without a rate the GPU is simulated.
+fn describe(figures: &StepEvent, room: usize) -> String {
     let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
     let accuracy = figures.accuracy.map(|part| part * 100.0);
     let accuracy = |before: &str| accuracy.map_or(String::new(), |it| format!("{before}{it:.1}%"));
-    if columns < MEDIUM_COLUMNS {
-        return format!("loss {loss}{}", accuracy("  "));
-    }
-    let text = format!(
-        "training loss {loss}{}  epoch {epoch}",
-        accuracy(", accuracy ")
-    );
     let (rate, unit) = match figures.tokens_per_s {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    if columns < WIDE_COLUMNS {
-        return text;
-    }
-    if rate.is_nan() {
-        return format!("{text}  simulated");
-    }
+    let rate = match rate.is_nan() {
+        true => "simulated".to_string(),
+        false => format!("{} {unit}", units::count(rate.round() as u64)),
+    };
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();
     let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
-    let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
-    let rate = units::count(rate.round() as u64);
-    format!("{text}  {rate} {unit}{}", tflops.unwrap_or_default())
-}
-
-/// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
-fn time_left_s(gone: Duration, steps_done: u64, steps_left: u64) -> Option<f64> {
-    let is_known = steps_done > 0 && steps_left > 0;
-    is_known.then(|| gone.as_secs_f64() * steps_left as f64 / steps_done as f64)
+    let tflops = tflops.map(|tflops| format!("  {tflops} TFLOP/s{share}"));
+    let (exactly, tflops) = (accuracy(", accuracy "), tflops.unwrap_or_default());
+    let mut text = format!("training loss {loss}{exactly}  epoch {epoch}  {rate}{tflops}");
+    while text.chars().count() > room {
+        match text.rfind("  ") {
+            Some(end) => text.truncate(end),
+            None => return format!("loss {loss}{}", accuracy("  ")),
+        }
+    }
+    text
 }
 
 /// Writes a line while the bar is cleared, at once, so that lines of several ranks do not mix. A
@@ -331,7 +324,7 @@ mod tests {
     #[test]
     fn figures_read_as_people_write_them() {
         assert_eq!(
-            describe(&event(120), u16::MAX),
+            describe(&event(120), usize::MAX),
             "training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
         );
         let without = StepEvent {
@@ -341,7 +334,7 @@ mod tests {
             ..event(120)
         };
         assert_eq!(
-            describe(&without, u16::MAX),
+            describe(&without, usize::MAX),
             "training loss NaN  epoch 1  999 samples/s"
         );
         let tokens = StepEvent {
@@ -350,19 +343,11 @@ mod tests {
             matmul_share: Some(0.783),
             ..event(120)
         };
-        let text = describe(&tokens, u16::MAX);
+        let text = describe(&tokens, usize::MAX);
         assert!(
-            text.ends_with("  999 tokens/s, 0.142 TFLOP/s (78% of a large matmul)"),
+            text.ends_with("  999 tokens/s  0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn time_left_is_the_time_gone_by_rule_of_three() {
-        let ten = Duration::from_secs(10);
-        assert_eq!(time_left_s(ten, 20, 60), Some(30.0));
-        assert_eq!(time_left_s(ten, 0, 60), None);
-        assert_eq!(time_left_s(ten, 20, 0), None);
     }
 
     /// Keeps what is drawn on this many columns.
@@ -408,17 +393,17 @@ mod tests {
     }
 
     /// The last line that a run of 785 steps draws on this many columns.
-    fn drawn(columns: u16) -> String {
+    fn drawn(columns: u16, event: &StepEvent) -> String {
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
-        let bar = bar(785, target, columns);
+        let bar = bar([0, 785], target, columns);
         let mut progress = Progress {
-            shown: Shown::Bar(bar.clone()),
-            steps: 785,
+            bar: bar.clone(),
+            shown: Shown::Bar,
             columns,
         };
         progress.step(120);
-        progress.figures(&event(120));
+        progress.figures(event);
         bar.tick();
         let drawn = paper.0.lock().unwrap().clone();
         let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
@@ -429,7 +414,7 @@ mod tests {
 
     #[test]
     fn the_bar_fits_terminals_of_every_width() {
-        let line = drawn(120);
+        let line = drawn(120, &event(120));
         assert!(
             line.contains(
                 "120/785  training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
@@ -437,7 +422,7 @@ mod tests {
             "{line}"
         );
         for columns in [40, 60, 71, 72, 80, 200] {
-            let line = drawn(columns);
+            let line = drawn(columns, &event(120));
             let parts = ["120/785", "loss 0.3124", "93.1%"];
             let has_all = parts.iter().all(|part| line.contains(part));
             let width = line.trim_end().chars().count();
@@ -448,10 +433,55 @@ mod tests {
         }
     }
 
+    /// At 110 columns a word was cut.
+    #[test]
+    fn the_bar_cuts_no_word_at_any_width() {
+        let event = StepEvent {
+            tokens_per_s: Some(123_456.0),
+            tflops: Some(0.141_59),
+            matmul_share: Some(0.783),
+            ..event(120)
+        };
+        let text = format!("120/785 left loss {}", describe(&event, usize::MAX));
+        let words = |text: &str| -> Vec<String> {
+            let words = text.split_whitespace();
+            words
+                .map(|word| word.trim_matches([',', '(', ')']).to_string())
+                .collect()
+        };
+        let known = words(&text);
+        for columns in 40..=200 {
+            let line = drawn(columns, &event);
+            let is_cut = |word: &String| {
+                let is_time = word.len() <= 3 && word.starts_with(|it: char| it.is_ascii_digit());
+                !known.contains(word) && !word.starts_with(['━', '╸', '─']) && !is_time
+            };
+            let cut = words(&line).into_iter().find(is_cut);
+            assert_eq!(cut, None, "{columns}: {line}");
+        }
+        assert!(drawn(140, &event).contains("of a large matmul)"));
+    }
+
+    /// Of 1,500 steps 684 were taken before the resume, and counted as taken in its first second.
+    #[test]
+    fn steps_before_a_resume_are_not_taken_as_made_now() {
+        let paper = Paper(Arc::default(), 120);
+        let target = ProgressDrawTarget::term_like(Box::new(paper));
+        let bar = bar([684, 1500], target, 120);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(20) {}
+        bar.set_position(685);
+        bar.tick();
+        // One step took 20 ms or more.
+        assert!(bar.per_sec() <= 50.1, "{} steps a second", bar.per_sec());
+        assert_eq!(bar.position(), 685);
+        bar.finish();
+    }
+
     #[test]
     fn progress_set_to_never_shows_nothing() {
         assert!(matches!(
-            Progress::new(When::Never, 10).shown,
+            Progress::new(When::Never, 0, 10).shown,
             Shown::Nothing
         ));
     }
@@ -459,13 +489,13 @@ mod tests {
     #[test]
     fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
         let mut progress = Progress {
-            shown: LINES,
-            steps: 200,
+            bar: bar([0, 200], ProgressDrawTarget::hidden(), 120),
+            shown: Shown::Lines(None),
             columns: 120,
         };
         progress.figures(&event(120));
         let last = |progress: &Progress| match progress.shown {
-            Shown::Lines { last, .. } => last,
+            Shown::Lines(last) => last,
             _ => None,
         };
         let first = last(&progress);

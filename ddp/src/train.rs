@@ -149,9 +149,7 @@ impl Program for TrainProgram<'_> {
         if self.config.tensorboard {
             self.curves = Some(EventFile::create(out, taken + 1)?);
         }
-        let progress = Progress::new(self.config.progress, steps);
-        progress.step(taken);
-        self.progress = Some(progress);
+        self.progress = Some(Progress::new(self.config.progress, taken, steps));
         Ok(())
     }
 

@@ -15,6 +15,7 @@ pub mod flat;
 mod format;
 mod idx;
 pub(crate) mod io;
+pub mod kept;
 mod numpy;
 pub(crate) mod parquet;
 pub mod safetensors;

@@ -113,7 +113,7 @@ pub enum Ended {
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ended::Length => f.write_str("as many tokens as asked"),
+            Ended::Length => f.write_str("the limit of tokens is reached"),
             Ended::EndToken => f.write_str("the model's end of a text"),
             Ended::Stop => f.write_str("the text to stop at"),
             Ended::Context(tokens) => write!(f, "the model's context, {tokens} tokens, is full"),

@@ -27,7 +27,7 @@ use crate::audit::Audit;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
-use crate::setting::{OUT, RESUME};
+use crate::setting::{MIN_RANKS, OUT, RESUME};
 use crate::tasks::ColumnErrors;
 
 /// The file of events.
@@ -237,6 +237,9 @@ pub struct RanksEvent {
     pub generation: u64,
     /// The number of ranks from here on.
     pub ranks: usize,
+    /// With fewer the job saves and ends.
+    #[serde(default)]
+    pub min_ranks: usize,
     /// Who was lost, by the number that the rank was started with.
     pub lost: Vec<LostRank>,
     /// Who came.
@@ -255,13 +258,12 @@ impl fmt::Display for RanksEvent {
         if parts.is_empty() {
             parts.push("the ranks met again".into());
         }
-        let (parts, ranks) = (parts.join(", "), self.ranks);
-        let continues = if ranks == 1 {
-            " continues"
-        } else {
-            "s continue"
-        };
-        write!(f, "{parts}: {ranks} rank{continues}")
+        let (parts, ranks, least) = (parts.join(", "), self.ranks, self.min_ranks);
+        match ranks {
+            _ if ranks < least => write!(f, "{parts}: {ranks} left, with {MIN_RANKS} {least}"),
+            1 => write!(f, "{parts}: 1 rank continues"),
+            _ => write!(f, "{parts}: {ranks} ranks continue"),
+        }
     }
 }
 

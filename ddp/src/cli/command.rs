@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
     #[command(after_help = report::EXAMPLES, max_term_width = 120)]
     Report(ReportFlags),
-    /// Find the first step, and the layer, in which two runs part
+    /// Find the first step and layer in which two runs differ
     #[command(after_help = compare::EXAMPLES, max_term_width = 120)]
     Compare(CompareFlags),
     /// Show a run live in the terminal

@@ -418,6 +418,17 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
+        ("--lora", &["--lora: ", "no adapters", "--freeze"]),
+        ("--qlora", &["--qlora: ", "no adapters"]),
+        ("--peft true", &["--peft: ", "no adapters"]),
+        (
+            "--load_in_4bit",
+            &["--load_in_4bit: ", "not quantized", "--recompute block"],
+        ),
+        (
+            "--chat-template a",
+            &["--chat-template: ", "ddp-train tokenize"],
+        ),
         ("--bs 3", &["--bs: ", "--batch-size ROWS"]),
         ("--drop-last yes", &["'yes'", "--drop-last", "true, false"]),
         (
@@ -552,7 +563,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "predict",
         "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
-         --log-level warn --out a.csv --probabilities --logits --overwrite",
+         --log-level warn --out a.csv --probabilities --logits --keep id,town --overwrite",
     ),
     (
         "inspect",

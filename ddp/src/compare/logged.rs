@@ -103,8 +103,9 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let (start, world) = (&run.start, &run.start.world);
     // Where data are is a setting.
     let description = start.data.split_once(": ").map_or(&*start.data, |it| it.1);
-    // Where a run writes changes nothing.
-    let settings = start.config.iter().filter(|(name, _)| *name != "out");
+    // Where a run writes and what it shows changes nothing.
+    let shows = |name: &str| matches!(name, "out" | "progress" | "log-level");
+    let settings = start.config.iter().filter(|(name, _)| !shows(name));
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
     let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();
@@ -152,4 +153,27 @@ fn over_time<T: PartialEq + ToString>(values: impl Iterator<Item = (u64, T)>) ->
         step => format!("{} after step {step}", value.to_string()),
     };
     Vec::from_iter(values.into_iter().map(text)).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_run_shows_and_where_it_writes_is_no_difference() {
+        let run = |out: &str, progress: &str, log_level: &str, lr: f64| {
+            let mut run = Run::default();
+            let config =
+                json!({"out": out, "progress": progress, "log-level": log_level, "lr": lr});
+            run.start.config = config.as_object().unwrap().clone();
+            run
+        };
+        let [a, b] = [
+            run("a", "auto", "info", 0.1),
+            run("b", "never", "error", 0.5),
+        ];
+        assert_eq!(differences(&a, &b), [["--lr", "0.1", "0.5"]]);
+    }
 }

@@ -1,6 +1,6 @@
 //! The curves of runs, as data: `script.js` draws them in the page, and `watch` in the terminal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -109,16 +109,24 @@ fn ranks(run: &Run) -> Option<Chart> {
 /// first.
 pub(super) fn of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
-    let mut known: Vec<(&str, &str)> = Vec::new();
+    let mut known: Vec<(&str, &str, &str)> = Vec::new();
     let mut plans = CURVES;
     plans.sort_by_key(|plan| matches!(plan.3, Step(_)));
-    for (title, unit, name, field) in plans {
+    // Losses of different scales are not drawn on one axis.
+    let scales = BTreeSet::from_iter(runs.iter().map(|(_, run)| run.scale()));
+    let plans = plans
+        .iter()
+        .flat_map(|plan| scales.iter().map(move |scale| (plan, scale)));
+    for (&(title, unit, name, field), scale) in plans {
+        let is_loss = title == "Loss" && scales.len() > 1;
         let curves = runs.iter().enumerate();
+        let curves = curves.filter(|(_, (_, run))| !is_loss || run.scale() == *scale);
         let curves = curves.filter_map(|(color, (name, run))| curve(run, field, name, color));
         let curves: Vec<Curve> = curves.collect();
-        if !curves.is_empty() && !known.contains(&(title, name)) {
-            known.push((title, name));
-            let unit = joined(&[unit, name]);
+        let scale = if is_loss { &**scale } else { "" };
+        if !curves.is_empty() && !known.contains(&(title, name, scale)) {
+            known.push((title, name, scale));
+            let unit = joined(&[unit, name, &shortened(scale, 80)]);
             charts.push(Chart::new(title, unit, field, curves));
         }
     }
@@ -134,12 +142,13 @@ const APART: [(&str, &str); 2] = [
 
 /// How far the runs are from the first one, at the steps that both logged.
 fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)) -> Option<Chart> {
-    let ((first, own), others) = runs.split_first()?;
-    let own: BTreeMap<u64, Option<f64>> = own.steps.values(field).collect();
+    let ((first, of_first), others) = runs.split_first()?;
+    let own: BTreeMap<u64, Option<f64>> = of_first.steps.values(field).collect();
     let curve = |(index, (name, run)): (usize, &(String, Run))| {
         let common = |(step, value)| Some((step, Some(relative((*own.get(&step)?)?, value?))));
         let points = run.steps.values(field).filter_map(common);
-        Curve::of(name, index + 1, false, points)
+        let is_alike = field != "loss" || run.scale() == of_first.scale();
+        Curve::of(name, index + 1, false, points).filter(|_| is_alike)
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
     let first = shortened(first, 60);

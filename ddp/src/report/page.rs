@@ -18,8 +18,10 @@ pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String 
     let [class, sign, word, message] = &ending(run);
     let mut ending =
         format!("<p class=\"ending {class}\"><span aria-hidden=\"true\">{sign}</span> {word}</p>");
-    if !message.is_empty() {
-        ending += &format!("<p class=\"message\">{}</p>", escaped(message));
+    for text in [message.clone(), run.risen().unwrap_or_default()] {
+        if !text.is_empty() {
+            ending += &format!("<p class=\"message\">{}</p>", escaped(&text));
+        }
     }
     Page {
         title: format!("{name}: {word} · ddp-train"),

@@ -73,7 +73,7 @@ pub(crate) fn results(run: &Run) -> Figures {
         tokens => all.add("Tokens a second", tokens, note),
     }
     let share = part(steps.last("matmul_share"));
-    all.add("Speed of a step", share, "of what a large matmul reaches");
+    all.add("Speed of a step", share, "of a large matmul's speed");
     all
 }
 

@@ -129,6 +129,54 @@ fn a_successful_run_is_summarised_in_reading_order() {
     assert!(!page.contains("imulated"), "these are real");
 }
 
+/// The page described the last step, under a green "done", while `eval` and `predict` use the best.
+#[test]
+fn a_page_says_that_the_best_step_is_used_and_the_loss_has_risen_since() {
+    let confusion = json!({"event": "confusion", "step": 20, "names": ["cat", "dog"], "rows": [30, 10], "predicted": [29, 11],
+                           "right": [29, 10], "counts": [[29, 1], [0, 10]], "mistakes": [[0, 1, 1]]});
+    let eval = |step: u64, loss: f64, accuracy: f64| json!({"event": "eval", "step": step, "loss": loss, "accuracy": accuracy});
+    let saved = |step: u64| json!({"event": "checkpoint", "step": step});
+    let lines = [
+        start(),
+        step(20),
+        eval(10, 0.125, 0.985),
+        saved(10),
+        eval(20, 0.25, 0.975),
+        confusion,
+        saved(20),
+        end("done", 0),
+    ];
+    let scratch = Scratch::new();
+    write(
+        scratch.path(),
+        &lines.map(|line| format!("{line}\n")).concat(),
+    );
+    let samples = json!({"step": 20, "columns": [], "features": 1, "samples": [{"row": 1, "truth": "cat", "predicted": "cat",
+                         "is_right": true, "confidence": 0.5, "picture": null, "values": [1.0]}]});
+    fs::write(scratch.path().join(SAMPLES_FILE), samples.to_string()).unwrap();
+    let page = || fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
+    let order = [
+        "✓</span> done",
+        "The held-out loss has risen since step 10 (loss 0.1250, accuracy 98.50%), whose checkpoint eval and predict use.",
+        "Figures, matrix and samples are of step 20.",
+        "97.50 %",
+        "lowest 0.1250, after step 10",
+        "After step 20: 39 of 40",
+        "Held-out rows after step 20: 0 classified wrongly",
+    ];
+    assert_in_order(&page(), &order);
+    // Without its checkpoint the best is not used.
+    let mut lines: Vec<String> = lines_of(scratch.path());
+    lines.retain(|line| !line.contains("\"checkpoint\",\"step\":10"));
+    write(scratch.path(), &(lines.join("\n") + "\n"));
+    assert!(!page().contains("eval and predict use"));
+}
+
+fn lines_of(folder: &Path) -> Vec<String> {
+    let text = fs::read_to_string(folder.join(EVENTS_FILE)).unwrap();
+    text.lines().map(String::from).collect()
+}
+
 /// The page of a transformer spoke of samples, that of numbers of a loss without units.
 #[test]
 fn results_are_in_the_units_of_what_is_learned() {
@@ -470,6 +518,48 @@ fn several_runs_are_drawn_over_one_another_with_the_settings_that_differ() {
     let error = run(&flags(&[&one, scratch.path()], Some(&path), None)).unwrap_err();
     assert_eq!(error.exit_code(), 74, "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), page, "the page stays");
+}
+
+/// Losses with and without weights of classes were drawn on one axis.
+#[test]
+fn losses_of_other_scales_have_charts_of_their_own() {
+    let scratch = Scratch::new();
+    let weights = [json!("none"), json!("balanced"), json!("balanced")];
+    let names = ["plain", "one", "two"];
+    let folders = names.map(|name| scratch.path().join(name));
+    for (folder, weights) in folders.iter().zip(weights) {
+        fs::create_dir(folder).unwrap();
+        let mut start = start();
+        if weights != "none" {
+            start["config"]["class-weights"] = weights;
+        }
+        let eval = json!({"event": "eval", "step": 2, "loss": 0.25, "accuracy": 0.5});
+        let lines = [start, step(1), step(2), eval, end("done", 0)];
+        write(folder, &lines.map(|line| format!("{line}\n")).concat());
+    }
+    let path = scratch.path().join("page.html");
+    let folders: Vec<&Path> = folders.iter().map(|folder| &**folder).collect();
+    run(&flags(&folders, Some(&path), None)).unwrap();
+    let page = fs::read_to_string(&path).unwrap();
+    let parts = [
+        "Loss, held out, class weights , label smoothing , plain<",
+        "Loss, held out, class weights balanced, label smoothing , one<",
+        "Loss, held out, class weights balanced, label smoothing , two<",
+        "Accuracy, held out, plain<",
+        "Accuracy, held out, one<",
+        "Loss, training, class weights , label smoothing , plain<",
+        "Loss, training, class weights balanced, label smoothing , one<",
+    ];
+    assert_in_order(&page, &parts);
+    assert_eq!(page.matches("\"title\":\"Accuracy\"").count(), 1);
+    // How far a loss with weights is from one without says nothing.
+    assert!(!page.contains("Loss: distance"), "{page}");
+    run(&flags(&folders[1..], Some(&path), None)).unwrap();
+    assert!(
+        fs::read_to_string(&path)
+            .unwrap()
+            .contains("Loss: distance")
+    );
 }
 
 #[test]

@@ -13,6 +13,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
+use crate::data::files::kept::{self, KeptCells};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
@@ -23,11 +24,12 @@ use crate::tasks::{self, Format, PredictionOptions, Predictions};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   ddp-train predict --checkpoint out --data new.csv --out answers.csv
+  ddp-train predict --checkpoint out --data new.csv --out answers.csv --keep all
   ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
   mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
 
 A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
-logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
+logit:CLASS. Columns that --keep names come before these, quoted as they need to be. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
 
 A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
 with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
@@ -50,6 +52,9 @@ pub(crate) struct PredictFlags {
     /// Write the model's output for every class, before softmax
     #[arg(long)]
     pub logits: bool,
+    /// Columns of the input to write before the predictions, separated by commas; all for all
+    #[arg(id = "kept", long = "keep", value_name = "COLUMNS")]
+    pub keep: Option<String>,
     /// Replace an existing file
     #[arg(long)]
     pub overwrite: bool,
@@ -67,6 +72,23 @@ impl PredictFlags {
             )));
         }
         Ok(())
+    }
+
+    /// The columns of the input to write, if any.
+    fn kept(&self) -> Result<Option<(Vec<u8>, KeptCells)>> {
+        let Some(keep) = &self.keep else {
+            return Ok(None);
+        };
+        match (&self.using.data, self.out.format) {
+            (DataSpec::Files(spec), Format::Csv) => {
+                let files = resolve::files(&spec.path, DATA)?;
+                Ok(Some(kept::keep(files, keep)?))
+            }
+            _ => {
+                let expected = "tables as --data and a .csv as --out";
+                Err(refuse("--keep", keep, expected, "leave it out"))
+            }
+        }
     }
 }
 
@@ -95,14 +117,17 @@ impl PredictionsFile {
 pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         check_out(flags)?;
+        flags.kept()?;
     }
     let (using, out) = (&flags.using, &flags.out);
-    let (probabilities, logits) = (flags.probabilities, flags.logits);
+    let (probabilities, logits, keep) = (flags.probabilities, flags.logits, &flags.keep);
     let asked = Asked {
         using,
         labels: None,
         needs_labels: false,
-        output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
+        output: format!(
+            "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {keep:?}"
+        ),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let task = tasks::of(&ready.chosen.opened.state.task);
@@ -118,12 +143,14 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             .as_ref()
             .map(LabelName::columns),
     })?;
+    let kept = &mut flags.kept()?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
-            return write_all(&mut ready, encoder, world, None, &out.path);
+            return write_all(&mut ready, (encoder, kept), world, None, &out.path);
         }
         let out = &out.path;
-        let write = |file: &mut File| write_all(&mut ready, encoder, world, Some(file), out);
+        let write =
+            |file: &mut File| write_all(&mut ready, (encoder, kept), world, Some(file), out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
@@ -190,8 +217,11 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
+/// What writes a row: its prediction, and the columns of the input before it.
+type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
+
 /// Encodes this rank's batch of round `round`.
-fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<u8>> {
+fn part(ready: &mut Ready, (encoder, kept): &mut Writers<'_>, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
@@ -201,6 +231,9 @@ fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<
     let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, first)?;
         for (row, values) in (first..).zip(values.chunks(outputs)) {
+            if let Some((_, cells)) = kept {
+                cells(row, &mut bytes)?;
+            }
             encoder.row(row, values, &mut bytes);
         }
         Ok(())
@@ -213,7 +246,7 @@ fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<
 /// with one batch of each rank in memory.
 fn write_all(
     ready: &mut Ready,
-    encoder: &dyn Predictions,
+    mut writers: Writers<'_>,
     world: &World,
     file: Option<&mut File>,
     path: &Path,
@@ -223,11 +256,14 @@ fn write_all(
     let rows = usize::try_from(ready.rows)
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     if let Some(file) = &mut file {
-        file.write_all(&encoder.head(rows)?).map_err(failed())?;
+        let (encoder, kept) = &writers;
+        let kept = kept.as_ref().map_or(&[][..], |(names, _)| names);
+        let head = [kept, &encoder.head(rows)?].concat();
+        file.write_all(&head).map_err(failed())?;
     }
     for round in 0..ready.batches.rounds() {
         let bytes = match round < ready.batches.count() {
-            true => part(ready, encoder, round)?,
+            true => part(ready, &mut writers, round)?,
             false => Vec::new(),
         };
         let of_ranks = world.all_gather_bytes(&bytes)?;
@@ -237,4 +273,44 @@ fn write_all(
         }
     }
     file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::files::testing::Scratch;
+
+    use super::*;
+    use crate::cli::{Command, parse};
+
+    /// The flags of `predict` on the table `data`, with these besides.
+    fn flags(data: &str, more: &str) -> PredictFlags {
+        let words = format!("ddp-train predict --checkpoint out --data {data} {more}");
+        match parse(words.split_whitespace()).unwrap() {
+            (Command::Predict(flags), _) => flags,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn columns_that_cannot_be_kept_are_refused_before_anything_is_written() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("t.csv");
+        std::fs::write(&path, "id,prediction\n1,2\n").unwrap();
+        let data = path.to_str().unwrap();
+        let refused = |error: Error, code: u8, part: &str| {
+            let text = error.to_string();
+            assert!(error.exit_code() == code && text.contains(part), "{text}");
+        };
+        for (data, out) in [(data, "a.npy"), ("glyphs", "a.csv")] {
+            let error = flags(data, &format!("--out {out} --keep all")).kept();
+            let expected = "--keep all: expected tables as --data and a .csv as --out";
+            refused(error.err().unwrap(), 2, expected);
+        }
+        let unknown = flags(data, "--out a.csv --keep predictions").kept();
+        refused(
+            unknown.err().unwrap(),
+            65,
+            "\"prediction\" was probably meant",
+        );
+    }
 }

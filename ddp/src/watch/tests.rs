@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::files::testing::Scratch;
+use crate::flags::spell_settings_as_flags;
 use crate::metrics_log::EVENTS_FILE;
 
 fn start() -> Value {
@@ -115,9 +116,13 @@ fn a_log_that_a_resumed_run_has_cut_is_read_again() {
 
 #[test]
 fn ranks_that_were_lost_and_came_are_listed_and_counted() {
+    spell_settings_as_flags();
     let scratch = Scratch::new();
     let change = |step: u64, ranks: u64, lost: Value, joined: Value| json!({"event": "ranks", "time_unix_s": 1.0, "step": step, "generation": 2, "ranks": ranks, "lost": lost, "joined": joined, "seconds": 0.1});
     let lost = json!([{"rank": 1, "why": "killed by signal 9"}]);
+    // Of a job with --min-ranks 2 it said that one rank continues, and the job ended.
+    let mut few = change(4, 1, lost.clone(), json!([]));
+    few["min_ranks"] = json!(2);
     let lines = [
         start(),
         step(1),
@@ -126,13 +131,16 @@ fn ranks_that_were_lost_and_came_are_listed_and_counted() {
         change(2, 2, json!([]), json!([1])),
         step(3),
         change(3, 3, json!([]), json!([2])),
+        step(4),
+        few,
     ];
     add(scratch.path(), &lines);
     let text = summary::lines(&open(scratch.path()).unwrap()).join("\n");
     for part in [
         "step 1: lost rank 1 (killed by signal 9): 1 rank continues",
         "step 2: rank 1 joined: 2 ranks continue",
-        "Ranks: 3 ",
+        "step 4: lost rank 1 (killed by signal 9): 1 left, with --min-ranks 2",
+        "Ranks: 1 ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -203,7 +211,7 @@ fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
         assert!(!text.contains("Samples a second"), "{text}");
     }
     let wide = screen(&followed, 120, 40);
-    assert!(wide.contains("what a large matmul reaches"), "{wide}");
+    assert!(wide.contains("a large matmul's speed"), "{wide}");
     assert!(
         wide.contains("step 20: held-out loss 0.2500, perplexity"),
         "{wide}"

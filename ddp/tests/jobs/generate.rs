@@ -128,7 +128,7 @@ fn the_most_probable_tokens_are_those_of_transformers_for_any_number_of_threads(
             let (text, log) = generated(&folder, &flags);
             assert_eq!(text, expected, "{name}");
             assert!(
-                log.contains("prompt 5 tokens") && log.contains("as many tokens"),
+                log.contains("prompt 5 tokens") && log.contains("end: the limit of tokens"),
                 "{log}"
             );
         }

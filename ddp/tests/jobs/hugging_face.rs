@@ -425,7 +425,8 @@ fn a_token_that_transformers_does_not_train_is_refused_in_the_data() {
         };
         let ended = train("tokens:t.bin,vocabulary=5");
         let text = ended.assert_fails(65);
-        let expected = "t.bin, token 4: expected no 4, which pad_token_id of config.json names";
+        let expected =
+            "t.bin, token 4: got 4, config.json's pad_token_id, which must not occur in the data";
         assert!(text.contains(expected), "{ended}");
         // To evaluate is the same with it, and so is all without the token.
         import(&folder, name, &format!("{name}-evaluated")).assert_well();

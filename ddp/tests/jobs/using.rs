@@ -774,3 +774,34 @@ fn pytorch_loads_the_model_and_gives_the_same_logits() {
         println!("{flags}: {said}");
     }
 }
+
+/// `paste` beside predictions broke rows with line ends in quotes, and those that end in CRLF.
+#[test]
+fn kept_columns_stand_before_the_predictions_of_their_rows_on_any_number_of_ranks() {
+    let folder = Folder::new("keep");
+    let cells = |row: u32| format!("\"F\r\n{row}\",{},{}", row % 5, row % 2);
+    let text: String = (0..40).map(|row| cells(row) + "\r\n").collect();
+    let text = "id,x,label\r\n".to_string() + &text;
+    std::fs::write(folder.path().join("t.csv"), text).unwrap();
+    let train = "--data t.csv --drop id --hidden 4 --steps 1 --device cpu --out OUT";
+    folder.alone(train).run().assert_well();
+    let words = "predict --checkpoint OUT --data t.csv --batch-size 6 --device cpu --out";
+    folder
+        .alone(&format!("{words} plain.csv"))
+        .run()
+        .assert_well();
+    let kept = |ranks: usize| {
+        let words = format!("{words} {ranks}.csv --keep all");
+        folder.ranks(ranks, &words).run().assert_well();
+        String::from_utf8(bytes(&folder, &format!("{ranks}.csv"))).unwrap()
+    };
+    let plain = String::from_utf8(bytes(&folder, "plain.csv")).unwrap();
+    let mut lines = plain.lines();
+    let head = format!("id,x,label,{}\n", lines.next().unwrap());
+    let rows = (0..40)
+        .zip(lines)
+        .map(|(row, line)| format!("{},{line}\n", cells(row)));
+    let expected = head + &rows.collect::<String>();
+    assert_eq!(kept(1), expected);
+    assert_eq!(kept(3), expected);
+}

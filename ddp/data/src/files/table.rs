@@ -378,12 +378,14 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The name that is most like `wanted`, if at least half of its letters agree.
+/// The name that is most like `wanted`, if three quarters of its letters agree and all digits.
 fn nearest<'a>(wanted: &str, names: &'a [String]) -> Option<&'a String> {
     let likeness = |name: &String| {
         strsim::normalized_damerau_levenshtein(&wanted.to_lowercase(), &name.to_lowercase())
     };
-    let near = names.iter().filter(|name| likeness(name) > 0.5);
+    let digits = |name: &str| name.replace(|it: char| !it.is_ascii_digit(), "");
+    let is_near = |name: &&String| likeness(name) >= 0.75 && digits(name) == digits(wanted);
+    let near = names.iter().filter(is_near);
     near.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
 }
 

@@ -303,7 +303,7 @@ fn bad_token(arrays: &[Array], (file, position): (u64, u64), (most, why): (u64, 
              give the numbers of a tokenizer's tokens"
         ),
         _ if token < most as i64 => format!(
-            "expected no {token}, which pad_token_id of config.json names: transformers does not \
+            "got {token}, config.json's pad_token_id, which must not occur in the data: transformers does not \
              train this token's row of the embedding, and this program does; help: remove pad_token_id from config.json to \
              train the row, or tokenize the texts with another token in its place"
         ),

@@ -14,8 +14,8 @@ use super::values::{
 };
 use crate::error::{Error, Result};
 use crate::setting::{
-    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, EPOCHS, FREEZE, GRAPH, GROUP, LR, MIN_LR,
-    MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, FREEZE, GRAPH, GROUP, LR,
+    MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
 };
 
 impl Config {
@@ -182,6 +182,15 @@ impl Config {
         let can_split = per_rank == 1 || !matches!(device, DeviceChoice::CudaAt(_));
         require(can_split, "device", device, &text)?;
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
+    }
+
+    /// That the model has a setting which changes nothing, for people.
+    pub fn ignored(&self) -> Option<String> {
+        let value = |name| self.model.value(name).to_string();
+        let (hidden, dropout) = (value("hidden"), value("dropout"));
+        let drops = !["0.0", "null"].contains(&&*dropout);
+        let text = format!("{DROPOUT} {dropout} changes nothing: no layer is hidden");
+        (hidden == "[]" && drops).then_some(text)
     }
 
     /// Refuses settings that need a GPU, for a run on the CPU.

@@ -216,7 +216,8 @@ const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 
 settings! {
     ["Model"]
-    /// Names of layers or parameters that are not trained, separated by commas, as in 0,2.bias
+    /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
+    /// 0,2.bias or 'blocks.?,*.bias'
     Fixed freeze "NAMES": Vec<String> = vec![];
 
     ["Data"]

@@ -34,6 +34,22 @@ fn the_saved_file_is_the_settings_with_every_value_settled() {
     assert_eq!(Config::from_toml("").unwrap(), Config::default());
 }
 
+/// `hidden none` with `dropout 0.3` trained as if there were no dropout, and did not say so.
+#[test]
+fn dropout_without_hidden_layers_is_said_to_change_nothing() {
+    let ignored = |hidden: Vec<usize>, dropout: f64| {
+        let spec = MlpSpec {
+            hidden,
+            dropout,
+            ..MlpSpec::default()
+        };
+        config(|config| config.model = spec.into()).ignored()
+    };
+    let text = "`dropout` 0.3 changes nothing: no layer is hidden";
+    assert_eq!(ignored(vec![], 0.3), Some(text.to_string()));
+    assert_eq!((ignored(vec![], 0.0), ignored(vec![8], 0.3)), (None, None));
+}
+
 #[test]
 fn groups_are_tables_that_come_back() {
     let text = "optimizer = \"muon\"\n[[group]]\nmatch = \"0.*\"\nlr = 0.01\n\

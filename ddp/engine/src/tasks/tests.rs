@@ -101,6 +101,32 @@ fn arrays_are_numpys() {
     );
 }
 
+/// The loss with class weights was printed as "loss", and the plain one nowhere.
+#[test]
+fn a_loss_with_class_weights_is_named_and_the_plain_one_stands_beside_it() {
+    let mut evaluation = of(&classes(&["a", "b"])).evaluation(None);
+    let tensor = |values: &[f32]| Tensor::from_slice(values, &[2, 2], Device::Cpu).unwrap();
+    let output = tensor(&[0.0, 3f32.ln(), 0.0, 0.0]);
+    let targets = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let sums = evaluation.count(&output, &targets).unwrap();
+    let mut totals = Totals {
+        rows: 2,
+        loss: 0.875,
+        sums,
+    };
+    // The probabilities are 3/4 and 1/2.
+    let plain = (4f64 / 3.0).ln().midpoint(2f64.ln());
+    let json = evaluation.json(&totals)["plain_loss"].as_f64().unwrap();
+    // f32 of ln 3 is off by 2^-24 at most.
+    assert!((json - plain).abs() < 1e-7, "{json} {plain}");
+    let text = evaluation.text(&totals);
+    let expected = "loss 0.8750 with class weights or label smoothing, 0.4904 without, accuracy ";
+    assert!(text.starts_with(expected), "{text}");
+    totals.loss = plain;
+    let text = evaluation.text(&totals);
+    assert!(text.starts_with("loss 0.4904, accuracy "), "{text}");
+}
+
 #[test]
 fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
     let task = |are_bytes| {

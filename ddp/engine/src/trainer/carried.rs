@@ -456,6 +456,7 @@ pub(super) fn say_change(
         step,
         generation: world.generation(),
         ranks: world.size(),
+        min_ranks: world.min_ranks(),
         lost: change.lost,
         joined: change.joined,
         seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),

@@ -207,7 +207,7 @@ impl<'a> Opening<'a> {
         let (then, now) = (opened.state.world.ranks, run.places.len());
         if then != now && self.options.same_bits.is_none() {
             tracing::warn!(
-                "the run had {then} ranks and has {now} from here on: sums have another order, so \
+                "the number of ranks changes from {then} to {now}: sums have another order, so \
                  the last bits differ; help: resume with {then}, or begin runs with {SAME_BITS}"
             );
         }

@@ -1,7 +1,7 @@
 //! The length of a run in steps, and what else its settings mean for its data and its model.
 
 use ddp_data::{Data, DataSpec, Sampler};
-use ddp_nn::optim::Schedule;
+use ddp_nn::optim::{Group, Schedule};
 
 use crate::config::{Config, Length};
 use crate::error::{Error, Result};
@@ -89,30 +89,30 @@ impl Config {
     }
 
     /// Whether the parameter `name` is not trained: `0` freezes all of layer 0, `0.bias` one
-    /// parameter.
+    /// parameter, `*.bias` all biases.
     pub fn is_frozen(&self, name: &str) -> bool {
-        self.freeze.iter().any(|prefix| is_below(prefix, name))
+        self.freeze.iter().any(|pattern| is_of(pattern, name))
     }
 
-    /// Refuses a name in `freeze` that is neither a layer nor a parameter of the model.
+    /// Refuses a name or pattern in `freeze` that no layer and no parameter of the model has.
     pub(crate) fn check_freeze(&self, names: &[&str]) -> Result<()> {
-        let is_unknown = |prefix: &&String| !names.iter().any(|name| is_below(prefix, name));
+        let is_unknown = |pattern: &&String| !names.iter().any(|name| is_of(pattern, name));
         match self.freeze.iter().find(is_unknown) {
             None => Ok(()),
-            Some(prefix) => Err(Error::Usage(format!(
-                "{FREEZE} {prefix}: expected the name of a layer or parameter of the model; \
-                 help: the model has {}",
+            Some(pattern) => Err(Error::Usage(format!(
+                "{FREEZE} {pattern}: expected a name or pattern of layers or parameters of the \
+                 model; help: the model has {}",
                 names.join(", ")
             ))),
         }
     }
 }
 
-/// Whether `name` is `prefix` or a parameter of the layer `prefix`.
-fn is_below(prefix: &str, name: &str) -> bool {
-    let prefix = prefix.trim_end_matches('.');
-    name.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// Whether `pattern` matches the parameter `name` or a layer that it is of.
+fn is_of(pattern: &str, name: &str) -> bool {
+    let pattern = pattern.trim_end_matches('.');
+    let patterns = [pattern, &format!("{pattern}.*")].map(|it| Group::new(it, None, None));
+    patterns.iter().flatten().any(|it| it.matches(name))
 }
 
 #[cfg(test)]

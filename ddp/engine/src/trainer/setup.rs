@@ -285,6 +285,9 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
              epoch"
         );
     }
+    if let (0, Some(text)) = (world.rank(), options.ignored()) {
+        tracing::warn!("{text}");
+    }
     Ok(())
 }
 

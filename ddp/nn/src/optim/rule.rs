@@ -221,7 +221,8 @@ impl Group {
         })
     }
 
-    fn matches(&self, name: &str) -> bool {
+    /// Whether the parameter `name` is of this group, unless an earlier one matches it, too.
+    pub fn matches(&self, name: &str) -> bool {
         self.pattern.matches(name)
     }
 }

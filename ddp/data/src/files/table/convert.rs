@@ -257,7 +257,7 @@ impl<'a> RowWriter<'a> {
         }
         if self.unlabelled > 0 {
             return Err(columns.bad(format!(
-                "{}: expected a number or a text as label, got an empty cell; in all, {} labels of {} rows are missing; \
+                "{}: expected a number or a text as label, got an empty cell; number of missing labels: {} in {} rows; \
                  help: fill them in or remove these rows",
                 self.first_unlabelled, self.unlabelled, self.rows
             )));

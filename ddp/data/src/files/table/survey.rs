@@ -251,7 +251,7 @@ impl SurveyedColumn {
             (_, 0, None) => format!("more than {} different", self.values_max),
         };
         let kind = match self.are_written() {
-            true => "numbers or dates for people, ",
+            true => "formatted numbers or dates, ",
             false => "",
         };
         format!("\"{}\" ({kind}{what}, the first in {first})", self.name)

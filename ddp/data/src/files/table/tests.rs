@@ -276,7 +276,7 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
             "x,y\n1,0\n2,\n",
             &[
                 "line 3, column \"y\"",
-                "as label, got an empty cell; in all, 1 labels of 2 rows are missing",
+                "as label, got an empty cell; number of missing labels: 1 in 2 rows",
             ],
         ),
         (

@@ -261,32 +261,32 @@ fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
     let cases: [(Cell, &str, &str); 7] = [
         (
             |row| format!("\"{},5\"", row % 9),
-            "\"c\" (numbers or dates for people, 9 different, the first in line 2: \"0,5\")",
+            "\"c\" (formatted numbers or dates, 9 different, the first in line 2: \"0,5\")",
             "write plain numbers with a point",
         ),
         (
             |row| ["\"2,5\"", "7", "\"3,5\"", "n.a."][row % 4].into(),
-            "\"c\" (numbers or dates for people, 30 of 40 cells",
+            "\"c\" (formatted numbers or dates, 30 of 40 cells",
             "write plain numbers with a point",
         ),
         (
             |row| format!("${}.50", row % 9),
-            "\"c\" (numbers or dates for people, 9 different",
+            "\"c\" (formatted numbers or dates, 9 different",
             "write plain numbers with a point",
         ),
         (
             |row| format!("{}%", row % 9),
-            "\"c\" (numbers or dates for people, 9 different",
+            "\"c\" (formatted numbers or dates, 9 different",
             "write plain numbers with a point",
         ),
         (
             |row| format!("{} 000", row % 9),
-            "\"c\" (numbers or dates for people, 9 different",
+            "\"c\" (formatted numbers or dates, 9 different",
             "write plain numbers with a point",
         ),
         (
             |row| format!("{}/11/2026", row % 9 + 1),
-            "\"c\" (numbers or dates for people, 9 different",
+            "\"c\" (formatted numbers or dates, 9 different",
             "dates as numbers: days from the first one, or year, month and weekday",
         ),
         (
@@ -361,7 +361,7 @@ fn several_labels_are_learned_together() {
         ),
         (
             "a,x,b\n,10,1\n1,1,1\n",
-            "line 2, column \"a\": expected a number or a text as label, got an empty cell; in all, 1",
+            "line 2, column \"a\": expected a number or a text as label, got an empty cell; number of missing labels: 1 in 2 rows",
         ),
         ("a,x\n1,2\n", "expected a column \"b\""),
     ] {

@@ -6,7 +6,9 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, class_scores, largest_class};
+use crate::samples::{
+    ClassCounts, ClassScores, balanced_accuracy, class_scores, first_largest, largest_class,
+};
 use crate::shown::{shown, table};
 use crate::tasks::task::{Evaluation, Totals};
 
@@ -80,18 +82,21 @@ impl Answers {
 
 impl Evaluation for Answers {
     fn width(&self) -> usize {
-        0
+        1
     }
 
+    /// The sum of losses without weights of classes and smoothing.
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         let targets = targets.to_dtype(DType::I64)?.to_vec::<i64>()?;
+        let mut sum = 0.0;
         output.with_slice(|output: &[f32]| {
             for (logits, target) in output.chunks(self.classes.count()).zip(targets) {
                 // The loss has refused other targets.
                 self.counts.count(target as usize, logits);
+                sum += cross_entropy(logits, target as usize);
             }
         })?;
-        Ok(Vec::new())
+        Ok(vec![sum])
     }
 
     fn add_up(&mut self, group: &Group) -> Result<()> {
@@ -115,14 +120,20 @@ impl Evaluation for Answers {
             format!("; the largest class has {:.2}% of the rows", 100.0 * part)
         });
         let balanced = 100.0 * balanced_accuracy(&self.scores());
+        // Losses are sums of f32.
+        let plain = totals.sums[0] / all as f64;
+        let plain = match (loss - plain).abs() > 1e-4 * plain {
+            true => format!(" with class weights or label smoothing, {plain:.4} without"),
+            false => String::new(),
+        };
         format!(
-            "loss {loss:.4}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
+            "loss {loss:.4}{plain}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
              accuracy {balanced:.2}%\n\n{}{mistakes}",
             self.table()
         )
     }
 
-    fn json(&self, _totals: &Totals) -> Value {
+    fn json(&self, totals: &Totals) -> Value {
         let name = |class: u64| self.classes.name(class as usize);
         let (all, right, scores) = (self.counts.rows(), self.counts.right(), self.scores());
         let class = |(class, scores): (usize, &ClassScores)| {
@@ -135,10 +146,21 @@ impl Evaluation for Answers {
         let mistake = |[class, answer, rows]: [u64; 3]| json!({ "class": name(class), "prediction": name(answer), "rows": rows });
         let mistakes: Value = self.mistakes(CLASSES_SHOWN).map(mistake).collect();
         let [rows, right] = self.sums();
-        let accuracy = right as f64 / rows as f64;
+        let [accuracy, plain_loss] = [right as f64, totals.sums[0]].map(|sum| sum / rows as f64);
         json!({
+            "plain_loss": plain_loss,
             "right": right, "accuracy": accuracy, "balanced_accuracy": balanced_accuracy(&scores),
             "largest_class": largest_class(&all), "classes": classes, "mistakes": mistakes,
         })
     }
+}
+
+/// The loss of a row with these logits (C), in f64.
+fn cross_entropy(logits: &[f32], target: usize) -> f64 {
+    let largest = f64::from(logits[first_largest(logits)]);
+    let sum: f64 = logits
+        .iter()
+        .map(|&it| (f64::from(it) - largest).exp())
+        .sum();
+    largest + sum.ln() - f64::from(logits[target])
 }

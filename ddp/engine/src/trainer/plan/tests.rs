@@ -98,3 +98,31 @@ fn names_of_layers_freeze_their_parameters() {
         "{text}"
     );
 }
+
+/// `group` took patterns, and `freeze` only names.
+#[test]
+fn patterns_freeze_what_they_match() {
+    let names = ["blocks.0.up.weight", "blocks.10.up.weight", "head.bias"];
+    for (pattern, expected) in [
+        ("*.bias", vec!["head.bias"]),
+        ("blocks.?", vec!["blocks.0.up.weight"]),
+        ("blocks.*", names[..2].to_vec()),
+    ] {
+        let options = Config {
+            freeze: vec![pattern.into()],
+            ..Config::default()
+        };
+        let frozen = names.into_iter().filter(|name| options.is_frozen(name));
+        assert_eq!(frozen.collect::<Vec<_>>(), expected, "{pattern}");
+        options.check_freeze(&names).unwrap();
+    }
+    let options = Config {
+        freeze: vec!["[".into()],
+        ..Config::default()
+    };
+    let text = options.check_freeze(&names).unwrap_err().to_string();
+    assert!(
+        text.contains("`freeze` [: expected a name or pattern"),
+        "{text}"
+    );
+}

@@ -21,7 +21,7 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     for part in [
         "got texts in 4 columns: \"id\" (more than 256 different, the first in line 2: \"no 0\"), \"town\" (2 \
          different, the first in line 2: \"Rom\"), \"size\" (1 different",
-        "\"price\" (numbers or dates for people, 1 of 300 cells, the first in line 22: \"$12\")",
+        "\"price\" (formatted numbers or dates, 1 of 300 cells, the first in line 22: \"$12\")",
         "missing cells in 1 column: \"age\" (100, the first in line 2)",
         "d.dt.weekday); `categorical` town,size one-hot encodes",
         "`drop` id leaves out",
@@ -54,12 +54,12 @@ fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
         ),
         (
             column(|row| format!("2026-11-{:02} 9:00", row % 30 + 1)),
-            "\"x\" (numbers or dates for people, 30 different, the first in line 2: \"2026-11-01 9:00\"); help: write plain numbers with a point, as 1234.5, and dates as numbers",
+            "\"x\" (formatted numbers or dates, 30 different, the first in line 2: \"2026-11-01 9:00\"); help: write plain numbers with a point, as 1234.5, and dates as numbers",
         ),
         (column(|row| format!("{row} %")), "d.dt.weekday); if one"),
         (
             column(|row| format!("{row} 000")),
-            "\"x\" (numbers or dates for people, 40 different in 40 cells",
+            "\"x\" (formatted numbers or dates, 40 different in 40 cells",
         ),
         (nearly_unique, "help: `drop` x leaves out"),
         (long, "\"x\" (more than 4096 bytes in line 3"),
@@ -154,7 +154,7 @@ fn all_rows_without_a_label_are_counted() {
     let text = Table::csv("x,y\n1,a\n2,\n3,b\n4,\n").refused(Some("y"));
     assert!(
         text.contains("line 3, column \"y\"")
-            && text.contains("in all, 2 labels of 4 rows are missing"),
+            && text.contains("number of missing labels: 2 in 4 rows"),
         "{text}"
     );
 }
