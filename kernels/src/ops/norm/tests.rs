@@ -438,7 +438,10 @@ fn a_row_whose_squares_overflow_gives_nan_in_both_directions() {
         // Both pass through the loops of a chunk and of the columns after it.
         for columns in [2, 130] {
             let row = |size: f64| (0..columns).map(move |k| [size, -size][k % 2]);
-            let values: Vec<f64> = row(1.0).chain(row(large)).chain(row(large / 1e3)).collect();
+            let values: Vec<f64> = row(1.0)
+                .chain(row(large))
+                .chain(row(large / 1e10))
+                .collect();
             let x = cpu_of(&values, &[3, columns]).to_dtype(dtype).unwrap();
             let case = Case {
                 x,
