@@ -12,8 +12,8 @@ use crate::support::job::{Ended, Folder, QUICK, all_at_once};
 use crate::support::job::{host, program};
 
 /// How long ranks wait for one that shows no progress.
-const TIMEOUT_S: u64 = 3;
-/// The end of patience, later than that: `mpirun` takes up to two seconds to end a stopped rank.
+const TIMEOUT_S: u64 = 5;
+/// How much later the job may be over: the end of patience.
 const LATER: Duration = Duration::from_secs(60);
 
 /// Stops rank `rank` of three so long after it was started, and waits for the end. Returns it, and
@@ -21,10 +21,6 @@ const LATER: Duration = Duration::from_secs(60);
 fn stopped_after(delay: Duration, rank: usize, words: &str) -> (Ended, bool) {
     let folder = Folder::new("stopped");
     let words = format!("{words} --timeout-s {TIMEOUT_S}");
-    let is_done = || {
-        let log = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
-        log.is_ok_and(|log| log.contains(r#""exit_code":0"#))
-    };
     let mut running = folder.ranks(3, &words).start();
     let is_there = |ranks: Vec<(usize, u32)>| ranks.iter().any(|(number, _)| *number == rank);
     while !is_there(running.ranks()) && running.goes_on() {
@@ -42,14 +38,19 @@ fn stopped_after(delay: Duration, rank: usize, words: &str) -> (Ended, bool) {
         }
         if ranks.iter().all(|(number, _)| *number == rank) && !was_late {
             std::thread::sleep(Duration::from_secs(1));
-            was_late = running.goes_on() && is_done();
+            let log = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
+            let is_done = log.is_ok_and(|log| log.contains(r#""exit_code":0"#));
+            was_late = running.goes_on() && is_done;
             running.signal_rank(rank, if was_late { "CONT" } else { "STOP" });
         }
         let limit = Duration::from_secs(TIMEOUT_S) + LATER;
         assert!(stopped_at.elapsed() < limit, "it continues: {ranks:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    (running.wait(), is_done())
+    let ended = running.wait();
+    let log = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
+    let is_done = log.is_ok_and(|log| log.contains(r#""exit_code":0"#));
+    (ended, is_done)
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn three_steps_are_the_formula_in_f64_for_every_shape() {
 }
 
 /// How far f32 may be from the numbers below. muon.py checks that PyTorch's iteration in f32 keeps
-/// to it, too (it is off by 1.6e-7); a wrong coefficient or norm is off by 1e-3.
+/// to it, too (it is off by 1.6e-7).
 const F32_OFF_MAX: f64 = 1.5e-6;
 
 /// From tests/peers/muon.py: rows 0, 3 and 6 of the weight after three steps of torch.optim.Muon
