@@ -269,7 +269,9 @@ fn parts_of_a_weight_are_orthogonalised_one_by_one() {
         .into_iter()
         .zip(expected)
     {
-        assert!((got - expected).abs() < 1e-4, "{got} for {expected}");
+        // The weight is off as above; `after` divides by the rate.
+        let off = (got - expected).abs();
+        assert!(off <= F32_OFF_MAX / RATE, "{got} for {expected}");
     }
 }
 
