@@ -133,7 +133,7 @@ impl Operands {
         }
         match self.mnk[2] {
             0 if self.beta == 0.0 => return zero_on(&gpu, &out),
-            0 => return scale_on(&gpu, &out, &acc, self.beta),
+            0 => return scale_on(&gpu, [&out, &acc], self.beta),
             _ => {}
         }
         let [left, right] = operands.map(|(matrix, transposed)| Side {

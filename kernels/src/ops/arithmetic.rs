@@ -105,12 +105,7 @@ pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
 }
 
 /// `out = factor · x` on a GPU, for operands that another operation has entered.
-pub(super) fn scale_on(
-    gpu: &Launcher,
-    out: &Buffer<'_>,
-    x: &Buffer<'_>,
-    factor: f64,
-) -> Result<()> {
+pub(super) fn scale_on(gpu: &Launcher, [out, x]: [&Buffer<'_>; 2], factor: f64) -> Result<()> {
     let grid = Grid::packs(out.count, out.dtype);
     let args = args![out, x, out.count, factor as f32];
     gpu.launch(&SOURCE, ("scale", out.dtype), grid, args)
