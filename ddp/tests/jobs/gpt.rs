@@ -64,7 +64,10 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
     }
     let found = evaluated(folder.alone("eval --checkpoint OUT --data end.txt --json"));
     let loss = found["loss"].as_f64().unwrap();
-    assert_eq!(loss, held_out, "{found}");
+    // Batches of another size add the losses of the tokens in another order, in f32.
+    let tokens = found["tokens"].as_f64().unwrap();
+    let bound = tokens * 2f64.powi(-24) * held_out;
+    assert!((loss - held_out).abs() <= bound, "{found}");
     let bits = found["bits_per_byte"].as_f64().unwrap();
     assert!(
         (bits * std::f64::consts::LN_2 - loss).abs() < 1e-6,
