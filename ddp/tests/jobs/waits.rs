@@ -112,10 +112,10 @@ fn a_rank_that_works_past_the_timeout_is_awaited_and_reported() {
 #[test]
 fn ctrl_c_while_ranks_connect_is_answered_before_they_are() {
     let folder = Folder::new("connect");
-    // The other rank starts once the answer is there.
+    // The other rank starts once the answer is there, and gives up when this test has.
     let first = folder.program_after("first", "exec 2>said");
     let answer = "Ctrl-C: ending once the ranks are connected";
-    let late = format!("until grep -qs '{answer}' said; do sleep 0.05; done");
+    let late = format!("until grep -qs '{answer}' said; do [ -e $0 ] || exit 1; sleep 0.05; done");
     let late = folder.program_after("late", &late);
     let running = folder.programs(&[&first, &late], QUICK).start();
     running.wait_until_it_listens(1);
