@@ -69,7 +69,8 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_pauses_and_ranks_differ() {
         let state = |seed, rank, channel| Delays::new(seed, rank, channel).state.into_inner();
-        assert_eq!(state(7, 1, 2), state(7, 1, 2));
+        // A seed that a failure names gives the same pauses in every process and version.
+        assert_eq!(state(7, 1, 2), 0xa791_4009_ec98_240d);
         assert!(
             state(7, 1, 2) != state(7, 2, 2)
                 && state(7, 1, 2) != state(7, 1, 3)

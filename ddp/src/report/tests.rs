@@ -449,9 +449,25 @@ fn invalid_samples_leave_the_rest_of_the_report() {
 }
 
 #[test]
-fn the_same_log_makes_the_same_bytes() {
-    let lines = [start(), step(1), step(2), end("done", 0)];
-    assert_eq!(report(&lines), report(&lines));
+fn a_page_depends_on_its_log_alone_not_on_folders_or_times() {
+    let scratch = Scratch::new();
+    let log: String = [start(), step(1), step(2), end("done", 0)]
+        .iter()
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let other = scratch.path().join("another");
+    fs::create_dir(&other).unwrap();
+    let [page, later] = [scratch.path(), &other].map(|folder| {
+        write(folder, &log);
+        if folder == other {
+            let events = fs::File::options()
+                .write(true)
+                .open(folder.join(EVENTS_FILE));
+            events.unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        }
+        fs::read_to_string(make(folder).unwrap()).unwrap()
+    });
+    assert!(page == later);
 }
 
 #[test]

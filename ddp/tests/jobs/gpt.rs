@@ -16,10 +16,18 @@ fn with_text(name: &str) -> Folder {
 #[test]
 fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
     let folder = with_text("gpt");
-    let flags = format!("{MODEL} --data book.txt --val-split 0.1 --epochs 6 --lr 0.01 --out OUT");
+    let held_out = "do be do be do. To be is to do, to do is to be, ".repeat(4);
+    std::fs::write(folder.path().join("end.txt"), held_out).unwrap();
+    let data = "--data book.txt --val-data end.txt";
+    let flags = format!("{MODEL} {data} --epochs 6 --lr 0.01 --out OUT");
     folder.alone(&flags).run().assert_well();
     let log = folder.metrics_log();
-    let held_out = log.all("eval").last().unwrap()["loss"].as_f64().unwrap();
+    let losses = log
+        .all("eval")
+        .into_iter()
+        .map(|eval| eval["loss"].as_f64().unwrap());
+    // What `eval` uses.
+    let held_out = losses.fold(f64::INFINITY, f64::min);
     // ln 256 = 5.5 at first. Most letters of the text follow from the few before them.
     assert!(held_out < 1.0, "{held_out}");
     let step = log.all("step")[0];
@@ -54,9 +62,12 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
             "{event}"
         );
     }
-    let found = evaluated(folder.alone("eval --checkpoint OUT --data book.txt --json"));
+    let found = evaluated(folder.alone("eval --checkpoint OUT --data end.txt --json"));
     let loss = found["loss"].as_f64().unwrap();
-    assert!((loss - held_out).abs() < 0.3, "{found}");
+    // Batches of another size add the losses of the tokens in another order, in f32.
+    let tokens = found["tokens"].as_f64().unwrap();
+    let bound = tokens * 2f64.powi(-24) * held_out;
+    assert!((loss - held_out).abs() <= bound, "{found}");
     let bits = found["bits_per_byte"].as_f64().unwrap();
     assert!(
         (bits * std::f64::consts::LN_2 - loss).abs() < 1e-6,

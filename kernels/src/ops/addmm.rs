@@ -8,14 +8,17 @@
 use crate::Tensor;
 use crate::error::Result;
 use crate::launch::blaslt::{Matmul, Side};
+use crate::ops::arithmetic::scale_on;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
+use crate::ops::create::zero_on;
 use crate::ops::matmul::{self, AsIs, Matrix, Real};
 
 /// `beta * acc + alpha * (mat1 · mat2)` in a new tensor (M, N), on the device where the operands
 /// meet.
 ///
 /// `mat1` (M, K) and `mat2` (K, N) may be `t()` views; `acc` is (M, N). It is not read if `beta` is
-/// 0. All may have one dimension more in front, (S, …), for S matrices of one shape each.
+/// 0. All may have one dimension more in front, (S, …), for S matrices of one shape each. K may be
+/// 0, as in the backward of a batch without rows: then the result is `beta * acc`.
 ///
 /// Backward: `dmat1 = alpha · dout · mat2ᵀ`, `dmat2 = alpha · mat1ᵀ · dout`, `dacc = beta · dout`,
 /// with `addmm` and `t()`.
@@ -93,9 +96,6 @@ impl Operands {
             let help = "if mat2 is a weight of [out, in], pass it as .t()";
             return Err(call.operand_error(mat2, expected, help));
         }
-        if k == 0 {
-            return Err(call.operand_error(mat1, "at least one column", "scale acc instead"));
-        }
         call.same_dtype(mat2, mat1)?;
         let (shape, meaning) = match call.tensor(mat1).shape().rank() {
             2 => (&[m, n][..], "[rows of mat1, columns of mat2]"),
@@ -130,6 +130,11 @@ impl Operands {
         };
         if out.count == 0 {
             return Ok(());
+        }
+        match self.mnk[2] {
+            0 if self.beta == 0.0 => return zero_on(&gpu, &out),
+            0 => return scale_on(&gpu, [&out, &acc], self.beta),
+            _ => {}
         }
         let [left, right] = operands.map(|(matrix, transposed)| Side {
             address: matrix.address(),

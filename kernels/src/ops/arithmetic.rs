@@ -3,8 +3,8 @@
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
 use crate::error::{Caller, Result};
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::launch::{Grid, Launcher, Source, args};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
 
@@ -102,6 +102,13 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
     let kernel = (&SOURCE, "scale");
     unary_op("scale", out, x, Scale(factor), kernel, Some(factor as f32))
+}
+
+/// `out = factor · x` on a GPU, for operands that another operation has entered.
+pub(super) fn scale_on(gpu: &Launcher, [out, x]: [&Buffer<'_>; 2], factor: f64) -> Result<()> {
+    let grid = Grid::packs(out.count, out.dtype);
+    let args = args![out, x, out.count, factor as f32];
+    gpu.launch(&SOURCE, ("scale", out.dtype), grid, args)
 }
 
 /// `out = 1 / √(x + epsilon)`, as normalizing layers need it; `out` may be `x`. ∞ at −epsilon, NaN

@@ -136,7 +136,9 @@ INLINE void norm(
                 }
             });
         }
-        const float scale = 1.0f / sqrtf(L::row_sum(sums) / (float)columns + epsilon);
+        const float variance = L::row_sum(sums) / (float)columns + epsilon;
+        // Where squares overflow, a scale of 0 would hide it.
+        const float scale = is_finite(variance) ? 1.0f / sqrtf(variance) : nan_f32();
         if (threadIdx.x == 0) {
             if (width == 2) stats[2 * row] = mean;
             stats[width * row + width - 1] = scale;

@@ -51,14 +51,14 @@ fn places(algorithms: &Value) -> Vec<(u64, u64)> {
     places
 }
 
-/// What a child prints: whether NaN stays, then what is the fastest.
+/// NaN stays, before matmuls are timed and after. What a child prints: what is the fastest.
 #[test]
 fn in_a_process_of_its_own() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
     assert_eq!(layer(2.0), 2.0 * SIDE as f32);
-    let nan = layer(f64::NAN).is_nan();
+    assert!(layer(f64::NAN).is_nan());
     ops::addmm(
         &full(0.0, &[8, 8]),
         &full(1.0, &[8, 8]),
@@ -70,9 +70,9 @@ fn in_a_process_of_its_own() {
     let chosen = matmuls::fastest(GPU, matmuls::kinds(GPU).unwrap()).unwrap();
     assert_eq!(chosen.measured_on(), matmuls::measured_on(GPU).unwrap());
     let mut text = serde_json::to_value(&chosen).unwrap();
-    println!("\nresult: {nan} {:?}", places(&text));
+    println!("\nresult: {:?}", places(&text));
     assert_eq!(chosen.use_on(GPU).unwrap(), 0, "all can be used");
-    assert!(layer(f64::NAN).is_nan() || !nan, "timing loses NaN");
+    assert!(layer(f64::NAN).is_nan(), "timing loses NaN");
     assert_eq!(layer(2.0), 2.0 * SIDE as f32);
     // Words that no library made, as a damaged file may have them.
     for matmul in text["products"].as_array_mut().unwrap() {
@@ -181,7 +181,7 @@ fn an_algorithm_whose_relu_hides_nan_is_never_used() {
     let folder = Folder::new("nan");
     // In small matmuls it keeps NaN. The matmul only adds the bias, and relu is a pass of ours.
     let result = child(&folder.0, "100:nan", "130000");
-    assert_eq!(result, format!("true [(1, 0), ({BIAS}, 0)]"));
+    assert_eq!(result, format!("[(1, 0), ({BIAS}, 0)]"));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn after_a_refused_algorithm_comes_the_heuristics_next() {
     let folder = Folder::new("refused");
     // The trial of a fused relu is refused, so relu is a pass of ours.
     let result = child(&folder.0, "100:refused,100:refused,300", "130000");
-    assert_eq!(result, format!("true [(1, 2), ({BIAS}, 2)]"));
+    assert_eq!(result, format!("[(1, 2), ({BIAS}, 2)]"));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn the_fastest_is_kept_on_disk_until_the_library_changes() {
     ];
     let folder = Folder::new("fastest");
     for (algorithms, version, of_relu, of_others) in cases {
-        let expected = format!("true [(1, {of_others}), ({RELU_BIAS}, {of_relu})]");
+        let expected = format!("[(1, {of_others}), ({RELU_BIAS}, {of_relu})]");
         assert_eq!(
             child(&folder.0, algorithms, version),
             expected,

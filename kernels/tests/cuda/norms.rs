@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use crate::reductions::{cpu, finite, upload};
 use crate::rows::sums_of_blocks;
 use crate::tiles::{Odd, around, constant, placing};
-use crate::{assert_same_bits, next_device};
+use crate::{assert_same_bits, devices, next_device};
 
 /// No rows, one column, around the columns of a warp in f32 and more than five warps, two warps in
 /// bf16, around a block of rows and more than five, blocks of more rows, and more columns than the
@@ -311,6 +311,51 @@ fn norms_and_their_gradients_have_the_cpu_s_bits_in_f32_and_are_within_their_bou
                 for ((got, expected), sizes) in got.iter().zip(&gradients).zip(&backward_sizes) {
                     let what = format!("backward of {what}");
                     check(got, expected, sizes.as_deref(), shape[1], &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_whose_squares_overflow_gives_nan_in_both_directions() {
+    let held = constant!("norm.cu", WARPS_MAX)
+        * constant!("norm.cu", WARP)
+        * constant!("norm.cu", PACKS)
+        * 8;
+    // A warp with a row, a row that is not whole packs, one that no registers hold.
+    for (norm, columns) in [Norm::Layer, Norm::Rms]
+        .into_iter()
+        .flat_map(|norm| [40, 41, held + 8].map(|columns| (norm, columns)))
+    {
+        for dtype in [DType::F32, DType::BF16] {
+            let row = |size: f32| (0..columns).map(move |k| [size, -size][k % 2]);
+            let values: Vec<f32> = row(1.0).chain(row(1e20)).chain(row(1e15)).collect();
+            let x = cpu(&values, &[3, columns]).to_dtype(dtype).unwrap();
+            let run = |place: &dyn Fn(&Tensor) -> Tensor| {
+                let case = Case {
+                    x: place(&x),
+                    ..Case::new((norm, true), [3, columns], dtype, place)
+                };
+                let made = case.forward(false);
+                let dx = case.backward(&made[1]).swap_remove(0);
+                [made, vec![dx]].concat()
+            };
+            let expected = run(&widened);
+            let is_nan =
+                |of: &Tensor| -> Vec<bool> { values(of).into_iter().map(f64::is_nan).collect() };
+            let second_row: Vec<bool> = (0..3 * columns).map(|k| k / columns == 1).collect();
+            assert_eq!(
+                [&expected[0], &expected[2]].map(is_nan),
+                [&second_row; 2].map(Clone::clone)
+            );
+            for device in devices() {
+                for (got, expected) in run(&|x| upload(x, device, 0)).iter().zip(&expected) {
+                    let what = format!("{norm:?} of {dtype}, {columns} columns");
+                    if dtype == DType::F32 {
+                        assert_same_bits(got, expected, &what);
+                    }
+                    assert_eq!(is_nan(got), is_nan(expected), "{what}");
                 }
             }
         }

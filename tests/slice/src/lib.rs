@@ -74,10 +74,9 @@ mod tests {
 
     #[test]
     fn a_commit_always_selects_the_same_slice() {
-        let first = select(Some("74e49c6"), "seeds", 1000, 5);
-        assert_eq!(first, select(Some("74e49c6"), "seeds", 1000, 5));
-        assert_eq!(first.len(), 5);
-        assert!(first.iter().all(|&case| case < 1000));
+        // Pinned: on every machine, and until the function changes.
+        let expected = [135, 335, 535, 735, 935];
+        assert_eq!(select(Some("74e49c6"), "seeds", 1000, 5), expected);
     }
 
     #[test]
@@ -101,7 +100,7 @@ mod tests {
     fn all_runs_everything_and_unset_a_fixed_slice() {
         assert_eq!(select(Some("all"), "seeds", 7, 2), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(select(None, "seeds", 3, 5), [0, 1, 2]);
-        assert_eq!(select(None, "seeds", 9, 2), select(None, "seeds", 9, 2));
+        assert_eq!(select(None, "seeds", 9, 2), [2, 7]);
         assert!(select(None, "seeds", 0, 5).is_empty());
     }
 

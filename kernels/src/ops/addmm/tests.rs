@@ -119,6 +119,32 @@ fn empty_outputs_are_computed_without_a_matmul() {
 }
 
 #[test]
+fn the_gradient_of_a_weight_by_no_rows_is_what_beta_keeps_of_the_accumulator() {
+    // One output row, tiles and their edges; mat2ᵀ also takes the path of one row.
+    for [outputs, inputs] in [[1, 40], [3, 4], [33, 40]] {
+        let (dout, x) = (cpu(&[], &[0, outputs]), cpu(&[], &[0, inputs]));
+        let right = cpu(&[], &[inputs, 0]);
+        for (beta, kept) in [(0.0, 0.0), (1.0, 7.0), (0.5, 3.5)] {
+            for mat2 in [&x, &right.t().unwrap()] {
+                // What beta = 0 leaves out may be NaN.
+                let existing = if beta == 0.0 { f32::NAN } else { 7.0 };
+                let acc = cpu(&vec![existing; outputs * inputs], &[outputs, inputs]);
+                let dout = dout.t().unwrap();
+                let new = addmm(&acc, &dout, mat2, 2.0, beta).unwrap();
+                addmm_into(&acc, &acc, &dout, mat2, 2.0, beta).unwrap();
+                for got in [new, acc] {
+                    assert_eq!(
+                        got.to_vec::<f32>().unwrap(),
+                        vec![kept; outputs * inputs],
+                        "{outputs} {inputs} {beta}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn an_accumulator_with_factor_zero_is_not_read() {
     let nan = cpu(&[f32::NAN; 4], &[2, 2]);
     let one = cpu(&[1.0; 4], &[2, 2]);

@@ -116,8 +116,13 @@ fn normalize<T: Float>(of: &Scaling<'_, T>, out: &mut [T], stats: &mut [T], x: &
     if of.centers {
         mean = row_sum(of.columns, Values(x)) / count;
     }
-    let squares = row_sum(of.columns, Deviations { x, mean });
-    let scale = T::ONE / (squares / count + of.epsilon).root();
+    let variance = row_sum(of.columns, Deviations { x, mean }) / count + of.epsilon;
+    // Where squares overflow, a scale of 0 would hide it.
+    let scale = if variance.finite() {
+        T::ONE / variance.root()
+    } else {
+        T::from_f64(f64::NAN)
+    };
     match stats {
         [first, second] => [*first, *second] = [mean, scale],
         stats => stats[0] = scale,

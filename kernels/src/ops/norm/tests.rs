@@ -430,6 +430,37 @@ fn rows_of_one_number_nan_and_infinity_give_what_pytorch_gives() {
 }
 
 #[test]
+fn a_row_whose_squares_overflow_gives_nan_in_both_directions() {
+    for (norm, dtype, large) in NORMS
+        .into_iter()
+        .flat_map(|norm| [(norm, DType::F32, 1e20), (norm, DType::F64, 1e160)])
+    {
+        // Both pass through the loops of a chunk and of the columns after it.
+        for columns in [2, 130] {
+            let row = |size: f64| (0..columns).map(move |k| [size, -size][k % 2]);
+            let values: Vec<f64> = row(1.0)
+                .chain(row(large))
+                .chain(row(large / 1e10))
+                .collect();
+            let x = cpu_of(&values, &[3, columns]).to_dtype(dtype).unwrap();
+            let case = Case {
+                x,
+                ..Case::new(norm, [3, columns], dtype, true)
+            };
+            let [out, stats] = case.forward();
+            let [dx, ..] = case.backward(&stats, true);
+            for of in [&out, &dx] {
+                let values: Vec<f64> = vec(&of.to_dtype(DType::F64).unwrap());
+                let rows: Vec<_> = values.chunks(columns).collect();
+                assert!(rows[1].iter().all(|x| x.is_nan()), "{norm:?} {dtype}");
+                let rest = [rows[0], rows[2]].concat();
+                assert!(rest.iter().all(|x| x.is_finite()), "{norm:?} {dtype}");
+            }
+        }
+    }
+}
+
+#[test]
 fn operands_that_do_not_fit_are_named() {
     let case = Case::new(Norm::Layer, [2, 3], DType::F32, true);
     let told = |stats: &[usize], x: &Tensor, options: &NormOptions<'_>| {

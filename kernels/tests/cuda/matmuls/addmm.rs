@@ -150,6 +150,25 @@ fn addmm_does_not_read_an_accumulator_of_factor_zero() {
 }
 
 #[test]
+fn addmm_of_no_terms_is_what_beta_keeps_of_the_accumulator() {
+    for (device, (dtype, _)) in devices()
+        .into_iter()
+        .flat_map(|device| KINDS.map(|kind| (device, kind)))
+    {
+        let none = |shape: &[usize]| Tensor::zeros(shape, dtype, device).unwrap();
+        let (dout, x) = (none(&[0, 3]), none(&[0, 5]));
+        for (beta, kept) in [(0.0, 0.0), (1.0, 7.0), (0.5, 3.5)] {
+            let existing = if beta == 0.0 { f64::NAN } else { 7.0 };
+            let acc = Tensor::full(&[3, 5], existing, dtype, device).unwrap();
+            let dout = dout.t().unwrap();
+            let new = ops::addmm(&acc, &dout, &x, 2.0, beta).unwrap();
+            ops::addmm_into(&acc, &acc, &dout, &x, 2.0, beta).unwrap();
+            assert_eq!([values(&new), values(&acc)], [[kept; 15], [kept; 15]]);
+        }
+    }
+}
+
+#[test]
 fn addmm_of_whole_numbers_is_exact_in_every_dtype() {
     let [m, n, k] = EXACT;
     let (mat1, mat2, acc) = (

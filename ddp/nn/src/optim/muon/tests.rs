@@ -155,6 +155,10 @@ fn three_steps_are_the_formula_in_f64_for_every_shape() {
     }
 }
 
+/// How far f32 may be from the numbers below. muon.py checks that PyTorch's iteration in f32 keeps
+/// to it, too (it is off by 1.6e-7).
+const F32_OFF_MAX: f64 = 1.5e-6;
+
 /// From tests/peers/muon.py: rows 0, 3 and 6 of the weight after three steps of torch.optim.Muon
 /// on the gradients of `gradient` times the number, from a weight of zeros, with its iteration in
 /// f64. The norms of the second are below PyTorch's ε.
@@ -199,7 +203,7 @@ fn three_steps_are_pytorch_s() {
             for (column, expected) in expected.into_iter().enumerate() {
                 let got = got[row * 3 + column];
                 assert!(
-                    (got - expected).abs() < 1e-5,
+                    (got - expected).abs() <= F32_OFF_MAX,
                     "{scale} {row} {column}: {got} for {expected}"
                 );
             }
@@ -265,7 +269,9 @@ fn parts_of_a_weight_are_orthogonalised_one_by_one() {
         .into_iter()
         .zip(expected)
     {
-        assert!((got - expected).abs() < 1e-4, "{got} for {expected}");
+        // The weight is off as above; `after` divides by the rate.
+        let off = (got - expected).abs();
+        assert!(off <= F32_OFF_MAX / RATE, "{got} for {expected}");
     }
 }
 
