@@ -41,7 +41,7 @@ fn an_unwritable_folder_is_named() {
         .uid()
         == 0
     {
-        println!("skipped: root writes where it may not");
+        ddp_slice::skip("root writes where it may not");
         return;
     }
     let folder = Folder::new("read-only");
@@ -163,10 +163,10 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, words: &str) -> Option<Ended> 
     let ended = folder.in_shell(&before, &words).run();
     let made = ended.exit_code() != Some(99) && !ended.stderr.contains("unshare");
     if !made {
-        println!(
-            "skipped: no file system may be mounted here: {}",
+        ddp_slice::skip(&format!(
+            "no file system may be mounted here: {}",
             ended.stderr.trim()
-        );
+        ));
     }
     made.then_some(ended)
 }

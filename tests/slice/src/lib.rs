@@ -1,4 +1,4 @@
-//! Which part of an exhaustive check runs.
+//! Which part of an exhaustive check runs, and which tests do not run at all.
 //!
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
 //! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the commit's hash, so
@@ -13,6 +13,26 @@
 //! ```
 
 use std::env;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// Records that the calling test, or a part of it, is skipped: in the file that `DDP_TEST_SKIPPED`
+/// names, from which `launch/test` counts, else on standard error, past the harness, which hides
+/// what passing tests print.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    let program: PathBuf = env::current_exe().unwrap_or_default();
+    let program = program.file_stem().unwrap_or_default().to_string_lossy();
+    let test = thread.name().unwrap_or("(a thread of a test)");
+    let listed = env::var_os("DDP_TEST_SKIPPED")
+        .and_then(|file| OpenOptions::new().append(true).create(true).open(file).ok());
+    // A closed standard error must not make a test fail.
+    let _ = match listed {
+        Some(mut file) => file.write_all(format!("{program}\t{test}\t{why}\n").as_bytes()),
+        None => writeln!(std::io::stderr(), "skipped: {test}: {why}"),
+    };
+}
 
 /// Whether every case of every check runs.
 pub fn is_all() -> bool {
