@@ -9,50 +9,59 @@ from steps import Failure, command
 ROOT = os.getcwd()
 # The one set of features that everything is built with.
 FEATURES = ["--features", "ddp/parquet"]
-# Clippy compiles this repository's crates, which costs next to nothing; a check of its own would read
-# every crate again. The variables are those that `cargo clippy` sets for `cargo check`. What clippy
-# compiles lacks rustc's checks for null and misaligned pointers; --long runs tests with them.
-BY_CLIPPY = {"RUSTC_WORKSPACE_WRAPPER": "clippy-driver", "CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
+# The variables that `cargo clippy` sets for `cargo check`, with a compiler that is clippy.
+BY_CLIPPY = {"RUSTC_WORKSPACE_WRAPPER": f"{ROOT}/tests/checks/compiler", "CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Programs that have a step to themselves, because they take long.
 SLOW = ["jobs", "mpirun"]
+# Programs whose tests all need GPUs: they run on simulated ones.
+NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
+# What runs first; unit tests of libraries are built meanwhile.
+RUN_FIRST = ["build", "--lib", "--bins", "--examples", "--test=*", "--bench=*"]
+UNIT_TESTS = ["test", "--no-run", "--lib", "--bins"]
 
 
 class Programs:
-    """The test programs: tuples of package (a folder), target and file."""
+    """The test programs: lists of package (a folder), target, file, and whether it is a library's unit tests."""
 
-    def __init__(self, listing):
-        self.listing = listing
+    def __init__(self, folder):
+        self.folder = folder
         self.all = []
 
-    def build(self):
-        """Builds everything that runs, and lists the test programs in a file."""
-        words = ["cargo", "build", "--workspace", "--all-targets", *FEATURES, "--locked", "--message-format=json-render-diagnostics"]
+    def build(self, targets):
+        """Builds some targets of all packages, and adds the test programs to the list in a file."""
+        words = ["cargo", *targets, "--workspace", *FEATURES, "--locked", "--message-format=json-render-diagnostics"]
         built = command(*words, env={**os.environ, **BY_CLIPPY}, stdout=subprocess.PIPE, text=True)
         found = []
         for message in map(json.loads, built.stdout.splitlines()):
             kinds = message.get("target", {}).get("kind")
             if message.get("executable") and message["profile"]["test"] and kinds not in (["example"], ["bench"]):
                 package = os.path.relpath(os.path.dirname(message["manifest_path"]))
-                found.append((package, message["target"]["name"], message["executable"]))
-        with open(self.listing, "w", encoding="utf-8") as file:
+                is_unit_tests = kinds != ["test"]
+                found.append((package, message["target"]["name"], message["executable"], is_unit_tests))
+        with open(f"{self.folder}/{targets[0]}.programs", "w", encoding="utf-8") as file:
             json.dump(found, file)
         print(f"    {len(found)} test programs")
 
-    def load(self):
-        with open(self.listing, encoding="utf-8") as file:
-            self.all = json.load(file)
+    def load(self, targets):
+        """Test programs that another process has built."""
+        with open(f"{self.folder}/{targets[0]}.programs", encoding="utf-8") as file:
+            self.all += json.load(file)
 
     def packages(self):
-        return sorted({package for package, _, _ in self.all})
+        return sorted({it[0] for it in self.all})
 
     def slow(self):
-        return [(package, target) for package, target, _ in self.all if target in SLOW]
+        return [(it[0], it[1]) for it in self.all if it[1] in SLOW]
 
     def file(self, package, target):
-        return next(file for known, name, file in self.all if (known, name) == (package, target))
+        return next(it[2] for it in self.all if (it[0], it[1]) == (package, target))
 
-    def of_package(self, package):
-        self._run([it for it in self.all if it[0] == package and it[1] not in SLOW], None, [])
+    def unit_tests(self, package):
+        self._run([it for it in self.all if it[0] == package and it[3]], None, [])
+
+    def others(self, packages):
+        """Tests on the CPU that have no step to themselves."""
+        self._run([it for it in self.all if it[0] in packages and not it[3] and it[1] not in SLOW + NEED_GPUS], None, [])
 
     def one(self, package, target, *arguments):
         self._run([it for it in self.all if it[:2] == [package, target]], None, arguments)
@@ -75,6 +84,6 @@ class Programs:
         if not chosen:
             raise Failure("no test program is called that")
         on = [f"{ROOT}/launch/with-simulated-gpus", devices] if devices else []
-        for package, target, file in chosen:
+        for package, target, file, _ in chosen:
             print(f"     Running {target} of {package}" + (f", simulated GPUs: {devices}" if devices else ""))
             command(*on, file, "--quiet", *arguments, cwd=package)
