@@ -55,11 +55,13 @@ class Checks:
         beside("formatting", ["cargo", "fmt", "--all", "--check"])
         steps.need("build and clippy", self.programs.build, RUN_FIRST)
         self.programs.load(RUN_FIRST)
-        beside(UNIT_TESTS_BUILT, self.programs.build, UNIT_TESTS, waits=True)
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
         # How the ranks of most jobs are started: the slice selects it. --long tries the other way, too.
         os.environ["DDP_TEST_LAUNCHER"] = "own" if 0 in self.selected("launcher", 2) else "mpirun"
+        # Beside the tests, one after the other: cargo has a lock.
+        beside(UNIT_TESTS_BUILT, self.programs.build, UNIT_TESTS, waits=True)
+        beside("documentation", documentation, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
         beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
@@ -83,7 +85,6 @@ class Checks:
         beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
         steps.wait_for(UNIT_TESTS_BUILT)
         self.programs.load(UNIT_TESTS)
-        beside("documentation", documentation, waits=True)
         for package in self.programs.packages():
             beside(f"unit tests of {package}", self.programs.unit_tests, package)
         beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
@@ -106,7 +107,7 @@ class Checks:
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
         # Every kernel, in every commit: each case of a test is run on one of the GPUs.
-        beside("operations, 2 simulated GPUs", on_gpus, 2, "cuda", package="kernels")
+        beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
         for which in self.selected("trainer", 10):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
         for which in self.selected("ranks", 4):
@@ -137,9 +138,9 @@ class Checks:
         """One of ten things that ten commits in a row do together."""
         beside, on_gpus = self.steps.beside, self.programs.on_gpus
         if which == 0:
-            # Other features need another build of most packages.
-            self.steps.wait_for(UNIT_TESTS_BUILT)
-            beside("clippy, without MPI and Parquet", "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings".split())
+            # Other features need another check of most packages. It takes its turn at cargo's lock.
+            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"
+            beside("clippy, without MPI and Parquet", words.split(), waits=True)
         elif which == 1:
             beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env={"SIMCUDA_NO_PEER": "1"})
         elif which < 5:

@@ -153,7 +153,8 @@ class Steps:
                 self.skip(f"{test} of {program.rsplit('-', 1)[0]}", why)
         for why in re.findall(r"^ *skipped: (.*)$", text, re.MULTILINE):
             if "CUDA device" not in why:
-                self.skip(title, why)
+                what, colon, reason = why.partition(": ")
+                self.skip(what, reason) if colon else self.skip(title, why)
 
 
 class Failure(Exception):
