@@ -57,8 +57,10 @@ class Checks:
         self.programs.load(RUN_FIRST)
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
-        # How the ranks of most jobs are started: the slice selects it. --long tries the other way, too.
-        os.environ["DDP_TEST_LAUNCHER"] = "own" if 0 in self.selected("launcher", 2) else "mpirun"
+        # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
+        # slice of the jobs' cases is run in both ways. --long tries the other way, too.
+        turn = self.selected("launcher", 20)[0]
+        os.environ["DDP_TEST_LAUNCHER"] = ["own", "mpirun"][(turn + turn // 10) % 2]
         # Beside the tests, one after the other: cargo has a lock.
         beside(UNIT_TESTS_BUILT, self.programs.build, UNIT_TESTS, waits=True)
         beside("documentation", documentation, waits=True)
@@ -166,7 +168,7 @@ class Checks:
     def run_long(self):
         step = self.steps.step
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
-        step("tests of ddp: jobs whose ranks the program starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "own"})
+        step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):
             for third in range(3):
                 self.again("ddp", way, third)
