@@ -172,6 +172,8 @@ class Checks:
         for way in range(5):
             for third in range(3):
                 self.again("ddp", way, third)
+        strict = {"RUSTDOCFLAGS": "-D warnings"}
+        step("documentation of programs", ["cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked"], env=strict)
         # They need up to 9 GB of memory.
         step("tensors beyond 2³¹ elements, under mpirun", self.programs.one, "comm", "mpirun", "--ignored", "tensors_beyond_what_mpi_can_count")
         step("tensors beyond 2³¹ elements, of threads", self.programs.one, "comm", "ddp_comm", "--ignored", "counts_beyond_two_to_the_31")

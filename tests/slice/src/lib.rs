@@ -2,10 +2,10 @@
 //!
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
 //! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the number of the
-//! commit, so that a commit always runs the same slice and the next commit the next one. The hash of
-//! a commit, where the history is not there, selects at random. `DDP_TEST_SLICE=all` runs every case,
-//! as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure. Unset, a fixed
-//! slice runs.
+//! commit, so that a commit always runs the same slice and the next commit the next one. The hash
+//! of a commit, where the history is not there, selects at random. `DDP_TEST_SLICE=all` runs every
+//! case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure. Unset, a
+//! fixed slice runs.
 //!
 //! ```
 //! for seed in ddp_slice::of("seeds of my check", 1000, 5) {
