@@ -16,19 +16,20 @@ SLOW = ["jobs", "mpirun"]
 # Programs whose tests all need GPUs: they run on simulated ones.
 NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
 # What runs first; unit tests of libraries are built meanwhile.
+ALL = ["build", "--all-targets"]
 RUN_FIRST = ["build", "--lib", "--bins", "--examples", "--test=*", "--bench=*"]
 UNIT_TESTS = ["test", "--no-run", "--lib", "--bins"]
 
 
 class Programs:
-    """The test programs: lists of package (a folder), target, file, and whether it is a library's unit tests."""
+    """The test programs: lists of package (a folder), target and file."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.all = []
+    def __init__(self, listing):
+        self.listing = listing
+        self.all, self.unit = [], []
 
-    def build(self, targets):
-        """Builds some targets of all packages, and adds the test programs to the list in a file."""
+    def build(self, targets=ALL):
+        """Builds some targets of all packages, and lists the test programs in a file; unit tests come last."""
         words = ["cargo", *targets, "--workspace", *FEATURES, "--locked", "--message-format=json-render-diagnostics"]
         built = command(*words, env={**os.environ, **BY_CLIPPY}, stdout=subprocess.PIPE, text=True)
         found = []
@@ -36,19 +37,17 @@ class Programs:
             kinds = message.get("target", {}).get("kind")
             if message.get("executable") and message["profile"]["test"] and kinds not in (["example"], ["bench"]):
                 package = os.path.relpath(os.path.dirname(message["manifest_path"]))
-                is_unit_tests = kinds != ["test"]
-                found.append((package, message["target"]["name"], message["executable"], is_unit_tests))
-        with open(f"{self.folder}/{targets[0]}.programs", "w", encoding="utf-8") as file:
-            json.dump(found, file)
+                found.append((package, message["target"]["name"], message["executable"]))
+        with open(self.listing, "w", encoding="utf-8") as file:
+            json.dump(self.all + found, file)
         print(f"    {len(found)} test programs")
 
-    def load(self, targets):
-        """Test programs that another process has built."""
-        with open(f"{self.folder}/{targets[0]}.programs", encoding="utf-8") as file:
-            self.all += json.load(file)
-
-    def packages(self):
-        return sorted({it[0] for it in self.all})
+    def load(self):
+        """What another process has built. What comes in addition is unit tests."""
+        others = self.all
+        with open(self.listing, encoding="utf-8") as file:
+            self.all = json.load(file)
+        self.unit = self.all[len(others) :] if others else []
 
     def slow(self):
         return [(it[0], it[1]) for it in self.all if it[1] in SLOW]
@@ -56,20 +55,18 @@ class Programs:
     def file(self, package, target):
         return next(it[2] for it in self.all if (it[0], it[1]) == (package, target))
 
-    def unit_tests(self, package):
-        self._run([it for it in self.all if it[0] == package and it[3]], None, [])
-
-    def others(self, packages):
-        """Tests on the CPU that have no step to themselves."""
-        self._run([it for it in self.all if it[0] in packages and not it[3] and it[1] not in SLOW + NEED_GPUS], None, [])
+    def others(self):
+        """Tests on the CPU that have no step to themselves, by package."""
+        chosen = [it for it in self.all if it not in self.unit and it[1] not in SLOW + NEED_GPUS]
+        return {package: [it for it in chosen if it[0] == package] for package in sorted({it[0] for it in chosen})}
 
     def one(self, package, target, *arguments):
-        self._run([it for it in self.all if it[:2] == [package, target]], None, arguments)
+        self.run([it for it in self.all if it[:2] == [package, target]], None, arguments)
 
     def on_gpus(self, devices, targets, *arguments, package=None):
         """Those with these names, of one package or any, on simulated GPUs."""
         chosen = [it for it in self.all if it[1] in targets.split() and package in (None, it[0])]
-        self._run(chosen, devices, arguments)
+        self.run(chosen, devices, arguments)
 
     def some_on_gpus(self, package, devices, parts, part, *arguments):
         """Every PARTS-th test of one package's `cuda`."""
@@ -79,11 +76,11 @@ class Programs:
         self.on_gpus(devices, "cuda", "--exact", *names[(part - 1) % parts :: parts], package=package)
 
     @staticmethod
-    def _run(chosen, devices, arguments):
+    def run(chosen, devices=None, arguments=()):
         """As cargo does, in the package's folder."""
         if not chosen:
             raise Failure("no test program is called that")
         on = [f"{ROOT}/launch/with-simulated-gpus", devices] if devices else []
-        for package, target, file, _ in chosen:
+        for package, target, file in chosen:
             print(f"     Running {target} of {package}" + (f", simulated GPUs: {devices}" if devices else ""))
             command(*on, file, "--quiet", *arguments, cwd=package)

@@ -28,7 +28,7 @@ class Checks:
         self.name, self.is_long = name, is_long
         # Many checks mostly wait.
         self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 2)))
-        self.programs = Programs(self.steps.folder())
+        self.programs = Programs(f"{self.steps.folder()}/programs")
         metadata = command("cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", stdout=subprocess.PIPE).stdout
         self.built = json.loads(metadata)["target_directory"] + "/debug"
         self.examples = [example for example in examples.names() if name in ("", example)]
@@ -54,7 +54,7 @@ class Checks:
         beside("packages for several hosts and Slurm", install, waits=True)
         beside("formatting", ["cargo", "fmt", "--all", "--check"])
         steps.need("build and clippy", self.programs.build, RUN_FIRST)
-        self.programs.load(RUN_FIRST)
+        self.programs.load()
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
@@ -81,14 +81,15 @@ class Checks:
         architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which // 2] for which in self.selected("architectures", 6) if self.is_long or which % 2 == 0)])
         beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
-        beside("tests on the CPU", self.programs.others, self.programs.packages())
+        for package, programs in self.programs.others().items():
+            beside(f"tests of {package}", self.programs.run, programs)
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
         beside("lock files of the fuzz targets", fuzz_locks)
         beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
         steps.wait_for(UNIT_TESTS_BUILT)
-        self.programs.load(UNIT_TESTS)
-        for package in self.programs.packages():
-            beside(f"unit tests of {package}", self.programs.unit_tests, package)
+        self.programs.load()
+        for package in sorted({it[0] for it in self.programs.unit}):
+            beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
         beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
         if glob.glob("/dev/nvidia[0-9]*"):
             beside("tests on real GPUs", self.programs.on_gpus, None, " ".join(NEED_GPUS))
