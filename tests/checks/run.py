@@ -57,6 +57,8 @@ class Checks:
         self.programs.load()
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
+        # Of properties, whose cases are random: four runs try as many as one would by default.
+        os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
         # slice of the jobs' cases is run in both ways. --long tries the other way, too.
         turn = self.selected("launcher", 20)[0]
