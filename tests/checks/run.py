@@ -64,7 +64,10 @@ class Checks:
         turn = self.selected("launcher", 20)[0]
         os.environ["DDP_TEST_LAUNCHER"] = ["own", "mpirun"][(turn + turn // 10) % 2]
         # Beside the tests, one after the other: cargo has a lock.
-        beside(UNIT_TESTS_BUILT, self.programs.build, UNIT_TESTS, waits=True)
+        # The simulator's take two minutes of CPU: they have their turn, and run where the last commit changed it.
+        with_simulator = 9 in self.selected("ways", 10) or changed("tests/simcuda")
+        left_out = [] if with_simulator else ["--exclude", "ddp-simcuda"]
+        beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
@@ -152,10 +155,11 @@ class Checks:
             name, value = ORDERS[which - 2]
             what = f"copies, streams and ranks, 2 simulated GPUs, SIMCUDA_{name}={value}"
             beside(what, on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env={f"SIMCUDA_{name}": value})
-        else:
+        elif which < 9:
             # Races that come late in a launch are only seen so.
-            what = f"operations, 1 simulated GPU, every access followed, part {which - 4} of 5"
-            beside(what, self.programs.some_on_gpus, "kernels", 1, 5, which - 5, env={"SIMCUDA_INTRA": "1"})
+            what = f"operations, 1 simulated GPU, every access followed, part {which - 4} of 4"
+            beside(what, self.programs.some_on_gpus, "kernels", 1, 4, which - 5, env={"SIMCUDA_INTRA": "1"})
+        # The tenth: the simulator's unit tests, in run_all.
 
     def again(self, package, way, third):
         """A third of the GPU tests of one package, with other GPUs or in another order."""
@@ -224,6 +228,11 @@ class Checks:
 def install():
     """Servers that are not started. What cannot be installed is skipped where it is needed, which says so."""
     subprocess.run(["launch/setup"], env={**os.environ, "SETUP_FOR": "launching"}, stdin=subprocess.DEVNULL, check=False)
+
+
+def changed(folder):
+    """Whether it is not as it was before the last commit."""
+    return subprocess.run(["git", "diff", "--quiet", "HEAD^", "--", folder], stderr=subprocess.DEVNULL, check=False).returncode == 1
 
 
 def fuzz_locks():
