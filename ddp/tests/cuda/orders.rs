@@ -4,7 +4,6 @@
 //! Every job is a separate process, because the simulator reads its seed when it is loaded. There
 //! are 1000 seeds, of which each commit runs a slice.
 
-use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::support::job::{Folder, Job, all_at_once};
