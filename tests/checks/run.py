@@ -80,7 +80,8 @@ class Checks:
         self.on_simulated_gpus()
         for which in self.selected("documents", 2):
             beside(f"the commands of README.md and docs/, part {which + 1} of 2", ["tests/readme/run", self.built, f"{which + 1}/2"])
-        beside("tests/report", ["tests/report/run"])
+        for which in self.selected("report", 2):
+            beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
         beside("examples", self.run_examples)
         # The gates are for sm_90; in half of the commits the slice selects another one, --long takes all.
         architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which // 2] for which in self.selected("architectures", 6) if self.is_long or which % 2 == 0)])
