@@ -82,7 +82,7 @@ const WAS_CUT_OFF: u64 = 1 << 42;
 const WAS_MISSED: u64 = 1 << 43;
 
 /// How long what starts ranks may take to say how one has ended.
-const TOLD_WITHIN: Duration = Duration::from_millis(100);
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
 /// take a minute to connect.
 pub(crate) const SLOW: Duration = Duration::from_secs(120);

@@ -196,6 +196,7 @@ class Checks:
             step("licences, sources and advisories of crates", check_crates)
         else:
             self.steps.skip("licences, sources and advisories of crates", "no cargo-deny (cargo install cargo-deny)")
+        step("every test program in 20 rounds, half of them loaded", ["tests/checks/again", "--built", self.programs.listing])
         step("images, in a container engine", ["tests/docker/run", "--engine"])
         for source in sorted(glob.glob("*/fuzz/fuzz_targets/*.rs")):
             fuzz = os.path.basename(source).removesuffix(".rs")

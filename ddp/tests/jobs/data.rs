@@ -4,7 +4,6 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::time::{Duration, Instant};
 
 use crate::made::{
     self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz,
@@ -408,16 +407,7 @@ fn endless(folder: &Folder, is_on_ranks: bool) -> Running {
         folder.alone(words)
     };
     let running = job.start();
-    let started = Instant::now();
-    while !fs::read_to_string(folder.out().join("metrics.jsonl"))
-        .is_ok_and(|text| text.contains(r#""step":2,"#))
-    {
-        assert!(
-            started.elapsed() < Duration::from_secs(50),
-            "step 2 does not come"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    running.wait_for_step_2();
     running
 }
 

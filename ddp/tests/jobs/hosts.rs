@@ -2,8 +2,8 @@
 //! and hosts that cannot start ranks. Here the hosts are names of this machine; `tests/hosts` has
 //! real ones with ssh.
 
-use crate::started::{ENDLESS, STEP_2, start_again_after_a_kill};
-use crate::support::job::{Folder, QUICK};
+use crate::started::{ENDLESS, start_again_after_a_kill};
+use crate::support::job::{Folder, QUICK, STEP_2};
 use crate::support::metrics_log::model_bytes;
 
 #[test]
@@ -116,9 +116,9 @@ fn signals_reach_all_hosts_and_a_second_ctrl_c_ends_at_once() {
     let folder = Folder::new("hosts-twice");
     let job = folder.started_on("--hosts far:1,off:1", "", ENDLESS);
     let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
-    running.wait_for(STEP_2);
+    running.wait_for_fault("1:forward:3");
     running.signal("INT");
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    running.wait_for_said("Ctrl-C: finishing this step");
     assert!(running.goes_on(), "the first only asks");
     running.signal("INT");
     let ended = running.wait();
@@ -129,9 +129,9 @@ fn signals_reach_all_hosts_and_a_second_ctrl_c_ends_at_once() {
 fn a_stop_while_hosts_connect_ends_with_the_signal_s_code() {
     let folder = Folder::new("hosts-early");
     let running = folder
-        .started_on("--hosts far:1", "exec sleep 60", QUICK)
+        .started_on("--hosts far:1", "touch connects; exec sleep 600", QUICK)
         .start();
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    running.wait_for_file("connects");
     running.signal("TERM");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(143), "{ended}");

@@ -1,10 +1,8 @@
 //! A job that continues without ranks that it loses, and is asked to stop, or has an error, while
 //! it does: it saves and ends as any other job.
 
-use std::time::{Duration, Instant};
-
 use crate::losing::{RUN, assert_undisturbed, lost, slow_steps};
-use crate::support::job::{Ended, Folder, Running, all_at_once};
+use crate::support::job::{Ended, Folder, all_at_once};
 
 /// It saved, ended with 75, and can be resumed as if nothing had been.
 #[track_caller]
@@ -15,35 +13,23 @@ fn assert_stopped(folder: &Folder, ended: &Ended) {
     assert_undisturbed(folder, &resumed);
 }
 
-/// Waits until the job has this many processes of ranks, of which one is not among `known`.
-fn wait_for_another(running: &Running, known: &[(usize, u32)]) {
-    let started = Instant::now();
-    while running.ranks().len() < known.len()
-        || running.ranks().iter().all(|rank| known.contains(rank))
-    {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_job_that_is_stopped_while_a_rank_comes_saves() {
     // While the others meet the new rank, and while it gets ready and they need it.
     let cases = [
-        ("--min-ranks 1", "0:meeting:3:work"),
-        ("--min-ranks 2", "1:joining:0:work"),
+        ("--min-ranks 1", "0:meeting:3", 3),
+        ("--min-ranks 2", "1:joining:0", 0),
     ];
-    all_at_once(cases, |(words, fault)| {
+    all_at_once(cases, |(words, fault, number)| {
         let folder = Folder::new("losing-stopped-joining");
-        let words = format!("{RUN} {words} --restarts 3 --grace-s 30");
+        let words = format!("{RUN} {words} --restarts 3 --grace-s 600");
         let job = folder.started(2, &words);
-        let faults = format!("1:forward:5:kill,{fault}");
-        let mut running = job.env("DDP_TEST_FAULT", &faults).start();
-        running.wait_for(r#""event":"step","step":1,"#);
-        let known = running.ranks();
-        wait_for_another(&running, &known);
-        std::thread::sleep(Duration::from_secs(2));
+        let comes = "0:newcomer:14:hold";
+        let faults = format!("1:forward:5:kill,{fault}:hold,{comes},{}", slow_steps());
+        let running = job.env("DDP_TEST_FAULT", &faults).start();
+        running.wait_for_fault(fault);
         running.signal("TERM");
+        running.go_on(number);
         let ended = running.wait();
         assert!(!ended.stderr.contains("did not end within"), "{ended}");
         assert_stopped(&folder, &ended);
@@ -54,19 +40,21 @@ fn a_job_that_is_stopped_while_a_rank_comes_saves() {
 fn ranks_that_came_later_end_the_job_too() {
     let folder = Folder::new("losing-stopped-later");
     let job = folder.started(2, &format!("{RUN} --min-ranks 1 --restarts 7"));
-    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
-    running.wait_for(r#""event":"step","step":1,"#);
-    for rank in [1, 0] {
+    // A rank gets its state in the step after it has come: before that it cannot continue alone.
+    let holds = ["0:forward:7", "1:forward:20", "1:forward:33"].map(|at| format!("{at}:hold"));
+    let comes = "0:newcomer:14:hold,1:newcomer:28:hold";
+    let faults = format!("{},{comes}", holds.join(","));
+    let running = job.env("DDP_TEST_FAULT", &faults).start();
+    for (rank, at, step) in [(1, "0:forward:7", 7), (0, "1:forward:20", 20)] {
+        running.wait_for_fault(at);
         running.signal_rank(rank, "KILL");
-        running.wait_for(&format!(r#""joined":[{rank}]"#));
-        // It gets its state in the step that follows: before that it cannot continue alone.
-        let steps = folder.metrics_log().of_steps("step");
-        let next = steps.last().unwrap() + 2.0;
-        running.wait_for(&format!(r#""event":"step","step":{next},"#));
+        running.go_on(step);
     }
+    running.wait_for_fault("1:forward:33");
     for rank in [0, 1] {
         running.signal_rank(rank, "TERM");
     }
+    running.go_on(33);
     let ended = running.wait();
     assert_eq!(lost(&folder.metrics_log()), [1, 0], "{ended}");
     assert_eq!(

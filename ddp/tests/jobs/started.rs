@@ -1,13 +1,12 @@
 //! Ranks that the program itself starts (`--ranks`): signals, exit codes, restarts. What holds for
 //! all ranks, however they were started, is in the other files.
 
-use crate::support::job::{Ended, Folder, Job, QUICK, all_at_once};
+use crate::support::job::{Ended, Folder, Job, QUICK, STEP_2, all_at_once};
 use crate::support::metrics_log::model_bytes;
 
 /// Steps of some milliseconds, without end.
 pub(crate) const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
                        --log-every 1 --checkpoint-every 0 --threads 1 --out OUT";
-pub(crate) const STEP_2: &str = r#"{"event":"step","step":2,"#;
 
 #[cfg(feature = "mpi")]
 #[test]
@@ -47,9 +46,9 @@ fn a_second_ctrl_c_ends_all_at_once_with_130() {
     let folder = Folder::new("started-twice");
     let job = folder.started(2, ENDLESS);
     let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
-    running.wait_for(STEP_2);
+    running.wait_for_fault("1:forward:3");
     running.signal("INT");
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    running.wait_for_said("Ctrl-C: finishing this step");
     assert!(running.goes_on(), "the first only asks");
     running.signal("INT");
     let ended = running.wait();
@@ -63,8 +62,8 @@ fn a_second_ctrl_c_ends_all_at_once_with_130() {
 fn a_rank_that_does_not_save_in_time_is_killed_and_named() {
     let folder = Folder::new("started-grace");
     let job = folder.started(2, &format!("{ENDLESS} --grace-s 1"));
-    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:stop").start();
-    running.wait_for(STEP_2);
+    let running = job.env("DDP_TEST_FAULT", "1:forward:3:stop").start();
+    running.wait_for_fault("1:forward:3");
     running.signal("TERM");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(143), "{ended}");
@@ -96,9 +95,11 @@ pub(crate) fn start_again_after_a_kill(name: &str, job: impl Fn(&Folder, &str) -
     let words = words.replace("--checkpoint-every 0", "--checkpoint-every 1");
     let [whole, again] = ["whole", "again"].map(|end| Folder::new(&format!("{name}-{end}")));
     whole.started(2, &words).run().assert_well();
-    let mut running = job(&again, &format!("{words} --restarts 1")).start();
-    running.wait_for(STEP_2);
+    let job = job(&again, &format!("{words} --restarts 1"));
+    let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();
+    running.wait_for_fault("0:forward:20");
     running.signal_rank(1, "KILL");
+    running.go_on(20);
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
     let told = "ddp-train: the job ended with 137: starting again with --resume auto (1 of 1)";

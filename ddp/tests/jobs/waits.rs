@@ -10,11 +10,12 @@ use crate::made::npy;
 use crate::support::job::{Ended, Folder, QUICK, all_at_once};
 #[cfg(feature = "mpi")]
 use crate::support::job::{host, program};
+use crate::support::processes::look_again_soon;
 
 /// How long ranks wait for one that shows no progress.
-const TIMEOUT_S: u64 = 3;
-/// How much later the job may be over: `mpirun` takes up to two seconds to end a stopped rank.
-const LATER: Duration = Duration::from_secs(9);
+const TIMEOUT_S: u64 = 5;
+/// How much later the job may be over: the end of patience.
+const LATER: Duration = Duration::from_secs(60);
 
 /// Stops rank `rank` of three so long after it was started, and waits for the end. Returns it, and
 /// whether the job was over before the rank was.
@@ -24,8 +25,10 @@ fn stopped_after(delay: Duration, rank: usize) -> (Ended, bool) {
     let mut running = folder.ranks(3, &words).start();
     let is_there = |ranks: Vec<(usize, u32)>| ranks.iter().any(|(number, _)| *number == rank);
     while !is_there(running.ranks()) && running.goes_on() {
+        // Sleep: a moment, since each millisecond of what follows is another place to stop.
         std::thread::sleep(Duration::from_millis(1));
     }
+    // Sleep: any moment will do.
     std::thread::sleep(delay);
     running.signal_rank(rank, "STOP");
     let (stopped_at, mut was_late) = (Instant::now(), false);
@@ -37,6 +40,7 @@ fn stopped_after(delay: Duration, rank: usize) -> (Ended, bool) {
             break;
         }
         if ranks.iter().all(|(number, _)| *number == rank) && !was_late {
+            // Sleep: so long may it take to end.
             std::thread::sleep(Duration::from_secs(1));
             let log = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
             let is_done = log.is_ok_and(|log| log.contains(r#""exit_code":0"#));
@@ -45,7 +49,7 @@ fn stopped_after(delay: Duration, rank: usize) -> (Ended, bool) {
         }
         let limit = Duration::from_secs(TIMEOUT_S) + LATER;
         assert!(stopped_at.elapsed() < limit, "it continues: {ranks:?}");
-        std::thread::sleep(Duration::from_millis(20));
+        look_again_soon();
     }
     (running.wait(), was_late)
 }

@@ -1,8 +1,9 @@
 //! Starts `ddp-train` and reports how it ended.
 //!
 //! Every job has a mark in the environment of all its processes: that identifies them, whoever
-//! their parent is. After each job no process of it may be left, and
-//! nothing in /dev/shm.
+//! their parent is. After each job no process of it may be left, and nothing in /dev/shm. Waits
+//! here look for what they wait for, fail with the job's output when it ends before that, and have
+//! no limit but patience.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,16 @@ use crate::support::metrics_log::MetricsLog;
 use crate::support::processes::*;
 use crate::support::random::mixed;
 
-/// How long a job may take to end after a fault, as this project promises.
-pub(crate) const END_MAX: Duration = Duration::from_secs(5);
-/// Longer than any job here takes on a busy machine: one that hangs is ended, and its test fails.
-const RUN_MAX: Duration = Duration::from_secs(120);
-/// How long a launcher whose ranks are gone may wait for its lock.
+/// The end of patience, longer than any job here takes on a busy machine: one that hangs is ended,
+/// and its test fails. No measure.
+const RUN_MAX: Duration = Duration::from_secs(300);
+/// A `--timeout-s` for failures that need no timeout to be noticed: patience ends before it does.
+pub(crate) const FAR: &str = "--timeout-s 3600";
+/// How long a launcher whose ranks are gone may wait for its lock: what it deadlocks on has no end.
 const LOCKED_MAX: Duration = Duration::from_secs(5);
+
+/// The end of step 2 in the metrics log.
+pub(crate) const STEP_2: &str = r#"{"event":"step","step":2,"#;
 
 /// A run that is quick: 8 steps. The word OUT becomes the folder of the run.
 pub(crate) const QUICK: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 1 --out OUT";
@@ -67,7 +72,7 @@ impl Folder {
 
     /// One process, with these arguments.
     pub(crate) fn alone(&self, words: &str) -> Job {
-        self.job(hearing_ctrl_c(), words, false)
+        self.job(Command::new(program()), words, false)
     }
 
     /// One process that a shell becomes after `before`.
@@ -88,7 +93,8 @@ impl Folder {
 
     /// Ranks that the program itself starts.
     pub(crate) fn started(&self, count: usize, words: &str) -> Job {
-        self.job(hearing_ctrl_c(), &format!("{words} --ranks {count}"), true)
+        let words = format!("{words} --ranks {count}");
+        self.job(Command::new(program()), &words, true)
     }
 
     /// Ranks that the program starts on hosts, as in `--hosts a:2,b:1`, which are names of this
@@ -101,7 +107,7 @@ impl Folder {
                  export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' DDP_TEST_HOST=$host\nexec sh -c \"$*\""
             ),
         );
-        let job = self.job(hearing_ctrl_c(), &format!("{words} {hosts}"), true);
+        let job = self.job(Command::new(program()), &format!("{words} {hosts}"), true);
         job.env("DDP_SSH", ssh.to_str().expect("the folder's name is UTF-8"))
     }
 
@@ -223,7 +229,9 @@ impl Folder {
     }
 
     fn job(&self, mut command: Command, words: &str, of_ranks: bool) -> Job {
-        command.args(self.words(words)).current_dir(&self.0);
+        command.args(self.words(words));
+        let mut command = hearing_all_signals(command);
+        command.current_dir(&self.0);
         // What these tests were started under is not what their jobs are started under.
         let others = [
             "SLURM_",
@@ -319,17 +327,46 @@ pub(crate) struct Job {
     of_ranks: bool,
 }
 
-/// A job that runs.
+/// A job that runs. Dropped before it has ended, it is killed, with all that it started.
 pub(crate) struct Running {
-    child: Child,
-    said: [JoinHandle<String>; 2],
+    child: Mutex<Child>,
+    /// Of the process that was started: of ranks, of their launcher.
+    pid: u32,
+    said: [Said; 2],
     folder: PathBuf,
     /// What the environment of its processes has.
     mark: String,
     shared_before: BTreeSet<String>,
-    after_step_2: Option<Instant>,
-    _turn: Option<Turn>,
+    /// Whether nothing of it is left.
+    is_over: bool,
+    turn: Option<Turn>,
     _sessions: Folder,
+}
+
+/// What a job has printed so far, and the thread that reads it.
+struct Said {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Said {
+    fn of(pipe: Option<impl Read + Send + 'static>) -> Said {
+        let bytes = Arc::<Mutex<Vec<u8>>>::default();
+        let (mut pipe, all) = (pipe.expect("it is a pipe"), Arc::clone(&bytes));
+        let reader = std::thread::spawn(move || {
+            let mut part = [0; 1 << 16];
+            while let Ok(count @ 1..) = pipe.read(&mut part) {
+                let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                all.extend_from_slice(&part[..count]);
+            }
+        });
+        Said { bytes, reader }
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 /// A job that has ended.
@@ -337,9 +374,6 @@ pub(crate) struct Ended {
     status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// The time from step 2, once it is in the metrics log, until all processes were gone; a fault
-    /// in step 3 came later.
-    pub(crate) after_step_2: Option<Duration>,
 }
 
 impl Job {
@@ -378,21 +412,16 @@ impl Job {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = piped.spawn().unwrap_or_else(|error| {
-            let name = self.command.get_program().display();
-            panic!(
-                "cannot start {name}: {error}. These tests need mpirun while the feature mpi is on"
-            )
-        });
-        let said = [reader(child.stdout.take()), reader(child.stderr.take())];
+        let mut child = piped.spawn().expect("there is a program env");
         Running {
-            child,
-            said,
+            said: [Said::of(child.stdout.take()), Said::of(child.stderr.take())],
+            pid: child.id(),
+            child: Mutex::new(child),
             folder: self.folder,
             mark,
             shared_before,
-            after_step_2: None,
-            _turn: turn,
+            is_over: false,
+            turn,
             _sessions: sessions,
         }
     }
@@ -404,71 +433,106 @@ impl Job {
     }
 }
 
-fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        _ = pipe.expect("it is a pipe").read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
 impl Running {
-    /// Whether step 2 is in the metrics log.
-    fn has_taken_step_2(&self) -> bool {
-        let log =
-            std::fs::read_to_string(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
-        log.contains(r#"{"event":"step","step":2,"#)
-    }
-
-    fn look_for_step_2(&mut self) {
-        if self.after_step_2.is_none() && self.has_taken_step_2() {
-            self.after_step_2 = Some(Instant::now());
+    /// Waits until `is_so`. Fails with the job's output if the job ends before that.
+    #[track_caller]
+    fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let started = Instant::now();
+        loop {
+            // In this order: what is so when the job ends counts.
+            let status = self.status();
+            if is_so() {
+                return;
+            }
+            if status.is_some() || started.elapsed() > RUN_MAX {
+                let ended = self.end();
+                panic!("waited for {what} until the job had ended, or for {RUN_MAX:?}: {ended}");
+            }
+            look_again_soon();
         }
     }
 
+    /// Waits until step 2 is in the metrics log.
+    #[track_caller]
     pub(crate) fn wait_for_step_2(&self) {
-        let started = Instant::now();
-        while !self.has_taken_step_2() {
-            assert!(started.elapsed() < RUN_MAX, "step 2 does not come");
-            std::thread::sleep(Duration::from_millis(5));
+        self.wait_for_line(STEP_2);
+    }
+
+    /// Waits until there is a line in the metrics log that has `part`.
+    #[track_caller]
+    pub(crate) fn wait_for(&mut self, part: &str) {
+        self.wait_for_line(part);
+    }
+
+    #[track_caller]
+    fn wait_for_line(&self, part: &str) {
+        let log = self.folder.join("out/metrics.jsonl");
+        let text = || std::fs::read_to_string(&log).unwrap_or_default();
+        self.wait_until(part, || text().contains(part));
+    }
+
+    /// Waits until it has printed `part` on standard error.
+    #[track_caller]
+    pub(crate) fn wait_for_said(&self, part: &str) {
+        self.wait_until(part, || self.said[1].text().contains(part));
+    }
+
+    /// Waits until a rank has come to this fault, as in `1:forward:3`, of a kind that lasts.
+    #[track_caller]
+    pub(crate) fn wait_for_fault(&self, at: &str) {
+        self.wait_for_said(&format!("at {at}\n"));
+    }
+
+    /// Waits until it has printed `part` on standard output.
+    #[track_caller]
+    pub(crate) fn wait_for_printed(&self, part: &str) {
+        self.wait_until(part, || self.said[0].text().contains(part));
+    }
+
+    /// Waits until its folder has a file of this name.
+    #[track_caller]
+    pub(crate) fn wait_for_file(&self, name: &str) {
+        let path = self.folder.join(name);
+        self.wait_until(name, || path.exists());
+    }
+
+    /// Waits until rank `rank` has a process that is not `before`. Returns it.
+    #[track_caller]
+    pub(crate) fn wait_for_process(&self, rank: usize, before: Option<u32>) -> u32 {
+        let find = || {
+            let mut all = self.ranks().into_iter();
+            let found = all.find(|it| it.0 == rank && Some(it.1) != before);
+            found.map(|it| it.1)
+        };
+        loop {
+            self.wait_until(&format!("a process of rank {rank}"), || find().is_some());
+            if let Some(pid) = find() {
+                return pid;
+            }
         }
     }
 
-    /// Waits until there is a line in the metrics log that has `part`, or the job is over.
-    pub(crate) fn wait_for(&mut self, part: &str) {
-        let started = Instant::now();
-        let has = |folder: &Path| {
-            std::fs::read_to_string(folder.join("out/metrics.jsonl"))
-                .unwrap_or_default()
-                .contains(part)
-        };
-        while !has(&self.folder)
-            && self
-                .child
-                .try_wait()
-                .expect("it is a child of this process")
-                .is_none()
-        {
-            assert!(started.elapsed() < RUN_MAX, "{part} does not come");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    /// Lets ranks continue that hold at a fault of this step.
+    pub(crate) fn go_on(&self, step: u64) {
+        let path = self.folder.join(format!("go-on-{step}"));
+        std::fs::write(path, "").expect("the folder can be written");
     }
 
     /// Sends a signal such as `TERM` to a rank and waits until it is delivered; without a launcher,
     /// to the process itself. Does nothing if the process has ended.
     pub(crate) fn signal_rank(&self, rank: usize, signal: &str) {
-        let pid = match self._turn {
+        let pid = match self.turn {
             Some(_) => self.ranks().into_iter().find(|(known, _)| *known == rank),
-            None => Some((0, self.child.id())),
+            None => Some((0, self.pid)),
         };
-        if let Some((_, pid)) = pid {
-            send(signal, &[pid]);
-            // Signals that wait together come in any order: the kernel lets the last one in first.
-            let started = Instant::now();
-            while has_pending_signals(pid) && started.elapsed() < Duration::from_secs(10) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        pid.into_iter()
+            .for_each(|(_, pid)| self.deliver(signal, pid));
+    }
+
+    fn deliver(&self, signal: &str, pid: u32) {
+        send(signal, &[pid]);
+        // Signals that wait together come in any order: the kernel lets the last one in first.
+        self.wait_until("the signal's delivery", || !has_pending_signals(pid));
     }
 
     /// Sends a signal to the agents that start ranks on other hosts. How many there are.
@@ -499,32 +563,27 @@ impl Running {
     }
 
     /// Waits until one of its processes has a thread of this name.
+    #[track_caller]
     pub(crate) fn wait_for_thread(&self, name: &str) {
-        let started = Instant::now();
         let has_it = |&pid: &u32| threads_of(pid).iter().any(|thread| thread == name);
-        while !processes_of(&self.mark).iter().any(has_it) {
-            assert!(started.elapsed() < RUN_MAX, "no thread is called {name}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let is_there = || processes_of(&self.mark).iter().any(has_it);
+        self.wait_until(&format!("a thread that is called {name}"), is_there);
     }
 
     /// Waits until all its `ranks` listen to signals that ask to stop.
+    #[track_caller]
     pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
-        let started = Instant::now();
-        while processes_of(&self.mark)
-            .into_iter()
-            .filter(|&pid| catches_usr1(pid))
-            .count()
-            < ranks
-        {
-            assert!(started.elapsed() < RUN_MAX, "{ranks} ranks do not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let listen = || {
+            let all = processes_of(&self.mark).into_iter();
+            all.filter(|&pid| catches_usr1(pid)).count()
+        };
+        self.wait_until("ranks that listen", || listen() >= ranks);
     }
 
-    /// Sends a signal to the process that was started: of ranks to their launcher.
+    /// Sends a signal to the process that was started, of ranks to their launcher, and waits until
+    /// it is delivered.
     pub(crate) fn signal(&self, signal: &str) {
-        send(signal, &[self.child.id()]);
+        self.deliver(signal, self.pid);
     }
 
     /// Sends a signal to all its processes.
@@ -532,17 +591,39 @@ impl Running {
         send(signal, &processes_of(&self.mark));
     }
 
+    /// How the process ended that was started; none while it runs.
+    fn status(&self) -> Option<ExitStatus> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.try_wait().expect("it is a child of this process")
+    }
+
     /// Whether it is not over.
     pub(crate) fn goes_on(&mut self) -> bool {
-        self.child
-            .try_wait()
-            .expect("it is a child of this process")
-            .is_none()
+        self.status().is_none()
     }
 
     /// Ends the process that was started, not those that it started.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("it is a child of this process");
+        kill(&[self.pid]);
+    }
+
+    /// Kills what is left of it. How it ended, and what it has printed.
+    fn end(&self) -> Ended {
+        let is_read = || self.said.iter().all(|said| said.reader.is_finished());
+        let status = loop {
+            let left = processes_of(&self.mark);
+            match self.status().filter(|_| left.is_empty() && is_read()) {
+                Some(status) => break status,
+                None => kill(&left),
+            }
+            look_again_soon();
+        };
+        let [stdout, stderr] = self.said.each_ref().map(Said::text);
+        Ended {
+            status,
+            stdout,
+            stderr,
+        }
     }
 
     #[track_caller]
@@ -550,53 +631,37 @@ impl Running {
         let started = Instant::now();
         let (mut in_time, mut stayed) = (true, String::new());
         let mut last_free = started;
-        let status = loop {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .expect("it is a child of this process")
-            {
-                break status;
-            }
-            self.look_for_step_2();
-            if !(self._turn.is_some() && waits_for_a_lock(self.child.id())) {
+        while self.goes_on() {
+            if !(self.turn.is_some() && waits_for_a_lock(self.pid)) {
                 last_free = Instant::now();
-            } else if last_free.elapsed() > LOCKED_MAX
-                && processes_of(&self.mark) == [self.child.id()]
-            {
+            } else if last_free.elapsed() > LOCKED_MAX && processes_of(&self.mark) == [self.pid] {
                 println!("mpirun waits for its own lock, and its ranks are gone: ending it");
-                kill(&[self.child.id()]);
+                kill(&[self.pid]);
             }
             if started.elapsed() > RUN_MAX && in_time {
                 in_time = false;
-                stayed = processes_of(&self.mark)
-                    .into_iter()
-                    .map(described)
-                    .collect::<Vec<_>>()
-                    .join("\n");
+                let left = processes_of(&self.mark).into_iter().map(described);
+                stayed = left.collect::<Vec<_>>().join("\n");
                 kill(&processes_of(&self.mark));
             }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        self.look_for_step_2();
-        let left = left_behind(&self.mark, END_MAX);
-        let after_step_2 = self.after_step_2.map(|at| at.elapsed());
-        // Else they would hold the pipes open.
-        kill(&left);
-        let [stdout, stderr] = self
-            .said
-            .map(|said| said.join().expect("the reader does not panic"));
-        let ended = Ended {
-            status,
-            stdout,
-            stderr,
-            after_step_2,
-        };
+            look_again_soon();
+        }
+        let left = left_behind(&self.mark);
+        let ended = self.end();
+        self.is_over = true;
         assert!(in_time, "not over after {RUN_MAX:?}: {ended}\n{stayed}");
         assert!(left.is_empty(), "processes {left:?} are left: {ended}");
         let shared = left_in_shared_memory(&self.shared_before);
         assert!(shared.is_empty(), "left in /dev/shm: {shared:?}: {ended}");
         ended
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.end();
+        }
     }
 }
 
@@ -625,23 +690,21 @@ impl Drop for Turn {
     }
 }
 
-/// The program, which hears Ctrl-C and a closed terminal. Processes that a script starts in the
-/// background ignore the one, under nohup the other, and their children inherit that. Under a
-/// launcher ranks always receive both.
-fn hearing_ctrl_c() -> Command {
-    const SIGNALS: [(u32, &str); 3] = [(1, "HUP"), (2, "INT"), (3, "QUIT")];
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status
-        .lines()
-        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    let is_ignored = |number: u32| ignored.is_some_and(|set| set & (1 << (number - 1)) != 0);
-    if !SIGNALS.iter().any(|&(number, _)| is_ignored(number)) {
-        return Command::new(program());
+/// The command, which hears all signals. Processes that a script starts in the background ignore
+/// Ctrl-C, under nohup a closed terminal, and children inherit that.
+fn hearing_all_signals(command: Command) -> Command {
+    let mut hearing = Command::new("/usr/bin/env");
+    hearing
+        .arg("--default-signal")
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => hearing.env(name, value),
+            None => hearing.env_remove(name),
+        };
     }
-    let mut command = Command::new("env");
-    let options = SIGNALS.map(|(_, name)| format!("--default-signal={name}"));
-    command.args(options).arg(program());
-    command
+    hearing
 }
 
 impl Ended {
@@ -704,6 +767,16 @@ pub(crate) fn all_at_once<C: Send>(cases: impl IntoIterator<Item = C>, check: im
     });
 }
 
+/// A port that is free, and not one of those that the system gives to whoever asks for any.
+pub(crate) fn free_port() -> u16 {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let first = std::process::id() as usize * 64;
+    let ports = std::iter::repeat_with(|| first + ASKED.fetch_add(1, Ordering::Relaxed));
+    let mut ports = ports.map(|number| 10_000 + (number % 20_000) as u16);
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.find(is_free).expect("it goes on for ever")
+}
+
 /// What the name of a host is.
 pub(crate) fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -712,11 +785,13 @@ pub(crate) fn host() -> String {
         .to_string()
 }
 
-/// Kills random ranks at random times, up to `most` apart, until the job is over. How many.
+/// Kills random ranks at random times, up to `most` apart, until the job is over, but only so
+/// often that no rank is given up: that is after ten ends in a row. How often.
 pub(crate) fn kill_ranks(running: &mut Running, seed: u64, most: Duration) -> u64 {
+    const KILLS_MAX: u64 = 8;
     let mut kills = 0;
-    while running.goes_on() {
-        std::thread::sleep(most.mul_f64(mixed(seed, 2 * kills) as f64 / u64::MAX as f64));
+    while running.goes_on() && kills < KILLS_MAX {
+        at_random(seed, 2 * kills, most);
         let ranks = running.ranks();
         if !ranks.is_empty() {
             let (rank, _) = ranks[mixed(seed, 2 * kills + 1) as usize % ranks.len()];

@@ -5,6 +5,32 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::random::mixed;
+
+/// The end of patience for what happens soon.
+const SOON_MAX: Duration = Duration::from_secs(60);
+
+/// Between two looks at what a test waits for. Often enough for what takes tens of milliseconds,
+/// and seldom enough to leave the cores to the job.
+pub(crate) fn look_again_soon() {
+    // Sleep: what is waited for is looked at.
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+/// Lets a random time pass, up to `most`, before a test disturbs a job: what it asserts holds
+/// whenever that is.
+pub(crate) fn at_random(seed: u64, index: u64, most: Duration) {
+    // Sleep: any moment will do.
+    std::thread::sleep(most.mul_f64(mixed(seed, index) as f64 / u64::MAX as f64));
+}
+
+/// Lets a time pass in which nothing may happen. Too short a time cannot fail a test, only make it
+/// miss something.
+pub(crate) fn while_nothing_happens(time: Duration) {
+    // Sleep: nothing is waited for.
+    std::thread::sleep(time);
+}
+
 /// The processes that have `mark` in their environment. Zombies have no environment.
 pub(super) fn processes_of(mark: &str) -> Vec<u32> {
     let mark = mark.as_bytes();
@@ -51,15 +77,15 @@ pub(super) fn threads_of(pid: u32) -> Vec<String> {
     threads.iter().map(name).collect()
 }
 
-/// The processes that stay: those that are not gone after `wait_max`.
-pub(super) fn left_behind(mark: &str, wait_max: Duration) -> Vec<u32> {
+/// The processes that stay.
+pub(super) fn left_behind(mark: &str) -> Vec<u32> {
     let started = Instant::now();
     loop {
         let left = processes_of(mark);
-        if left.is_empty() || started.elapsed() > wait_max {
+        if left.is_empty() || started.elapsed() > SOON_MAX {
             return left;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        look_again_soon();
     }
 }
 
@@ -76,10 +102,14 @@ pub(super) fn send(signal: &str, pids: &[u32]) {
     }
 }
 
-/// Whether a process has pending signals. A process that is gone or a zombie counts as having none.
+/// Whether a process has pending signals. A process that is gone, a zombie or stopped counts as
+/// having none.
 pub(super) fn has_pending_signals(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    if status.contains("\nState:\tZ") {
+    if ["Z", "T"]
+        .iter()
+        .any(|state| status.contains(&format!("\nState:\t{state}")))
+    {
         return false;
     }
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
@@ -114,10 +144,10 @@ pub(super) fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
             .filter(|name| !name.starts_with("ddp-fuzz-"))
             .filter(|name| !is_in_use(&format!("/dev/shm/{name}")))
             .collect();
-        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
+        if left.is_empty() || started.elapsed() > SOON_MAX {
             return left;
         }
-        std::thread::sleep(Duration::from_millis(50));
+        look_again_soon();
     }
 }
 

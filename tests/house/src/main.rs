@@ -9,6 +9,7 @@ mod packages;
 mod rooms;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::fs;
 use std::path::Path;
@@ -23,6 +24,7 @@ comments         lines with comments over 100 columns
 rooms            which crate uses which; where unsafe, cudarc and mpi are
 operations       prints docs/operations.md, the table of all operations
 lines            code lines of each crate, without blanks, comments and tests
+waits            sleeps and short limits of time in tests
 all              all of these, against tests/house/limits.toml";
 
 /// Crates whose top-level modules may be a circle, of which only the files are checked: the objects
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
             true
         }),
         "lines" => check_lines(usize::MAX),
+        "waits" => check_waits(0),
         "all" => check_all(),
         _ => {
             eprintln!("{USAGE}");
@@ -85,7 +88,8 @@ fn check_all() -> Outcome {
     let rooms = check_rooms()?;
     let operations = operations::check()?;
     let lines = check_lines(number("code_lines_max")?)?;
-    Ok(acyclic && comments && rooms && operations && lines)
+    let waits = check_waits(number("sleeps_max")?)?;
+    Ok(acyclic && comments && rooms && operations && lines && waits)
 }
 
 fn check_cycles(packages: &[packages::Package]) -> Outcome {
@@ -131,6 +135,29 @@ fn check_comments(limit: usize) -> Outcome {
         println!("{}", shown.join("\n"));
     }
     Ok(count <= limit)
+}
+
+fn check_waits(sleeps_max: usize) -> Outcome {
+    let (mut sleeps, mut limits) = (Vec::new(), Vec::new());
+    for path in lines::sources(Path::new("."), &["rs"]) {
+        let text = fs::read_to_string(&path)
+            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let path = path.strip_prefix(".").unwrap_or(&path);
+        let found = waits::of(path, &text);
+        let shown = |line| format!("{}:{line}", path.display());
+        sleeps.extend(found.sleeps.into_iter().map(shown));
+        limits.extend(found.limits.into_iter().map(shown));
+    }
+    println!(
+        "sleeps in tests without a reason: {}, at most {sleeps_max}; limits of time under 60 s: {}",
+        sleeps.len(),
+        limits.len()
+    );
+    if sleeps.len() > sleeps_max {
+        println!("{}", sleeps.join("\n"));
+    }
+    println!("{}", limits.join("\n"));
+    Ok(sleeps.len() <= sleeps_max && limits.is_empty())
 }
 
 fn check_rooms() -> Outcome {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::cycles::cycles;
 use crate::edges::Parts;
 use crate::lines::{code_lines, lines, long_comments};
+use crate::waits;
 
 /// A temporary folder with these files; removed when dropped.
 struct Folder(PathBuf);
@@ -274,4 +275,20 @@ fn a_comment_has_at_most_100_columns() {
     let long = "x".repeat(98);
     let text = format!("// {long}\n//{long}\nlet s = \"{long}\";\nlet x = 1; // {long}\n");
     assert_eq!(long_comments(&text), [1, 4]);
+}
+
+#[test]
+fn sleeps_without_a_reason_and_short_limits_are_found_in_tests_only() {
+    let sleeps = "fn f() {\n    std::thread::sleep(LONG);\n    // Sleep: it is seldom.\n    // Really.\n    std::thread::sleep(LONG);\n}\n";
+    let of = |path: &str, text: &str| {
+        let found = waits::of(std::path::Path::new(path), text);
+        (found.sleeps, found.limits)
+    };
+    assert_eq!(of("ddp/tests/jobs/a.rs", sleeps), (vec![2], vec![]));
+    assert_eq!(of("comm/src/a/tests.rs", sleeps), (vec![2], vec![]));
+    assert_eq!(of("tests/simcuda/src/a.rs", sleeps), (vec![], vec![]));
+    let in_module = format!("#[cfg(test)]\nmod tests {{\n{sleeps}}}\n");
+    assert_eq!(of("comm/src/a.rs", &in_module), (vec![4], vec![]));
+    let limits = "assert!(\n    began.elapsed()\n        < std::time::Duration::from_secs(5)\n);\nassert!(began.elapsed() <= Duration::from_millis(60_000));\n";
+    assert_eq!(of("comm/tests/a.rs", limits), (vec![], vec![2]));
 }

@@ -39,7 +39,7 @@ fn a_sleeper_is_woken_long_before_its_sleep_is_over() {
         sleeper.join().unwrap()
     });
     assert!(
-        slept.0 < Duration::from_secs(5) && slept.1 < 10,
+        slept.0 < Duration::from_secs(60) && slept.1 < 10,
         "{slept:?}"
     );
     assert_eq!(sleepers.into_inner(), 0);
@@ -54,6 +54,6 @@ fn a_sleep_ends_by_itself() {
     };
     let started = Instant::now();
     counter.sleep(1, Duration::from_secs(3600));
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(60));
     assert!(!counter.spin(1, Duration::from_micros(5)));
 }

@@ -23,6 +23,15 @@ fn call(address: SocketAddr, pass: &Pass, limit: Duration) -> Result<Joined> {
     connect(0, || vec![address], "there", pass, 1 << 16, limit)
 }
 
+/// Answers whoever calls until `is_done`.
+fn serve(guests: &mut Guests, expected: &[usize], is_done: impl Fn(&Guests) -> bool) {
+    while !is_done(guests) {
+        guests.accept();
+        guests.talk(expected).unwrap();
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
     let (mut guests, address) = host(Some("secret"));
@@ -68,6 +77,7 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
     ] {
         let (mut guests, address) = host(ours);
         let caller = std::thread::spawn(move || call(address, &pass(1, theirs), LONG));
+        serve(&mut guests, &[1], |_| caller.is_finished());
         let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
         let text = gathered.unwrap_err().to_string();
         assert!(
@@ -88,6 +98,7 @@ fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
         let other = Pass::new("job of two", Secret::new(None), 1, 2);
         call(address, &other, Duration::from_secs(1))
     });
+    serve(&mut guests, &[1], |guests| !guests.notes.is_empty());
     let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
     // From now on the port refuses connections, which is not the reason.
     drop(guests);
@@ -107,7 +118,9 @@ fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
     let callers = [7, 1, 1].map(|rank| {
         std::thread::spawn(move || call(address, &pass(rank, None), Duration::from_millis(300)))
     });
-    let gathered = guests.gather(&[1, 2], Duration::from_millis(800), "here");
+    let are_answered = |_: &Guests| callers.iter().all(|caller| caller.is_finished());
+    serve(&mut guests, &[1, 2], are_answered);
+    let gathered = guests.gather(&[1, 2], Duration::from_millis(50), "here");
     let text = gathered.unwrap_err().to_string();
     assert!(text.contains("rank 2 did not come"), "{text}");
     assert!(text.contains("it says that it is rank 7"), "{text}");

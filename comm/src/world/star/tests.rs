@@ -138,15 +138,19 @@ fn meetings(timeout: Duration) -> Meetings {
 
 #[test]
 fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
-    let at = meetings(Duration::from_millis(1500));
+    let at = meetings(Duration::from_secs(3));
     let at = Meetings { size: 3, ..at };
-    let began = std::time::Instant::now();
+    let patient = Meetings {
+        timeout: Duration::from_secs(600),
+        listener: at.listener.try_clone().unwrap(),
+        roster: Arc::clone(&at.roster),
+        ..at
+    };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| meets(0, (1, "a"), &at));
-        drop(meets(1, (1, "a"), &at).unwrap());
+        let first = scope.spawn(|| meets(0, (1, "a"), &patient));
+        drop(meets(1, (1, "a"), &patient).unwrap());
         let error = first.join().unwrap().unwrap_err();
         assert!(error.is_rank_lost(), "{error}");
-        assert!(began.elapsed() < at.timeout);
         let first = scope.spawn(|| meets(0, (1, "a"), &at));
         let _second = meets(1, (1, "a"), &at).unwrap();
         let error = first.join().unwrap().unwrap_err();

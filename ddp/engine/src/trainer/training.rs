@@ -241,6 +241,8 @@ impl Trainer<'_> {
         if number == self.run.plan.steps {
             return Ok(true);
         }
+        let (world, is_full) = (self.world, self.world.size() == self.world.ranks_max());
+        faults::await_newcomer(number, || is_full || world.has_newcomers());
         let evaluates = is_multiple(self.run.plan.eval_every);
         if evaluates && self.kept.totals.evaluated != number {
             self.evaluate(number)?;

@@ -155,12 +155,12 @@ fn a_slow_rank_keeps_the_other_waiting() {
     let test = name!(a_slow_rank_keeps_the_other_waiting);
     let ended = twice(
         test,
-        "rank0:nccl@2=slow(300000000)",
+        "rank0:nccl@2=slow(3000000000)",
         |own, comm, stream, to| {
             let begin = Instant::now();
             assert_eq!(cuStreamSynchronize(stream), SUCCESS);
             let waited = begin.elapsed();
-            // Both began within some 100 ms of each other.
+            // Both began within less than three seconds of each other.
             assert!(
                 waited > Duration::from_millis(200),
                 "rank {}: {waited:?}",
