@@ -1,7 +1,6 @@
 //! Ranks that are threads of one process, each with its own GPU, real or simulated
 //! (`launch/with-simulated-gpus 4`). If there are too few, each test says so.
 
-use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,8 +30,7 @@ fn ranks<R: Send>(
         } else {
             format!("{size} CUDA devices are needed")
         };
-        // Past the harness, which hides the output of passing tests.
-        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        ddp_slice::skip(&why);
         return None;
     }
     let _turn = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Longer than any wait here takes on a busy machine.
 const WAIT_MAX: Duration = Duration::from_secs(100);
 /// Steps of a run: enough to be killed among them.
-const STEPS: u64 = 3000;
+const STEPS: u64 = 1200;
 
 /// An example, which `cargo test` has built beside this test.
 fn program(name: &str) -> Command {

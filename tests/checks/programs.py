@@ -9,24 +9,28 @@ from steps import Failure, command
 ROOT = os.getcwd()
 # The one set of features that everything is built with.
 FEATURES = ["--features", "ddp/parquet"]
-# Clippy compiles this repository's crates, which costs next to nothing; a check of its own would read
-# every crate again. The variables are those that `cargo clippy` sets for `cargo check`. What clippy
-# compiles lacks rustc's checks for null and misaligned pointers; --long runs tests with them.
-BY_CLIPPY = {"RUSTC_WORKSPACE_WRAPPER": "clippy-driver", "CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
+# The variables that `cargo clippy` sets for `cargo check`, with a compiler that is clippy.
+BY_CLIPPY = {"RUSTC_WORKSPACE_WRAPPER": f"{ROOT}/tests/checks/compiler", "CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Programs that have a step to themselves, because they take long.
 SLOW = ["jobs", "mpirun"]
+# Programs whose tests all need GPUs: they run on simulated ones.
+NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
+# What runs first; unit tests of libraries are built meanwhile.
+ALL = ["build", "--all-targets"]
+RUN_FIRST = ["build", "--lib", "--bins", "--examples", "--test=*", "--bench=*"]
+UNIT_TESTS = ["test", "--no-run", "--lib", "--bins"]
 
 
 class Programs:
-    """The test programs: tuples of package (a folder), target and file."""
+    """The test programs: lists of package (a folder), target and file."""
 
     def __init__(self, listing):
         self.listing = listing
-        self.all = []
+        self.all, self.unit = [], []
 
-    def build(self):
-        """Builds everything that runs, and lists the test programs in a file."""
-        words = ["cargo", "build", "--workspace", "--all-targets", *FEATURES, "--locked", "--message-format=json-render-diagnostics"]
+    def build(self, targets=ALL):
+        """Builds some targets of all packages, and lists the test programs in a file; unit tests come last."""
+        words = ["cargo", *targets, "--workspace", *FEATURES, "--locked", "--message-format=json-render-diagnostics"]
         built = command(*words, env={**os.environ, **BY_CLIPPY}, stdout=subprocess.PIPE, text=True)
         found = []
         for message in map(json.loads, built.stdout.splitlines()):
@@ -35,32 +39,34 @@ class Programs:
                 package = os.path.relpath(os.path.dirname(message["manifest_path"]))
                 found.append((package, message["target"]["name"], message["executable"]))
         with open(self.listing, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(self.all + found, file)
         print(f"    {len(found)} test programs")
 
     def load(self):
+        """What another process has built. What comes in addition is unit tests."""
+        others = self.all
         with open(self.listing, encoding="utf-8") as file:
             self.all = json.load(file)
-
-    def packages(self):
-        return sorted({package for package, _, _ in self.all})
+        self.unit = self.all[len(others) :] if others else []
 
     def slow(self):
-        return [(package, target) for package, target, _ in self.all if target in SLOW]
+        return [(it[0], it[1]) for it in self.all if it[1] in SLOW]
 
     def file(self, package, target):
-        return next(file for known, name, file in self.all if (known, name) == (package, target))
+        return next(it[2] for it in self.all if (it[0], it[1]) == (package, target))
 
-    def of_package(self, package):
-        self._run([it for it in self.all if it[0] == package and it[1] not in SLOW], None, [])
+    def others(self):
+        """Tests on the CPU that have no step to themselves, by package."""
+        chosen = [it for it in self.all if it not in self.unit and it[1] not in SLOW + NEED_GPUS]
+        return {package: [it for it in chosen if it[0] == package] for package in sorted({it[0] for it in chosen})}
 
     def one(self, package, target, *arguments):
-        self._run([it for it in self.all if it[:2] == [package, target]], None, arguments)
+        self.run([it for it in self.all if it[:2] == [package, target]], None, arguments)
 
     def on_gpus(self, devices, targets, *arguments, package=None):
         """Those with these names, of one package or any, on simulated GPUs."""
         chosen = [it for it in self.all if it[1] in targets.split() and package in (None, it[0])]
-        self._run(chosen, devices, arguments)
+        self.run(chosen, devices, arguments)
 
     def some_on_gpus(self, package, devices, parts, part, *arguments):
         """Every PARTS-th test of one package's `cuda`."""
@@ -70,7 +76,7 @@ class Programs:
         self.on_gpus(devices, "cuda", "--exact", *names[(part - 1) % parts :: parts], package=package)
 
     @staticmethod
-    def _run(chosen, devices, arguments):
+    def run(chosen, devices=None, arguments=()):
         """As cargo does, in the package's folder."""
         if not chosen:
             raise Failure("no test program is called that")

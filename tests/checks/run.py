@@ -9,12 +9,15 @@ import sys
 import zlib
 
 import examples
-from programs import BY_CLIPPY, FEATURES, Programs
+from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Programs
 from steps import Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
-# Their tests of time limits and speed, which run when all else has ended, side by side: they mostly wait.
-TIMED = ["faults::", "benches::"]
+# Seconds of CPU on a Zen 3, as the table at the end of a run says: of the build, and of all that follows.
+BUILD_S, CHECKS_S = 420, 700
+UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
+# Other orders of the work that CUDA leaves open.
+ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
 # What takes long: ranks, and the waits and orders of trainings.
 WITHOUT_RANKS = [word for name in "ranks zero split jobs timeline waits orders".split() for word in ("--skip", f"{name}::")]
 IN_RELEASE = ["cargo", "test", "--workspace", "--release", "--tests"]
@@ -31,48 +34,73 @@ class Checks:
         self.examples = [example for example in examples.names() if name in ("", example)]
 
     def selected(self, check, count):
-        """The number, below `count`, that the slice selects for a check; all numbers with --long."""
+        """The number, below `count`, that the slice selects for a check; all numbers with --long. Numbers of commits
+        select one after the other, so that `count` commits in a row select all; hashes select at random."""
         which = os.environ["DDP_TEST_SLICE"]
-        return list(range(count)) if which == "all" else [zlib.crc32(f"{which}/{check}".encode()) % count]
+        if which == "all":
+            return list(range(count))
+        first = int(which) if which.isdecimal() else 0
+        return [(first + zlib.crc32(check.encode() if which.isdecimal() else f"{which}/{check}".encode())) % count]
+
+    def expected(self):
+        """About how long it will take."""
+        is_built = os.path.exists(f"{self.built}/ddp-train")
+        seconds = (CHECKS_S + (0 if is_built else BUILD_S)) / CORES
+        return f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')}" + " and what changed is built" * is_built
 
     def run_all(self):
         steps, beside = self.steps, self.steps.beside
-        steps.need("formatting", ["cargo", "fmt", "--all", "--check"])
-        steps.need("build and clippy", self.programs.build)
+        print(f"expected: {'hours' if self.is_long else self.expected()}", flush=True)
+        beside("packages for several hosts and Slurm", install, waits=True)
+        beside("formatting", ["cargo", "fmt", "--all", "--check"])
+        steps.need("build and clippy", self.programs.build, RUN_FIRST)
         self.programs.load()
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
-        # How the ranks of most jobs are started: the slice selects it. --long tries the other way, too.
-        os.environ["DDP_TEST_LAUNCHER"] = "own" if 0 in self.selected("launcher", 2) else "mpirun"
-        beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
-        beside("lock files of the fuzz targets", fuzz_locks)
-        # What takes longest, and what mostly waits, comes first.
-        launchers = ["slurm"] * (self.is_long or shutil.which("slurmctld") is not None) + ["kubernetes", "gpu-check"]
-        beside(f"tests/launch: {' '.join(launchers)}", ["tests/launch/run", *launchers])
-        beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
+        # Of properties, whose cases are random: four runs try as many as one would by default.
+        os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
+        # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
+        # slice of the jobs' cases is run in both ways. --long tries the other way, too.
+        turn = self.selected("launcher", 20)[0]
+        os.environ["DDP_TEST_LAUNCHER"] = ["own", "mpirun"][(turn + turn // 10) % 2]
+        # Beside the tests, one after the other: cargo has a lock.
+        # The simulator's take two minutes of CPU: they have their turn, and run where the last commit changed it.
+        with_simulator = 9 in self.selected("ways", 10) or changed("tests/simcuda")
+        left_out = [] if with_simulator else ["--exclude", "ddp-simcuda"]
+        beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
+        beside("documentation", documentation, waits=True)
+        # What mostly waits comes first, then what takes longest.
+        steps.wait_for("packages for several hosts and Slurm")
+        beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
+        beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
+        for which in self.selected("hosts", 3):
+            beside(f"tests/hosts, part {which + 1} of 3", ["tests/hosts/run", f"{which + 1}/3"], waits=True)
         for package, target in self.programs.slow():
-            untimed = [f"--skip={name}" for name in TIMED]
-            beside(f"tests of {package}: {target}", self.programs.one, package, target, *untimed)
+            beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::")
         self.on_simulated_gpus()
-        for package in self.programs.packages():
-            beside(f"tests of {package}", self.programs.of_package, package)
         for which in self.selected("documents", 2):
             beside(f"the commands of README.md and docs/, part {which + 1} of 2", ["tests/readme/run", self.built, f"{which + 1}/2"])
-        for which in self.selected("hosts", 2):
-            beside(f"tests/hosts, part {which + 1} of 2", ["tests/hosts/run", f"{which + 1}/2"])
-        beside("tests/report", ["tests/report/run"])
+        for which in self.selected("report", 2):
+            beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
         beside("examples", self.run_examples)
         # The gates are for sm_90; in half of the commits the slice selects another one, --long takes all.
         architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which // 2] for which in self.selected("architectures", 6) if self.is_long or which % 2 == 0)])
         beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
-        beside("documentation", documentation)
-        if 0 in self.selected("clippy without MPI", 2):
-            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"
-            beside("clippy, without MPI", words.split())
-        steps.wait_for_all()
-        for package, target in self.programs.slow():
-            env = {"RUST_TEST_THREADS": str(CORES)}
-            beside(f"tests of {package}: {target}, timed", self.programs.one, package, target, *TIMED, env=env)
+        beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
+        for package, programs in self.programs.others().items():
+            beside(f"tests of {package}", self.programs.run, programs)
+        beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
+        beside("lock files of the fuzz targets", fuzz_locks)
+        beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
+        steps.wait_for(UNIT_TESTS_BUILT)
+        self.programs.load()
+        for package in sorted({it[0] for it in self.programs.unit}):
+            beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
+        beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
+        if glob.glob("/dev/nvidia[0-9]*"):
+            beside("tests on real GPUs", self.programs.on_gpus, None, " ".join(NEED_GPUS))
+        else:
+            steps.skip("tests on real GPUs", "this machine has none (launch/gpu-check is for those that have)")
         steps.wait_for_all()
         if self.is_long:
             self.run_long()
@@ -87,10 +115,18 @@ class Checks:
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        for which in self.selected("trainer", 6):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 6", some, "ddp", 2, 6, which, *apart)
         # Every kernel, in every commit: each case of a test is run on one of the GPUs.
         beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
+        for which in self.selected("trainer", 10):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
+        for which in self.selected("ranks", 4):
+            what = ["ranks::", "zero::", "split", "golden::four"]
+            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 4", some, "ddp", 4, 4, which, *what)
+        beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
+        targets = "transfers warnings faults planted waits"
+        beside("transfers, faults, planted bugs and waits, 2 simulated GPUs", on_gpus, 2, targets)
+        beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::")
+        beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads")
         which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"
         mutants = ["tests/mutants/run", "kernels", self.programs.file("kernels", "cuda"), which, "1"]
         beside(f"wrong kernels are found, {which} of tests/mutants", mutants)
@@ -98,31 +134,37 @@ class Checks:
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
-        for which in self.selected("ranks", 2):
-            what = ["ranks::", "zero::", "split", "golden::four"]
-            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 2", some, "ddp", 4, 2, which, *what)
-        beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
-        targets = "transfers warnings faults planted waits"
-        beside("transfers, faults, planted bugs and waits, 2 simulated GPUs", on_gpus, 2, targets)
-        beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::")
-        beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads")
-        no_peer = {"SIMCUDA_NO_PEER": "1"}
-        beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env=no_peer)
-        for which in self.selected("second pass", 30):
-            self.operations_again(["kernels", "ddp"][which % 2], which // 10, which // 2 % 5)
-        beside("operations, 1 simulated GPU, every access followed", self.every_access, env={"SIMCUDA_INTRA": "1"})
-        for which in self.selected("orders of copies", 3):
-            name, value = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")][which]
-            env = {f"SIMCUDA_{name}": value}
-            order = f"SIMCUDA_{name}={value}"
-            beside(f"copies, streams and ranks, 2 simulated GPUs, {order}", on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env=env)
-            for part in self.selected(f"ZeRO-1, {order}", 3):
-                what = f"ZeRO-1 and split models, 4 simulated GPUs, {order}, part {part + 1} of 3"
-                beside(what, some, "ddp", 4, 3, part, "zero::", "split::", env=env)
+        for which in self.selected("ways", 10):
+            self.another_way(which)
+        for which in self.selected("operations again", 15):
+            self.again("kernels", which // 3, which % 3)
+        for which in self.selected("ZeRO-1 again", 9):
+            name, value = ORDERS[which // 3]
+            what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 3 + 1} of 3"
+            beside(what, some, "ddp", 4, 3, which % 3, "zero::", "split::", env={f"SIMCUDA_{name}": value})
 
-    def operations_again(self, package, third, way):
+    def another_way(self, which):
+        """One of ten things that ten commits in a row do together."""
+        beside, on_gpus = self.steps.beside, self.programs.on_gpus
+        if which == 0:
+            # Other features need another check of most packages. It takes its turn at cargo's lock.
+            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"
+            beside("clippy, without MPI and Parquet", words.split(), waits=True)
+        elif which == 1:
+            beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env={"SIMCUDA_NO_PEER": "1"})
+        elif which < 5:
+            name, value = ORDERS[which - 2]
+            what = f"copies, streams and ranks, 2 simulated GPUs, SIMCUDA_{name}={value}"
+            beside(what, on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env={f"SIMCUDA_{name}": value})
+        elif which < 9:
+            # Races that come late in a launch are only seen so.
+            what = f"operations, 1 simulated GPU, every access followed, part {which - 4} of 4"
+            beside(what, self.programs.some_on_gpus, "kernels", 1, 4, which - 5, env={"SIMCUDA_INTRA": "1"})
+        # The tenth: the simulator's unit tests, in run_all.
+
+    def again(self, package, way, third):
         """A third of the GPU tests of one package, with other GPUs or in another order."""
-        devices, name, value = [(1, "SEED", "0"), (4, "SEED", "0"), (1, "SEED", "1"), (1, "SCHEDULE", "lazy"), (1, "SCHEDULE", "eager")][way]
+        devices, (name, value) = [(1, ("SEED", "0")), (4, ("SEED", "0")), *((1, order) for order in ORDERS)][way]
         left_out = [] if self.is_long and way < 2 else WITHOUT_RANKS
         what = "trainer" if package == "ddp" else "operations"
         env, title = {f"SIMCUDA_{name}": value}, f"{what}, {devices} simulated GPUs, SIMCUDA_{name}={value}"
@@ -131,17 +173,18 @@ class Checks:
             steady = lambda: self.programs.on_gpus(devices, "cuda_steady_state", package="kernels")
             self.steps.beside(f"{title}, steady state", steady, env=env)
 
-    def every_access(self):
-        """The slice's fifth of the operations' tests: races that come late in a launch are only seen with SIMCUDA_INTRA=1."""
-        for part in self.selected("every access", 5):
-            self.programs.some_on_gpus("kernels", 1, 5, part)
-
     def run_long(self):
-        step, skipped = self.steps.step, self.steps.skipped
+        step = self.steps.step
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
-        untimed = [f"--skip={name}" for name in TIMED]
-        own = {"DDP_TEST_LAUNCHER": "own"}
-        step("tests of ddp: jobs whose ranks the program starts", self.programs.one, "ddp", "jobs", *untimed, env=own)
+        step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
+        for way in range(5):
+            for third in range(3):
+                self.again("ddp", way, third)
+        strict = {"RUSTDOCFLAGS": "-D warnings"}
+        step("documentation of programs", ["cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked"], env=strict)
+        # They need up to 9 GB of memory.
+        step("tensors beyond 2³¹ elements, under mpirun", self.programs.one, "comm", "mpirun", "--ignored", "tensors_beyond_what_mpi_can_count")
+        step("tensors beyond 2³¹ elements, of threads", self.programs.one, "comm", "ddp_comm", "--ignored", "counts_beyond_two_to_the_31")
         step("tests without MPI", "cargo test -p ddp-comm -p ddp --no-default-features --tests --locked --quiet".split())
         words = "cargo test -p ddp-kernels -p ddp-comm -p ddp-simcuda --tests --locked --quiet".split()
         step("tests of the crates with unsafe code, built by rustc, with its checks of pointers", words)
@@ -152,13 +195,13 @@ class Checks:
         if shutil.which("cargo-deny"):
             step("licences, sources and advisories of crates", check_crates)
         else:
-            skipped.append("licences of crates, which needs: cargo install cargo-deny")
+            self.steps.skip("licences, sources and advisories of crates", "no cargo-deny (cargo install cargo-deny)")
         step("every test program in 20 rounds, half of them loaded", ["tests/checks/again", "--built", self.programs.listing])
         step("images, in a container engine", ["tests/docker/run", "--engine"])
         for source in sorted(glob.glob("*/fuzz/fuzz_targets/*.rs")):
             fuzz = os.path.basename(source).removesuffix(".rs")
             if not shutil.which("cargo-fuzz"):
-                skipped.append(f"fuzz target {fuzz}, which needs: cargo install cargo-fuzz")
+                self.steps.skip(f"fuzz target {fuzz}", "no cargo-fuzz (cargo install cargo-fuzz)")
                 continue
             words = ["cargo", "fuzz", "run", "--fuzz-dir", source.split("/fuzz/")[0] + "/fuzz", fuzz, "--", "-max_total_time=60"]
             # RUSTC_BOOTSTRAP: the sanitizer's flags on a stable toolchain.
@@ -169,27 +212,29 @@ class Checks:
         words = ["cargo", "test", "--workspace", *FEATURES, "--locked", "--", name]
         step(f"tests named *{name}*", words)
         step(f"tests named *{name}*, on 2 simulated GPUs", ["launch/with-simulated-gpus", 2, *words])
-        if self.steps.count("passed") == 0 and not self.examples:
+        if self.steps.counts["passed"] <= 0 and not self.examples:
             print(f"\nlaunch/test: FAILED: no test ran and no example is called {name}", file=sys.stderr)
             sys.exit(1)
         if self.examples:
-            self.steps.need("build and clippy", self.programs.build)
+            self.steps.need("build and clippy", self.programs.build, RUN_FIRST)
             step(f"example {name}", self.run_examples)
         if self.is_long:
             words = [*IN_RELEASE, *FEATURES, "--features", "ddp/faults", "--locked", name]
             step(f"tests named *{name}*, in release, 20000 cases a property", words, env={"PROPTEST_CASES": "20000"})
 
     def report(self):
-        steps = self.steps
-        steps.print_table()
-        if steps.failed:
-            steps.fail()
-        ignored = steps.count("ignored")
-        if ignored:
-            steps.skipped.append(plural(ignored, "ignored test"))
-        what = f"the checks named {self.name}" if self.name else "all checks"
-        skipped = f" (skipped: {', '.join(steps.skipped)})" if steps.skipped else ""
-        print(f"\nlaunch/test: {what} passed in {steps.seconds()} s; {steps.count('passed')} tests{skipped}")
+        self.steps.print_table()
+        self.steps.close(f"the checks named {self.name}" if self.name else "all checks")
+
+
+def install():
+    """Servers that are not started. What cannot be installed is skipped where it is needed, which says so."""
+    subprocess.run(["launch/setup"], env={**os.environ, "SETUP_FOR": "launching"}, stdin=subprocess.DEVNULL, check=False)
+
+
+def changed(folder):
+    """Whether it is not as it was before the last commit."""
+    return subprocess.run(["git", "diff", "--quiet", "HEAD^", "--", folder], stderr=subprocess.DEVNULL, check=False).returncode == 1
 
 
 def fuzz_locks():
@@ -200,10 +245,9 @@ def fuzz_locks():
 
 
 def documentation():
-    """Documentation, and the examples in it."""
-    strict = {**os.environ, "RUSTDOCFLAGS": "-D warnings"}
-    command("cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked", env=strict)
-    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", env={**os.environ, **BY_CLIPPY})
+    """Documentation, and the examples in it, of the libraries that are built."""
+    env = {**os.environ, **BY_CLIPPY, "RUSTDOC": os.path.abspath("tests/checks/rustdoc")}
+    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", env=env)
 
 
 def check_crates():

@@ -14,10 +14,11 @@ class Steps:
     def __init__(self, jobs_max):
         self.jobs_max = jobs_max
         self.scratch = tempfile.TemporaryDirectory()
-        self.running = {}  # process: (title, log, start)
+        self.running = {}  # process: (title, log, start, whether it mostly waits)
         self.table = []  # (seconds, seconds of CPU, title)
         self.failed = []
-        self.skipped = []
+        self.skipped = {}  # reason: what was skipped for it
+        self.counts = {"passed": 0, "failed": 0}
         self.began = time.monotonic()
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             signal.signal(number, lambda *_, code=code: sys.exit(code))
@@ -25,16 +26,16 @@ class Steps:
     def folder(self):
         return self.scratch.name
 
-    def beside(self, title, does, *arguments, env=None):
-        """Runs a function, or a command where `does` is a list, beside others."""
-        while len(self.running) >= self.jobs_max:
+    def beside(self, title, does, *arguments, env=None, waits=False):
+        """Runs a function, or a command where `does` is a list, beside others. What mostly `waits` takes nobody's turn."""
+        while not waits and sum(not it[-1] for it in self.running.values()) >= self.jobs_max:
             self._wait_for_one()
         log = os.path.join(self.folder(), f"{len(self.table) + len(self.running)}-{len(os.listdir(self.folder()))}.log")
         sys.stdout.flush()
         process = os.fork()
         if process == 0:
             self._run(log, does, arguments, env or {})
-        self.running[process] = (title, log, time.monotonic())
+        self.running[process] = (title, log, time.monotonic(), waits)
 
     def step(self, title, does, *arguments, env=None):
         """Runs it while nothing else runs."""
@@ -43,10 +44,15 @@ class Steps:
         self.wait_for_all()
 
     def need(self, title, does, *arguments):
-        """The same, and everything ends where it fails."""
-        self.step(title, does, *arguments)
+        """Runs it beside what runs, and waits for it alone; everything ends where it fails."""
+        self.beside(title, does, *arguments, waits=True)
+        self.wait_for(title)
         if self.failed:
             self.fail()
+
+    def wait_for(self, title):
+        while any(it[0] == title for it in self.running.values()):
+            self._wait_for_one()
 
     def wait_for_all(self):
         while self.running:
@@ -59,17 +65,26 @@ class Steps:
             except ProcessLookupError:
                 pass
 
-    def fail(self):
-        print(file=sys.stderr)
-        for title in self.failed:
-            print(f"launch/test: FAILED: {title}", file=sys.stderr)
-        sys.exit(1)
+    def skip(self, what, why):
+        self.skipped.setdefault(why, []).append(what)
 
-    def count(self, what):
-        """The sum of `12 passed` or `3 ignored` over all test results in the logs."""
-        results = re.compile(rf"^test result: .*?(\d+) {what}", re.MULTILINE)
-        logs = (read(os.path.join(self.folder(), name)) for name in os.listdir(self.folder()) if name.endswith(".log"))
-        return sum(int(number) for log in logs for number in results.findall(log))
+    def close(self, what):
+        """Says what was skipped and what failed, then the counts, and exits."""
+        sys.stdout.flush()
+        print()
+        for why, skipped in self.skipped.items():
+            more = f" and {plural(len(skipped) - 1, 'other')}" if len(skipped) > 1 else ""
+            print(f"launch/test: skipped: {skipped[0]}{more}: {why}")
+        for title in self.failed:
+            print(f"launch/test: FAILED: {title}")
+        if not self.failed:
+            print(f"launch/test: {what} passed in {self.seconds()} s")
+        skipped = sum(map(len, self.skipped.values()))
+        print(f"{self.counts['passed']} passed, {self.counts['failed']} failed, {skipped} skipped", flush=True)
+        sys.exit(1 if self.failed else 0)
+
+    def fail(self):
+        self.close("")
 
     def seconds(self):
         return int(time.monotonic() - self.began)
@@ -90,7 +105,8 @@ class Steps:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            os.environ.update(env)
+            # Where tests write that they are skipped: tests/slice.
+            os.environ.update({"DDP_TEST_SKIPPED": f"{log}.skipped", **env})
             if isinstance(does, list):
                 command(*does)
             else:
@@ -109,20 +125,37 @@ class Steps:
 
     def _wait_for_one(self):
         process, status, usage = os.wait4(-1, 0)
-        title, log, start = self.running.pop(process)
+        title, log, start, _ = self.running.pop(process)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         seconds, text = int(time.monotonic() - start), read(log)
         self.table.append((seconds, int(usage.ru_utime + usage.ru_stime), title))
         print(f"\n==> {title}\n{text}", end="")
+        self._count(title, text, log, code == 0)
         if code == 0:
             print(f"    passed in {seconds} s", flush=True)
         else:
             print(f"    FAILED: exit status {code}, after {seconds} s", flush=True)
             self.failed.append(f"{title} (exit status {code}, after {seconds} s)")
-        # Outside checks that could not run, ignored tests; not GPU tests that found no GPU.
-        reasons = re.findall(r"^ *skipped: (.*)$", text, re.MULTILINE)
-        self.skipped += [reason for reason in reasons if "CUDA device" not in reason]
+
+    def _count(self, title, text, log, has_passed):
+        """Counts a step's tests, or the step where it has none, and what of it was skipped."""
+        results = re.findall(r"^test result: .*?(\d+) passed; (\d+) failed", text, re.MULTILINE) or [(has_passed, not has_passed)]
+        lines = read(f"{log}.skipped").splitlines() if os.path.exists(f"{log}.skipped") else []
+        skips = sorted({tuple(line.split("\t", 2)) for line in lines})
+        # A test may be skipped for several reasons.
+        tests = {skip[:2] for skip in skips}
+        self.counts["passed"] += sum(int(passed) for passed, _ in results) - len(tests)
+        self.counts["failed"] += sum(int(failed) for _, failed in results) or (not has_passed)
+        for program, test, why in skips:
+            print(f"    skipped: {test}: {why}")
+            # What needs another number of GPUs runs in another step, on simulated ones.
+            if "CUDA device" not in why:
+                self.skip(f"{test} of {program.rsplit('-', 1)[0]}", why)
+        for why in re.findall(r"^ *skipped: (.*)$", text, re.MULTILINE):
+            if "CUDA device" not in why:
+                what, colon, reason = why.partition(": ")
+                self.skip(what, reason) if colon else self.skip(title, why)
 
 
 class Failure(Exception):

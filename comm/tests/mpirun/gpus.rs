@@ -3,7 +3,6 @@
 
 mod faults;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::Device;
@@ -12,15 +11,13 @@ use ddp_kernels::device::discover;
 use crate::job::{Ended, Job};
 use crate::rank::{FAST, SHARE_GPUS};
 
-/// Prints a message past the harness, which hides the output of passing tests. Once a test: each
-/// has its thread.
+/// Once a test: each has its thread.
 fn skip(why: &str) {
     std::thread_local! {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        // A closed standard error must not make it fail.
-        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        ddp_slice::skip(why);
     }
 }
 

@@ -15,7 +15,7 @@ mod rank;
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn ranks_under_mpirun() {
-    println!("skipped: built without the feature mpi");
+    ddp_slice::skip("built without the feature mpi");
 }
 
 #[cfg(feature = "mpi")]
@@ -84,7 +84,7 @@ mod together {
     fn a_rank_that_mpirun_binds_to_one_core_says_how_to_undo_it() {
         let cores = ddp_kernels::threads::cores().len();
         if cores < 2 {
-            println!("skipped: this process may run on one core only");
+            ddp_slice::skip("this process may run on one core only");
             return;
         }
         let ended = Job::on_hosts(&[(BOUND, 1)], "facts").run();

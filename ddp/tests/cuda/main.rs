@@ -1,5 +1,5 @@
 //! Training on CUDA devices, real or simulated (`launch/with-simulated-gpus 1`). Without a device
-//! each test prints `skipped: no CUDA device`.
+//! each test is skipped (`ddp_slice::skip`).
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -41,7 +41,6 @@ mod using;
 #[cfg(feature = "mpi")]
 mod waits;
 
-use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::support::lines::ToFloats;
@@ -71,8 +70,7 @@ fn gpu() -> Option<Gpu> {
     quietly();
     let found = Some(Device::best()).filter(|device| device.is_accelerator());
     if found.is_none() {
-        // Past the harness, which keeps what a passing test prints.
-        let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
+        ddp_slice::skip("no CUDA device");
     }
     // A test that failed under this lock leaves no state.
     found.map(|device| Gpu {

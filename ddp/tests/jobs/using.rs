@@ -723,12 +723,7 @@ fn python_with_torch() -> Option<String> {
 #[test]
 fn pytorch_loads_the_model_and_gives_the_same_logits() {
     let Some(python) = python_with_torch() else {
-        use std::io::Write;
-        // Past the harness, which keeps what a passing test prints.
-        let _ = writeln!(
-            std::io::stderr(),
-            "skipped: no Python with torch and safetensors (DDP_PYTHON names one)"
-        );
+        ddp_slice::skip("no Python with torch and safetensors (DDP_PYTHON names one)");
         return;
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/logits_torch.py");

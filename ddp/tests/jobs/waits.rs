@@ -196,7 +196,7 @@ fn each_thread_that_cannot_start_is_named() {
         .args(["--clear-groups", "true"])
         .status();
     if !is_root.is_ok_and(|status| status.success()) {
-        println!("skipped: setpriv is missing, or this is not root");
+        ddp_slice::skip("setpriv is missing, or this is not root");
         return;
     }
     let user = 100_000 + std::process::id();

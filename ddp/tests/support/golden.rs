@@ -7,7 +7,6 @@
 //! the one that the failing test prints, and say why in CHANGELOG.md.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -39,8 +38,7 @@ pub(crate) struct Golden {
 /// Runs all cases, and compares their bits with the pinned ones.
 pub(crate) fn check(cases: &[Golden], run: impl Fn(&Golden, &Folder, &str) -> Ended + Sync) {
     if !has_fused_multiply_add() {
-        // Not through the harness, which hides what a passing test prints.
-        _ = writeln!(std::io::stderr(), "skipped: no fused multiply-add");
+        ddp_slice::skip("the processor has no fused multiply-add");
         return;
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/bits.json");

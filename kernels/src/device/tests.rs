@@ -429,7 +429,7 @@ fn this_machine_is_described_without_a_panic_and_once() {
     assert!(std::ptr::eq(discovery, discover()));
     assert_eq!(discovery.gpus.is_empty(), discovery.why_no_gpu.is_some());
     if discovery.gpus.is_empty() {
-        eprintln!("skipped the GPUs' fields: no CUDA device");
+        ddp_slice::skip("no CUDA device, whose fields are to be seen");
     }
     for (index, gpu) in discovery.gpus.iter().enumerate() {
         assert_eq!(gpu.index, index);

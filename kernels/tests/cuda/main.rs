@@ -1,5 +1,5 @@
 //! What CUDA devices do, real or simulated (`launch/with-simulated-gpus`): by the public API alone,
-//! on every device that can be used. Where there is none each test says `skipped: no CUDA device`.
+//! on every device that can be used. Where there is none each test is skipped (`ddp_slice::skip`).
 //!
 //! Operations are compared with themselves on the CPU, which its own tests compare with plain
 //! references.
@@ -24,20 +24,16 @@ mod streams;
 mod tiles;
 mod transformer;
 
-use std::io::Write as _;
-
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::{DType, Device, Element, Random, Tensor};
 
-/// Past the harness, which keeps what a passing test prints; once a test, each of which runs
-/// on a separate thread.
+/// Once a test, each of which runs on a separate thread.
 fn skip(why: &str) {
     std::thread_local! {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        // A closed standard error must not make it fail.
-        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        ddp_slice::skip(why);
     }
 }
 

@@ -1,10 +1,11 @@
-//! Which part of an exhaustive check runs.
+//! Which part of an exhaustive check runs, and which tests do not run at all.
 //!
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
-//! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the commit's hash, so
-//! that a commit always runs the same slice and the next commit another one. `DDP_TEST_SLICE=all`
-//! runs every case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure.
-//! Unset, a fixed slice runs.
+//! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the number of the
+//! commit, so that a commit always runs the same slice and the next commit the next one. The hash
+//! of a commit, where the history is not there, selects at random. `DDP_TEST_SLICE=all` runs every
+//! case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure. Unset, a
+//! fixed slice runs.
 //!
 //! ```
 //! for seed in ddp_slice::of("seeds of my check", 1000, 5) {
@@ -13,6 +14,26 @@
 //! ```
 
 use std::env;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// Records that the calling test, or a part of it, is skipped: in the file that `DDP_TEST_SKIPPED`
+/// names, from which `launch/test` counts, else on standard error, past the harness, which hides
+/// what passing tests print.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    let program: PathBuf = env::current_exe().unwrap_or_default();
+    let program = program.file_stem().unwrap_or_default().to_string_lossy();
+    let test = thread.name().unwrap_or("(a thread of a test)");
+    let listed = env::var_os("DDP_TEST_SKIPPED")
+        .and_then(|file| OpenOptions::new().append(true).create(true).open(file).ok());
+    // A closed standard error must not make a test fail.
+    let _ = match listed {
+        Some(mut file) => file.write_all(format!("{program}\t{test}\t{why}\n").as_bytes()),
+        None => writeln!(std::io::stderr(), "skipped: {test}: {why}"),
+    };
+}
 
 /// Whether every case of every check runs.
 pub fn is_all() -> bool {
@@ -51,7 +72,10 @@ fn select(slice: Option<&str>, check: &str, cases: usize, wanted: usize) -> Vec<
     assert!(wanted > 0, "{check}: a slice has at least one case");
     // Every `parts`-th case: that many different slices cover all cases.
     let parts = cases.div_ceil(wanted);
-    let first = hash(&[slice.unwrap_or(""), "/", check]) % parts as u64;
+    let first = match slice.unwrap_or("").parse::<u64>() {
+        Ok(commit) => (commit % parts as u64 + hash(&[check]) % parts as u64) % parts as u64,
+        Err(_) => hash(&[slice.unwrap_or(""), "/", check]) % parts as u64,
+    };
     (first as usize..cases).step_by(parts).collect()
 }
 
@@ -86,6 +110,16 @@ mod tests {
             seen.extend(select(Some(&format!("{commit:07x}")), "seeds", 103, 5));
         }
         assert_eq!(seen.len(), 103);
+    }
+
+    #[test]
+    fn commits_in_a_row_run_every_case_once() {
+        let commits = 1207..1207 + 21;
+        let mut cases: Vec<usize> = commits
+            .flat_map(|commit| select(Some(&commit.to_string()), "seeds", 103, 5))
+            .collect();
+        cases.sort_unstable();
+        assert_eq!(cases, Vec::from_iter(0..103));
     }
 
     #[test]

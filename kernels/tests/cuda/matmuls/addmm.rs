@@ -6,8 +6,8 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    EXACT, KINDS, SHAPES, assert_within, integers, normals, placed, reference, stored_bound,
-    sum_bound, values,
+    EXACT, KINDS, SHAPES, assert_within, integers, normals, placed, reference, sliced,
+    stored_bound, sum_bound, values,
 };
 use crate::{assert_same_bits, devices};
 
@@ -85,10 +85,7 @@ fn check_addmm(case: &Case, device: Device) {
 #[test]
 fn addmm_of_every_transposition_accumulator_factor_and_dtype_is_within_its_bound() {
     for device in devices() {
-        for (mnk, kind) in SHAPES
-            .into_iter()
-            .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
-        {
+        for (mnk, kind) in sliced("addmm", &SHAPES) {
             for transposed in [[false, false], [false, true], [true, false], [true, true]] {
                 for accumulator in [Accumulator::Apart, Accumulator::InPlace] {
                     for factors in [[1.0, 1.0], [0.5, -2.0], [1.0, 0.0], [2.0, 1.0]] {
