@@ -26,7 +26,11 @@ impl fmt::Display for ShownError {
             | Error::OtherVersion(_)
             | Error::Remote { .. }
             | Error::Io(_)
-            | Error::Stopped(_) => f.write_str(&shown(&text)),
+            | Error::Stopped(_) => {
+                // Lines that describe columns are indented, so that none looks like another message.
+                let lines: Vec<_> = text.split("\n  ").map(shown).collect();
+                f.write_str(&lines.join("\n  "))
+            }
             // Lists of flags, ranks and tensors have several lines: all but the first are indented.
             _ => {
                 let text = shown_lines(&text).replace('\n', "\n  ");

@@ -11,8 +11,11 @@ use crate::labels::{Label, Labels};
 use crate::open::Source;
 use crate::request::{DataRequest, Trained};
 use crate::scan::{self, LabelsFound};
-use crate::setting::{DATA, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
+use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
 use crate::task::{Classes, TaskSpec};
+
+/// Numbers of the first rows in which identifiers are looked for.
+const IDENTIFIERS_NUMBERS: usize = 1 << 20;
 
 /// What a model of these rows is to expect of others.
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
@@ -245,6 +248,7 @@ pub(crate) fn warn(
         }
         let name = |index| format!("feature {}", source.feature(index));
         warn_of_rounding(&format!("{DATA} {data}"), &found.moments, name);
+        warn_of_scales(request, source, &found.moments);
         if !found.is_complete {
             tracing::warn!(
                 "{DATA} {data}: more than {} GB of features: {} rows spread over all were checked before training, the others \
@@ -254,8 +258,51 @@ pub(crate) fn warn(
             );
         }
     }
+    warn_of_identifiers(request, source)?;
     warn_of_labels(request, source, facts);
-    warn_of_classes(request, source, facts, task);
+    warn_of_classes(request, facts, task);
+    Ok(())
+}
+
+/// Warns of features that are much smaller than others.
+fn warn_of_scales(request: &DataRequest, source: &Source, moments: &Moments) {
+    let ends = moments.least.iter().zip(&moments.greatest);
+    let sizes = ends.map(|(least, greatest)| least.abs().max(greatest.abs()));
+    let sizes = sizes.enumerate().filter(|(_, size)| *size > 0.0);
+    let small = sizes.clone().min_by(|a, b| a.1.total_cmp(&b.1));
+    let large = sizes.max_by(|a, b| a.1.total_cmp(&b.1));
+    if let (Some((few, small)), Some((many, large))) = (small, large)
+        && request.normalize != Normalize::Standard
+        && guess::are_scales_apart(small, large)
+    {
+        tracing::warn!(
+            "{DATA} {}: feature {} has numbers up to {large:?}, and feature {} only up to {small:?}, from which models \
+             hardly learn beside it; help: set {NORMALIZE} to standard",
+            request.data,
+            source.feature(many),
+            source.feature(few)
+        );
+    }
+}
+
+/// Warns of columns of a table that are likely identifiers, by their first rows.
+fn warn_of_identifiers(request: &DataRequest, source: &Source) -> Result<()> {
+    let (features, width) = (&source.features, source.features.width);
+    let rows = features.rows().min((IDENTIFIERS_NUMBERS / width) as u64);
+    let mut x = vec![0.0; rows as usize * width];
+    features.read_f32(0, &mut x)?;
+    let numbers = |column: &usize| x.iter().skip(*column).step_by(width).copied().collect();
+    let found = (0..width).filter(|column| guess::are_identifiers(numbers(column)));
+    let names: Vec<String> = found.map(|column| source.feature(column)).collect();
+    if source.is_table() && !names.is_empty() {
+        tracing::warn!(
+            "{DATA} {}: whole numbers that never repeat, as identifiers do, are features: {}; help: if they are \
+             identifiers, leave them out with {DROP} {}",
+            request.data,
+            listed(&names),
+            names.join(",")
+        );
+    }
     Ok(())
 }
 
@@ -294,9 +341,9 @@ fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) {
     }
 }
 
-/// Warns of classes that cannot be learned or that have no rows.
-fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: &TaskSpec) {
-    let (Some(classes), Some(labels)) = (task.classes(), &source.labels) else {
+/// Warns of classes that cannot be learned.
+fn warn_of_classes(request: &DataRequest, facts: &Facts, task: &TaskSpec) {
+    let Some(classes) = task.classes() else {
         return;
     };
     let counts = &facts.labels.counts;
@@ -310,17 +357,5 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
             request.val_split,
             listed(&unseen)
         );
-    }
-    if labels.class_names.as_deref().is_none() {
-        let absent = counts.iter().enumerate().filter(|(_, count)| **count == 0);
-        let absent: Vec<String> = absent.map(|(class, _)| class.to_string()).collect();
-        if let Some(shown) = some_of(8, absent.iter().cloned()) {
-            tracing::warn!(
-                "{DATA} {}: of {} classes {} have no rows: {shown}; help: number classes consecutively from 0",
-                request.data,
-                classes.count(),
-                absent.len()
-            );
-        }
     }
 }

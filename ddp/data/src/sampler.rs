@@ -11,6 +11,7 @@
 //! integers, and floats by +, −, × and ÷.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Result, ensure};
 use crate::setting::{BATCH_SIZE, DROP_LAST, VAL_SPLIT};
@@ -281,6 +282,8 @@ const PURPOSE: u64 = 0x7661_6c2d_7370_6c69;
 #[derive(Clone, Debug)]
 pub(crate) struct Split {
     order: Permutation,
+    /// Another order, of a stratified split: the rows of both sides are sorted.
+    listed: Option<Arc<[u64]>>,
     rows: u64,
     held_out: u64,
 }
@@ -296,8 +299,50 @@ impl Split {
         let held_out = ((rows as f64 * fraction).round() as u64).clamp(1, rows - 1);
         Ok(Split {
             order: Permutation::new(rows, derive(derive(seed, PURPOSE), 0)),
+            listed: None,
             rows,
             held_out,
+        })
+    }
+
+    /// Holds out this fraction of the rows of each class, rounded up or down, but never all of them.
+    /// `classes` has the class of each row.
+    pub(crate) fn stratified(classes: &[u16], fraction: f64, seed: u64) -> Result<Split> {
+        let split = Split::new(classes.len() as u64, fraction, seed)?;
+        let mut left = vec![0; 1 << 16];
+        classes
+            .iter()
+            .for_each(|&class| left[usize::from(class)] += 1);
+        // Sums are rounded, so that all classes together lose nothing.
+        let share = |rows: u64| (rows as f64 * fraction).round() as u64;
+        let mut end = 0;
+        let wanted = left.iter().map(|&rows: &u64| {
+            end += rows;
+            (share(end) - share(end - rows)).min(rows.saturating_sub(1))
+        });
+        let mut wanted: Vec<u64> = wanted.collect();
+        let mut draws = Draws(derive(derive(seed, PURPOSE), 1));
+        // Each row left of a class is equally likely to be one of those still wanted.
+        let is_held_out = |&row: &u64| {
+            let class = usize::from(classes[row as usize]);
+            let is_chosen = draws.below(left[class]) < wanted[class];
+            left[class] -= 1;
+            wanted[class] -= u64::from(is_chosen);
+            is_chosen
+        };
+        let (mut listed, trained): (Vec<u64>, Vec<u64>) = (0..split.rows).partition(is_held_out);
+        let held_out = listed.len() as u64;
+        ensure!(
+            held_out > 0,
+            "{VAL_SPLIT} {fraction}: expected a row to hold out, got none of {} rows, and each class keeps one; help: \
+             give a larger {VAL_SPLIT}, or more data",
+            split.rows
+        );
+        listed.extend(trained);
+        Ok(Split {
+            listed: Some(listed.into()),
+            held_out,
+            ..split
         })
     }
 
@@ -311,13 +356,19 @@ impl Split {
 
     /// Row `index` of these.
     pub(crate) fn row(&self, is_held_out: bool, index: u64) -> u64 {
-        let first = if is_held_out { 0 } else { self.held_out };
-        self.order.row(first + index)
+        let place = index + if is_held_out { 0 } else { self.held_out };
+        match &self.listed {
+            Some(rows) => rows[place as usize],
+            None => self.order.row(place),
+        }
     }
 
     /// Whether this row is trained on.
     pub(crate) fn is_trained_on(&self, row: u64) -> bool {
-        self.order.position(row) >= self.held_out
+        match &self.listed {
+            Some(rows) => rows[..self.held_out as usize].binary_search(&row).is_err(),
+            None => self.order.position(row) >= self.held_out,
+        }
     }
 }
 

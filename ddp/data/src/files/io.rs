@@ -149,7 +149,28 @@ pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
 
 /// The unpacked bytes of a stream of this many packed ones.
 pub(crate) fn unpacking<'a>(packed: impl BufRead + 'a, bytes: u64) -> Box<dyn Read + 'a> {
-    Box::new(Bounded::new(MultiGzDecoder::new(packed), bytes))
+    Box::new(Bounded::new(
+        Gzip(MultiGzDecoder::new(packed), false),
+        bytes,
+    ))
+}
+
+/// Members of gzip, and whether one has been read.
+struct Gzip<R>(MultiGzDecoder<R>, bool);
+
+impl<R: BufRead> Read for Gzip<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Gzip(inner, has_read) = self;
+        let count = inner.read(into);
+        *has_read |= count.is_ok();
+        // The decoder was looking for the header of another member.
+        if *has_read && count.is_err() && inner.header().is_none() {
+            let text = "other bytes follow its compressed data, which gzip -d ignores with a warning; help: if they \
+                        belong to nothing, unpack the file with gzip -dc and pack it again";
+            return Err(io::Error::new(ErrorKind::InvalidData, text));
+        }
+        count
+    }
 }
 
 /// A stream of at most `left` bytes; more are an error.
@@ -178,6 +199,15 @@ impl<R: Read> Read for Bounded<R> {
             io::Error::new(ErrorKind::InvalidData, text)
         })?;
         Ok(count)
+    }
+}
+
+/// The encoding of a text that begins with the byte-order mark of another one than UTF-8.
+pub(crate) fn other_encoding(start: &[u8]) -> Option<&'static str> {
+    match start {
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16"),
+        _ => None,
     }
 }
 

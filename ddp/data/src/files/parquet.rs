@@ -102,6 +102,8 @@ mod reading {
         path: PathBuf,
         file: SerializedFileReader<File>,
         names: Vec<String>,
+        /// Of each column the first of the columns that are stored: a nested one may have several.
+        first_leaves: Vec<usize>,
         /// The columns that are read, and whether their values are unsigned.
         selected: Vec<(usize, bool)>,
         /// The row group that is read next.
@@ -131,12 +133,16 @@ mod reading {
             guarded(path, || {
                 let file = open(path)?;
                 let schema = file.metadata().file_metadata().schema_descr();
-                let columns = schema.columns().iter();
-                let names: Vec<String> = columns.map(|column| column.path().string()).collect();
+                let root = |leaf| schema.get_column_root_idx(leaf);
+                let is_first = |leaf: &usize| *leaf == 0 || root(*leaf) != root(leaf - 1);
+                let leaves = (0..schema.num_columns()).filter(is_first);
+                let first_leaves: Vec<usize> = leaves.collect();
+                let name = |&leaf: &usize| schema.column(leaf).path().parts()[0].clone();
                 Ok(ParquetTable {
                     path: path.into(),
+                    names: first_leaves.iter().map(name).collect(),
+                    first_leaves,
                     file,
-                    names,
                     selected: Vec::new(),
                     next_group: 0,
                     readers: Vec::new(),
@@ -160,8 +166,9 @@ mod reading {
             let rows = u64::try_from(group.metadata().num_rows());
             let rows = rows.map_err(|_| self.bad("it claims a negative number of rows".into()))?;
             let readers = self.selected.iter().map(|&(column, _)| {
-                let pages = group.get_column_page_reader(column)?;
-                let chunk = group.metadata().column(column);
+                let leaf = self.first_leaves[column];
+                let pages = group.get_column_page_reader(leaf)?;
+                let chunk = group.metadata().column(leaf);
                 let bytes_max = unpacked_bytes_max(chunk);
                 let pages = Box::new(CheckedPages { pages, bytes_max });
                 Ok(get_column_reader(chunk.column_descr_ptr(), pages))
@@ -209,7 +216,8 @@ mod reading {
             let schema = self.file.metadata().file_metadata().schema_descr();
             let read = |&column: &usize| {
                 let bad = |what| self.bad(format!("column \"{}\" {what}", self.names[column]));
-                Ok((column, is_unsigned(&schema.column(column)).map_err(bad)?))
+                let leaf = schema.column(self.first_leaves[column]);
+                Ok((column, is_unsigned(&leaf).map_err(bad)?))
             };
             self.selected = columns.iter().map(read).collect::<Result<_>>()?;
             Ok(())

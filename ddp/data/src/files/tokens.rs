@@ -14,7 +14,7 @@ use crate::error::{Result, ensure};
 use crate::files::array::{Array, ArrayPlace, Element};
 use crate::files::flat::{self, About};
 use crate::files::format::{DataFile, Format, Holds, PLAIN, TokenFile};
-use crate::files::io::refuse;
+use crate::files::io::{other_encoding, refuse};
 
 /// Puts a shard with these tokens, one part after the other, in the place of `path`. `about` says
 /// their vocabulary.
@@ -63,9 +63,19 @@ pub(super) static TEXT: Format = Format {
 /// What some editors write before a text: U+FEFF in UTF-8.
 pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
-/// The bytes of a text.
+/// The bytes of a text in UTF-8, or in another encoding of which ASCII is a part.
 fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mapped = &file.map()?;
+    let mut first = vec![0; mapped.len().min(4096) as usize];
+    let read = mapped.read(0, &mut first);
+    read.map_err(|error| file.bad(error.to_string()))?;
+    let later = first.get(1..).unwrap_or_default();
+    let are_wide = every_second_is_below(1, &first) || every_second_is_below(1, later);
+    if let Some(got) = other_encoding(&first).or(are_wide.then_some("UTF-16 or UTF-32")) {
+        return Err(file.bad(format!(
+            "expected UTF-8, got {got}; help: save the file as UTF-8"
+        )));
+    }
     let mut start = BYTE_ORDER_MARK;
     let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
     let has_mark = is_longer && start == BYTE_ORDER_MARK;
@@ -184,28 +194,60 @@ fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
     let tokens = whole_file(file.path, &mapped, file.stated.unwrap_or(Element::U16), 0)?;
     if file.stated.is_none() {
         check_no_header(&mapped).map_err(|why| file.bad(why))?;
-        check_not_u32(&tokens)?;
     }
+    check_type(&tokens, file.stated.is_some()).map_err(|why| file.bad(why))?;
     Ok(TokenFile::new(tokens, "without a header", None))
 }
 
 /// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
-const TINY: i64 = 64;
+const TINY: u8 = 64;
 
-/// An error if nearly all numbers at odd places are tiny and many others are not, as if the tokens
-/// were u32, or i64: of those three in four 16-bit numbers are 0.
-fn check_not_u32(array: &Array) -> Result<()> {
+/// Whether nearly all numbers at odd places are below `limit` and many others are not, as if each
+/// number were the half of a wider one.
+fn every_second_is_below<T: Copy + PartialOrd + From<u8>>(limit: u8, numbers: &[T]) -> bool {
+    let pairs = numbers.as_chunks::<2>().0;
+    let below = |half: usize| {
+        pairs
+            .iter()
+            .filter(|pair| pair[half] < T::from(limit))
+            .count()
+    };
+    let (all, low, high) = (pairs.len(), below(0), below(1));
+    all >= 32 && high * 10 >= all * 9 && low * 4 <= all * 3
+}
+
+/// An error if the first tokens look as if they were of another type. Of u16 whose bytes are
+/// swapped many are multiples of 256, while few are below 256.
+fn check_type(array: &Array, is_stated: bool) -> Result<(), String> {
     let mut first = vec![0; array.rows().min(4096) as usize];
-    array.read_i64(0, &mut first)?;
-    let pairs = first.as_chunks::<2>().0;
-    let tiny = |half: usize| pairs.iter().filter(|pair| pair[half] < TINY).count();
-    let (all, low, high) = (pairs.len(), tiny(0), tiny(1));
+    array
+        .read_i64(0, &mut first)
+        .map_err(|error| error.to_string())?;
+    let limit = if is_stated { 1 } else { TINY };
+    let (element, is_u16) = (array.element, array.element == Element::U16);
+    let wide = if is_u16 {
+        "u32 tokens or int64"
+    } else {
+        "int64"
+    };
+    let narrow = "give tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or";
+    let help = format!(
+        "help: {} save them with np.save, as int64 must be",
+        if is_u16 { narrow } else { "" }
+    );
     ensure!(
-        all < 32 || high * 10 < all * 9 || low * 4 > all * 3,
-        "cannot read {}: expected u16 tokens without a header, got numbers of which every second one is small, as in u32 \
-         tokens or wider ones ({high} of {all} at odd places are below {TINY}, {low} at even places); help: give \
-         tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be",
-        array.name()
+        !every_second_is_below(limit, &first),
+        "expected {element} tokens without a header, got numbers of which every second one is below {limit}, as in {wide}; \
+         {help}"
+    );
+    let count = |is_so: fn(&i64) -> bool| first.iter().filter(|token| is_so(token)).count();
+    let (low, high) = (count(|token| token % 256 == 0), count(|token| *token < 256));
+    let are_swapped = first.len() >= 64 && low * 10 > first.len() && low > 4 * high;
+    ensure!(
+        is_stated || !are_swapped,
+        "expected little-endian u16 tokens without a header, got {low} multiples of 256 among {}, as in big-endian ones; \
+         {help}",
+        first.len()
     );
     Ok(())
 }

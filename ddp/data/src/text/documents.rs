@@ -250,8 +250,15 @@ fn begun_bytes(bytes: &[u8]) -> usize {
 
 /// The text in this field of an object.
 fn field(line: &str, name: &str) -> Result<String, String> {
-    let object: Result<Map<String, Value>, _> = serde_json::from_str(line);
-    let mut object = object.map_err(|error| format!("expected a JSON object: {error}"))?;
+    let object = serde_json::from_str(line).or_else(|error| {
+        // Without NaN the first error is the one to report.
+        serde_json::from_str(&without_nan(line)).map_err(|_| error)
+    });
+    let mut object: Map<String, Value> = object.map_err(|error| {
+        let (text, column) = (error.to_string(), error.column());
+        let what = text.split(" at line ").next().unwrap_or_default();
+        format!("expected a JSON object: {what} in column {column}")
+    })?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
         Some(Value::String(text)) => return Ok(text),
@@ -262,6 +269,21 @@ fn field(line: &str, name: &str) -> Result<String, String> {
         ),
     };
     bail!("expected a text in the field {name:?}, got {got}; help: {help}, or correct the line")
+}
+
+/// The line with 0 for the numbers that JSON does not have and Python writes, outside of texts.
+fn without_nan(line: &str) -> String {
+    let mut is_text = false;
+    let part = |part: &str| {
+        let was_text = is_text;
+        let backslashes = part.len() - part.trim_end_matches('\\').len();
+        is_text = !was_text || backslashes % 2 == 1;
+        match was_text {
+            true => part.to_string(),
+            false => part.replace("NaN", "0").replace("Infinity", "0"),
+        }
+    };
+    line.split('"').map(part).collect::<Vec<_>>().join("\"")
 }
 
 /// The name without the ending of a compressed file, and how it is compressed.

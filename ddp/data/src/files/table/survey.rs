@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, bail};
 use crate::features::{AUTO, ColumnPlan};
 use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{
-    Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of,
-};
+use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
+/// The most columns that a message describes.
+const COLUMNS_SHOWN: usize = 20;
 /// The longest value.
 const VALUE_BYTES_MAX: usize = 4 << 10;
 
@@ -41,6 +41,8 @@ pub(crate) struct SurveyedColumn {
     first_missing: Option<String>,
     /// Texts that are numbers or dates to people.
     written_texts: u64,
+    /// Texts that are whole numbers with leading zeros.
+    leading_zeros: u64,
     /// The different values; `None` if they cannot all be categories.
     values: Option<BTreeSet<String>>,
     /// Why they cannot, if not because there are more than `values_max`.
@@ -83,6 +85,7 @@ impl Survey {
                     }
                     let written = is_written_otherwise(&String::from_utf8_lossy(text));
                     column.written_texts += u64::from(written);
+                    column.leading_zeros += u64::from(guess::has_leading_zeros(text));
                     column.texts += 1;
                 }
                 Cell::Missing => {
@@ -119,6 +122,7 @@ impl Survey {
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
             column.written_texts += later.written_texts;
+            column.leading_zeros += later.leading_zeros;
             column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
             let all = both.map(|(values, more)| values.into_iter().chain(more).collect());
@@ -151,19 +155,20 @@ impl Survey {
             problems.push(format!("missing cells in {what}"));
         }
         let help = match request.is_for_model {
-            true => format!(
+            true => vec![format!(
                 "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
                      mean or zero, it takes missing ones)"
-            ),
+            )],
             false => help(&texts, !missing.is_empty()),
         };
-        let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
-        Some(columns.bad(format!("{problems}; help: {help}")))
+        let separator = separator(texts.len().max(missing.len()));
+        problems.push(format!("help: {}", help.join(separator)));
+        (texts.len() + missing.len() > 0).then(|| columns.bad(problems.join(separator)))
     }
 }
 
 /// What to do about columns of texts and missing cells.
-fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
+fn help(texts: &[&SurveyedColumn], any_missing: bool) -> Vec<String> {
     let others = texts.iter().copied().filter(|column| !column.are_written());
     let (few, many): (Vec<_>, Vec<_>) = others.partition(|column| column.may_be_categories());
     let mut help = how_to_write(texts);
@@ -188,7 +193,27 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
             "if one of these columns is the label, name it in {LABELS}"
         ));
     }
-    help.join("; ")
+    let cannot_be_read = texts.iter().copied().filter(|one| !one.may_be_categories());
+    let how = if any_missing { "mean" } else { "" };
+    let mut settings = vec![
+        (CATEGORICAL, list(&few)),
+        (DROP, list(&cannot_be_read.collect::<Vec<_>>())),
+        (MISSING, how.into()),
+    ];
+    settings.retain(|(_, value)| !value.is_empty());
+    if settings.len() > 1 {
+        let all = settings
+            .iter()
+            .map(|(setting, value)| format!("{setting} {value}"));
+        let all = all.collect::<Vec<_>>().join(" ");
+        help.push(format!("to train without changing the file: {all}"));
+    }
+    help
+}
+
+/// What stands between the parts of a message that describes so many columns.
+fn separator(columns: usize) -> &'static str {
+    if columns > 1 { "\n  " } else { "; " }
 }
 
 /// What to do about columns whose texts are numbers or dates to people.
@@ -209,21 +234,28 @@ fn list(columns: &[&SurveyedColumn]) -> String {
     }
 }
 
-/// A few columns described.
+/// A few columns described: several have a line each.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    let all = columns.iter().map(|column| describe(column));
-    let columns = if columns.len() == 1 {
-        "1 column".into()
+    if let [column] = columns {
+        return format!("1 column: {}", describe(column));
+    }
+    let shown = columns.iter().take(COLUMNS_SHOWN);
+    let shown: String = shown
+        .map(|column| format!("\n    {}", describe(column)))
+        .collect();
+    let more = if columns.len() > COLUMNS_SHOWN {
+        "\n    …"
     } else {
-        format!("{} columns", columns.len())
+        ""
     };
-    format!("{columns}: {}", some_of(20, all).unwrap_or_default())
+    format!("{} columns:{shown}{more}", columns.len())
 }
 
 impl SurveyedColumn {
     /// Whether its texts may be categories without being named.
     fn may_be_categories(&self) -> bool {
-        let has_few = self.values.is_some() && self.texts >= self.numbers;
+        let are_texts = self.texts >= self.numbers || self.have_leading_zeros();
+        let has_few = self.values.is_some() && are_texts;
         has_few && !self.is_nearly_unique() && !self.are_written()
     }
 
@@ -236,6 +268,11 @@ impl SurveyedColumn {
     /// Whether most texts are numbers or dates that are written otherwise than programs read them.
     fn are_written(&self) -> bool {
         2 * self.written_texts > self.texts
+    }
+
+    /// Whether all texts are whole numbers with leading zeros, so that the numbers are texts, too.
+    fn have_leading_zeros(&self) -> bool {
+        self.texts > 0 && self.texts == self.leading_zeros
     }
 
     fn describe_texts(&self) -> String {
@@ -252,14 +289,17 @@ impl SurveyedColumn {
         };
         let kind = match self.are_written() {
             true => "numbers or dates for people, ",
+            false if self.have_leading_zeros() => "whole numbers with leading zeros, ",
             false => "",
         };
-        format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
+        let name = shown(self.name.as_bytes());
+        format!("\"{name}\" ({kind}{what}, the first in {first})")
     }
 
     fn describe_missing(&self) -> String {
         let first = self.first_missing.as_deref().unwrap_or_default();
-        format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
+        let name = shown(self.name.as_bytes());
+        format!("\"{name}\" ({}, the first in {first})", self.missing)
     }
 
     fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
@@ -315,7 +355,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         return Ok(plan);
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
-    let names = list(&refused);
+    let (names, separator) = (list(&refused), separator(refused.len()));
     let mut help = how_to_write(&refused);
     help.push(format!(
         "leave these out with {DROP} {names}, or correct the texts if these are columns of numbers"
@@ -328,7 +368,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     bail!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
          {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
-         different in nearly every row; got {what}; help: {}",
-        help.join("; ")
+         different in nearly every row; got {what}{separator}help: {}",
+        help.join(separator)
     )
 }
