@@ -75,20 +75,14 @@ pub(crate) fn scan(
     Ok(facts)
 }
 
-/// The class of each row.
-fn classes(source: &Source) -> Result<Vec<u16>> {
+/// The class of each row; below 0 if it is not a class, which is refused later.
+fn classes(source: &Source) -> Result<Vec<i64>> {
     let labels = source.labels.as_ref().filter(|labels| labels.are_classes());
-    let labels = labels.ok_or_else(|| {
-        let why = "expected classes as labels, whose shares the held-out rows keep, got numbers";
-        Error::Usage(format!("{STRATIFY}: {why}; help: leave out {STRATIFY}"))
-    })?;
-    let mut all = Vec::new();
-    labels.each_block(|block| {
-        // What is not a class is refused later.
-        all.extend(block.iter().map(|&class| u16::try_from(class).unwrap_or(0)));
-        true
-    })?;
-    Ok(all)
+    let why = format!("{STRATIFY}: expected classes as labels, got numbers; help: leave it out");
+    let labels = labels.ok_or(Error::Usage(why))?;
+    let mut classes = vec![0; labels.rows.rows() as usize];
+    labels.classes(0, &mut classes)?;
+    Ok(classes)
 }
 
 /// Rows that are read, and the ranks that share the work.

@@ -223,33 +223,25 @@ impl Labels {
         }
     }
 
-    /// Gives the classes of all rows to `take`, a block at a time, as long as it returns true.
-    pub(crate) fn each_block(&self, mut take: impl FnMut(&[i64]) -> bool) -> Result<()> {
-        let mut block = vec![0; 8192];
-        for first in (0..self.rows.rows()).step_by(block.len()) {
-            let count = (self.rows.rows() - first).min(block.len() as u64) as usize;
-            self.classes(first, &mut block[..count])?;
-            heartbeat::beat(Work::ReadsData);
-            if !take(&block[..count]) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Makes whole numbers other than 0, 1, 2 …, as -1 and 1 or 1 to 3, the names of classes.
     fn name_numbers(&mut self) -> Result<()> {
         if !matches!(self.coding, Coding::Classes) {
             return Ok(());
         }
         let mut numbers = BTreeSet::new();
-        self.each_block(|block| {
-            numbers.extend(block);
+        let mut block = vec![0; 8192];
+        for first in (0..self.rows.rows()).step_by(block.len()) {
+            let count = (self.rows.rows() - first).min(block.len() as u64) as usize;
+            self.classes(first, &mut block[..count])?;
+            heartbeat::beat(Work::ReadsData);
+            numbers.extend(block[..count].iter().copied());
             // It is refused later, and says nothing about the others.
             numbers.remove(&NO_CLASS);
-            numbers.len() <= CLASSES_MAX
-        })?;
-        if numbers.len() <= CLASSES_MAX && guess::are_names(&numbers) {
+            if numbers.len() > CLASSES_MAX {
+                return Ok(());
+            }
+        }
+        if guess::are_names(&numbers) {
             self.class_names = Some(numbers.iter().map(i64::to_string).collect());
             self.coding = Coding::Numbers(numbers.into_iter().collect());
         }

@@ -12,6 +12,7 @@ use crate::open::Source;
 use crate::request::{DataRequest, Trained};
 use crate::scan::{self, LabelsFound};
 use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
+use crate::spec::DataSpec;
 use crate::task::{Classes, TaskSpec};
 
 /// Numbers of the first rows in which identifiers are looked for.
@@ -248,7 +249,9 @@ pub(crate) fn warn(
         }
         let name = |index| format!("feature {}", source.feature(index));
         warn_of_rounding(&format!("{DATA} {data}"), &found.moments, name);
-        warn_of_scales(request, source, &found.moments);
+        if request.normalize != Normalize::Standard {
+            warn_of_scales(data, source, &found.moments);
+        }
         if !found.is_complete {
             tracing::warn!(
                 "{DATA} {data}: more than {} GB of features: {} rows spread over all were checked before training, the others \
@@ -258,49 +261,45 @@ pub(crate) fn warn(
             );
         }
     }
-    warn_of_identifiers(request, source)?;
+    if source.is_table() {
+        warn_of_identifiers(data, source)?;
+    }
     warn_of_labels(request, source, facts);
     warn_of_classes(request, facts, task);
     Ok(())
 }
 
-/// Warns of features that are much smaller than others.
-fn warn_of_scales(request: &DataRequest, source: &Source, moments: &Moments) {
-    let ends = moments.least.iter().zip(&moments.greatest);
-    let sizes = ends.map(|(least, greatest)| least.abs().max(greatest.abs()));
-    let sizes = sizes.enumerate().filter(|(_, size)| *size > 0.0);
-    let small = sizes.clone().min_by(|a, b| a.1.total_cmp(&b.1));
-    let large = sizes.max_by(|a, b| a.1.total_cmp(&b.1));
-    if let (Some((few, small)), Some((many, large))) = (small, large)
-        && request.normalize != Normalize::Standard
-        && guess::are_scales_apart(small, large)
-    {
+/// Warns of features that are much smaller than the largest one.
+fn warn_of_scales(data: &DataSpec, source: &Source, moments: &Moments) {
+    let size = |at: usize| moments.greatest[at].abs().max(moments.least[at].abs());
+    let all = 0..source.features.width;
+    let largest = all.clone().map(size).fold(0.0, f32::max);
+    let small = all.filter(|&at| guess::are_scales_apart(size(at), largest));
+    if let Some(small) = some_of(8, small.map(|at| source.feature(at))) {
         tracing::warn!(
-            "{DATA} {}: feature {} has numbers up to {large:?}, and feature {} only up to {small:?}, from which models \
-             hardly learn beside it; help: set {NORMALIZE} to standard",
-            request.data,
-            source.feature(many),
-            source.feature(few)
+            "{DATA} {data}: features of less than a thousandth of the largest one, {largest:?}, from which models hardly \
+             learn: {small}; help: set {NORMALIZE} to standard"
         );
     }
 }
 
 /// Warns of columns of a table that are likely identifiers, by their first rows.
-fn warn_of_identifiers(request: &DataRequest, source: &Source) -> Result<()> {
-    let (features, width) = (&source.features, source.features.width);
-    let rows = features.rows().min((IDENTIFIERS_NUMBERS / width) as u64);
+fn warn_of_identifiers(data: &DataSpec, source: &Source) -> Result<()> {
+    let width = source.features.width;
+    let rows = source
+        .features
+        .rows()
+        .min((IDENTIFIERS_NUMBERS / width) as u64);
     let mut x = vec![0.0; rows as usize * width];
-    features.read_f32(0, &mut x)?;
-    let numbers = |column: &usize| x.iter().skip(*column).step_by(width).copied().collect();
-    let found = (0..width).filter(|column| guess::are_identifiers(numbers(column)));
+    source.features.read_f32(0, &mut x)?;
+    let numbers = |column: usize| x.iter().skip(column).step_by(width).copied().collect();
+    let found = (0..width).filter(|&column| guess::are_identifiers(numbers(column)));
     let names: Vec<String> = found.map(|column| source.feature(column)).collect();
-    if source.is_table() && !names.is_empty() {
+    if !names.is_empty() {
+        let names = names.join(",");
         tracing::warn!(
-            "{DATA} {}: whole numbers that never repeat, as identifiers do, are features: {}; help: if they are \
-             identifiers, leave them out with {DROP} {}",
-            request.data,
-            listed(&names),
-            names.join(",")
+            "{DATA} {data}: features of whole numbers that never repeat, as identifiers do; help: if they are \
+             identifiers, leave them out: {DROP} {names}"
         );
     }
     Ok(())

@@ -282,7 +282,7 @@ const PURPOSE: u64 = 0x7661_6c2d_7370_6c69;
 #[derive(Clone, Debug)]
 pub(crate) struct Split {
     order: Permutation,
-    /// Another order, of a stratified split: the rows of both sides are sorted.
+    /// Another order, of a stratified split, whose first rows are sorted.
     listed: Option<Arc<[u64]>>,
     rows: u64,
     held_out: u64,
@@ -305,45 +305,22 @@ impl Split {
         })
     }
 
-    /// Holds out this fraction of the rows of each class, rounded up or down, but never all of them.
-    /// `classes` has the class of each row.
-    pub(crate) fn stratified(classes: &[u16], fraction: f64, seed: u64) -> Result<Split> {
-        let split = Split::new(classes.len() as u64, fraction, seed)?;
-        let mut left = vec![0; 1 << 16];
-        classes
-            .iter()
-            .for_each(|&class| left[usize::from(class)] += 1);
-        // Sums are rounded, so that all classes together lose nothing.
-        let share = |rows: u64| (rows as f64 * fraction).round() as u64;
-        let mut end = 0;
-        let wanted = left.iter().map(|&rows: &u64| {
-            end += rows;
-            (share(end) - share(end - rows)).min(rows.saturating_sub(1))
-        });
-        let mut wanted: Vec<u64> = wanted.collect();
-        let mut draws = Draws(derive(derive(seed, PURPOSE), 1));
-        // Each row left of a class is equally likely to be one of those still wanted.
-        let is_held_out = |&row: &u64| {
-            let class = usize::from(classes[row as usize]);
-            let is_chosen = draws.below(left[class]) < wanted[class];
-            left[class] -= 1;
-            wanted[class] -= u64::from(is_chosen);
-            is_chosen
-        };
-        let (mut listed, trained): (Vec<u64>, Vec<u64>) = (0..split.rows).partition(is_held_out);
-        let held_out = listed.len() as u64;
-        ensure!(
-            held_out > 0,
-            "{VAL_SPLIT} {fraction}: expected a row to hold out, got none of {} rows, and each class keeps one; help: \
-             give a larger {VAL_SPLIT}, or more data",
-            split.rows
-        );
+    /// Holds out this fraction of the rows of each class, rounded up or down.
+    pub(crate) fn stratified(classes: &[i64], fraction: f64, seed: u64) -> Result<Split> {
+        let mut split = Split::new(classes.len() as u64, fraction, seed)?;
+        let key = |row: &u64| (classes[*row as usize], split.order.position(*row));
+        let mut rows: Vec<u64> = (0..split.rows).collect();
+        rows.sort_by_cached_key(key);
+        // Classes follow one another in `rows`, and every so many rows one is held out.
+        let share =
+            |rows: usize| rows as u128 * u128::from(split.held_out) / u128::from(split.rows);
+        let is_held_out = |place: &usize| share(place + 1) > share(*place);
+        let (mut listed, trained): (Vec<_>, Vec<_>) = (0..rows.len()).partition(is_held_out);
         listed.extend(trained);
-        Ok(Split {
-            listed: Some(listed.into()),
-            held_out,
-            ..split
-        })
+        let mut listed: Vec<u64> = listed.into_iter().map(|place| rows[place]).collect();
+        listed[..split.held_out as usize].sort_unstable();
+        split.listed = Some(listed.into());
+        Ok(split)
     }
 
     /// How many rows are held out, or are not.

@@ -149,28 +149,7 @@ pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
 
 /// The unpacked bytes of a stream of this many packed ones.
 pub(crate) fn unpacking<'a>(packed: impl BufRead + 'a, bytes: u64) -> Box<dyn Read + 'a> {
-    Box::new(Bounded::new(
-        Gzip(MultiGzDecoder::new(packed), false),
-        bytes,
-    ))
-}
-
-/// Members of gzip, and whether one has been read.
-struct Gzip<R>(MultiGzDecoder<R>, bool);
-
-impl<R: BufRead> Read for Gzip<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Gzip(inner, has_read) = self;
-        let count = inner.read(into);
-        *has_read |= count.is_ok();
-        // The decoder was looking for the header of another member.
-        if *has_read && count.is_err() && inner.header().is_none() {
-            let text = "other bytes follow its compressed data, which gzip -d ignores with a warning; help: if they \
-                        belong to nothing, unpack the file with gzip -dc and pack it again";
-            return Err(io::Error::new(ErrorKind::InvalidData, text));
-        }
-        count
-    }
+    Box::new(Bounded::new(MultiGzDecoder::new(packed), bytes))
 }
 
 /// A stream of at most `left` bytes; more are an error.
@@ -216,7 +195,10 @@ pub(crate) fn unreadable(path: &Path, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => refuse(
             path,
-            format!("{error}; help: check the file with gzip -t or zstd -t, or get it again"),
+            format!(
+                "{error}: it is damaged, cut short, or followed by other bytes, which gzip -t reports and gzip -d ignores; \
+                 help: get it again, or unpack it (gzip -d, zstd -d) and pack it anew"
+            ),
         ),
         _ => reading(path)(error),
     }

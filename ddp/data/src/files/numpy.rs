@@ -10,7 +10,7 @@
 //! bytes.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -90,41 +90,31 @@ fn add(
     Ok(())
 }
 
-/// The most bytes of rows that are put in C order at once.
-const ROWS_BYTES: usize = 16 << 20;
-
 /// Writes the rows of an array in Fortran order, where the first index varies fastest, in C order.
 fn write_in_c_order(mapped: &Mapped, place: &ArrayPlace<'_>, to: &Path) -> Result<()> {
     let (size, rows, row_shape) = (place.element.bytes(), place.shape[0], &place.shape[1..]);
     let width: usize = row_shape.iter().product();
-    let piece_rows = (ROWS_BYTES / (width * size)).clamp(1, rows);
-    let (mut column, mut piece) = (
-        vec![0; piece_rows * size],
-        vec![0; piece_rows * width * size],
-    );
-    let mut out = File::create_new(to).map_err(writing(to))?;
-    for first in (0..rows).step_by(piece_rows) {
+    // The index of a row's number in Fortran order, from that in C order.
+    let index = |index: usize| {
+        let next = |(rest, step, at), dim: &usize| {
+            (rest / dim, step / dim, at + rest % dim * (step / dim))
+        };
+        row_shape.iter().rev().fold((index, width, 0), next).2
+    };
+    let columns: Vec<usize> = (0..width).map(index).collect();
+    let mut out = BufWriter::new(File::create_new(to).map_err(writing(to))?);
+    for row in 0..rows {
         heartbeat::beat(Work::ConvertsData);
-        let count = piece_rows.min(rows - first);
-        for index in 0..width {
-            // The place of a row's number in Fortran order, from that in C order.
-            let (mut rest, mut step, mut at) = (index, width, 0);
-            for dim in row_shape.iter().rev() {
-                step /= dim;
-                at += rest % dim * step;
-                rest /= dim;
-            }
-            let start = place.offset + ((at * rows + first) * size) as u64;
-            let read = mapped.read(start, &mut column[..count * size]);
+        for column in &columns {
+            let mut number = [0; 8];
+            let start = place.offset + ((column * rows + row) * size) as u64;
+            let read = mapped.read(start, &mut number[..size]);
             read.map_err(reading(mapped.path()))?;
-            for (number, row) in column.chunks(size).zip(piece.chunks_mut(width * size)) {
-                row[index * size..][..size].copy_from_slice(number);
-            }
+            out.write_all(&number[..size]).map_err(writing(to))?;
         }
-        out.write_all(&piece[..count * width * size])
-            .map_err(writing(to))?;
     }
-    out.sync_all().map_err(writing(to))
+    let flushed = out.flush().and_then(|()| out.get_ref().sync_all());
+    flushed.map_err(writing(to))
 }
 
 fn open_npy(file: &DataFile<'_>) -> Result<Contents> {

@@ -76,10 +76,9 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
             "expected UTF-8, got {got}; help: save the file as UTF-8"
         )));
     }
-    let mut start = BYTE_ORDER_MARK;
-    let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
-    let has_mark = is_longer && start == BYTE_ORDER_MARK;
-    let offset = if has_mark { start.len() as u64 } else { 0 };
+    let mark = BYTE_ORDER_MARK.len();
+    let has_mark = first.len() > mark && first.starts_with(&BYTE_ORDER_MARK);
+    let offset = if has_mark { mark as u64 } else { 0 };
     let tokens = whole_file(file.path, mapped, Element::U8, offset)?;
     let mut text = TokenFile::new(tokens, "bytes of a text", Some(256));
     text.coding.are_bytes = true;
@@ -195,59 +194,34 @@ fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
     if file.stated.is_none() {
         check_no_header(&mapped).map_err(|why| file.bad(why))?;
     }
-    check_type(&tokens, file.stated.is_some()).map_err(|why| file.bad(why))?;
+    check_type(&tokens, file.stated.is_some())?;
     Ok(TokenFile::new(tokens, "without a header", None))
 }
 
 /// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
-const TINY: u8 = 64;
+const TINY: i64 = 64;
 
 /// Whether nearly all numbers at odd places are below `limit` and many others are not, as if each
 /// number were the half of a wider one.
-fn every_second_is_below<T: Copy + PartialOrd + From<u8>>(limit: u8, numbers: &[T]) -> bool {
+fn every_second_is_below<T: PartialOrd>(limit: T, numbers: &[T]) -> bool {
     let pairs = numbers.as_chunks::<2>().0;
-    let below = |half: usize| {
-        pairs
-            .iter()
-            .filter(|pair| pair[half] < T::from(limit))
-            .count()
-    };
+    let below = |half: usize| pairs.iter().filter(|pair| pair[half] < limit).count();
     let (all, low, high) = (pairs.len(), below(0), below(1));
     all >= 32 && high * 10 >= all * 9 && low * 4 <= all * 3
 }
 
-/// An error if the first tokens look as if they were of another type. Of u16 whose bytes are
-/// swapped many are multiples of 256, while few are below 256.
-fn check_type(array: &Array, is_stated: bool) -> Result<(), String> {
-    let mut first = vec![0; array.rows().min(4096) as usize];
-    array
-        .read_i64(0, &mut first)
-        .map_err(|error| error.to_string())?;
+/// An error if the first tokens look as if they were of a wider type.
+fn check_type(array: &Array, is_stated: bool) -> Result<()> {
+    let (element, name) = (array.element, array.name());
     let limit = if is_stated { 1 } else { TINY };
-    let (element, is_u16) = (array.element, array.element == Element::U16);
-    let wide = if is_u16 {
-        "u32 tokens or int64"
-    } else {
-        "int64"
-    };
-    let narrow = "give tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or";
-    let help = format!(
-        "help: {} save them with np.save, as int64 must be",
-        if is_u16 { narrow } else { "" }
-    );
+    let help = "give tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as \
+                int64 must be";
+    let mut first = vec![0; array.rows().min(4096) as usize];
+    array.read_i64(0, &mut first)?;
     ensure!(
         !every_second_is_below(limit, &first),
-        "expected {element} tokens without a header, got numbers of which every second one is below {limit}, as in {wide}; \
-         {help}"
-    );
-    let count = |is_so: fn(&i64) -> bool| first.iter().filter(|token| is_so(token)).count();
-    let (low, high) = (count(|token| token % 256 == 0), count(|token| *token < 256));
-    let are_swapped = first.len() >= 64 && low * 10 > first.len() && low > 4 * high;
-    ensure!(
-        is_stated || !are_swapped,
-        "expected little-endian u16 tokens without a header, got {low} multiples of 256 among {}, as in big-endian ones; \
-         {help}",
-        first.len()
+        "cannot read {name}: expected {element} tokens without a header, got numbers of which every second one is \
+         below {limit}, as in u32 tokens or wider ones; help: {help}"
     );
     Ok(())
 }

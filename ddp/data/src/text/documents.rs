@@ -181,7 +181,7 @@ impl TextFile<'_> {
             if text.trim().is_empty() {
                 continue;
             }
-            let text = field(&text, self.options.field);
+            let text = field(text.trim_end(), self.options.field);
             let text = text.map_err(|why| self.bad(format!("line {number}: {why}")))?;
             self.give(text, true)?;
         }
@@ -255,9 +255,10 @@ fn field(line: &str, name: &str) -> Result<String, String> {
         serde_json::from_str(&without_nan(line)).map_err(|_| error)
     });
     let mut object: Map<String, Value> = object.map_err(|error| {
-        let (text, column) = (error.to_string(), error.column());
-        let what = text.split(" at line ").next().unwrap_or_default();
-        format!("expected a JSON object: {what} in column {column}")
+        let why = error
+            .to_string()
+            .replace(" at line 1 column ", " in column ");
+        format!("expected a JSON object: {why}")
     })?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
@@ -271,19 +272,19 @@ fn field(line: &str, name: &str) -> Result<String, String> {
     bail!("expected a text in the field {name:?}, got {got}; help: {help}, or correct the line")
 }
 
-/// The line with 0 for the numbers that JSON does not have and Python writes, outside of texts.
+/// A line of JSON with 0 for the numbers of Python that JSON does not have.
 fn without_nan(line: &str) -> String {
-    let mut is_text = false;
-    let part = |part: &str| {
-        let was_text = is_text;
-        let backslashes = part.len() - part.trim_end_matches('\\').len();
-        is_text = !was_text || backslashes % 2 == 1;
-        match was_text {
-            true => part.to_string(),
+    let (mut is_text, mut all) = (false, String::new());
+    for part in line.split_inclusive('"') {
+        all += &match is_text {
+            true => part.into(),
             false => part.replace("NaN", "0").replace("Infinity", "0"),
-        }
-    };
-    line.split('"').map(part).collect::<Vec<_>>().join("\"")
+        };
+        let before = part.trim_end_matches('"').bytes().rev();
+        let is_escaped = before.take_while(|byte| *byte == b'\\').count() % 2 == 1;
+        is_text = !is_text || is_escaped;
+    }
+    all
 }
 
 /// The name without the ending of a compressed file, and how it is compressed.

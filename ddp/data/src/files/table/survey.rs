@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, bail};
 use crate::features::{AUTO, ColumnPlan};
 use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
+use crate::files::table::{
+    Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of,
+};
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
-/// The most columns that a message describes.
-const COLUMNS_SHOWN: usize = 20;
 /// The longest value.
 const VALUE_BYTES_MAX: usize = 4 << 10;
 
@@ -155,65 +155,38 @@ impl Survey {
             problems.push(format!("missing cells in {what}"));
         }
         let help = match request.is_for_model {
-            true => vec![format!(
+            true => format!(
                 "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
                      mean or zero, it takes missing ones)"
-            )],
+            ),
             false => help(&texts, !missing.is_empty()),
         };
-        let separator = separator(texts.len().max(missing.len()));
-        problems.push(format!("help: {}", help.join(separator)));
-        (texts.len() + missing.len() > 0).then(|| columns.bad(problems.join(separator)))
+        let problems = (!problems.is_empty()).then(|| problems.join("\n  "))?;
+        Some(columns.bad(format!("{problems}\n  help: {help}")))
     }
 }
 
-/// What to do about columns of texts and missing cells.
-fn help(texts: &[&SurveyedColumn], any_missing: bool) -> Vec<String> {
-    let others = texts.iter().copied().filter(|column| !column.are_written());
-    let (few, many): (Vec<_>, Vec<_>) = others.partition(|column| column.may_be_categories());
-    let mut help = how_to_write(texts);
-    if !few.is_empty() {
-        help.push(format!(
-            "{CATEGORICAL} {} one-hot encodes the texts",
-            list(&few)
-        ));
-    }
-    if !many.is_empty() {
-        help.push(format!(
-            "{DROP} {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
-             correct its texts",
-            list(&many)
-        ));
-    }
-    if any_missing {
-        help.push(format!("{MISSING} mean or zero fills in missing cells"));
-    }
-    if !texts.is_empty() {
+/// What to do about columns of texts and missing cells, with the settings to paste.
+fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
+    let texts = texts.iter().copied();
+    let (few, many): (Vec<_>, Vec<_>) = texts.partition(|column| column.may_be_categories());
+    let how = if any_missing { "mean" } else { "" };
+    let settings = [
+        (CATEGORICAL, list(&few)),
+        (DROP, list(&many)),
+        (MISSING, how.into()),
+    ];
+    let settings = settings.iter().filter(|(_, value)| !value.is_empty());
+    let settings = settings.map(|(setting, value)| format!("{setting} {value}"));
+    let settings = settings.collect::<Vec<_>>().join(" ");
+    let mut help = how_to_write(&many);
+    help.push(format!("correct these cells, or give {settings}"));
+    if !(few.is_empty() && many.is_empty()) {
         help.push(format!(
             "if one of these columns is the label, name it in {LABELS}"
         ));
     }
-    let cannot_be_read = texts.iter().copied().filter(|one| !one.may_be_categories());
-    let how = if any_missing { "mean" } else { "" };
-    let mut settings = vec![
-        (CATEGORICAL, list(&few)),
-        (DROP, list(&cannot_be_read.collect::<Vec<_>>())),
-        (MISSING, how.into()),
-    ];
-    settings.retain(|(_, value)| !value.is_empty());
-    if settings.len() > 1 {
-        let all = settings
-            .iter()
-            .map(|(setting, value)| format!("{setting} {value}"));
-        let all = all.collect::<Vec<_>>().join(" ");
-        help.push(format!("to train without changing the file: {all}"));
-    }
-    help
-}
-
-/// What stands between the parts of a message that describes so many columns.
-fn separator(columns: usize) -> &'static str {
-    if columns > 1 { "\n  " } else { "; " }
+    help.join("; ")
 }
 
 /// What to do about columns whose texts are numbers or dates to people.
@@ -234,21 +207,13 @@ fn list(columns: &[&SurveyedColumn]) -> String {
     }
 }
 
-/// A few columns described: several have a line each.
+/// A few columns described, each on its line.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    if let [column] = columns {
-        return format!("1 column: {}", describe(column));
-    }
-    let shown = columns.iter().take(COLUMNS_SHOWN);
-    let shown: String = shown
-        .map(|column| format!("\n    {}", describe(column)))
-        .collect();
-    let more = if columns.len() > COLUMNS_SHOWN {
-        "\n    …"
-    } else {
-        ""
-    };
-    format!("{} columns:{shown}{more}", columns.len())
+    let all = columns.iter().take(20).map(|column| describe(column));
+    let all = all.collect::<Vec<_>>().join("\n    ");
+    let plural = if columns.len() == 1 { "" } else { "s" };
+    let more = if columns.len() > 20 { "\n    …" } else { "" };
+    format!("{} column{plural}:\n    {all}{more}", columns.len())
 }
 
 impl SurveyedColumn {
@@ -292,14 +257,12 @@ impl SurveyedColumn {
             false if self.have_leading_zeros() => "whole numbers with leading zeros, ",
             false => "",
         };
-        let name = shown(self.name.as_bytes());
-        format!("\"{name}\" ({kind}{what}, the first in {first})")
+        format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
     }
 
     fn describe_missing(&self) -> String {
         let first = self.first_missing.as_deref().unwrap_or_default();
-        let name = shown(self.name.as_bytes());
-        format!("\"{name}\" ({}, the first in {first})", self.missing)
+        format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
     }
 
     fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
@@ -355,7 +318,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         return Ok(plan);
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
-    let (names, separator) = (list(&refused), separator(refused.len()));
+    let names = list(&refused);
     let mut help = how_to_write(&refused);
     help.push(format!(
         "leave these out with {DROP} {names}, or correct the texts if these are columns of numbers"
@@ -368,7 +331,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     bail!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
          {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
-         different in nearly every row; got {what}{separator}help: {}",
-        help.join(separator)
+         different in nearly every row; got {what}\n  help: {}",
+        help.join("; ")
     )
 }
