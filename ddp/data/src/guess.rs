@@ -168,6 +168,39 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_that_never_repeat_are_identifiers() {
+        let are = |numbers: &[i32]| are_identifiers(numbers.iter().map(|x| *x as f32).collect());
+        let counted: Vec<i32> = (0..300).collect();
+        let mixed: Vec<i32> = (0..300).map(|row| row * 7919 % 300 + 5).collect();
+        assert!(are(&counted) && are(&mixed));
+        assert!(!are(&[&counted[..], &[7]].concat()) && !are(&counted[..20]));
+        assert!(!are_identifiers(
+            (0..300).map(|row| row as f32 / 2.0).collect()
+        ));
+    }
+
+    #[test]
+    fn whole_numbers_with_leading_zeros_are_names_of_digits() {
+        assert!(
+            ["01067", "00"]
+                .iter()
+                .all(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+        let numbers = ["0", "10", "0.5", "0e1", "-01", ""];
+        assert!(
+            !numbers
+                .iter()
+                .any(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+    }
+
+    #[test]
+    fn a_thousandth_is_another_scale() {
+        assert!(are_scales_apart(0.5, 500.0) && !are_scales_apart(0.6, 500.0));
+        assert!(!are_scales_apart(0.0, 500.0));
+    }
+
+    #[test]
     fn a_rare_class_far_from_the_others_is_odd() {
         let odd = |classes: &[(i64, u64)]| odd_class(classes, 1000).map(|(odd, _)| odd.0);
         assert_eq!(odd(&[(0, 500), (1, 499), (99, 1)]), Some(99));

@@ -155,6 +155,16 @@ mod reading {
             })
         }
 
+        /// The type of a column in what pandas wrote. To Parquet a duration is a whole number.
+        fn pandas_type(&self, name: &str) -> Option<String> {
+            let pairs = self.file.metadata().file_metadata().key_value_metadata()?;
+            let pandas = pairs.iter().find(|pair| pair.key == "pandas")?;
+            let pandas: serde_json::Value = serde_json::from_str(pandas.value.as_ref()?).ok()?;
+            let mut columns = pandas.get("columns")?.as_array()?.iter();
+            let column = columns.find(|column| column["field_name"] == *name)?;
+            Some(column["numpy_type"].as_str()?.to_string())
+        }
+
         fn bad(&self, what: String) -> Error {
             refuse(&self.path, what)
         }
@@ -215,8 +225,16 @@ mod reading {
         fn select(&mut self, columns: &[usize]) -> Result<()> {
             let schema = self.file.metadata().file_metadata().schema_descr();
             let read = |&column: &usize| {
-                let bad = |what| self.bad(format!("column \"{}\" {what}", self.names[column]));
+                let bad =
+                    |what: String| self.bad(format!("column \"{}\" {what}", self.names[column]));
                 let leaf = schema.column(self.first_leaves[column]);
+                let kind = self.pandas_type(&self.names[column]).unwrap_or_default();
+                if kind.starts_with("timedelta64") {
+                    return Err(bad(format!(
+                        "holds durations ({kind}): expected numbers; help: save them in a unit: d.dt.total_seconds(), \
+                         or leave it out: {DROP}"
+                    )));
+                }
                 Ok((column, is_unsigned(&leaf).map_err(bad)?))
             };
             self.selected = columns.iter().map(read).collect::<Result<_>>()?;

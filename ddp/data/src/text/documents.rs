@@ -250,15 +250,10 @@ fn begun_bytes(bytes: &[u8]) -> usize {
 
 /// The text in this field of an object.
 fn field(line: &str, name: &str) -> Result<String, String> {
-    let object = serde_json::from_str(line).or_else(|error| {
-        // Without NaN the first error is the one to report.
-        serde_json::from_str(&without_nan(line)).map_err(|_| error)
-    });
-    let mut object: Map<String, Value> = object.map_err(|error| {
-        let why = error
-            .to_string()
-            .replace(" at line 1 column ", " in column ");
-        format!("expected a JSON object: {why}")
+    let object = serde_json::from_str(line).or_else(|_| serde_json::from_str(&without_nan(line)));
+    let mut object: Map<String, Value> = object.map_err(|error: serde_json::Error| {
+        let why = format!("expected a JSON object: {error}");
+        why.replace(" at line 1 column ", " in column ")
     })?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {

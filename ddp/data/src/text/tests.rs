@@ -203,8 +203,13 @@ fn what_is_wrong_with_a_text_is_named() {
         ),
         (
             "c.jsonl",
-            b"\n{\"text\": ",
-            "line 2: expected a JSON object",
+            b"\n{\"text\": x}\n",
+            "c.jsonl: line 2: expected a JSON object: expected value in column 10;",
+        ),
+        (
+            "e.jsonl",
+            b"{\"text\": NaN, \"x\": NaN}",
+            "line 1: expected a text in the field \"text\", got another value",
         ),
         (
             "d.jsonl",
@@ -733,4 +738,14 @@ mod with_tokenizers {
             Err(crate::error::Error::Io { .. })
         ));
     }
+}
+
+#[test]
+fn numbers_that_only_python_writes_do_not_refuse_a_document() {
+    let scratch = Scratch::new();
+    let line =
+        r#"{"a": [NaN, -Infinity], "t\"NaN": Infinity, "text": "NaN, \\\"Infinity\\", "z": NaN}"#;
+    let path = file(&scratch, "a.jsonl", line);
+    let (documents, _) = read(&path, false, &Encoder::Bytes).unwrap();
+    assert_eq!(documents, [r#"NaN, \"Infinity\"#]);
 }

@@ -207,13 +207,22 @@ fn list(columns: &[&SurveyedColumn]) -> String {
     }
 }
 
-/// A few columns described, each on its line.
+/// A few columns described, several of them on a line each.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    let all = columns.iter().take(20).map(|column| describe(column));
-    let all = all.collect::<Vec<_>>().join("\n    ");
-    let plural = if columns.len() == 1 { "" } else { "s" };
+    let (between, plural) = match columns.len() {
+        1 => (" ", ""),
+        _ => ("\n    ", "s"),
+    };
+    let all = columns
+        .iter()
+        .take(20)
+        .map(|column| format!("{between}{}", describe(column)));
     let more = if columns.len() > 20 { "\n    …" } else { "" };
-    format!("{} column{plural}:\n    {all}{more}", columns.len())
+    format!(
+        "{} column{plural}:{}{more}",
+        columns.len(),
+        all.collect::<String>()
+    )
 }
 
 impl SurveyedColumn {
