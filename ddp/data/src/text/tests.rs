@@ -204,7 +204,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "c.jsonl",
             b"\n{\"text\": x}\n",
-            "c.jsonl: line 2: expected a JSON object: expected value in column 10;",
+            "c.jsonl: line 2: expected a JSON object: expected value in column 10",
         ),
         (
             "e.jsonl",
