@@ -12,9 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, bail};
 use crate::features::{AUTO, ColumnPlan};
 use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{
-    Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of,
-};
+use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 
@@ -327,20 +325,16 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         return Ok(plan);
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
-    let names = list(&refused);
-    let mut help = how_to_write(&refused);
-    help.push(format!(
-        "leave these out with {DROP} {names}, or correct the texts if these are columns of numbers"
-    ));
+    let mut help = help(&refused, false);
     if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
-        help.push(format!(
-            "to encode their texts as they are: {CATEGORICAL} {AUTO},{names}"
-        ));
+        help += &format!(
+            "; to encode their texts as they are: {CATEGORICAL} {AUTO},{}",
+            list(&refused)
+        );
     }
     bail!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
          {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
-         different in nearly every row; got {what}\n  help: {}",
-        help.join("; ")
+         different in nearly every row; got {what}\n  help: {help}"
     )
 }

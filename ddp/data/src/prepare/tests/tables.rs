@@ -292,7 +292,7 @@ fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
         (
             |row| format!("F{row}"),
             "\"c\" (40 different in 40 cells, the first in line 2: \"F0\")",
-            "leave these out with `drop` c",
+            "correct these cells, or give `drop` c",
         ),
     ];
     for (cell, what, help) in cases {
