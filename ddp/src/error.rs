@@ -27,7 +27,7 @@ impl fmt::Display for ShownError {
             | Error::Remote { .. }
             | Error::Io(_)
             | Error::Stopped(_) => {
-                // Lines that describe columns are indented, so that none looks like another message.
+                // Lines that describe columns are indented, so that none can pose as a message.
                 let lines: Vec<_> = text.split("\n  ").map(shown).collect();
                 f.write_str(&lines.join("\n  "))
             }
@@ -73,5 +73,18 @@ impl ddp_comm::HasExitCode for ShownError {
 
     fn reporter(&self) -> Option<usize> {
         self.0.reporter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indented_lines_of_bad_data_stay_lines_and_others_are_escaped() {
+        let text = "t.csv: texts in 2 columns:\n    \"a\"\n    \"b\nc\"\n  help: \u{1b}[1m";
+        let shown = ShownError(Error::Data(text.into())).to_string();
+        let expected = "t.csv: texts in 2 columns:\n    \"a\"\n    \"b\\nc\"\n  help: \\u{1b}[1m";
+        assert_eq!(shown, expected);
     }
 }

@@ -41,8 +41,8 @@ pub(crate) fn label_column(columns: &[String], is_other: impl Fn(&str) -> bool) 
     columns.iter().rev().find(|name| !is_other(name))
 }
 
-/// Whether class numbers are names: they are not 0, 1, 2 … but 1 to 3, -1 and 1, or 0, 2 and 6. -1,
-/// 0 and 1 are classes too, while a single -3 among classes from 0 on is a mistake.
+/// Whether class numbers are names: not 0, 1, 2 … but 1 to 3, -1 and 1, or 0, 2 and 6. -1, 0 and 1
+/// are classes too, while a single -3 among classes from 0 on is a mistake.
 pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
     let mut pairs = numbers.iter().zip(numbers.iter().skip(1));
     let has_gap = pairs.any(|(a, b)| b.abs_diff(*a) > 1);
