@@ -173,7 +173,7 @@ fn what_is_wrong_with_a_text_is_named() {
     let scratch = Scratch::new();
     let long = "é".repeat(5000);
     let late = [long.as_bytes(), b"\xff"].concat();
-    let cases: [(&str, &[u8], &str); 13] = [
+    let cases: [(&str, &[u8], &str); 14] = [
         ("a.txt", b"ab\xffcd", "a.txt: byte 2: expected UTF-8"),
         ("b.txt", &late, "b.txt: byte 10000: expected UTF-8"),
         ("cut.txt", b"ab\xe2\x82", "cut.txt: byte 2: expected UTF-8"),
