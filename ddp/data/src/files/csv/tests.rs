@@ -108,6 +108,15 @@ fn spaces_around_cells_do_not_count() {
         "a , b,c\n 1,\"2\"\t ,\" 3 \"\n",
         &[(1, &["a", "b", "c"]), (2, &["1", "2", "3"])],
     );
+    // In quotes those of a text do: `cat` and `" cat"` are two texts, as in pandas.
+    assert_reads(
+        "a,b,c\n cat ,\" cat\",\"NA \"\n\"a\"\"b \", x\" ,\"  \"\n",
+        &[
+            (1, &["a", "b", "c"]),
+            (2, &["cat", " cat", "NA"]),
+            (3, &["a\"b ", "x\"", ""]),
+        ],
+    );
 }
 
 #[test]
