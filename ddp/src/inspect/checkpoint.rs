@@ -14,6 +14,7 @@ use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
 use crate::shown::{shown, significant};
+use crate::tasks::BestBy;
 use crate::units::plural;
 
 /// Inspects the checkpoint in `folder`.
@@ -108,7 +109,11 @@ pub(super) fn evaluation(best: &Best) -> String {
     let (loss, step) = (significant(best.loss, 4), best.step);
     let accuracy = |part: f64| format!(", accuracy {:.2}%", 100.0 * part);
     let accuracy = best.accuracy.map(accuracy).unwrap_or_default();
-    format!("loss {loss}{accuracy}, after step {step}")
+    let by = match best.by() {
+        (BestBy::Loss | BestBy::Accuracy, _) => String::new(),
+        (by, figure) => format!(", {}", by.text(figure)),
+    };
+    format!("loss {loss}{accuracy}{by}, after step {step}")
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {

@@ -7,6 +7,7 @@ use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 
+use super::ranking::Ranking;
 use crate::error::Result;
 
 /// Up to this many classes every pair of class and answer is counted: 8 MB.
@@ -17,8 +18,10 @@ const TABLE_CLASSES_MAX: usize = 1024;
 pub struct ClassCounts {
     classes: usize,
     /// Rows of each class (C), answers (C), right answers (C); and the rows of each class by answer
-    /// (C, C), unless there are many classes.
+    /// (C, C), unless there are many classes. Of two classes also the pairs of `Ranking` (1).
     sums: Vec<i64>,
+    /// Of two classes: the scores of this rank's rows.
+    ranking: Option<Ranking>,
 }
 
 impl ClassCounts {
@@ -28,8 +31,13 @@ impl ClassCounts {
             0..=TABLE_CLASSES_MAX => classes * classes,
             _ => 0,
         };
-        let sums = vec![0; 3 * classes + table];
-        ClassCounts { classes, sums }
+        let ranking = (classes == 2).then(Ranking::default);
+        let pairs = usize::from(ranking.is_some());
+        ClassCounts {
+            classes,
+            sums: vec![0; 3 * classes + table + pairs],
+            ranking,
+        }
     }
 
     /// Counts an answer for a row of this class, and returns the answer.
@@ -41,11 +49,17 @@ impl ClassCounts {
         if let Some(count) = self.sums.get_mut(3 * classes + class * classes + answer) {
             *count += 1;
         }
+        if let Some(ranking) = &mut self.ranking {
+            ranking.add(class, logits);
+        }
         answer
     }
 
     /// Adds up the counts of all ranks, which call it together.
     pub fn add_up(&mut self, group: &Group) -> Result<()> {
+        if let (Some(ranking), Some(pairs)) = (&mut self.ranking, self.sums.last_mut()) {
+            *pairs = ranking.right_pairs_twice(group)?;
+        }
         let sums = Tensor::from_slice(&self.sums, &[self.sums.len()], Device::Cpu)?;
         let sums = sums.named("counts of classes");
         group.all_reduce(&sums, Reduce::Sum, &Stream::default_of(Device::Cpu)?)?;
@@ -71,6 +85,19 @@ impl ClassCounts {
     fn part(&self, index: usize) -> Vec<u64> {
         let part = &self.sums[index * self.classes..][..self.classes];
         part.iter().map(|count| count.cast_unsigned()).collect()
+    }
+
+    /// The area under the ROC curve, once counts are added up; None unless there are two classes
+    /// and both have rows.
+    pub fn auc(&self) -> Option<f64> {
+        self.ranking.as_ref()?;
+        let pairs: f64 = self.rows().into_iter().map(|rows| rows as f64).product();
+        (pairs > 0.0).then(|| *self.sums.last().expect("pairs") as f64 / (2.0 * pairs))
+    }
+
+    /// The scores of each class.
+    pub(crate) fn scores(&self) -> Vec<ClassScores> {
+        class_scores(&self.rows(), &self.answers(), &self.right())
     }
 
     /// For each class its rows by answer; None if there are many classes.

@@ -11,6 +11,7 @@ use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 
 pub use self::weights::ClassWeights;
+use super::best::BestBy;
 use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task};
 use crate::error::Result;
 use crate::samples::SampleCollector;
@@ -48,6 +49,15 @@ impl Task for LearnClasses {
 
     fn accuracy(&self, stats: &Stats) -> Option<f64> {
         Some(stats.accuracy())
+    }
+
+    fn measures(&self, targets: &TensorSpec) -> Vec<BestBy> {
+        let mut measures = vec![BestBy::Loss, BestBy::Accuracy];
+        if targets.elements() == 1 {
+            measures.push(BestBy::Balanced);
+            measures.extend(Some(BestBy::Auc).filter(|_| self.0.count() == 2));
+        }
+        measures
     }
 
     fn wrong_target(&self, target: f64) -> Option<String> {

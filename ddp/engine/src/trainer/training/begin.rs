@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
 use crate::model::data_shape;
+use crate::setting::STOP_AFTER;
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
 use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
@@ -47,7 +48,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_log(log.as_mut(), &options.out, world)?,
             false => {
-                begin(options, &run, kept, held_out.as_ref(), times_matmuls);
+                begin(options, &run, kept, times_matmuls);
                 false
             }
         };
@@ -101,7 +102,6 @@ fn begin(
     options: &Config,
     run: &Assembled,
     kept: &mut Kept,
-    held_out: Option<&String>,
     times_matmuls: bool,
 ) {
     kept.clock = Clock::new(kept.clock.has_rates);
@@ -109,9 +109,6 @@ fn begin(
         return;
     };
     let totals = &mut kept.totals;
-    if resume::has_other_held_out_rows(held_out, before) {
-        (totals.best, totals.last) = (None, None);
-    }
     totals.held_out = before.held_out.clone();
     // Another number of ranks has matmuls of other shapes, unless each has whole shards.
     let has_as_many = || before.world.ranks == run.places.len();
@@ -169,11 +166,17 @@ fn prepare(
             "training sets no limit to the size of the model".into(),
         )),
         Prepared::Finished(opened) => {
-            tracing::info!(
-                "the run in {} has taken all its {} steps: nothing is left to do",
-                options.out.display(),
-                opened.state.step
-            );
+            let (out, state) = (options.out.display(), &opened.state);
+            let step = state.step;
+            match options.stop_after.filter(|_| step < state.schedule.steps) {
+                None => tracing::info!(
+                    "the run in {out} has taken all its {step} steps: nothing is left to do"
+                ),
+                Some(most) => tracing::info!(
+                    "the run in {out} has stopped early after step {step}: nothing is left to do; \
+                     help: {STOP_AFTER} above {most} lets it continue"
+                ),
+            }
             if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
                 report(program, options);
             }
