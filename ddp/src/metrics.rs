@@ -334,7 +334,7 @@ impl Run {
     pub(crate) fn eval_texts(&self) -> impl DoubleEndedIterator<Item = (u64, String)> {
         let text = |at: usize| {
             let finite = |value: &f64| value.is_finite();
-            let value = |name| Some(self.evals.columns.get(name)?[at]).filter(finite);
+            let value = |name: &str| Some(self.evals.columns.get(name)?[at]).filter(finite);
             let mut text = format!("loss {}", significant(value("loss").unwrap_or(f64::NAN), 4));
             if let Some(part) = value("accuracy") {
                 text += &format!(", accuracy {:.2}%", 100.0 * part);

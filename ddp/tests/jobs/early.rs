@@ -29,7 +29,9 @@ fn left(folder: &Folder, last: u64) -> Left {
 fn ended_early(folder: &Folder, ended: &Ended) -> (u64, u64) {
     ended.assert_well();
     let log = folder.metrics_log();
-    let aucs: Vec<f64> = (log.all("eval").iter()).map(|it| number(it, "auc")).collect();
+    let aucs: Vec<f64> = (log.all("eval").iter())
+        .map(|it| number(it, "auc"))
+        .collect();
     let most = aucs.iter().copied().fold(0.0, f64::max);
     let best = 2 * (1 + aucs.iter().position(|auc| *auc == most).unwrap()) as u64;
     let last = 2 * aucs.len() as u64;
@@ -39,10 +41,16 @@ fn ended_early(folder: &Folder, ended: &Ended) -> (u64, u64) {
          step {best}"
     );
     let end = log.end().unwrap();
-    assert_eq!((&end["reason"], &end["exit_code"]), (&Value::from(&*reason), &Value::from(0)));
+    assert_eq!(
+        (&end["reason"], &end["exit_code"]),
+        (&Value::from(&*reason), &Value::from(0))
+    );
     assert!(ended.stderr.contains(&reason), "{ended}");
     let saved = saved(folder);
-    assert!(saved.contains(&best) && saved.last() == Some(&last), "{saved:?}");
+    assert!(
+        saved.contains(&best) && saved.last() == Some(&last),
+        "{saved:?}"
+    );
     (last, best)
 }
 
@@ -78,20 +86,39 @@ fn a_run_stops_early_after_the_same_step_on_any_ranks_resumed_or_with_a_lost_one
 
     // The report, `eval` and a resume know it.
     let report = std::fs::read_to_string(alone.out().join("report.html")).unwrap();
-    let parts = [&*format!("stopped early after step {last}"), "✓</span> done", "<dt>AUC</dt>"];
+    let parts = [
+        &*format!("stopped early after step {last}"),
+        "✓</span> done",
+        "<dt>AUC</dt>",
+    ];
     assert!(parts.iter().all(|part| report.contains(part)), "{report}");
     let data = RUN.split(' ').nth(1).unwrap();
-    let ended = alone.alone(&format!("eval --checkpoint OUT --data {data}")).run();
+    let ended = alone
+        .alone(&format!("eval --checkpoint OUT --data {data}"))
+        .run();
     let found = format!("(the best by validation AUC), after step {best}\n");
-    assert!(ended.stdout.contains(&found) && ended.stdout.contains("%, AUC 0."), "{ended}");
+    assert!(
+        ended.stdout.contains(&found) && ended.stdout.contains("%, AUC 0."),
+        "{ended}"
+    );
     let before = alone.tree();
     let ended = alone.alone(&format!("{run} --resume auto")).run();
     ended.assert_well();
-    let text = format!("has stopped early after step {last}: nothing is left to do; help: --stop-after \
-                        above 3 lets it continue");
-    assert!(ended.stderr.contains(&text) && alone.tree() == before, "{ended}");
-    let ended = alone.alone(&format!("{RUN} --stop-after 4 --resume auto")).run();
+    let text = format!(
+        "has stopped early after step {last}: nothing is left to do; help: --stop-after \
+                        above 3 lets it continue"
+    );
+    assert!(
+        ended.stderr.contains(&text) && alone.tree() == before,
+        "{ended}"
+    );
+    let ended = alone
+        .alone(&format!("{RUN} --stop-after 4 --resume auto"))
+        .run();
     ended.assert_well();
     let evals = alone.metrics_log().all("eval").len() as u64;
-    assert!(2 * evals > last && alone.metrics_log().all("resume").len() == 1, "{ended}");
+    assert!(
+        2 * evals > last && alone.metrics_log().all("resume").len() == 1,
+        "{ended}"
+    );
 }

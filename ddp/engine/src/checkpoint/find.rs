@@ -159,12 +159,7 @@ pub(super) fn best_or(
     out: &Path,
     is_last: bool,
 ) -> Result<Option<Chosen>> {
-    let chosen = |opened: Opened, why: String| {
-        Ok(Some(Chosen {
-            opened,
-            why,
-        }))
-    };
+    let chosen = |opened: Opened, why: String| Ok(Some(Chosen { opened, why }));
     let Some(best) = newest.state.best else {
         return chosen(newest, "the newest; none was evaluated".into());
     };

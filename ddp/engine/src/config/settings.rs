@@ -18,9 +18,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::values::{
-    BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
-    MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, Resident,
-    Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
+    LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
+    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;

@@ -19,9 +19,7 @@ pub(super) struct Ranking([Vec<f64>; 2]);
 impl Ranking {
     /// Adds a row of this class.
     pub(super) fn add(&mut self, class: usize, logits: &[f32]) {
-        // Adding 0 makes -0 equal to 0.
-        let score = f64::from(logits[1]) - f64::from(logits[0]) + 0.0;
-        self.0[class].push(score);
+        self.0[class].push(f64::from(logits[1]) - f64::from(logits[0]));
     }
 
     /// Twice the pairs that are in the right order, of this rank's rows of the second class and all
@@ -62,15 +60,16 @@ mod tests {
         let of_rank = |world: World| {
             let mut counts = ClassCounts::of(2);
             for (class, score) in rows.iter().skip(world.rank()).step_by(ranks) {
-                counts.count(*class, &[-score, 0.0]);
+                counts.count(*class, &[0.0, *score]);
             }
             let group = world.group("counts").unwrap();
             counts.add_up(&group).unwrap();
             counts.auc()
         };
         let aucs: Vec<_> = std::thread::scope(|scope| {
-            let threads = worlds.into_iter().map(|world| scope.spawn(|| of_rank(world)));
-            let threads: Vec<_> = threads.collect();
+            let of_rank = &of_rank;
+            let start = |world| scope.spawn(move || of_rank(world));
+            let threads: Vec<_> = worlds.into_iter().map(start).collect();
             threads.into_iter().map(|it| it.join().unwrap()).collect()
         });
         assert!(aucs.iter().all(|of_rank| *of_rank == aucs[0]), "{aucs:?}");
@@ -91,7 +90,11 @@ mod tests {
             // The example of scikit-learn's roc_auc_score: scores 0.1, 0.4, 0.35, 0.8.
             (&[0.1, 0.4], &[0.35, 0.8], Some(0.75)),
             // Of six pairs three are right, and two are ties: -0 is 0.
-            (&[-1.0, 0.0, 2.0], &[-0.0, 2.0], Some((1.0 + 0.5 + 2.0 + 0.5) / 6.0)),
+            (
+                &[-1.0, 0.0, 2.0],
+                &[-0.0, 2.0],
+                Some((1.0 + 0.5 + 2.0 + 0.5) / 6.0),
+            ),
             (&[1.0], &[], None),
             (&[], &[1.0], None),
         ] {

@@ -87,7 +87,8 @@ const FIGURES: [(&str, &str); 5] = [
 
 /// Those that `figure` has, as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
 pub fn figures_text(figure: impl Fn(&str) -> Option<f64>) -> String {
-    let one = |(name, shown)| Some(format!(", {shown} {}", significant(figure(name)?, 4)));
+    let one =
+        |(name, shown): (&str, &str)| Some(format!(", {shown} {}", significant(figure(name)?, 4)));
     let of_classes = [BestBy::Balanced, BestBy::Auc];
     let of_classes = of_classes.map(|by| Some(format!(", {}", by.text(figure(by.names()[0])?))));
     let all = FIGURES.into_iter().map(one).chain(of_classes);

@@ -8,9 +8,7 @@ use ddp_nn::optim::Schedule;
 use crate::checkpoint::Progress;
 use crate::config::{BestBy, Config, Length};
 use crate::error::{Error, Result};
-use crate::setting::{
-    BATCH_SIZE, BEST, DATA, DROP_LAST, EPOCHS, FREEZE, STOP_AFTER, WARMUP_STEPS,
-};
+use crate::setting::{BATCH_SIZE, BEST, DATA, DROP_LAST, EPOCHS, FREEZE, STOP_AFTER, WARMUP_STEPS};
 use crate::tasks::{self, Task};
 
 /// The largest number of steps: TOML has no larger whole number.
@@ -80,7 +78,11 @@ impl Config {
             Some(evaluations) => Some(format!("{STOP_AFTER} {evaluations}")),
             None => Some(best.clone()).filter(|_| !self.best.is_loss()),
         };
-        let of_one_class = || held_out.rows_of_classes().is_some_and(|all| all.contains(&0));
+        let of_one_class = || {
+            held_out
+                .rows_of_classes()
+                .is_some_and(|all| all.contains(&0))
+        };
         let text = match asks {
             _ if !measures.contains(&self.best) => {
                 let names: Vec<_> = measures.iter().map(|measure| measure.name()).collect();

@@ -229,6 +229,9 @@ mod tests {
         totals.best = None;
         totals.note_evaluation(4, by_loss(4, 2.2));
         assert_eq!(totals.best.map(|best| best.step), Some(4));
-        assert_eq!((totals.progress.best.unwrap().step, totals.progress.since), (1, 3));
+        assert_eq!(
+            (totals.progress.best.unwrap().step, totals.progress.since),
+            (1, 3)
+        );
     }
 }

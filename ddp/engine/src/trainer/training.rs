@@ -34,6 +34,9 @@ use crate::trace::RunTrace;
 /// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
+/// How a run ends that has taken all its steps.
+const DONE: &str = "done";
+
 /// What a trace shows of the loop.
 const STEP: Label = Label::new(Lane::Step, "step");
 const LOG: Label = Label::new(Lane::Step, "log");
@@ -149,8 +152,9 @@ impl Trainer<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
-        if self.run.plan.steps < self.state.schedule.steps {
-            self.program.note(&self.outcome());
+        let outcome = self.outcome();
+        if outcome != DONE {
+            self.program.note(&outcome);
         }
         let best = self.kept.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
@@ -162,11 +166,11 @@ impl Trainer<'_> {
         self.program.finish();
     }
 
-    /// `done`, or that the run has stopped early.
+    /// `DONE`, or that the run has stopped early.
     fn outcome(&self) -> String {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
         let Some(most) = self.options.stop_after.filter(|_| step < steps) else {
-            return "done".into();
+            return DONE.into();
         };
         let best = self.kept.totals.progress.best;
         let best = best.map_or("none".into(), |best| format!("that of step {}", best.step));
@@ -528,6 +532,9 @@ mod tests {
         );
         best.by = Some((BestBy::Balanced, 0.7125));
         let text = describe_best(Path::new("out"), best);
-        assert!(text.ends_with("step-00000012, balanced accuracy 71.25%"), "{text}");
+        assert!(
+            text.ends_with("step-00000012, balanced accuracy 71.25%"),
+            "{text}"
+        );
     }
 }

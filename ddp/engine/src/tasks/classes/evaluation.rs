@@ -111,7 +111,10 @@ impl Evaluation for Answers {
             format!("; the largest class has {:.2}% of the rows", 100.0 * part)
         });
         let balanced = 100.0 * balanced_accuracy(&self.counts.scores());
-        let auc = self.counts.auc().map(|auc| format!(", {}", BestBy::Auc.text(auc)));
+        let auc = self
+            .counts
+            .auc()
+            .map(|auc| format!(", {}", BestBy::Auc.text(auc)));
         let auc = auc.unwrap_or_default();
         format!(
             "loss {loss:.4}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \

@@ -101,7 +101,10 @@ fn names_of_layers_freeze_their_parameters() {
 
 #[test]
 fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
-    let (two, ten) = ("synthetic:classification,classes=2,rows=40", "glyphs,rows=10");
+    let (two, ten) = (
+        "synthetic:classification,classes=2,rows=40",
+        "glyphs,rows=10",
+    );
     let numbers = "synthetic:regression,rows=10";
     let plan = |data: &str, best, stop_after| {
         let (options, data) = changed(data, |options| {
@@ -113,16 +116,36 @@ fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
         })
     };
     use BestBy::{Accuracy, Auc, Balanced, Loss};
-    for (data, best) in [(two, Auc), (ten, Balanced), (ten, Accuracy), (numbers, Loss)] {
+    for (data, best) in [
+        (two, Auc),
+        (ten, Balanced),
+        (ten, Accuracy),
+        (numbers, Loss),
+    ] {
         plan(data, best, Some(1)).unwrap();
     }
     let [two_none, ten_none] = [two, ten].map(|data| format!("{data},held-out=0"));
     plan(&two_none, Loss, None).unwrap();
     for (data, best, stop_after, part) in [
-        (ten, Auc, None, "`best` auc: expected one of loss, accuracy, balanced for"),
-        (numbers, Accuracy, None, "`best` accuracy: expected one of loss for regression"),
+        (
+            ten,
+            Auc,
+            None,
+            "`best` auc: expected one of loss, accuracy, balanced for",
+        ),
+        (
+            numbers,
+            Accuracy,
+            None,
+            "`best` accuracy: expected one of loss for regression",
+        ),
         (&*two_none, Auc, None, "`best` auc: expected held-out rows"),
-        (&*ten_none, Loss, Some(3), "`stop-after` 3: expected held-out rows"),
+        (
+            &*ten_none,
+            Loss,
+            Some(3),
+            "`stop-after` 3: expected held-out rows",
+        ),
     ] {
         let text = plan(data, best, stop_after).unwrap_err();
         assert!(text.contains(part), "{text}");
@@ -136,11 +159,17 @@ fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
         std::fs::write(folder.join(name), text).unwrap();
         folder.join(name).display().to_string()
     };
-    let (train, held_out) = (file("train.csv", ["a", "b"]), file("held-out.csv", ["a"; 2]));
+    let (train, held_out) = (
+        file("train.csv", ["a", "b"]),
+        file("held-out.csv", ["a"; 2]),
+    );
     let (options, data) = changed(&train, |options| {
         (options.best, options.val_data) = (Auc, Some(held_out.parse().unwrap()));
     });
     std::fs::remove_dir_all(folder).unwrap();
     let text = options.plan(&data).unwrap_err().to_string();
-    assert!(text.contains("`best` auc: expected held-out rows of both classes"), "{text}");
+    assert!(
+        text.contains("`best` auc: expected held-out rows of both classes"),
+        "{text}"
+    );
 }

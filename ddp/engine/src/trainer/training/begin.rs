@@ -98,12 +98,7 @@ impl<'a> Trainer<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(
-    options: &Config,
-    run: &Assembled,
-    kept: &mut Kept,
-    times_matmuls: bool,
-) {
+fn begin(options: &Config, run: &Assembled, kept: &mut Kept, times_matmuls: bool) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
         return;

@@ -116,7 +116,11 @@ impl Trainer<'_> {
         figures.extend(numbers_figures(&columns));
         if let Some(collector) = &mut collector {
             let of_classes = collector.add_up(&self.run.main)?;
-            figures.extend(of_classes.into_iter().filter(|_| counts && stats.loss().is_finite()));
+            figures.extend(
+                of_classes
+                    .into_iter()
+                    .filter(|_| counts && stats.loss().is_finite()),
+            );
         }
         let event = EvalEvent {
             step: number,
