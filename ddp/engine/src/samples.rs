@@ -257,10 +257,12 @@ impl SampleCollector {
     /// accuracy, and of two classes AUC.
     pub fn add_up(&mut self, group: &Group) -> Result<Vec<(&'static str, f64)>> {
         self.counts.add_up(group)?;
-        let balanced = Some(balanced_accuracy(&self.counts.scores()));
-        let figures = [("balanced_accuracy", balanced), ("auc", self.counts.auc())];
-        let known = figures.map(|(name, figure)| Some((name, figure?)));
-        Ok(known.into_iter().flatten().collect())
+        let balanced = balanced_accuracy(&self.counts.scores());
+        let auc = self.counts.auc().map(|auc| ("auc", auc));
+        Ok([("balanced_accuracy", balanced)]
+            .into_iter()
+            .chain(auc)
+            .collect())
     }
 
     /// Gathers the samples of all ranks, which call it together after `add_up`. Returns all on rank 0.

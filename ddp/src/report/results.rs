@@ -39,33 +39,32 @@ pub(crate) fn results(run: &Run) -> Figures {
     let part = |value: Option<f64>| value.map(|value| percent(Some(value)));
     let (steps, evals, has_ended) = (&run.steps, &run.evals, run.end().is_some());
     let accuracy = run.of_end("accuracy").or_else(|| evals.newest("accuracy"));
-    let best = |by: BestBy| match run.best().map(|best| (best.by(), count(best.step))) {
-        Some(((BestBy::Loss, loss), step)) if by == BestBy::Loss => {
-            format!("lowest {}, after step {step}", figure(Some(loss)))
-        }
-        Some(((best, figure), step)) if by == best => {
-            format!("the best model: {}, after step {step}", by.text(figure))
-        }
-        _ => String::new(),
-    };
-    let note = joined(&[&accuracy_note(run), &best(BestBy::Accuracy)]);
-    all.add("Accuracy", part(accuracy), note);
+    all.add("Accuracy", part(accuracy), accuracy_note(run));
     // The confusion matrix is of the last evaluation of the run.
     let confusion = run.confusion.as_ref().filter(|_| has_ended);
     let balanced = confusion.map(|confusion| balanced_accuracy(&confusion.scores()));
     let balanced = balanced.or_else(|| evals.newest("balanced_accuracy"));
-    let note = joined(&["the mean recall of the classes", &best(BestBy::Balanced)]);
+    let note = "the mean recall of the classes";
     all.add("Balanced accuracy", part(balanced), note);
     let of_eval = |field: &str| number(evals.newest(field));
-    let note = joined(&["held out", &best(BestBy::Auc)]);
-    all.add("AUC", of_eval("auc"), note);
+    all.add("AUC", of_eval("auc"), "held out");
     let note = "held out, in the units of the labels";
     all.add("RMSE", of_eval("rmse"), note);
     all.add("R²", of_eval("r2"), "of the held-out rows");
     let columns = format!("over {} columns, held out", run.column_errors.len());
     all.add("Mean R²", of_eval("mean_r2"), columns);
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
-    all.add("Held-out loss", number(held_out), best(BestBy::Loss));
+    let best = run
+        .best()
+        .map_or(String::new(), |best| match (best.by(), count(best.step)) {
+            ((BestBy::Loss, loss), step) => {
+                format!("lowest {}, after step {step}", figure(Some(loss)))
+            }
+            ((by, figure), step) => {
+                format!("the best model has {}, after step {step}", by.text(figure))
+            }
+        });
+    all.add("Held-out loss", number(held_out), best);
     all.add("Perplexity", of_eval("perplexity"), "held out");
     all.add("Bits per byte", of_eval("bits_per_byte"), "held out");
     let loss = run.of_end("loss").or_else(|| steps.last("loss"));

@@ -199,10 +199,6 @@ impl State {
         let state = State {
             best: finite(self.best),
             last: finite(self.last),
-            progress: Progress {
-                best: finite(self.progress.best),
-                ..self.progress
-            },
             ..self.clone()
         };
         let mut bytes =
@@ -306,18 +302,17 @@ impl Best {
         self.by.unwrap_or((BestBy::Loss, self.loss))
     }
 
-    /// Whether it is better than another evaluation.
-    pub fn is_better(&self, other: &Best) -> bool {
-        match (self.by(), other.by().1) {
-            ((BestBy::Loss, loss), other) => loss < other,
-            ((_, figure), other) => figure > other,
-        }
+    /// Lower for a better evaluation.
+    pub fn cost(&self) -> f64 {
+        self.by.map_or(self.loss, |(_, figure)| -figure)
     }
 
     /// Whether JSON can hold it.
     pub(crate) fn is_finite(&self) -> bool {
-        let is_finite = |figure: f64| figure.is_finite();
-        is_finite(self.loss) && is_finite(self.by().1) && self.accuracy.is_none_or(is_finite)
+        let accuracy = self.accuracy.unwrap_or(0.0);
+        [self.loss, self.cost(), accuracy]
+            .iter()
+            .all(|figure| figure.is_finite())
     }
 }
 

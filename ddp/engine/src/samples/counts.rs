@@ -7,7 +7,7 @@ use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 
-use super::ranking::Ranking;
+use super::ranking::right_pairs_twice;
 use crate::error::Result;
 
 /// Up to this many classes every pair of class and answer is counted: 8 MB.
@@ -18,10 +18,10 @@ const TABLE_CLASSES_MAX: usize = 1024;
 pub struct ClassCounts {
     classes: usize,
     /// Rows of each class (C), answers (C), right answers (C); and the rows of each class by answer
-    /// (C, C), unless there are many classes. Of two classes also the pairs of `Ranking` (1).
+    /// (C, C), unless there are many classes; when added up, also `right_pairs_twice` (1).
     sums: Vec<i64>,
-    /// Of two classes: the scores of this rank's rows.
-    ranking: Option<Ranking>,
+    /// Of two classes: the scores of this rank's rows, by class.
+    scores: [Vec<f64>; 2],
 }
 
 impl ClassCounts {
@@ -31,12 +31,11 @@ impl ClassCounts {
             0..=TABLE_CLASSES_MAX => classes * classes,
             _ => 0,
         };
-        let ranking = (classes == 2).then(Ranking::default);
-        let pairs = usize::from(ranking.is_some());
+        let (sums, scores) = (vec![0; 3 * classes + table], Default::default());
         ClassCounts {
             classes,
-            sums: vec![0; 3 * classes + table + pairs],
-            ranking,
+            sums,
+            scores,
         }
     }
 
@@ -49,17 +48,15 @@ impl ClassCounts {
         if let Some(count) = self.sums.get_mut(3 * classes + class * classes + answer) {
             *count += 1;
         }
-        if let Some(ranking) = &mut self.ranking {
-            ranking.add(class, logits);
+        if classes == 2 {
+            self.scores[class].push(f64::from(logits[1]) - f64::from(logits[0]));
         }
         answer
     }
 
     /// Adds up the counts of all ranks, which call it together.
     pub fn add_up(&mut self, group: &Group) -> Result<()> {
-        if let (Some(ranking), Some(pairs)) = (&mut self.ranking, self.sums.last_mut()) {
-            *pairs = ranking.right_pairs_twice(group)?;
-        }
+        self.sums.push(right_pairs_twice(&mut self.scores, group)?);
         let sums = Tensor::from_slice(&self.sums, &[self.sums.len()], Device::Cpu)?;
         let sums = sums.named("counts of classes");
         group.all_reduce(&sums, Reduce::Sum, &Stream::default_of(Device::Cpu)?)?;
@@ -90,9 +87,9 @@ impl ClassCounts {
     /// The area under the ROC curve, once counts are added up; None unless there are two classes
     /// and both have rows.
     pub fn auc(&self) -> Option<f64> {
-        self.ranking.as_ref()?;
-        let pairs: f64 = self.rows().into_iter().map(|rows| rows as f64).product();
-        (pairs > 0.0).then(|| *self.sums.last().expect("pairs") as f64 / (2.0 * pairs))
+        let pairs: f64 = self.rows().iter().map(|rows| *rows as f64).product();
+        let right = *self.sums.last()? as f64 / (2.0 * pairs);
+        Some(right).filter(|_| self.classes == 2 && pairs > 0.0)
     }
 
     /// The scores of each class.

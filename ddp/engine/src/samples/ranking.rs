@@ -11,37 +11,27 @@ use crate::error::Result;
 /// Scores that each rank sends at a time: 512 KiB.
 const SCORES_A_TIME: usize = 1 << 16;
 
-/// The scores of this rank's rows, by class: the logit of the second class less that of the first,
-/// which has the order of probabilities and more digits.
-#[derive(Debug, Default)]
-pub(super) struct Ranking([Vec<f64>; 2]);
-
-impl Ranking {
-    /// Adds a row of this class.
-    pub(super) fn add(&mut self, class: usize, logits: &[f32]) {
-        self.0[class].push(f64::from(logits[1]) - f64::from(logits[0]));
-    }
-
-    /// Twice the pairs that are in the right order, of this rank's rows of the second class and all
-    /// ranks' rows of the first. A tie counts once. All ranks call it together.
-    pub(super) fn right_pairs_twice(&mut self, group: &Group) -> Result<i64> {
-        let [first, second] = &mut self.0;
-        second.sort_unstable_by(f64::total_cmp);
-        let (mut rest, mut twice) = (&first[..], 0);
-        loop {
-            let (now, later) = rest.split_at(rest.len().min(SCORES_A_TIME));
-            rest = later;
-            let bytes: Vec<u8> = now.iter().flat_map(|score| score.to_le_bytes()).collect();
-            let of_ranks = group.all_gather_bytes(&bytes)?;
-            if of_ranks.iter().all(Vec::is_empty) {
-                return Ok(twice);
-            }
-            for score in of_ranks.iter().flat_map(|of| of.chunks_exact(8)) {
-                let score = f64::from_le_bytes(score.try_into().expect("8 bytes"));
-                let lower = second.partition_point(|it| *it < score);
-                let not_higher = second.partition_point(|it| *it <= score);
-                twice += (2 * second.len() - lower - not_higher) as i64;
-            }
+/// Twice the pairs that are in the right order, of this rank's rows of the second class and all
+/// ranks' rows of the first. A tie counts once. All ranks call it together. `scores` are those of
+/// this rank's rows, by class: the logit of the second class less that of the first, which has the
+/// order of probabilities and more digits.
+pub(super) fn right_pairs_twice(scores: &mut [Vec<f64>; 2], group: &Group) -> Result<i64> {
+    let [first, second] = scores;
+    second.sort_unstable_by(f64::total_cmp);
+    let (mut rest, mut twice) = (&first[..], 0);
+    loop {
+        let (now, later) = rest.split_at(rest.len().min(SCORES_A_TIME));
+        rest = later;
+        let bytes: Vec<u8> = now.iter().flat_map(|score| score.to_le_bytes()).collect();
+        let of_ranks = group.all_gather_bytes(&bytes)?;
+        if of_ranks.iter().all(Vec::is_empty) {
+            return Ok(twice);
+        }
+        for score in of_ranks.iter().flat_map(|of| of.chunks_exact(8)) {
+            let score = f64::from_le_bytes(score.try_into().expect("8 bytes"));
+            let lower = second.partition_point(|it| *it < score);
+            let not_higher = second.partition_point(|it| *it <= score);
+            twice += (2 * second.len() - lower - not_higher) as i64;
         }
     }
 }

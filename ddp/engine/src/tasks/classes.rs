@@ -52,12 +52,12 @@ impl Task for LearnClasses {
     }
 
     fn measures(&self, targets: &TensorSpec) -> Vec<BestBy> {
-        let mut measures = vec![BestBy::Loss, BestBy::Accuracy];
-        if targets.elements() == 1 {
-            measures.push(BestBy::Balanced);
-            measures.extend(Some(BestBy::Auc).filter(|_| self.0.count() == 2));
+        use BestBy::{Accuracy, Auc, Balanced, Loss};
+        match (targets.elements(), self.0.count()) {
+            (1, 2) => vec![Loss, Accuracy, Balanced, Auc],
+            (1, _) => vec![Loss, Accuracy, Balanced],
+            _ => vec![Loss, Accuracy],
         }
-        measures
     }
 
     fn wrong_target(&self, target: f64) -> Option<String> {

@@ -1,6 +1,6 @@
 //! The length of a run in steps, and what else its settings mean for its data and its model.
 
-use ddp_data::setting::{VAL_DATA, VAL_SPLIT};
+use ddp_data::setting::VAL_SPLIT;
 use ddp_data::{Data, DataSpec, Sampler};
 use ddp_kernels::setting::Choice;
 use ddp_nn::optim::Schedule;
@@ -72,32 +72,20 @@ impl Config {
 
     /// Refuses a figure that held-out rows do not have, and to stop early where there are none.
     fn check_best(&self, task: &dyn Task, data: &Data) -> Result<()> {
-        let (held_out, best) = (&data.held_out, format!("{BEST} {}", self.best.name()));
-        let measures = task.measures(&held_out.spec().targets);
-        let asks = match self.stop_after {
-            Some(evaluations) => Some(format!("{STOP_AFTER} {evaluations}")),
-            None => Some(best.clone()).filter(|_| !self.best.is_loss()),
-        };
-        let of_one_class = || {
-            held_out
-                .rows_of_classes()
-                .is_some_and(|all| all.contains(&0))
-        };
-        let text = match asks {
-            _ if !measures.contains(&self.best) => {
-                let names: Vec<_> = measures.iter().map(|measure| measure.name()).collect();
-                let (names, task) = (names.join(", "), data.train.task());
-                format!("{best}: expected one of {names} for {task}; help: give one of these")
-            }
-            Some(setting) if held_out.rows() == 0 => format!(
-                "{setting}: expected held-out rows to evaluate on, got none; help: give \
-                 {VAL_SPLIT} 0.2, or other rows as {VAL_DATA}"
-            ),
-            _ if self.best == BestBy::Auc && of_one_class() => format!(
-                "{best}: expected held-out rows of both classes, got rows of one; help: hold out \
-                 other rows"
-            ),
-            _ => return Ok(()),
+        let (rows, best) = (&data.held_out, self.best.name());
+        let measures = task.measures(&rows.spec().targets);
+        let lacks_class = rows.rows_of_classes().is_some_and(|all| all.contains(&0));
+        let text = if !measures.contains(&self.best) {
+            let names: Vec<_> = measures.iter().map(|measure| measure.name()).collect();
+            let (names, task) = (names.join(" or "), data.train.task());
+            format!("{BEST} {best}: expected {names} for {task}; help: give one of these")
+        } else if rows.rows() == 0 && (self.stop_after.is_some() || !self.best.is_loss()) {
+            let setting = self.stop_after.map_or(BEST, |_| STOP_AFTER);
+            format!("{setting}: expected held-out rows, got none; help: give {VAL_SPLIT} 0.2")
+        } else if self.best == BestBy::Auc && lacks_class {
+            format!("{BEST} {best}: expected held-out rows of both classes; help: hold out others")
+        } else {
+            return Ok(());
         };
         Err(Error::Usage(text))
     }

@@ -338,17 +338,16 @@ pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> R
         0 => None,
         _ => Some(data.held_out.fingerprint()?),
     };
-    let held_out = now.as_ref().zip(state.held_out.as_ref());
-    let what = match best.by().0 {
-        _ if held_out.is_some_and(|(now, then)| !is_same_data(now, then)) => "held-out rows are",
-        by if by != options.best => "figure that decides which evaluation is the best is",
-        _ => return Ok(()),
-    };
-    tracing::warn!(
-        "the {what} not that of step {}, the best so far: from here on the best is determined anew",
-        best.step
-    );
-    (state.best, state.last, state.progress) = (None, None, Progress::default());
+    let both = now.as_ref().zip(state.held_out.as_ref());
+    let has_other_rows = both.is_some_and(|(now, then)| !is_same_data(now, then));
+    if has_other_rows || best.by().0 != options.best {
+        tracing::warn!(
+            "the held-out rows, or the figure by which the best is found, are not those of step {}, \
+             the best so far: from here on the best is determined anew",
+            best.step
+        );
+        (state.best, state.last, state.progress) = (None, None, Progress::default());
+    }
     Ok(())
 }
 

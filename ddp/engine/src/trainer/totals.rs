@@ -61,7 +61,7 @@ impl Totals {
     /// Notes the evaluation after a step; None if its figures are not finite.
     pub(super) fn note_evaluation(&mut self, step: u64, evaluation: Option<Best>) {
         // After the loss of a rank a step may be evaluated again: it counts once.
-        let is_best = |new: &Best, best: Best| best.step == step || new.is_better(&best);
+        let is_best = |new: &Best, best: Best| best.step == step || new.cost() < best.cost();
         let better = |best: Option<Best>| {
             evaluation.filter(|new| best.is_none_or(|best| is_best(new, best)))
         };

@@ -169,16 +169,14 @@ impl Trainer<'_> {
     /// `DONE`, or that the run has stopped early.
     fn outcome(&self) -> String {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
-        let Some(most) = self.options.stop_after.filter(|_| step < steps) else {
-            return DONE.into();
-        };
-        let best = self.kept.totals.progress.best;
-        let best = best.map_or("none".into(), |best| format!("that of step {}", best.step));
         let [_, figure] = self.options.best.names();
-        format!(
-            "stopped early after step {step} of {steps} ({STOP_AFTER} {most}): the best held-out \
-             {figure} is {best}"
-        )
+        match self.options.stop_after.filter(|_| step < steps) {
+            None => DONE.into(),
+            Some(most) => format!(
+                "stopped early after step {step} of {steps}: the held-out {figure} has not become \
+                 better ({STOP_AFTER} {most})"
+            ),
+        }
     }
 
     /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.

@@ -131,20 +131,20 @@ fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
             ten,
             Auc,
             None,
-            "`best` auc: expected one of loss, accuracy, balanced for",
+            "`best` auc: expected loss or accuracy or balanced for",
         ),
         (
             numbers,
             Accuracy,
             None,
-            "`best` accuracy: expected one of loss for regression",
+            "`best` accuracy: expected loss for regression",
         ),
-        (&*two_none, Auc, None, "`best` auc: expected held-out rows"),
+        (&*two_none, Auc, None, "`best`: expected held-out rows"),
         (
             &*ten_none,
             Loss,
             Some(3),
-            "`stop-after` 3: expected held-out rows",
+            "`stop-after`: expected held-out rows",
         ),
     ] {
         let text = plan(data, best, stop_after).unwrap_err();

@@ -161,17 +161,12 @@ fn prepare(
             "training sets no limit to the size of the model".into(),
         )),
         Prepared::Finished(opened) => {
-            let (out, state) = (options.out.display(), &opened.state);
-            let step = state.step;
-            match options.stop_after.filter(|_| step < state.schedule.steps) {
-                None => tracing::info!(
-                    "the run in {out} has taken all its {step} steps: nothing is left to do"
-                ),
-                Some(most) => tracing::info!(
-                    "the run in {out} has stopped early after step {step}: nothing is left to do; \
-                     help: {STOP_AFTER} above {most} lets it continue"
-                ),
-            }
+            let (out, step) = (options.out.display(), opened.state.step);
+            let what = match step < opened.state.schedule.steps {
+                true => format!("stopped early; help: a larger {STOP_AFTER} continues it"),
+                false => format!("taken all its {step} steps: nothing is left to do"),
+            };
+            tracing::info!("the run in {out} has {what}");
             if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
                 report(program, options);
             }

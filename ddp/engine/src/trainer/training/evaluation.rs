@@ -115,12 +115,8 @@ impl Trainer<'_> {
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
         if let Some(collector) = &mut collector {
-            let of_classes = collector.add_up(&self.run.main)?;
-            figures.extend(
-                of_classes
-                    .into_iter()
-                    .filter(|_| counts && stats.loss().is_finite()),
-            );
+            let of_classes = collector.add_up(&self.run.main)?.into_iter();
+            figures.extend(of_classes.filter(|_| counts && stats.loss().is_finite()));
         }
         let event = EvalEvent {
             step: number,
