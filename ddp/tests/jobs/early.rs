@@ -37,8 +37,8 @@ fn ended_early(folder: &Folder, ended: &Ended) -> (u64, u64) {
     let last = 2 * aucs.len() as u64;
     assert_eq!(last, best + 6, "{aucs:?}");
     let reason = format!(
-        "stopped early after step {last} of 300 (--stop-after 3): the best held-out AUC is that of \
-         step {best}"
+        "stopped early after step {last} of 300: the held-out AUC has not become better \
+         (--stop-after 3)"
     );
     let end = log.end().unwrap();
     assert_eq!(
