@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
 use crate::shown::significant;
-use crate::tasks::{ColumnErrors, figures_text};
+use crate::tasks::{BestBy, ColumnErrors, figures_text};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -313,18 +313,28 @@ impl Run {
         self.steps.steps.last().copied().unwrap_or(0)
     }
 
-    /// The evaluation with the lowest loss, the first of several.
+    /// The best evaluation by the figure that the last one names, the first of several.
     pub(crate) fn best(&self) -> Option<Best> {
-        let both = self.evals.values("loss").zip(self.evals.values("accuracy"));
-        let known = both.filter_map(|((step, loss), (_, accuracy))| {
-            let loss = loss?;
-            Some(Best {
-                step,
-                loss,
-                accuracy,
-            })
-        });
-        known.reduce(|best, next| if next.loss < best.loss { next } else { best })
+        let by = BestBy::deserialize(&self.last.get("eval")?["best_by"]).unwrap_or_default();
+        let [losses, accuracies, figures] =
+            ["loss", "accuracy", by.names()[0]].map(|name| self.evals.values(name));
+        let known = losses.zip(accuracies).zip(figures).filter_map(
+            |(((step, loss), (_, accuracy)), (_, figure))| {
+                Some(Best {
+                    step,
+                    loss: loss?,
+                    accuracy,
+                    by: Some((by, figure?)).filter(|_| by != BestBy::Loss),
+                })
+            },
+        );
+        known.reduce(|best, next| {
+            if next.cost() < best.cost() {
+                next
+            } else {
+                best
+            }
+        })
     }
 
     /// That the best evaluation is not the last, for people; its checkpoint is what others use.
@@ -351,14 +361,12 @@ impl Run {
     pub(crate) fn eval_texts(&self) -> impl DoubleEndedIterator<Item = (u64, String)> {
         let text = |at: usize| {
             let finite = |value: &f64| value.is_finite();
-            let value = |name| Some(self.evals.columns.get(name)?[at]).filter(finite);
+            let value = |name: &str| Some(self.evals.columns.get(name)?[at]).filter(finite);
             let mut text = format!("loss {}", significant(value("loss").unwrap_or(f64::NAN), 4));
             if let Some(part) = value("accuracy") {
                 text += &format!(", accuracy {:.2}%", 100.0 * part);
             }
-            let figures = ["perplexity", "bits_per_byte", "rmse", "r2", "mean_r2"];
-            let known = figures.map(|name| Some((name, value(name)?)));
-            text + &figures_text(&known.into_iter().flatten().collect::<Vec<_>>())
+            text + &figures_text(value)
         };
         let steps = self.evals.steps.iter().enumerate();
         steps.map(move |(at, step)| (*step, text(at)))

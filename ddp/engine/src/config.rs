@@ -17,9 +17,9 @@ pub use derived::Length;
 pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, model_of};
 pub use table::ReadConfig;
 pub use values::{
-    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List,
-    LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
-    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
+    BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting,
+    Groups, List, LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap,
+    Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
 };
 
 use crate::checkpoint::{Opened, STATE_FILE, State, damaged};

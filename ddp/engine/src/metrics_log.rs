@@ -28,7 +28,7 @@ use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
 use crate::setting::{MIN_RANKS, OUT, RESUME};
-use crate::tasks::ColumnErrors;
+use crate::tasks::{BestBy, ColumnErrors};
 
 /// The file of events.
 pub const EVENTS_FILE: &str = "metrics.jsonl";
@@ -185,7 +185,11 @@ pub struct EvalEvent {
     /// The part of the held-out rows that the largest class has, if it is far from an equal part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_class: Option<f64>,
-    /// As in a step; of numbers R², and of a single one RMSE, in the units of the labels.
+    /// Which figure decides which evaluation is the best.
+    #[serde(skip_serializing_if = "BestBy::is_loss")]
+    pub best_by: BestBy,
+    /// As in a step; of numbers R², and of a single one RMSE, in the units of the labels; of two
+    /// classes AUC and the balanced accuracy.
     #[serde(flatten)]
     pub figures: BTreeMap<&'static str, f64>,
     /// Of several numbers, the errors of each column.

@@ -6,6 +6,7 @@
 
 mod counts;
 mod picture;
+mod ranking;
 
 use std::fs;
 use std::path::Path;
@@ -252,17 +253,27 @@ impl SampleCollector {
         }
     }
 
-    /// Gathers the counts and samples of all ranks, which call it together. Returns them on rank 0.
+    /// Adds up the counts of all ranks, which call it together. Returns figures by name: the balanced
+    /// accuracy, and of two classes AUC.
+    pub fn add_up(&mut self, group: &Group) -> Result<Vec<(&'static str, f64)>> {
+        self.counts.add_up(group)?;
+        let balanced = balanced_accuracy(&self.counts.scores());
+        let auc = self.counts.auc().map(|auc| ("auc", auc));
+        Ok([("balanced_accuracy", balanced)]
+            .into_iter()
+            .chain(auc)
+            .collect())
+    }
+
+    /// Gathers the samples of all ranks, which call it together after `add_up`. Returns all on rank 0.
     /// Rows that are made from a formula are no pictures.
     pub fn together(
-        mut self,
+        self,
         step: u64,
         data: &Data,
         may_be_pictures: bool,
-        group: &Group,
         world: &World,
     ) -> Result<Option<(Confusion, Result<Samples>)>> {
-        self.counts.add_up(group)?;
         let all = exchange::gather(world, &self.seen)?;
         if world.rank() > 0 {
             return Ok(None);

@@ -9,5 +9,5 @@ ddp_kernels::setting_names! {
     LABEL_SMOOTHING "label-smoothing" CLASS_WEIGHTS "class-weights" DEVICE "device" GRAPH "graph"
     DEVICES_PER_RANK "devices-per-rank" SAME_BITS "same-bits" ZERO "zero" PRODUCTS "products"
     RESUME "resume" OVERRIDE "override" INIT_FROM "init-from" CONFIG "config" SAMPLE "sample" MIN_RANKS "min-ranks"
-    TRACE "trace" POSITION "position" NORM "norm" MLP "mlp" BIAS "bias"
+    TRACE "trace" EVAL_EVERY "eval-every" BEST "best" STOP_AFTER "stop-after" POSITION "position" NORM "norm" MLP "mlp" BIAS "bias"
 }

@@ -88,7 +88,7 @@ fn every_flag_of_training_arrives() {
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --products timed --threads 3 --seed 7 --out a/b \
-                --eval-every 0 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
+                --eval-every 3 --best auc --stop-after 4 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
@@ -138,7 +138,9 @@ fn every_flag_of_training_arrives() {
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
-        eval_every: Some(0),
+        eval_every: Some(3),
+        best: BestBy::Auc,
+        stop_after: Some(4),
         sample: Some("To".into()),
         log_every: 1,
         bucket_mb: Some(0.5),

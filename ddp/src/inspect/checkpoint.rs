@@ -14,6 +14,7 @@ use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
 use crate::shown::{shown, significant};
+use crate::tasks::BestBy;
 use crate::units::plural;
 
 /// Inspects the checkpoint in `folder`.
@@ -106,9 +107,13 @@ fn evaluations(state: &State) -> String {
 /// `loss 0.0312, accuracy 99.10%, after step 790`
 pub(super) fn evaluation(best: &Best) -> String {
     let (loss, step) = (significant(best.loss, 4), best.step);
-    let accuracy = |part: f64| format!(", accuracy {:.2}%", 100.0 * part);
-    let accuracy = best.accuracy.map(accuracy).unwrap_or_default();
-    format!("loss {loss}{accuracy}, after step {step}")
+    let accuracy = best.accuracy.map(|part| (BestBy::Accuracy, part));
+    let accuracy = accuracy.filter(|it| best.by != Some(*it));
+    let figures = accuracy.into_iter().chain(best.by);
+    let figures: String = figures
+        .map(|(by, it)| format!(", {}", by.text(it)))
+        .collect();
+    format!("loss {loss}{figures}, after step {step}")
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {

@@ -50,11 +50,12 @@ type CurvePlan = (&'static str, &'static str, &'static str, Field);
 
 /// Curves with the same title share a chart. Of those that also have the same name, the first that
 /// has values is shown. `watch` shows the first two charts.
-const CURVES: [CurvePlan; 15] = [
+const CURVES: [CurvePlan; 16] = [
     ("Loss", "", "training", Step("loss")),
     ("Loss", "", "held out", Eval("loss")),
     ("Accuracy", "", "training", Step("accuracy")),
     ("Accuracy", "", "held out", Eval("accuracy")),
+    ("AUC", "held out", "", Eval("auc")),
     ("R²", "held out", "", Eval("r2")),
     ("R²", "held out, mean", "", Eval("mean_r2")),
     ("Throughput", "tokens a second", "", Step("tokens_per_s")),

@@ -166,6 +166,7 @@ pub(super) fn ending(run: &Run) -> [String; 4] {
     };
     let (class, sign) = match code {
         0 if reason == "done" => return ["done", "✓", "done", ""].map(String::from),
+        0 => return ["done", "✓", "done", &shortened(reason, 2000)].map(String::from),
         75 => ("stopped", "‖"),
         _ => ("failed", "✕"),
     };

@@ -5,6 +5,7 @@ use super::html::{joined, percent, shortened};
 use crate::metrics::Run;
 use crate::samples::{Confusion, balanced_accuracy, largest_class};
 use crate::shown::shown;
+use crate::tasks::BestBy;
 use crate::units::{count, duration, megabytes, plural};
 
 /// A figure: what it is, its value, and what it is of; the last may be empty.
@@ -42,19 +43,27 @@ pub(crate) fn results(run: &Run) -> Figures {
     // The confusion matrix is of the last evaluation of the run.
     let confusion = run.confusion.as_ref().filter(|_| has_ended);
     let balanced = confusion.map(|confusion| balanced_accuracy(&confusion.scores()));
+    let balanced = balanced.or_else(|| evals.newest("balanced_accuracy"));
     let note = "the mean recall of the classes";
     all.add("Balanced accuracy", part(balanced), note);
     let of_eval = |field: &str| number(evals.newest(field));
+    all.add("AUC", of_eval("auc"), "held out");
     let note = "held out, in the units of the labels";
     all.add("RMSE", of_eval("rmse"), note);
     all.add("R²", of_eval("r2"), "of the held-out rows");
     let columns = format!("over {} columns, held out", run.column_errors.len());
     all.add("Mean R²", of_eval("mean_r2"), columns);
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
-    let best = run.best().map_or(String::new(), |best| {
-        let (loss, step) = (figure(Some(best.loss)), count(best.step));
-        format!("lowest {loss}, after step {step}")
-    });
+    let best = run
+        .best()
+        .map_or(String::new(), |best| match (best.by(), count(best.step)) {
+            ((BestBy::Loss, loss), step) => {
+                format!("lowest {}, after step {step}", figure(Some(loss)))
+            }
+            ((by, figure), step) => {
+                format!("the best model has {}, after step {step}", by.text(figure))
+            }
+        });
     all.add("Held-out loss", number(held_out), best);
     all.add("Perplexity", of_eval("perplexity"), "held out");
     all.add("Bits per byte", of_eval("bits_per_byte"), "held out");

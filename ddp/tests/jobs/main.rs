@@ -17,6 +17,7 @@ mod continuing;
 mod data;
 mod disk;
 mod early_stops;
+mod early;
 mod events;
 mod face;
 mod faults;

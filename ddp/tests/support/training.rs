@@ -369,6 +369,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         held_out: Some("other rows".into()),
         best: None,
         last: None,
+        progress: ddp::checkpoint::Progress::default(),
     }
 }
 

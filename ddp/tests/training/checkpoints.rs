@@ -392,11 +392,12 @@ fn the_state_comes_back_to_the_bit() {
             step: 2,
             loss: 0.1 + 0.7,
             accuracy: Some(1.0 / 3.0),
+            by: None,
         }),
         last: Some(Best {
             step: 2,
             loss: 5e-324,
-            accuracy: None,
+            ..Best::default()
         }),
         task: TaskSpec::named_classes(vec!["cat".into(), "né \"x\"".into()]),
         normalization: Some(ddp::data::Normalization {
@@ -545,7 +546,7 @@ fn the_newest_stay_and_the_best_and_each_save_waits_for_the_one_before() {
                 let best = best.filter(|&best| best <= number).map(|step| Best {
                     step,
                     loss: 1.0,
-                    accuracy: None,
+                    ..Best::default()
                 });
                 saver.save(
                     &mut step,
@@ -596,7 +597,7 @@ fn the_best_checkpoint_is_used_if_intact_else_the_newest() {
             let best = Some(Best {
                 step: 1,
                 loss: 1.0,
-                accuracy: None,
+                ..Best::default()
             });
             saver.save(
                 &mut step,

@@ -125,7 +125,7 @@ pub struct Chosen {
     pub why: String,
 }
 
-/// The checkpoint with the lowest validation loss if it is intact, else the newest. Warns of
+/// The checkpoint of the best evaluation if it is intact, else the newest. Warns of
 /// checkpoints that are skipped.
 pub fn best(out: &Path) -> Result<Chosen> {
     let mut warned = BTreeSet::new();
@@ -159,22 +159,18 @@ pub(super) fn best_or(
     out: &Path,
     is_last: bool,
 ) -> Result<Option<Chosen>> {
-    let chosen = |opened: Opened, why: &str| {
-        Ok(Some(Chosen {
-            opened,
-            why: why.into(),
-        }))
-    };
+    let chosen = |opened: Opened, why: String| Ok(Some(Chosen { opened, why }));
     let Some(best) = newest.state.best else {
-        return chosen(newest, "the newest; none was evaluated");
+        return chosen(newest, "the newest; none was evaluated".into());
     };
+    let why = format!("the best by validation {}", best.by().0.names()[1]);
     if best.step == newest.state.step {
-        return chosen(newest, "the best by validation, and the newest");
+        return chosen(newest, why + ", and the newest");
     }
     let checkpoints = checkpoints(out);
     let folder = checkpoints.join(name(best.step));
     let why_not = match open(&folder) {
-        Ok(opened) => return chosen(opened, "the best by validation"),
+        Ok(opened) => return chosen(opened, why),
         Err(_) if is_gone(&folder) => {
             let is_skipped = |step: &u64| {
                 let folder = checkpoints.join(name(*step));
@@ -193,7 +189,7 @@ pub(super) fn best_or(
         "the best model by validation was that of step {}, but {why_not}: using the newest",
         best.step
     );
-    chosen(newest, "the newest")
+    chosen(newest, "the newest".into())
 }
 
 /// The help if hosts have different folders.

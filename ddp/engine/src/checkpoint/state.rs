@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::files::{of_other_version, other_format, read_all};
 use super::folders::STATE_FILE;
 use crate::error::Result;
+use crate::tasks::BestBy;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
 use ddp_kernels::matmuls::Algorithms;
 
@@ -84,10 +85,13 @@ pub struct State {
     /// The algorithms of matmuls, if they were timed.
     #[serde(default, rename = "products", skip_serializing_if = "Option::is_none")]
     pub matmuls: Option<Algorithms>,
-    /// The evaluation with the least loss so far.
+    /// The best evaluation so far whose checkpoint was saved.
     pub best: Option<Best>,
     /// The last evaluation.
     pub last: Option<Best>,
+    /// What ends a run early. Versions up to 0.8 did not count it.
+    #[serde(default)]
+    pub progress: Progress,
 }
 
 /// The position in the order of rows. It does not depend on the number of ranks.
@@ -132,8 +136,20 @@ pub struct WorldState {
     pub devices: Vec<String>,
 }
 
+/// How long a run has made no progress on held-out rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// The best evaluation so far, whether or not its checkpoint was lost with a rank.
+    pub best: Option<Best>,
+    /// Evaluations since then.
+    pub since: u64,
+    /// The step of the last evaluation.
+    pub step: u64,
+}
+
 /// An evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
     /// After this step.
@@ -142,6 +158,9 @@ pub struct Best {
     pub loss: f64,
     /// The fraction that is classified correctly.
     pub accuracy: Option<f64>,
+    /// The figure that decides which evaluation is the best, unless that is the loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<(BestBy, f64)>,
 }
 
 impl State {
@@ -248,7 +267,8 @@ impl State {
         if !schedule.learning_rate.is_finite() || schedule.learning_rate < 0.0 {
             return Err(format!("has an impossible schedule: {schedule:?}"));
         }
-        let mut evaluations = [&self.best, &self.last].into_iter().flatten();
+        let evaluations = [&self.best, &self.last, &self.progress.best];
+        let mut evaluations = evaluations.into_iter().flatten();
         let is_impossible = |it: &&Best| !it.is_finite() || it.step > self.step;
         match evaluations.find(is_impossible) {
             Some(evaluation) => Err(format!("has an impossible evaluation: {evaluation:?}")),
@@ -277,8 +297,22 @@ fn check_normalization(
 }
 
 impl Best {
-    fn is_finite(&self) -> bool {
-        self.loss.is_finite() && self.accuracy.is_none_or(f64::is_finite)
+    /// The figure that decides which evaluation is the best.
+    pub fn by(&self) -> (BestBy, f64) {
+        self.by.unwrap_or((BestBy::Loss, self.loss))
+    }
+
+    /// Lower for a better evaluation.
+    pub fn cost(&self) -> f64 {
+        self.by.map_or(self.loss, |(_, figure)| -figure)
+    }
+
+    /// Whether JSON can hold it.
+    pub(crate) fn is_finite(&self) -> bool {
+        let accuracy = self.accuracy.unwrap_or(0.0);
+        [self.loss, self.cost(), accuracy]
+            .iter()
+            .all(|figure| figure.is_finite())
     }
 }
 

@@ -434,6 +434,7 @@ fn state(step: u64) -> State {
         held_out: Some("other rows".into()),
         best: None,
         last: None,
+        progress: Progress::default(),
     }
 }
 

@@ -14,8 +14,8 @@ use super::values::{
 };
 use crate::error::{Error, Result};
 use crate::setting::{
-    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, FREEZE, GRAPH, GROUP, LR,
-    MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, EVAL_EVERY, FREEZE, GRAPH,
+    GROUP, LR, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
 };
 
 impl Config {
@@ -49,6 +49,9 @@ impl Config {
             let text = format!("either {STEPS} or {EPOCHS}; help: leave {EPOCHS} {epochs} out");
             require(false, "steps", steps, &text)?;
         }
+        let text = format!("evaluations during training; help: leave {EVAL_EVERY} 0 out");
+        let evaluates = self.stop_after.is_none() || self.eval_every != Some(0);
+        require(evaluates, "stop-after", self.stop_after.unwrap_or(0), &text)?;
         let text = format!("a whole number, 1 or more; help: {STEPS} 0 saves the untrained model");
         require(self.epochs != Some(0), "epochs", 0, &text)?;
         if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length()) {

@@ -18,9 +18,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::values::{
-    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
-    MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, Resident,
-    Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
+    LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
+    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -380,6 +380,12 @@ settings! {
     Rank out "DIR": PathBuf = "out".into();
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
+    /// The figure of held-out rows that decides which evaluation is the best, whose checkpoint is
+    /// kept and used by eval, predict and export
+    Job best "FIGURE": BestBy = BestBy::Loss;
+    /// End the run early, after this many evaluations without one that is better by `best`
+    /// [default: train all steps]
+    Job stop_after "N": Option<u64> = None, COUNT;
     /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
     /// metrics log and the report
     Job sample "PROMPT": Option<String> = None;

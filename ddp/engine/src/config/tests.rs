@@ -89,6 +89,12 @@ fn a_file_is_checked_as_flags_are() {
         ("lr = \"fast\"", "fast"),
         ("optimizer = \"sgd\"\nbeta1 = 0.5", "`beta1`"),
         ("data = \"synthetic:mnist\"", "mnist"),
+        (
+            "stop-after = 0",
+            "`stop-after` 0: expected a whole number from 1",
+        ),
+        ("stop-after = 3\neval-every = 0", "leave `eval-every` 0 out"),
+        ("best = \"f1\"", "unknown variant `f1`"),
         ("lr = ", "configuration"),
         ("hidden = [1, -2]", "-2"),
     ] {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
-pub use crate::tasks::ClassWeights;
+pub use crate::tasks::{BestBy, ClassWeights};
 pub use crate::trace::TraceSteps;
 pub use ddp_comm::NcclChoice;
 pub use ddp_data::{Missing, Normalize, Resident, TaskKind};

@@ -100,6 +100,7 @@ fn a_run_is_its_events_in_order() {
         step: 1,
         loss: 2.0,
         accuracy: Some(0.5),
+        best_by: BestBy::Auc,
         figures: BTreeMap::from([("perplexity", 7.5)]),
         largest_class: None,
         columns: Vec::new(),
@@ -151,7 +152,7 @@ fn a_run_is_its_events_in_order() {
     );
     assert_eq!(
         lines[2],
-        json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5, "perplexity": 7.5 })
+        json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5, "best_by": "auc", "perplexity": 7.5 })
     );
     assert_eq!(
         (

@@ -7,6 +7,7 @@ use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 
+use super::ranking::right_pairs_twice;
 use crate::error::Result;
 
 /// Up to this many classes every pair of class and answer is counted: 8 MB.
@@ -17,8 +18,10 @@ const TABLE_CLASSES_MAX: usize = 1024;
 pub struct ClassCounts {
     classes: usize,
     /// Rows of each class (C), answers (C), right answers (C); and the rows of each class by answer
-    /// (C, C), unless there are many classes.
+    /// (C, C), unless there are many classes; when added up, also `right_pairs_twice` (1).
     sums: Vec<i64>,
+    /// Of two classes: the scores of this rank's rows, by class.
+    scores: [Vec<f64>; 2],
 }
 
 impl ClassCounts {
@@ -28,8 +31,12 @@ impl ClassCounts {
             0..=TABLE_CLASSES_MAX => classes * classes,
             _ => 0,
         };
-        let sums = vec![0; 3 * classes + table];
-        ClassCounts { classes, sums }
+        let (sums, scores) = (vec![0; 3 * classes + table], Default::default());
+        ClassCounts {
+            classes,
+            sums,
+            scores,
+        }
     }
 
     /// Counts an answer for a row of this class, and returns the answer.
@@ -41,11 +48,15 @@ impl ClassCounts {
         if let Some(count) = self.sums.get_mut(3 * classes + class * classes + answer) {
             *count += 1;
         }
+        if classes == 2 {
+            self.scores[class].push(f64::from(logits[1]) - f64::from(logits[0]));
+        }
         answer
     }
 
     /// Adds up the counts of all ranks, which call it together.
     pub fn add_up(&mut self, group: &Group) -> Result<()> {
+        self.sums.push(right_pairs_twice(&mut self.scores, group)?);
         let sums = Tensor::from_slice(&self.sums, &[self.sums.len()], Device::Cpu)?;
         let sums = sums.named("counts of classes");
         group.all_reduce(&sums, Reduce::Sum, &Stream::default_of(Device::Cpu)?)?;
@@ -71,6 +82,19 @@ impl ClassCounts {
     fn part(&self, index: usize) -> Vec<u64> {
         let part = &self.sums[index * self.classes..][..self.classes];
         part.iter().map(|count| count.cast_unsigned()).collect()
+    }
+
+    /// The area under the ROC curve, once counts are added up; None unless there are two classes
+    /// and both have rows.
+    pub fn auc(&self) -> Option<f64> {
+        let pairs: f64 = self.rows().iter().map(|rows| *rows as f64).product();
+        let right = *self.sums.last()? as f64 / (2.0 * pairs);
+        Some(right).filter(|_| self.classes == 2 && pairs > 0.0)
+    }
+
+    /// The scores of each class.
+    pub(crate) fn scores(&self) -> Vec<ClassScores> {
+        class_scores(&self.rows(), &self.answers(), &self.right())
     }
 
     /// For each class its rows by answer; None if there are many classes.

@@ -11,6 +11,7 @@ use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 
 pub use self::weights::ClassWeights;
+use super::best::BestBy;
 use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task};
 use crate::error::Result;
 use crate::samples::SampleCollector;
@@ -48,6 +49,15 @@ impl Task for LearnClasses {
 
     fn accuracy(&self, stats: &Stats) -> Option<f64> {
         Some(stats.accuracy())
+    }
+
+    fn measures(&self, targets: &TensorSpec) -> Vec<BestBy> {
+        use BestBy::{Accuracy, Auc, Balanced, Loss};
+        match (targets.elements(), self.0.count()) {
+            (1, 2) => vec![Loss, Accuracy, Balanced, Auc],
+            (1, _) => vec![Loss, Accuracy, Balanced],
+            _ => vec![Loss, Accuracy],
+        }
     }
 
     fn wrong_target(&self, target: f64) -> Option<String> {

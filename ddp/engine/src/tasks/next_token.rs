@@ -1,5 +1,6 @@
 //! Learning the next token at each position: the cross-entropy, and what follows from it.
 
+use std::collections::BTreeMap;
 use std::f64::consts::LN_2;
 
 use ddp_kernels::{Device, Tensor};
@@ -75,7 +76,8 @@ impl Evaluation for Tokens {
 
     fn text(&self, totals: &Totals) -> String {
         let (tokens, loss) = (totals.sums[0], totals.loss);
-        let figures = figures_text(&self.0.figures(loss));
+        let figures: BTreeMap<_, _> = self.0.figures(loss).into_iter().collect();
+        let figures = figures_text(|name| figures.get(name).copied());
         format!("loss {loss:.4}{figures} ({tokens} tokens)")
     }
 

@@ -11,6 +11,7 @@ use ddp_kernels::{Device, Tensor};
 use ddp_nn::Loss;
 use serde_json::Value;
 
+use super::best::BestBy;
 use super::classes::ClassWeights;
 use super::differences::Differences;
 use crate::error::{Error, Result};
@@ -34,6 +35,11 @@ pub trait Task: Debug + Send + Sync {
     /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
     fn accuracy(&self, _stats: &Stats) -> Option<f64> {
         None
+    }
+
+    /// The figures of held-out rows with such targets by which the best evaluation can be found.
+    fn measures(&self, _targets: &TensorSpec) -> Vec<BestBy> {
+        vec![BestBy::Loss]
     }
 
     /// What people want to know besides a mean loss that it follows from, by name.
@@ -70,19 +76,23 @@ pub trait Task: Debug + Send + Sync {
     }
 }
 
-/// Figures as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
-pub fn figures_text(figures: &[(&'static str, f64)]) -> String {
-    let one = |(name, figure): &(&str, f64)| {
-        let name = match *name {
-            "rmse" => "RMSE".to_string(),
-            "r2" => "R²".to_string(),
-            "mean_r2" => "mean R²".to_string(),
-            name => name.replace('_', " "),
-        };
-        let figure = significant(*figure, 4);
-        format!(", {name} {figure}")
-    };
-    figures.iter().map(one).collect()
+/// The figures of an evaluation besides loss and accuracy, and how they are called.
+const FIGURES: [(&str, &str); 5] = [
+    ("perplexity", "perplexity"),
+    ("bits_per_byte", "bits per byte"),
+    ("rmse", "RMSE"),
+    ("r2", "R²"),
+    ("mean_r2", "mean R²"),
+];
+
+/// Those that `figure` has, as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
+pub fn figures_text(figure: impl Fn(&str) -> Option<f64>) -> String {
+    let one =
+        |(name, shown): (&str, &str)| Some(format!(", {shown} {}", significant(figure(name)?, 4)));
+    let of_classes = [BestBy::Balanced, BestBy::Auc];
+    let of_classes = of_classes.map(|by| Some(format!(", {}", by.text(figure(by.names()[0])?))));
+    let all = FIGURES.into_iter().map(one).chain(of_classes);
+    all.flatten().collect()
 }
 
 /// Options of the loss. Each belongs to some tasks only.

@@ -130,6 +130,7 @@ impl<'a> Opening<'a> {
             matmuls: None,
             best: None,
             last: None,
+            progress: checkpoint::Progress::default(),
         })
     }
 

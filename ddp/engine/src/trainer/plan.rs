@@ -1,12 +1,15 @@
 //! The length of a run in steps, and what else its settings mean for its data and its model.
 
+use ddp_data::setting::VAL_SPLIT;
 use ddp_data::{Data, DataSpec, Sampler};
+use ddp_kernels::setting::Choice;
 use ddp_nn::optim::{Group, Schedule};
 
-use crate::config::{Config, Length};
+use crate::checkpoint::Progress;
+use crate::config::{BestBy, Config, Length};
 use crate::error::{Error, Result};
-use crate::setting::{BATCH_SIZE, DATA, DROP_LAST, EPOCHS, FREEZE, WARMUP_STEPS};
-use crate::tasks;
+use crate::setting::{BATCH_SIZE, BEST, DATA, DROP_LAST, EPOCHS, FREEZE, STOP_AFTER, WARMUP_STEPS};
+use crate::tasks::{self, Task};
 
 /// The largest number of steps: TOML has no larger whole number.
 const STEPS_MAX: u64 = i64::MAX as u64;
@@ -33,6 +36,7 @@ impl Config {
         let loss = self.loss_options();
         task.check(&loss, self.data.name())?;
         task.settled(&loss, data, self.data.name())?;
+        self.check_best(&*task, data)?;
         let rows = data.train.rows();
         self.check_rows(rows)?;
         let sampler = Sampler::new(rows, self.batch_rows(), self.seed, self.drop_last)?;
@@ -64,6 +68,31 @@ impl Config {
             eval_every: self.eval_every.unwrap_or(per_epoch),
             checkpoint_every: self.checkpoint_every.unwrap_or(per_epoch),
         })
+    }
+
+    /// Refuses a figure that held-out rows do not have, and to stop early where there are none.
+    fn check_best(&self, task: &dyn Task, data: &Data) -> Result<()> {
+        let (rows, best) = (&data.held_out, self.best.name());
+        let measures = task.measures(&rows.spec().targets);
+        let lacks_class = rows.rows_of_classes().is_some_and(|all| all.contains(&0));
+        let text = if !measures.contains(&self.best) {
+            let names: Vec<_> = measures.iter().map(|measure| measure.name()).collect();
+            let (names, task) = (names.join(" or "), data.train.task());
+            format!("{BEST} {best}: expected {names} for {task}; help: give one of these")
+        } else if rows.rows() == 0 && (self.stop_after.is_some() || !self.best.is_loss()) {
+            let setting = self.stop_after.map_or(BEST, |_| STOP_AFTER);
+            format!("{setting}: expected held-out rows, got none; help: give {VAL_SPLIT} 0.2")
+        } else if self.best == BestBy::Auc && lacks_class {
+            format!("{BEST} {best}: expected held-out rows of both classes; help: hold out others")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Usage(text))
+    }
+
+    /// Whether a run with this progress on held-out rows has ended early.
+    pub(super) fn has_stopped_early(&self, progress: &Progress) -> bool {
+        self.stop_after.is_some_and(|most| progress.since >= most)
     }
 
     /// The learning rate of each step of a run.

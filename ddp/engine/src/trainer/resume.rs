@@ -13,7 +13,7 @@ use ddp_kernels::setting::Choice;
 use ddp_nn::optim::Shape;
 
 use super::plan::Plan;
-use crate::checkpoint::{self, Opened, State};
+use crate::checkpoint::{self, Opened, Progress, State};
 use crate::config::{Config, Length, Resume};
 use crate::devices::models;
 use crate::error::{Error, Result};
@@ -328,18 +328,27 @@ pub(super) fn restore(
     Ok(())
 }
 
-/// Whether the run is evaluated on other rows than before, so that losses cannot be compared.
-pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) -> bool {
-    let both = held_out.zip(state.held_out.as_ref());
-    let differ = both.is_some_and(|(now, then)| !is_same_data(now, then));
-    if let (true, Some(best)) = (differ, state.best) {
+/// Forgets the best evaluation if the run is evaluated on other rows than before, or by another
+/// figure, so that evaluations cannot be compared.
+pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> Result<()> {
+    let Some(best) = state.progress.best.or(state.best) else {
+        return Ok(());
+    };
+    let now = match data.held_out.rows() {
+        0 => None,
+        _ => Some(data.held_out.fingerprint()?),
+    };
+    let both = now.as_ref().zip(state.held_out.as_ref());
+    let has_other_rows = both.is_some_and(|(now, then)| !is_same_data(now, then));
+    if has_other_rows || best.by().0 != options.best {
         tracing::warn!(
-            "the held-out rows are not those of step {}, the best so far: from here on the best \
-             is determined anew",
+            "the held-out rows, or the figure by which the best is found, are not those of step {}, \
+             the best so far: from here on the best is determined anew",
             best.step
         );
+        (state.best, state.last, state.progress) = (None, None, Progress::default());
     }
-    differ
+    Ok(())
 }
 
 #[cfg(test)]

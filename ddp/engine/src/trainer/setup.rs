@@ -128,10 +128,14 @@ pub(super) fn assemble(
     carried.data = Some(data.clone());
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
-    if let Some(opened) = &resumed {
+    if let Some(opened) = &mut resumed {
         overridden = resume::changes(options, &plan, &data, device, opened)?;
+        resume::forget_best(options, &data, &mut opened.state)?;
     }
-    if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
+    let is_finished = |opened: &mut Opened| {
+        opened.state.step == plan.steps || options.has_stopped_early(&opened.state.progress)
+    };
+    if let Some(opened) = resumed.take_if(is_finished) {
         // Its ranks may have been lost before they wrote how it ended.
         if exchange::broadcast(world, 0, || Ok(metrics_log::has_ended(&options.out)))? {
             return Ok(Prepared::Finished(Box::new(opened)));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ddp_kernels::matmuls::Algorithms;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Best, State};
+use crate::checkpoint::{Best, Progress, State};
 use crate::metrics_log::StepEvent;
 use crate::step::Stats;
 
@@ -17,9 +17,10 @@ pub(super) struct Totals {
     pub(super) samples: u64,
     pub(super) last_loss: Option<f64>,
     pub(super) evaluation: Option<Stats>,
-    /// The evaluation with the lowest loss, and the last one.
+    /// The best evaluation, and the last one.
     pub(super) best: Option<Best>,
     pub(super) last: Option<Best>,
+    pub(super) progress: Progress,
     /// The fingerprint of the held-out rows that `best` was determined on.
     pub(super) held_out: Option<String>,
     /// The steps that were last logged and evaluated, as far as they were due.
@@ -49,22 +50,35 @@ impl Totals {
             samples: state.samples,
             best: state.best,
             last: state.last,
+            progress: Progress {
+                best: state.progress.best.or(state.best),
+                ..state.progress
+            },
             ..Totals::default()
         }
     }
 
-    /// Notes an evaluation. Returns whether it is the best so far.
-    pub(super) fn note_evaluation(&mut self, evaluation: Best) -> bool {
-        let is_finite = evaluation.loss.is_finite();
-        // JSON, and so a checkpoint, has no other numbers.
-        self.last = is_finite.then_some(evaluation);
-        // After the loss of a rank a step may be evaluated again.
-        let is_better = |best: Best| best.step == evaluation.step || evaluation.loss < best.loss;
-        let is_best = is_finite && self.best.is_none_or(is_better);
-        if is_best {
-            self.best = Some(evaluation);
-        }
-        is_best
+    /// Notes the evaluation after a step; None if its figures are not finite.
+    pub(super) fn note_evaluation(&mut self, step: u64, evaluation: Option<Best>) {
+        // After the loss of a rank a step may be evaluated again: it counts once.
+        let is_best = |new: &Best, best: Best| best.step == step || new.cost() < best.cost();
+        let better = |best: Option<Best>| {
+            evaluation.filter(|new| best.is_none_or(|best| is_best(new, best)))
+        };
+        (self.last, self.best) = (evaluation, better(self.best).or(self.best));
+        let before = self.progress;
+        self.progress = match better(before.best) {
+            None => Progress {
+                since: before.since + u64::from(before.step != step),
+                step,
+                ..before
+            },
+            best => Progress {
+                best,
+                since: 0,
+                step,
+            },
+        };
     }
 }
 
@@ -170,26 +184,54 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tasks::BestBy;
+
+    fn by_loss(step: u64, loss: f64) -> Option<Best> {
+        let evaluation = Best {
+            step,
+            loss,
+            ..Best::default()
+        };
+        Some(evaluation).filter(Best::is_finite)
+    }
 
     #[test]
-    fn the_best_evaluation_is_the_first_with_the_least_loss() {
+    fn the_best_evaluation_is_the_first_with_the_least_loss_or_the_highest_figure() {
         let mut totals = Totals::default();
         let losses = [2.0, f64::NAN, 1.5, 1.5, 3.0, 1.0];
-        let better: Vec<bool> = losses
-            .iter()
-            .zip(1..)
-            .map(|(&loss, step)| {
-                totals.note_evaluation(Best {
-                    step,
-                    loss,
-                    accuracy: None,
-                })
-            })
-            .collect();
-        assert_eq!(better, [true, false, true, false, false, true]);
+        let mut all = Vec::new();
+        for (step, loss) in (1..).zip(losses) {
+            totals.note_evaluation(step, by_loss(step, loss));
+            let progress = totals.progress;
+            assert_eq!(progress.best, totals.best);
+            all.push((progress.best.unwrap().step, progress.since));
+        }
+        assert_eq!(all, [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (6, 0)]);
+        assert_eq!(totals.last.unwrap().step, 6);
+
+        let mut totals = Totals::default();
+        for (step, auc) in (1..).zip([0.6, 0.8, 0.8, 0.7]) {
+            let by = Some((BestBy::Auc, auc));
+            totals.note_evaluation(step, by_loss(step, 1.0).map(|it| Best { by, ..it }));
+        }
+        assert_eq!(totals.best.map(|best| best.step), Some(2));
+        assert_eq!(totals.progress.since, 2);
+    }
+
+    #[test]
+    fn an_evaluation_that_is_repeated_after_the_loss_of_a_rank_counts_once() {
+        let mut totals = Totals::default();
+        for (step, loss) in [(1, 2.0), (1, 2.0), (2, 3.0), (2, 3.0), (3, 2.5), (3, 2.5)] {
+            totals.note_evaluation(step, by_loss(step, loss));
+        }
+        assert_eq!((totals.best.unwrap().step, totals.progress.since), (1, 2));
+        // Its checkpoint may be lost, and then a worse one is the best that is saved.
+        totals.best = None;
+        totals.note_evaluation(4, by_loss(4, 2.2));
+        assert_eq!(totals.best.map(|best| best.step), Some(4));
         assert_eq!(
-            (totals.best.unwrap().step, totals.last.unwrap().step),
-            (6, 6)
+            (totals.progress.best.unwrap().step, totals.progress.since),
+            (1, 3)
         );
     }
 }

@@ -27,13 +27,15 @@ use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, StepEvent};
 use crate::process;
-use crate::setting::{MIN_RANKS, RESUME};
-use crate::shown::significant;
+use crate::setting::{MIN_RANKS, RESUME, STOP_AFTER};
 use crate::tasks::Task;
 use crate::trace::RunTrace;
 
 /// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
+
+/// How a run ends that has taken all its steps.
+const DONE: &str = "done";
 
 /// What a trace shows of the loop.
 const STEP: Label = Label::new(Lane::Step, "step");
@@ -99,7 +101,7 @@ impl Trainer<'_> {
             carried::leave_if_alone(error, self.world);
         }
         let (reason, exit_code) = match &result {
-            Ok(_) => ("done".to_string(), 0),
+            Ok(_) => (self.outcome(), 0),
             Err(Error::Remote(error)) if error.rank > 0 => {
                 (format!("rank {}: {error}", error.rank), error.exit_code)
             }
@@ -150,6 +152,10 @@ impl Trainer<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
+        let outcome = self.outcome();
+        if outcome != DONE {
+            self.program.note(&outcome);
+        }
         let best = self.kept.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
             self.program.note(&describe_best(&self.options.out, best));
@@ -158,6 +164,19 @@ impl Trainer<'_> {
             self.program.note(&format!("report {}", report.display()));
         }
         self.program.finish();
+    }
+
+    /// `DONE`, or that the run has stopped early.
+    fn outcome(&self) -> String {
+        let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
+        let [_, figure] = self.options.best.names();
+        match self.options.stop_after.filter(|_| step < steps) {
+            None => DONE.into(),
+            Some(most) => format!(
+                "stopped early after step {step} of {steps}: the held-out {figure} has not become \
+                 better ({STOP_AFTER} {most})"
+            ),
+        }
     }
 
     /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.
@@ -174,8 +193,7 @@ impl Trainer<'_> {
     /// All steps, with evaluations and checkpoints between them. False if processes have come that
     /// are to be taken in.
     fn train_steps(&mut self) -> Result<bool> {
-        let steps = self.run.plan.steps;
-        let taken = self.kept.totals.steps;
+        let (steps, taken) = (self.run.plan.steps, self.kept.totals.steps);
         // A stop may have been requested during set-up. The others do not wait for new ranks.
         let asked = match taken < steps {
             true => self.stop_poll.requested(taken, true, self.world)?,
@@ -196,8 +214,10 @@ impl Trainer<'_> {
             self.finish_step(taken)?;
         }
         asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
+        self.stop_early(taken);
         self.check_ranks()?;
-        for step0 in taken..steps {
+        while self.kept.totals.steps < self.run.plan.steps {
+            let step0 = self.kept.totals.steps;
             let number = step0 + 1;
             self.trace.before(number, self.world)?;
             trace::record(STEP, || self.take_step(step0))?;
@@ -205,7 +225,17 @@ impl Trainer<'_> {
                 return Ok(false);
             }
         }
-        self.evaluate(steps).map(|_| true)
+        // Also if the run stops early: only the last evaluation keeps samples.
+        self.evaluate(self.run.plan.steps).map(|()| true)
+    }
+
+    /// Makes step `number`, after its evaluation, the last one if the run stops early there.
+    fn stop_early(&mut self, number: u64) -> bool {
+        let stops = self.options.has_stopped_early(&self.kept.totals.progress);
+        if stops {
+            self.run.plan.steps = number;
+        }
+        stops
     }
 
     /// Whether step `number` is logged.
@@ -246,6 +276,9 @@ impl Trainer<'_> {
         let evaluates = is_multiple(self.run.plan.eval_every);
         if evaluates && self.kept.totals.evaluated != number {
             self.evaluate(number)?;
+        }
+        if self.stop_early(number) {
+            return Ok(true);
         }
         let is_best = evaluates
             && self
@@ -473,27 +506,35 @@ fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
         .ok()
 }
 
-/// Where the best checkpoint is, and its loss.
+/// Where the best checkpoint is, and the figure by which it is the best.
 fn describe_best(out: &Path, best: Best) -> String {
     let folder = checkpoint::folder(out, best.step);
-    let loss = significant(best.loss, 4);
-    format!("best on held-out rows {}, loss {loss}", folder.display())
+    let (by, figure) = best.by();
+    let figure = by.text(figure);
+    format!("best on held-out rows {}, {figure}", folder.display())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tasks::BestBy;
 
     #[test]
     fn the_loss_of_the_best_checkpoint_has_four_digits_however_small_it_is() {
-        let best = Best {
+        let mut best = Best {
             step: 12,
             loss: 0.000_481_234,
-            accuracy: None,
+            ..Best::default()
         };
         assert_eq!(
             describe_best(Path::new("out"), best),
             "best on held-out rows out/checkpoints/step-00000012, loss 0.0004812"
+        );
+        best.by = Some((BestBy::Balanced, 0.7125));
+        let text = describe_best(Path::new("out"), best);
+        assert!(
+            text.ends_with("step-00000012, balanced accuracy 71.25%"),
+            "{text}"
         );
     }
 }

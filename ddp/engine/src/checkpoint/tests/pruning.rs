@@ -68,7 +68,7 @@ fn a_missing_best_checkpoint_is_searched_for_again() {
     let best = Some(Best {
         step: 1,
         loss: 1.0,
-        accuracy: None,
+        ..Best::default()
     });
     let newest = || Opened {
         state: State { best, ..state(2) },

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::{Scratch, save, state};
 use crate::checkpoint::manifest::{FileEntry, Manifest};
-use crate::checkpoint::{Best, State};
+use crate::checkpoint::{Best, Progress, State};
+use crate::tasks::BestBy;
 use ddp_data::TaskSpec;
 
 /// The state with `value` at `path`.
@@ -26,7 +27,13 @@ fn a_state_reads_back_as_it_was_written() {
             step: 3,
             loss: 0.1 + 0.2,
             accuracy: Some(0.7),
+            by: Some((BestBy::Auc, 0.1 + 0.7)),
         }),
+        progress: Progress {
+            best: Some(Best::default()),
+            since: 2,
+            step: 3,
+        },
         ..state(3)
     };
     assert_eq!(State::parse(&told.to_bytes()).unwrap(), told);
@@ -47,7 +54,7 @@ fn an_evaluation_that_is_not_finite_is_left_out() {
             last: Some(Best {
                 step: 3,
                 loss,
-                accuracy: None,
+                ..Best::default()
             }),
             ..state(3)
         };

@@ -6,10 +6,9 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::samples::{
-    ClassCounts, ClassScores, balanced_accuracy, class_scores, first_largest, largest_class,
-};
+use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, largest_class};
 use crate::shown::{shown, table};
+use crate::tasks::best::BestBy;
 use crate::tasks::task::{Evaluation, Totals};
 
 /// The most classes and mistakes that are printed.
@@ -45,14 +44,9 @@ impl Answers {
         shown(&self.classes.name(class))
     }
 
-    fn scores(&self) -> Vec<ClassScores> {
-        let counts = &self.counts;
-        class_scores(&counts.rows(), &counts.answers(), &counts.right())
-    }
-
     /// A line for each class that has rows; if there are many, the worst.
     fn table(&self) -> String {
-        let (rows, scores) = (self.counts.rows(), self.scores());
+        let (rows, scores) = (self.counts.rows(), self.counts.scores());
         let mut classes: Vec<usize> = (0..rows.len()).filter(|&class| rows[class] > 0).collect();
         let left_out = classes.len().saturating_sub(CLASSES_SHOWN);
         if left_out > 0 {
@@ -119,7 +113,13 @@ impl Evaluation for Answers {
         let largest = largest_class(&rows).map_or(String::new(), |part| {
             format!("; the largest class has {:.2}% of the rows", 100.0 * part)
         });
-        let balanced = 100.0 * balanced_accuracy(&self.scores());
+        let scores = self.counts.scores();
+        let balanced = 100.0 * balanced_accuracy(&scores);
+        let auc = self
+            .counts
+            .auc()
+            .map(|auc| format!(", {}", BestBy::Auc.text(auc)));
+        let auc = auc.unwrap_or_default();
         // Losses are sums of f32.
         let plain = totals.sums[0] / all as f64;
         let plain = match (loss - plain).abs() > 1e-4 * plain {
@@ -128,14 +128,15 @@ impl Evaluation for Answers {
         };
         format!(
             "loss {loss:.4}{plain}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
-             accuracy {balanced:.2}%\n\n{}{mistakes}",
+             accuracy {balanced:.2}%{auc}\n\n{}{mistakes}",
             self.table()
         )
     }
 
     fn json(&self, totals: &Totals) -> Value {
         let name = |class: u64| self.classes.name(class as usize);
-        let (all, right, scores) = (self.counts.rows(), self.counts.right(), self.scores());
+        let counts = &self.counts;
+        let (all, right, scores) = (counts.rows(), counts.right(), counts.scores());
         let class = |(class, scores): (usize, &ClassScores)| {
             json!({
                 "name": name(class as u64), "rows": all[class], "right": right[class],
@@ -150,7 +151,7 @@ impl Evaluation for Answers {
         json!({
             "plain_loss": plain_loss,
             "right": right, "accuracy": accuracy, "balanced_accuracy": balanced_accuracy(&scores),
-            "largest_class": largest_class(&all), "classes": classes, "mistakes": mistakes,
+            "auc": counts.auc(), "largest_class": largest_class(&all), "classes": classes, "mistakes": mistakes,
         })
     }
 }

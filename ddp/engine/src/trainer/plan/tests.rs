@@ -126,3 +126,78 @@ fn patterns_freeze_what_they_match() {
         "{text}"
     );
 }
+
+#[test]
+fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
+    let (two, ten) = (
+        "synthetic:classification,classes=2,rows=40",
+        "glyphs,rows=10",
+    );
+    let numbers = "synthetic:regression,rows=10";
+    let plan = |data: &str, best, stop_after| {
+        let (options, data) = changed(data, |options| {
+            (options.best, options.stop_after) = (best, stop_after);
+        });
+        options.plan(&data).map_err(|error| {
+            assert_eq!(error.exit_code(), 2);
+            error.to_string()
+        })
+    };
+    use BestBy::{Accuracy, Auc, Balanced, Loss};
+    for (data, best) in [
+        (two, Auc),
+        (ten, Balanced),
+        (ten, Accuracy),
+        (numbers, Loss),
+    ] {
+        plan(data, best, Some(1)).unwrap();
+    }
+    let [two_none, ten_none] = [two, ten].map(|data| format!("{data},held-out=0"));
+    plan(&two_none, Loss, None).unwrap();
+    for (data, best, stop_after, part) in [
+        (
+            ten,
+            Auc,
+            None,
+            "`best` auc: expected loss or accuracy or balanced for",
+        ),
+        (
+            numbers,
+            Accuracy,
+            None,
+            "`best` accuracy: expected loss for regression",
+        ),
+        (&*two_none, Auc, None, "`best`: expected held-out rows"),
+        (
+            &*ten_none,
+            Loss,
+            Some(3),
+            "`stop-after`: expected held-out rows",
+        ),
+    ] {
+        let text = plan(data, best, stop_after).unwrap_err();
+        assert!(text.contains(part), "{text}");
+    }
+    // Files of which each row is counted, and one class is held out.
+    let folder = std::env::temp_dir().join(format!("ddp-best-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = |name: &str, labels: [&str; 2]| {
+        let row = |row: usize| format!("{row},{}\n", labels[row % 2]);
+        let text = "x,label\n".to_string() + &(0..40).map(row).collect::<String>();
+        std::fs::write(folder.join(name), text).unwrap();
+        folder.join(name).display().to_string()
+    };
+    let (train, held_out) = (
+        file("train.csv", ["a", "b"]),
+        file("held-out.csv", ["a"; 2]),
+    );
+    let (options, data) = changed(&train, |options| {
+        (options.best, options.val_data) = (Auc, Some(held_out.parse().unwrap()));
+    });
+    std::fs::remove_dir_all(folder).unwrap();
+    let text = options.plan(&data).unwrap_err().to_string();
+    assert!(
+        text.contains("`best` auc: expected held-out rows of both classes"),
+        "{text}"
+    );
+}

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
 use crate::model::data_shape;
+use crate::setting::STOP_AFTER;
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
 use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
@@ -47,7 +48,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_log(log.as_mut(), &options.out, world)?,
             false => {
-                begin(options, &run, kept, held_out.as_ref(), times_matmuls);
+                begin(options, &run, kept, times_matmuls);
                 false
             }
         };
@@ -97,21 +98,12 @@ impl<'a> Trainer<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(
-    options: &Config,
-    run: &Assembled,
-    kept: &mut Kept,
-    held_out: Option<&String>,
-    times_matmuls: bool,
-) {
+fn begin(options: &Config, run: &Assembled, kept: &mut Kept, times_matmuls: bool) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
         return;
     };
     let totals = &mut kept.totals;
-    if resume::has_other_held_out_rows(held_out, before) {
-        (totals.best, totals.last) = (None, None);
-    }
     totals.held_out = before.held_out.clone();
     // Another number of ranks has matmuls of other shapes, unless each has whole shards.
     let has_as_many = || before.world.ranks == run.places.len();
@@ -169,11 +161,12 @@ fn prepare(
             "training sets no limit to the size of the model".into(),
         )),
         Prepared::Finished(opened) => {
-            tracing::info!(
-                "the run in {} has taken all its {} steps: nothing is left to do",
-                options.out.display(),
-                opened.state.step
-            );
+            let (out, step) = (options.out.display(), opened.state.step);
+            let what = match step < opened.state.schedule.steps {
+                true => format!("stopped early; help: a larger {STOP_AFTER} continues it"),
+                false => format!("taken all its {step} steps: nothing is left to do"),
+            };
+            tracing::info!("the run in {out} has {what}");
             if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
                 report(program, options);
             }

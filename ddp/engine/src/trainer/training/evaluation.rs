@@ -7,41 +7,86 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
+use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{EvalEvent, Event, SampleEvent};
 use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
-use crate::tasks::{figures_text, numbers_figures};
+use crate::tasks::{BestBy, figures_text, numbers_figures};
 use crate::trainer::agree;
 
 /// What a trace shows.
 const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
 
 impl Trainer<'_> {
-    /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
-    /// is the best so far.
-    pub(super) fn evaluate(&mut self, number: u64) -> Result<bool> {
+    /// Evaluates the model on held-out rows, if there are any, over all ranks.
+    pub(super) fn evaluate(&mut self, number: u64) -> Result<()> {
         let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
-        let is_best = trace::record(EVALUATE, evaluate)?;
+        trace::record(EVALUATE, evaluate)?;
         self.kept.totals.evaluated = number;
-        Ok(is_best)
+        Ok(())
     }
 
-    fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+    fn evaluate_now(&mut self, number: u64) -> Result<()> {
         faults::at(FaultPoint::Evaluation)?;
         if self.world.is_elastic() {
             self.kept.step.settle()?;
         }
         self.sample(number)?;
         if self.run.data.held_out.rows() == 0 {
-            return Ok(false);
+            return Ok(());
         }
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
         let is_last = number == self.run.plan.steps;
+        let (event, collector) = self.measure(number, is_last)?;
+        let evaluation = self.compared(&event);
+        let evaluation = exchange::broadcast(self.world, 0, || Ok(evaluation))?;
+        if let Some(log) = &mut *self.metrics_log
+            && !log.has("eval", number)
+        {
+            let result = describe(&event);
+            self.program
+                .note(&format!("step {number}: held-out {result}"));
+            self.program.evaluated(&event)?;
+            log.write(&Event::Eval(event))?;
+        }
+        if let Some(collector) = collector.filter(|_| is_last) {
+            self.keep(collector, number)?;
+        }
+        self.kept.totals.note_evaluation(number, evaluation);
+        self.kept.clock.restart();
+        Ok(())
+    }
+
+    /// An evaluation as it is compared with others; None if it has a figure that is not finite.
+    fn compared(&self, event: &EvalEvent) -> Option<Best> {
+        let by = event.best_by;
+        let figure = match by {
+            BestBy::Accuracy => event.accuracy,
+            by => event.figures.get(by.names()[0]).copied(),
+        };
+        let evaluation = Best {
+            step: event.step,
+            loss: event.loss,
+            accuracy: event.accuracy,
+            by: (!by.is_loss()).then_some((by, figure.unwrap_or(f64::NAN))),
+        };
+        Some(evaluation).filter(Best::is_finite)
+    }
+
+    /// The figures of all held-out rows, and what was collected of them, over all ranks.
+    fn measure(
+        &mut self,
+        number: u64,
+        is_last: bool,
+    ) -> Result<(EvalEvent, Option<SampleCollector>)> {
         let data = &self.run.data;
         let targets = &data.held_out.spec().targets;
-        let mut collector = self.task.sample_collector(targets).filter(|_| is_last);
+        let (best_by, measures) = (self.options.best, self.task.measures(targets));
+        let counts = best_by == BestBy::Balanced || measures.contains(&BestBy::Auc);
+        let mut collector = self.task.sample_collector(targets);
+        collector = collector.filter(|_| is_last || counts);
         let labels = data.label.as_ref().map(LabelName::columns);
         let mut differences = self.task.differences(labels);
         let step = &mut self.kept.step;
@@ -69,36 +114,23 @@ impl Trainer<'_> {
         let rows_of_classes = data.held_out.rows_of_classes();
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
+        if let Some(collector) = &mut collector {
+            let of_classes = collector.add_up(&self.run.main)?.into_iter();
+            figures.extend(of_classes.filter(|_| counts && stats.loss().is_finite()));
+        }
         let event = EvalEvent {
             step: number,
             loss: stats.loss(),
             accuracy: self.accuracy(),
             largest_class: rows_of_classes.and_then(|rows| largest_class(&rows)),
-            figures: figures.iter().copied().collect(),
+            best_by,
+            figures: figures.into_iter().collect(),
             columns: match &columns[..] {
                 [_] => Vec::new(),
                 _ => columns,
             },
         };
-        let is_best = self.kept.totals.note_evaluation(Best {
-            step: number,
-            loss: event.loss,
-            accuracy: event.accuracy,
-        });
-        if let Some(log) = &mut *self.metrics_log
-            && !log.has("eval", number)
-        {
-            let result = describe(&event) + &figures_text(&figures);
-            self.program
-                .note(&format!("step {number}: held-out {result}"));
-            self.program.evaluated(&event)?;
-            log.write(&Event::Eval(event))?;
-        }
-        if let Some(collector) = collector {
-            self.keep(collector, number)?;
-        }
-        self.kept.clock.restart();
-        Ok(is_best)
+        Ok((event, collector))
     }
 
     /// Writes a text with the model as it is. One that fails is only warned of.
@@ -133,7 +165,7 @@ impl Trainer<'_> {
     fn keep(&mut self, collector: SampleCollector, number: u64) -> Result<()> {
         let (run, data) = (&self.run, &self.options.data);
         let may_be_pictures = !matches!(data, DataSpec::Synthetic(_));
-        let kept = collector.together(number, &run.data, may_be_pictures, &run.main, self.world)?;
+        let kept = collector.together(number, &run.data, may_be_pictures, self.world)?;
         if let (Some((confusion, samples)), Some(log)) = (kept, &mut *self.metrics_log) {
             log.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.
@@ -165,5 +197,5 @@ fn describe(event: &EvalEvent) -> String {
     if let Some(part) = event.largest_class {
         text += &format!(" (the largest class has {:.2}% of the rows)", part * 100.0);
     }
-    text
+    text + &figures_text(|name| event.figures.get(name).copied())
 }
