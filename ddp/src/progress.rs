@@ -76,9 +76,7 @@ impl Progress {
         };
         let target = match shown {
             // indicatif's own target draws nothing without a terminal.
-            Shown::Bar => {
-                ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
-            }
+            Shown::Bar => on_terminal(),
             _ => ProgressDrawTarget::hidden(),
         };
         let bar = bar(target, columns);

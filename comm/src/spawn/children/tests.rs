@@ -42,7 +42,7 @@ fn ended(ranks: &mut Children) -> (usize, ExitStatus) {
 
 #[test]
 fn a_rank_that_stays_stopped_for_three_timeouts_is_killed() {
-    let mut ranks = Children::new(Signals::block());
+    let mut ranks = Children::default();
     for rank in 0..3 {
         ranks.start(rank, 3, ':', &[], sleeper()).unwrap();
     }
@@ -66,7 +66,7 @@ fn a_rank_that_stays_stopped_for_three_timeouts_is_killed() {
 
 #[test]
 fn a_rank_that_is_stopped_while_the_job_ends_is_killed_soon_and_the_roster_says_why() {
-    let (roster, mut ranks) = (Roster::new(1, 1).unwrap(), Children::new(Signals::block()));
+    let (roster, mut ranks) = (Roster::new(1, 1).unwrap(), Children::default());
     ranks.start_at(&roster, [0, 1], sleeper()).unwrap();
     send(&ranks, 0, libc::SIGSTOP);
     assert!(!kills(&mut ranks, Some(&roster), 1));

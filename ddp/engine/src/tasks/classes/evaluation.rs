@@ -6,7 +6,7 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, largest_class};
+use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, first_largest, largest_class};
 use crate::shown::{shown, table};
 use crate::tasks::best::BestBy;
 use crate::tasks::task::{Evaluation, Totals};
