@@ -190,7 +190,7 @@ impl Drop for Termination {
     }
 }
 
-/// Requests to stop wait from now on, until [`crate::World::connect`] or a launcher can handle them.
+/// From now on requests to stop wait until [`crate::World::connect`] or a launcher can handle them.
 /// Call it first in `main`: without it they end a process that has no handler yet. Ranks that a
 /// [`crate::spawn::Spawner`] starts have these signals blocked from the start.
 pub fn hold_stops() {
