@@ -146,6 +146,7 @@ impl Progress {
     pub(crate) fn finish(&mut self) {
         if let Shown::Bar = self.shown {
             clear_bar();
+            self.bar.finish_and_clear();
             self.shown = Shown::Lines(None);
         }
     }
