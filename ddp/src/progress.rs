@@ -302,7 +302,7 @@ impl Write for Event {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, MutexGuard};
 
     use indicatif::TermLike;
 
@@ -390,8 +390,15 @@ mod tests {
         }
     }
 
+    /// The process has one bar on the screen: only one test at a time may make it.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The last line that a run of 785 steps draws on this many columns.
     fn drawn(columns: u16, event: &StepEvent) -> String {
+        let _alone = alone();
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
         let bar = bar([0, 785], target, columns);
@@ -463,6 +470,7 @@ mod tests {
     /// Of 1,500 steps 684 were taken before the resume, and counted as taken in its first second.
     #[test]
     fn steps_before_a_resume_are_not_taken_as_made_now() {
+        let _alone = alone();
         let paper = Paper(Arc::default(), 120);
         let target = ProgressDrawTarget::term_like(Box::new(paper));
         let bar = bar([684, 1500], target, 120);
@@ -478,6 +486,7 @@ mod tests {
 
     #[test]
     fn progress_set_to_never_shows_nothing() {
+        let _alone = alone();
         assert!(matches!(
             Progress::new(When::Never, 0, 10).shown,
             Shown::Nothing
@@ -486,6 +495,7 @@ mod tests {
 
     #[test]
     fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
+        let _alone = alone();
         let mut progress = Progress {
             bar: bar([0, 200], ProgressDrawTarget::hidden(), 120),
             shown: Shown::Lines(None),

@@ -27,7 +27,7 @@ use crate::audit::Audit;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
-use crate::setting::{MIN_RANKS, OUT, RESUME};
+use crate::setting::{OUT, RESUME};
 use crate::tasks::{BestBy, ColumnErrors};
 
 /// The file of events.
@@ -264,7 +264,7 @@ impl fmt::Display for RanksEvent {
         }
         let (parts, ranks, least) = (parts.join(", "), self.ranks, self.min_ranks);
         match ranks {
-            _ if ranks < least => write!(f, "{parts}: {ranks} left, with {MIN_RANKS} {least}"),
+            _ if ranks < least => write!(f, "{parts}: {ranks} of at least {least} ranks left"),
             1 => write!(f, "{parts}: 1 rank continues"),
             _ => write!(f, "{parts}: {ranks} ranks continue"),
         }

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::files::testing::Scratch;
-use crate::flags::spell_settings_as_flags;
 use crate::metrics_log::EVENTS_FILE;
 
 fn start() -> Value {
@@ -116,7 +115,6 @@ fn a_log_that_a_resumed_run_has_cut_is_read_again() {
 
 #[test]
 fn ranks_that_were_lost_and_came_are_listed_and_counted() {
-    spell_settings_as_flags();
     let scratch = Scratch::new();
     let change = |step: u64, ranks: u64, lost: Value, joined: Value| json!({"event": "ranks", "time_unix_s": 1.0, "step": step, "generation": 2, "ranks": ranks, "lost": lost, "joined": joined, "seconds": 0.1});
     let lost = json!([{"rank": 1, "why": "killed by signal 9"}]);
@@ -139,7 +137,7 @@ fn ranks_that_were_lost_and_came_are_listed_and_counted() {
     for part in [
         "step 1: lost rank 1 (killed by signal 9): 1 rank continues",
         "step 2: rank 1 joined: 2 ranks continue",
-        "step 4: lost rank 1 (killed by signal 9): 1 left, with --min-ranks 2",
+        "step 4: lost rank 1 (killed by signal 9): 1 of at least 2 ranks left",
         "Ranks: 1 ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
