@@ -1,5 +1,5 @@
-//! A run that ends early, after evaluations without progress (`--stop-after`): the same on any number
-//! of ranks, also if it is resumed or loses a rank.
+//! A run that ends early, after evaluations without progress (`--stop-after`): the same on any
+//! number of ranks, also if it is resumed or loses a rank.
 
 use serde_json::Value;
 
