@@ -253,7 +253,7 @@ impl SampleCollector {
         }
     }
 
-    /// Adds up the counts of all ranks, which call it together. Returns figures by name: the balanced
+    /// Adds up the counts of all ranks, which call it together. Returns by name: the balanced
     /// accuracy, and of two classes AUC.
     pub fn add_up(&mut self, group: &Group) -> Result<Vec<(&'static str, f64)>> {
         self.counts.add_up(group)?;
@@ -265,7 +265,7 @@ impl SampleCollector {
             .collect())
     }
 
-    /// Gathers the samples of all ranks, which call it together after `add_up`. Returns all on rank 0.
+    /// Gathers the samples of all ranks, which call it together after `add_up`; returns all on rank 0.
     /// Rows that are made from a formula are no pictures.
     pub fn together(
         self,

@@ -1,5 +1,5 @@
-//! A run that ends early, after evaluations without progress (`--stop-after`): the same on any number
-//! of ranks, also if it is resumed or loses a rank.
+//! A run that ends early, after evaluations without progress (`--stop-after`): the same on any
+//! number of ranks, also if it is resumed or loses a rank.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::support::metrics_log::{model_bytes, number};
 
 /// 300 steps, many more than the held-out AUC grows.
 const RUN: &str = "--data synthetic:classification,classes=2,features=6,rows=120,held-out=90,noise=2 \
-                   --hidden 32 --batch-size 24 --lr 0.01 --steps 300 --eval-every 2 --checkpoint-every 5 \
+                   --hidden 32 --batch-size 24 --lr 0.01 --steps 300 --eval-every 2 --checkpoint-every 1 \
                    --best auc --same-bits 6 --threads 1 --out OUT";
 /// The evaluations without progress that end it.
 const STOP: &str = "--stop-after 3";
