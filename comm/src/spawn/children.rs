@@ -117,11 +117,9 @@ impl Children {
             Ranks(&ranks),
             Seconds(limit),
         ));
-        match roster {
-            Some(roster) => roster.leave_out(&late, false),
-            // They are children that have not been waited for, so the numbers are theirs.
-            None => late.iter().for_each(|it| Process::open(it.1).kill()),
-        }
+        roster.iter().for_each(|it| it.leave_out(&late, false));
+        // They are children that have not been waited for, so the numbers are theirs.
+        late.iter().for_each(|it| Process::open(it.1).kill());
         true
     }
 

@@ -483,7 +483,7 @@ impl Job {
         let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
         if (self.here).kill_stopped(&self.program, now, self.timeout, roster) && roster.is_none() {
             self.first_failure.get_or_insert(EXIT_PEER_LOST);
-            self.kill_all();
+            self.kill(limit);
         }
         if let Some(elastic) = &mut self.elastic
             && elastic.kill_silent(now, limit)
@@ -720,10 +720,6 @@ impl Job {
             ));
             self.first_failure = Some(self.stopped_by.map_or(EXIT_PEER_LOST, of_signal));
         }
-        self.kill_all();
-    }
-
-    fn kill_all(&mut self) {
         self.has_killed = true;
         self.signal(libc::SIGKILL);
         self.end_within(ENDING);
