@@ -14,7 +14,7 @@ from steps import Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of CPU on a Zen 3, as the table at the end of a run says: of the build, and of all that follows.
-BUILD_S, CHECKS_S = 420, 700
+BUILD_S, CHECKS_S = 480, 640
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
@@ -46,7 +46,7 @@ class Checks:
         """About how long it will take."""
         is_built = os.path.exists(f"{self.built}/ddp-train")
         seconds = (CHECKS_S + (0 if is_built else BUILD_S)) / CORES
-        return f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')}" + " and what changed is built" * is_built
+        return f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')}" + ", and a build of what changed" * is_built
 
     def run_all(self):
         steps, beside = self.steps, self.steps.beside
