@@ -215,14 +215,19 @@ fn a_process_can_be_lost_while_it_joins() {
         let folder = Folder::new("losing-joining");
         let timeout = if fault.contains("stop") { SHORT } else { "" };
         let words = format!("{RUN} --min-ranks 1 --restarts 1 {timeout}");
-        let awaited = match fault.contains("meeting") {
-            true => "newcomer:14:hold",
-            false => "forward:14:hold",
+        // In a meeting: of the third generation, if it does not come before the second.
+        let (comes, awaited) = match fault.contains("meeting") {
+            true => (format!("{rank}:joining:0:hold,"), "newcomer:14:hold"),
+            false => (String::new(), "forward:14:hold"),
         };
         let other = 1 - rank;
-        let faults = format!("{rank}:forward:9:kill,{rank}:{fault},{other}:{awaited}");
+        let faults = format!("{comes}{rank}:forward:9:kill,{rank}:{fault},{other}:{awaited}");
         let job = folder.started(4, &words).env("DDP_TEST_FAULT", &faults);
-        let running = job.start();
+        let mut running = job.start();
+        if !comes.is_empty() {
+            running.wait_for(&format!(r#""lost":[{{"rank":{rank}"#));
+            running.go_on(0);
+        }
         running.wait_for_said(said);
         running.go_on(14);
         let ended = running.wait();
