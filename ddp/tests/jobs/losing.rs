@@ -1,6 +1,6 @@
 //! A job that continues without ranks that it loses, and takes in those that come (`--min-ranks`):
-//! with `--same-bits` its model is, to the bit, that of the run that was never disturbed. Ranks hold
-//! where a test disturbs them, so that nothing depends on how fast they are.
+//! with `--same-bits` its model is, to the bit, that of the run that was never disturbed. Ranks
+//! hold where a test disturbs them, so that nothing depends on how fast they are.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
