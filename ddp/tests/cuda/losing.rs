@@ -95,7 +95,7 @@ fn assert_same(folder: &Folder, ended: &Ended) {
     assert!(left.model == expected.model, "{ended}");
 }
 
-/// For ranks, GPUs and calls that only a timeout can notice. Healthy ones are sooner on a busy machine.
+/// For ranks, GPUs and calls that only a timeout can notice. Healthy ones are sooner.
 const SHORT: &str = "--timeout-s 10";
 
 const GRAPHS: [&str; 2] = ["on", "off"];

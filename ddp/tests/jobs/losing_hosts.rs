@@ -100,7 +100,7 @@ fn kill_all_of(folder: &Folder, file: &str) {
     assert!(killed.status().expect("there is a shell").success());
 }
 
-/// Rank 0 holds, and later waits until ranks that were lost by then come back, two times if they come
+/// Rank 0 holds, and later waits until ranks that were lost by then come back, twice if they come
 /// one by one.
 const UNTIL_ALL_ARE_BACK: &str = "0:forward:20:hold,0:newcomer:28:hold,0:newcomer:35:hold";
 

@@ -156,7 +156,9 @@ fn check_waits(sleeps_max: usize) -> Outcome {
     if sleeps.len() > sleeps_max {
         println!("{}", sleeps.join("\n"));
     }
-    println!("{}", limits.join("\n"));
+    if !limits.is_empty() {
+        println!("{}", limits.join("\n"));
+    }
     Ok(sleeps.len() <= sleeps_max && limits.is_empty())
 }
 

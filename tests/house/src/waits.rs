@@ -42,7 +42,7 @@ pub(crate) fn of(path: &Path, text: &str) -> Waits {
         let has_reason = |before: &&str| before.trim_start().starts_with(REASON);
         let before = raw[..number - 1].iter().rev();
         let mut comments = before.take_while(|before| before.trim_start().starts_with("// "));
-        if line.code.contains("thread::sleep(") && !comments.any(|it| has_reason(it)) {
+        if line.code.contains("thread::sleep(") && !comments.any(has_reason) {
             found.sleeps.push(number);
         }
         let packed = line.code.split_whitespace().collect::<String>();
