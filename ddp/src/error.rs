@@ -26,7 +26,11 @@ impl fmt::Display for ShownError {
             | Error::OtherVersion(_)
             | Error::Remote { .. }
             | Error::Io(_)
-            | Error::Stopped(_) => f.write_str(&shown(&text)),
+            | Error::Stopped(_) => {
+                // Lines that describe columns are indented, so that none can pose as a message.
+                let lines: Vec<_> = text.split("\n  ").map(shown).collect();
+                f.write_str(&lines.join("\n  "))
+            }
             // Lists of flags, ranks and tensors have several lines: all but the first are indented.
             _ => {
                 let text = shown_lines(&text).replace('\n', "\n  ");
@@ -69,5 +73,18 @@ impl ddp_comm::HasExitCode for ShownError {
 
     fn reporter(&self) -> Option<usize> {
         self.0.reporter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indented_lines_of_bad_data_stay_lines_and_others_are_escaped() {
+        let text = "t.csv: texts in 2 columns:\n    \"a\"\n    \"b\nc\"\n  help: \u{1b}[1m";
+        let shown = ShownError(Error::Data(text.into())).to_string();
+        let expected = "t.csv: texts in 2 columns:\n    \"a\"\n    \"b\\nc\"\n  help: \\u{1b}[1m";
+        assert_eq!(shown, expected);
     }
 }

@@ -12,7 +12,7 @@ use crate::ranks::{Ranks, SameFiles, agree, must_be_alike};
 use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound};
-use crate::setting::{DROP, MISSING};
+use crate::setting::{DROP, MISSING, STRATIFY};
 use crate::task::Classes;
 
 /// The most bytes of targets that are read only to see how large they are.
@@ -46,8 +46,14 @@ pub(crate) fn scan(
 ) -> Result<Facts> {
     let (rows, fraction) = (source.features.rows(), request.val_split);
     let is_split = model.is_none() && fraction > 0.0;
-    let split = is_split.then(|| Split::new(rows, fraction, request.seed));
-    let split = split.transpose()?;
+    let split = match request.stratify {
+        _ if !is_split => None,
+        true => {
+            let classes = agree(ranks, classes(source))?;
+            Some(Split::stratified(&classes, fraction, request.seed)?)
+        }
+        false => Some(Split::new(rows, fraction, request.seed)?),
+    };
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
     let scan = Scan {
         request,
@@ -67,6 +73,16 @@ pub(crate) fn scan(
     }
     facts.split = split;
     Ok(facts)
+}
+
+/// The class of each row; below 0 if it is not a class, which is refused later.
+fn classes(source: &Source) -> Result<Vec<i64>> {
+    let labels = source.labels.as_ref().filter(|labels| labels.are_classes());
+    let why = format!("{STRATIFY}: expected classes as labels, got numbers; help: leave it out");
+    let labels = labels.ok_or(Error::Usage(why))?;
+    let mut classes = vec![0; labels.rows.rows() as usize];
+    labels.classes(0, &mut classes)?;
+    Ok(classes)
 }
 
 /// Rows that are read, and the ranks that share the work.

@@ -21,6 +21,8 @@ const SINGLE: u64 = 20;
 /// The most different texts of a column that is categorical without being named: each becomes a
 /// feature.
 pub(crate) const AUTO_VALUES_MAX: usize = 256;
+/// Features of which one is this many times another's size: the small one is hardly learned.
+const SCALES_APART: f32 = 1000.0;
 /// With fewer f32 steps between the ends of a column, four of its bits are left.
 const STEPS_MIN: f32 = 16.0;
 /// Targets with a larger mean or deviation take an optimizer's usual steps long to reach.
@@ -39,12 +41,27 @@ pub(crate) fn label_column(columns: &[String], is_other: impl Fn(&str) -> bool) 
     columns.iter().rev().find(|name| !is_other(name))
 }
 
-/// Whether class numbers are names: they do not begin with 0, as 1 to 3 or -1 and 1. -1, 0 and 1
+/// Whether class numbers are names: not 0, 1, 2 … but 1 to 3, -1 and 1, or 0, 2 and 6. -1, 0 and 1
 /// are classes too, while a single -3 among classes from 0 on is a mistake.
 pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
     let mut pairs = numbers.iter().zip(numbers.iter().skip(1));
     let has_gap = pairs.any(|(a, b)| b.abs_diff(*a) > 1);
-    numbers.first() != Some(&0) && !(numbers.contains(&0) && has_gap)
+    match numbers.first() {
+        Some(0) => has_gap,
+        _ => !(numbers.contains(&0) && has_gap),
+    }
+}
+
+/// Whether a cell is a name of digits, as post codes are: a number would lose its leading zeros.
+pub(crate) fn has_leading_zeros(cell: &[u8]) -> bool {
+    cell.len() > 1 && cell[0] == b'0' && cell.iter().all(u8::is_ascii_digit)
+}
+
+/// Whether the numbers of a column are identifiers, since they are whole and no two are alike.
+pub(crate) fn are_identifiers(mut numbers: Vec<f32>) -> bool {
+    numbers.sort_unstable_by(f32::total_cmp);
+    let are_different = numbers.is_sorted_by(|a, b| a < b);
+    are_different && numbers.len() as u64 > SINGLE && numbers.iter().all(|x| x.fract() == 0.0)
 }
 
 /// Whether so few of all rows are odd.
@@ -109,6 +126,11 @@ pub(crate) fn are_too_close(least: f32, greatest: f32) -> bool {
     greatest - least < STEPS_MIN * step && (least < greatest || step > 1.0)
 }
 
+/// Whether the sizes of two features are so different that the smaller one is hardly learned.
+pub(crate) fn are_scales_apart(small: f32, large: f32) -> bool {
+    small > 0.0 && large / small >= SCALES_APART
+}
+
 /// Whether targets with this mean and deviation are hard to learn as they are.
 pub(crate) fn are_large_targets(mean: f32, deviation: f32) -> bool {
     mean.abs().max(deviation) > TARGETS_MAX
@@ -146,6 +168,39 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_that_never_repeat_are_identifiers() {
+        let are = |numbers: &[i32]| are_identifiers(numbers.iter().map(|x| *x as f32).collect());
+        let counted: Vec<i32> = (0..300).collect();
+        let mixed: Vec<i32> = (0..300).map(|row| row * 7919 % 300 + 5).collect();
+        assert!(are(&counted) && are(&mixed));
+        assert!(!are(&[&counted[..], &[7]].concat()) && !are(&counted[..20]));
+        assert!(!are_identifiers(
+            (0..300).map(|row| row as f32 / 2.0).collect()
+        ));
+    }
+
+    #[test]
+    fn whole_numbers_with_leading_zeros_are_names_of_digits() {
+        assert!(
+            ["01067", "00"]
+                .iter()
+                .all(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+        let numbers = ["0", "10", "0.5", "0e1", "-01", ""];
+        assert!(
+            !numbers
+                .iter()
+                .any(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+    }
+
+    #[test]
+    fn a_thousandth_is_another_scale() {
+        assert!(are_scales_apart(0.5, 500.0) && !are_scales_apart(0.6, 500.0));
+        assert!(!are_scales_apart(0.0, 500.0));
+    }
+
+    #[test]
     fn a_rare_class_far_from_the_others_is_odd() {
         let odd = |classes: &[(i64, u64)]| odd_class(classes, 1000).map(|(odd, _)| odd.0);
         assert_eq!(odd(&[(0, 500), (1, 499), (99, 1)]), Some(99));
@@ -157,9 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_do_not_begin_with_0_are_names() {
+    fn numbers_other_than_0_1_2_are_names() {
         let names = |numbers: &[i64]| are_names(&numbers.iter().copied().collect());
         assert!(names(&[1, 2, 3]) && names(&[-1, 1]) && names(&[-1, 0, 1]));
+        assert!(names(&[0, 2, 6]) && names(&[0, 5]));
         assert!(!names(&[0, 1, 2]) && !names(&[-3, 0, 1]));
     }
 }

@@ -53,8 +53,8 @@ pub(crate) struct Labels {
     coding: Coding,
     /// Whether the task follows from what labels look like.
     pub(crate) is_guessed: bool,
-    /// The names of classes that are to be learned, if labels are texts or numbers that do not
-    /// begin with 0.
+    /// The names of classes that are to be learned, if labels are texts or numbers other than
+    /// 0, 1, 2 …
     pub(crate) class_names: Option<Vec<String>>,
 }
 
@@ -223,7 +223,7 @@ impl Labels {
         }
     }
 
-    /// Makes whole numbers that do not begin with 0, as -1 and 1 or 1 to 3, the names of classes.
+    /// Makes whole numbers other than 0, 1, 2 …, as -1 and 1 or 1 to 3, the names of classes.
     fn name_numbers(&mut self) -> Result<()> {
         if !matches!(self.coding, Coding::Classes) {
             return Ok(());
@@ -235,7 +235,9 @@ impl Labels {
             self.classes(first, &mut block[..count])?;
             heartbeat::beat(Work::ReadsData);
             numbers.extend(block[..count].iter().copied());
-            if numbers.contains(&NO_CLASS) || numbers.len() > CLASSES_MAX {
+            // It is refused later, and says nothing about the others.
+            numbers.remove(&NO_CLASS);
+            if numbers.len() > CLASSES_MAX {
                 return Ok(());
             }
         }
@@ -257,6 +259,10 @@ impl Labels {
             (Label::Number(number), _) if number.fract() != 0.0 => {
                 format!("{place}: expected a whole number as class, got {label}; {help}")
             }
+            (Label::Whole(NO_CLASS), _) => format!(
+                "{place}: expected a class, got {label}, the smallest i64, which often marks a missing label; help: \
+                 remove the row, or number the class otherwise"
+            ),
             (_, Some(known)) => format!(
                 "{place}: expected one of the {known} classes that the model was trained on, got {label}"
             ),
@@ -334,8 +340,8 @@ impl Labels {
 
     /// The error of texts where numbers are expected: names the first one that is no number.
     fn why_texts(&self, why: &str) -> Error {
-        let is_odd =
-            |label: Label<'_>| label.is_text_like(|text| number(text.as_bytes()).is_none());
+        let is_name = |text: &[u8]| number(text).is_none() || guess::has_leading_zeros(text);
+        let is_odd = |label: Label<'_>| label.is_text_like(|text| is_name(text.as_bytes()));
         let first = self.find(1, is_odd).and_then(|odd| {
             let row = odd.first().copied().unwrap_or(0);
             Ok((self.place(row), self.label(row)?))

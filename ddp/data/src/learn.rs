@@ -11,8 +11,12 @@ use crate::labels::{Label, Labels};
 use crate::open::Source;
 use crate::request::{DataRequest, Trained};
 use crate::scan::{self, LabelsFound};
-use crate::setting::{DATA, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
+use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
+use crate::spec::DataSpec;
 use crate::task::{Classes, TaskSpec};
+
+/// Numbers of the first rows in which identifiers are looked for.
+const IDENTIFIERS_NUMBERS: usize = 1 << 20;
 
 /// What a model of these rows is to expect of others.
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
@@ -245,6 +249,9 @@ pub(crate) fn warn(
         }
         let name = |index| format!("feature {}", source.feature(index));
         warn_of_rounding(&format!("{DATA} {data}"), &found.moments, name);
+        if request.normalize != Normalize::Standard {
+            warn_of_scales(data, source, &found.moments);
+        }
         if !found.is_complete {
             tracing::warn!(
                 "{DATA} {data}: more than {} GB of features: {} rows spread over all were checked before training, the others \
@@ -254,8 +261,47 @@ pub(crate) fn warn(
             );
         }
     }
+    if source.is_table() {
+        warn_of_identifiers(data, source)?;
+    }
     warn_of_labels(request, source, facts);
-    warn_of_classes(request, source, facts, task);
+    warn_of_classes(request, facts, task);
+    Ok(())
+}
+
+/// Warns of features that are much smaller than the largest one.
+fn warn_of_scales(data: &DataSpec, source: &Source, moments: &Moments) {
+    let size = |at: usize| moments.greatest[at].abs().max(moments.least[at].abs());
+    let all = 0..source.features.width;
+    let largest = all.clone().map(size).fold(0.0, f32::max);
+    let small = all.filter(|&at| guess::are_scales_apart(size(at), largest));
+    if let Some(small) = some_of(8, small.map(|at| source.feature(at))) {
+        tracing::warn!(
+            "{DATA} {data}: features of less than a thousandth of the largest one, {largest:?}, from which models hardly \
+             learn: {small}; help: set {NORMALIZE} to standard"
+        );
+    }
+}
+
+/// Warns of columns of a table that are likely identifiers, by their first rows.
+fn warn_of_identifiers(data: &DataSpec, source: &Source) -> Result<()> {
+    let width = source.features.width;
+    let rows = source
+        .features
+        .rows()
+        .min((IDENTIFIERS_NUMBERS / width) as u64);
+    let mut x = vec![0.0; rows as usize * width];
+    source.features.read_f32(0, &mut x)?;
+    let numbers = |column: usize| x.iter().skip(column).step_by(width).copied().collect();
+    let found = (0..width).filter(|&column| guess::are_identifiers(numbers(column)));
+    let names: Vec<String> = found.map(|column| source.feature(column)).collect();
+    if !names.is_empty() {
+        let names = names.join(",");
+        tracing::warn!(
+            "{DATA} {data}: features of whole numbers that never repeat, as identifiers do; help: if they are \
+             identifiers, leave them out: {DROP} {names}"
+        );
+    }
     Ok(())
 }
 
@@ -294,9 +340,9 @@ fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) {
     }
 }
 
-/// Warns of classes that cannot be learned or that have no rows.
-fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: &TaskSpec) {
-    let (Some(classes), Some(labels)) = (task.classes(), &source.labels) else {
+/// Warns of classes that cannot be learned.
+fn warn_of_classes(request: &DataRequest, facts: &Facts, task: &TaskSpec) {
+    let Some(classes) = task.classes() else {
         return;
     };
     let counts = &facts.labels.counts;
@@ -310,17 +356,5 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
             request.val_split,
             listed(&unseen)
         );
-    }
-    if labels.class_names.as_deref().is_none() {
-        let absent = counts.iter().enumerate().filter(|(_, count)| **count == 0);
-        let absent: Vec<String> = absent.map(|(class, _)| class.to_string()).collect();
-        if let Some(shown) = some_of(8, absent.iter().cloned()) {
-            tracing::warn!(
-                "{DATA} {}: of {} classes {} have no rows: {shown}; help: number classes consecutively from 0",
-                request.data,
-                classes.count(),
-                absent.len()
-            );
-        }
     }
 }

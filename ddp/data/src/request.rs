@@ -8,7 +8,8 @@ use crate::error::{Result, bail, ensure};
 use crate::features::{FeaturePlan, Missing, Normalization, Normalize, TableSettings};
 use crate::ranks::Ranks;
 use crate::setting::{
-    CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, TASK, VAL_DATA, VAL_LABELS, VAL_SPLIT,
+    CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, STRATIFY, TASK, VAL_DATA, VAL_LABELS,
+    VAL_SPLIT,
 };
 use crate::spec::DataSpec;
 use crate::task::{LabelName, TaskKind, TaskSpec};
@@ -59,6 +60,8 @@ pub struct DataRequest {
     pub val_labels: Option<String>,
     /// The fraction of the rows that is held out for evaluation, chosen by `seed`.
     pub val_split: f64,
+    /// Whether the rows that are held out keep the shares of the classes.
+    pub stratify: bool,
     /// The seed of the split.
     pub seed: u64,
     /// What labels are, if not what their type says.
@@ -161,6 +164,11 @@ impl DataRequest {
         };
         let asked = [("the configuration".to_string(), format!("{same:#?}"))];
         ranks.must_match(&asked, "start every rank with the same settings")?;
+        ensure!(
+            !self.stratify || self.val_split > 0.0,
+            Usage,
+            "{STRATIFY}: expected {VAL_SPLIT}, the rows that it chooses; help: give both or none"
+        );
         if let Some(data) = &self.val_data {
             ensure!(
                 self.val_split <= 0.0,
@@ -198,6 +206,7 @@ impl DataRequest {
             (VAL_LABELS, self.val_labels.is_some()),
             (VAL_DATA, self.val_data.is_some() && is_built_in),
             (VAL_SPLIT, self.val_split > 0.0 && is_built_in),
+            (STRATIFY, self.stratify),
         ];
         let mut settings = only_for_rows_of_files.iter();
         match settings.find(|(_, is_given)| *is_given) {

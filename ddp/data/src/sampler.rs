@@ -11,6 +11,7 @@
 //! integers, and floats by +, −, × and ÷.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Result, ensure};
 use crate::setting::{BATCH_SIZE, DROP_LAST, VAL_SPLIT};
@@ -281,6 +282,8 @@ const PURPOSE: u64 = 0x7661_6c2d_7370_6c69;
 #[derive(Clone, Debug)]
 pub(crate) struct Split {
     order: Permutation,
+    /// Another order, of a stratified split, whose first rows are sorted.
+    listed: Option<Arc<[u64]>>,
     rows: u64,
     held_out: u64,
 }
@@ -296,9 +299,28 @@ impl Split {
         let held_out = ((rows as f64 * fraction).round() as u64).clamp(1, rows - 1);
         Ok(Split {
             order: Permutation::new(rows, derive(derive(seed, PURPOSE), 0)),
+            listed: None,
             rows,
             held_out,
         })
+    }
+
+    /// Holds out this fraction of the rows of each class, rounded up or down.
+    pub(crate) fn stratified(classes: &[i64], fraction: f64, seed: u64) -> Result<Split> {
+        let mut split = Split::new(classes.len() as u64, fraction, seed)?;
+        let key = |row: &u64| (classes[*row as usize], split.order.position(*row));
+        let mut rows: Vec<u64> = (0..split.rows).collect();
+        rows.sort_by_cached_key(key);
+        // Classes follow one another in `rows`, and every so many rows one is held out.
+        let share =
+            |rows: usize| rows as u128 * u128::from(split.held_out) / u128::from(split.rows);
+        let is_held_out = |place: &usize| share(place + 1) > share(*place);
+        let (mut listed, trained): (Vec<_>, Vec<_>) = (0..rows.len()).partition(is_held_out);
+        listed.extend(trained);
+        let mut listed: Vec<u64> = listed.into_iter().map(|place| rows[place]).collect();
+        listed[..split.held_out as usize].sort_unstable();
+        split.listed = Some(listed.into());
+        Ok(split)
     }
 
     /// How many rows are held out, or are not.
@@ -311,13 +333,19 @@ impl Split {
 
     /// Row `index` of these.
     pub(crate) fn row(&self, is_held_out: bool, index: u64) -> u64 {
-        let first = if is_held_out { 0 } else { self.held_out };
-        self.order.row(first + index)
+        let place = index + if is_held_out { 0 } else { self.held_out };
+        match &self.listed {
+            Some(rows) => rows[place as usize],
+            None => self.order.row(place),
+        }
     }
 
     /// Whether this row is trained on.
     pub(crate) fn is_trained_on(&self, row: u64) -> bool {
-        self.order.position(row) >= self.held_out
+        match &self.listed {
+            Some(rows) => rows[..self.held_out as usize].binary_search(&row).is_err(),
+            None => self.order.position(row) >= self.held_out,
+        }
     }
 }
 

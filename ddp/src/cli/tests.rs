@@ -89,7 +89,7 @@ fn every_flag_of_training_arrives() {
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --products timed --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
-                --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
+                --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
                 --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
@@ -154,6 +154,7 @@ fn every_flag_of_training_arrives() {
         val_data: Some("v.csv".parse().unwrap()),
         val_labels: Some("z".into()),
         val_split: 0.25,
+        stratify: true,
         task: Some(TaskKind::Classification),
         drop: vec!["id".into(), "name".into()],
         categorical: vec!["auto".into()],

@@ -345,18 +345,28 @@ fn labels_that_f32_hardly_tells_apart_are_warned_of() {
 }
 
 #[test]
-fn features_that_are_the_same_in_all_rows_are_named_once_they_are_standardized() {
+fn features_that_say_nothing_are_hardly_learned_or_are_identifiers_are_named_once() {
     let folder = Folder::new("constant");
-    let rows = (0..40).map(|row| format!("{row},7,{}\n", row % 2));
-    let table = "a,same,y\n".to_string() + &rows.collect::<String>();
+    let rows = (0..40).map(|row| format!("{row},7,{row}e-6,{}\n", row % 2));
+    let table = "a,same,tiny,y\n".to_string() + &rows.collect::<String>();
     write(&folder, "t.csv", table.into_bytes());
-    for (how, is_named) in [("standard", true), ("unit", false)] {
+    for (how, is_standard) in [("standard", true), ("unit", false)] {
         let words = format!("--data t.csv --normalize {how} --dry-run");
         let ended = folder.together(&words).run();
         ended.assert_well();
-        let told =
+        let constant =
             "features that are the same in all rows that are trained on, and say nothing: \"same\"";
-        let count = ended.stderr.matches(told).count();
-        assert_eq!(count, usize::from(is_named), "{ended}");
+        let tiny = "less than a thousandth of the largest one, 39.0, from which models hardly learn: tiny; help: set \
+                    --normalize to standard";
+        let counted = "features of whole numbers that never repeat, as identifiers do; help: if they are identifiers, \
+                       leave them out: --drop a";
+        for (told, is_told) in [
+            (constant, is_standard),
+            (tiny, !is_standard),
+            (counted, true),
+        ] {
+            let count = ended.stderr.matches(told).count();
+            assert_eq!(count, usize::from(is_told), "{told}\n{ended}");
+        }
     }
 }

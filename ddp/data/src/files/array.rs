@@ -125,6 +125,11 @@ impl Array {
             "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {length} bytes: it is cut \
              short or damaged"
         );
+        let width = row_shape.iter().product();
+        ensure!(
+            width <= WIDTH_MAX,
+            "expected at most {WIDTH_MAX} numbers a row, got {width} (shape {row_shape:?}); the first dimension counts rows"
+        );
         let hash = if place.key.is_empty() { "" } else { "#" };
         Ok(Array {
             mapped: mapped.clone(),
@@ -134,7 +139,7 @@ impl Array {
             element,
             big_endian: place.big_endian,
             rows: rows as u64,
-            row_elements: row_shape.iter().product(),
+            row_elements: width,
             row_shape: row_shape.to_vec(),
         })
     }
@@ -349,17 +354,10 @@ impl Rows {
             rows = sum.ok_or_else(many)?;
             starts.push(rows);
         }
-        let width = first.row_elements;
-        ensure!(
-            width <= WIDTH_MAX,
-            "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
-            first.name(),
-            first.row_shape()
-        );
         Ok(Rows {
+            width: first.row_elements,
             arrays,
             starts,
-            width,
         })
     }
 

@@ -3,20 +3,20 @@
 //!
 //! As RFC 4180 has it, a cell that begins with a quote may hold delimiters, line ends and `""` for
 //! a quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces
-//! around a cell are dropped. Lines are counted from 1. A record has at most `RECORD_BYTES_MAX`
-//! bytes, so that an unclosed quote does not read in the whole file, and at most `CELLS_MAX` cells,
-//! since gzip packs a thousand commas into a byte.
+//! around a cell are dropped, except those of a text in quotes. Lines are counted from 1. A record
+//! has at most `RECORD_BYTES_MAX` bytes, so that an unclosed quote does not read in the whole file,
+//! and at most `CELLS_MAX` cells, since gzip packs a thousand commas into a byte.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use csv_core::ReadRecordResult;
+use csv_core::ReadFieldResult::{End, Field, InputEmpty, OutputFull};
 use ddp_kernels::heartbeat::{self, Work};
 
 use crate::error::{Result, bail, ensure};
 use crate::files::format::{Format, Holds, PLAIN};
-use crate::files::io::{reader, refuse, unreadable};
-use crate::files::table::{TableReader, Value, number, shown};
+use crate::files::io::{other_encoding, reader, refuse, unreadable};
+use crate::files::table::{TableReader, Value, is_missing, number, shown};
 use crate::guess;
 
 pub(super) static CSV: Format = Format {
@@ -125,7 +125,7 @@ fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
         numbers.len()
     );
     let name = |column: usize| match std::str::from_utf8(first.cell(column)) {
-        Ok(name) => Ok(name.to_string()),
+        Ok(name) => Ok(name.trim_ascii().to_string()),
         Err(_) => Err(format!(
             "the name of column {} is not UTF-8; help: save the file as UTF-8",
             column + 1
@@ -153,13 +153,14 @@ pub(super) struct Records<R> {
     /// The text of all cells of the current record, and where each cell ends in it.
     text: Vec<u8>,
     ends: Vec<usize>,
+    /// Which cells of the current record begin with a quote.
+    are_quoted: Vec<bool>,
     /// The line on which the next record begins, unless empty lines come first.
     line: u64,
     /// Whether the byte before the next one is a CR, so that an LF belongs to it.
     after_cr: bool,
     record_bytes_max: usize,
-    /// Of the current record: its cells, its first line, and whether no cell has a line end.
-    cells: usize,
+    /// Of the current record: its first line, and whether no cell has a line end.
     first_line: u64,
     is_one_line: bool,
 }
@@ -182,8 +183,9 @@ impl<R: Read> Records<R> {
         let mut first = reader.by_ref().take(buffer_bytes as u64);
         let read = first.read_to_end(&mut start);
         read.map_err(|error| unreadable(path, error))?;
-        if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
-            let what = "line 1: expected UTF-8, got UTF-16; help: save the file as UTF-8";
+        if let Some(encoding) = other_encoding(&start) {
+            let what =
+                format!("line 1: expected UTF-8, got {encoding}; help: save the file as UTF-8");
             return Err(refuse(path, what));
         }
         let is_cut = start.len() == buffer_bytes;
@@ -210,11 +212,11 @@ impl<R: Read> Records<R> {
             input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
             parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
             text: vec![0; buffer_bytes],
-            ends: vec![0; 64],
+            ends: Vec::new(),
+            are_quoted: Vec::new(),
             line: 1,
             after_cr: false,
             record_bytes_max,
-            cells: 0,
             first_line: 1,
             is_one_line: true,
         }
@@ -227,60 +229,71 @@ impl<R: Read> Records<R> {
         }
         let (line, path) = (self.line, &self.path);
         let malformed = |what| Err(refuse(path, format!("line {line}: {what}")));
-        let (mut bytes, mut cells) = (0, 0);
+        let mut bytes = 0;
+        self.ends.clear();
+        self.are_quoted.clear();
         loop {
             let input = fill(&mut self.input).map_err(|error| unreadable(path, error))?;
             let at_end = input.is_empty();
+            if self.are_quoted.len() == self.ends.len() {
+                self.are_quoted.push(input.first() == Some(&b'"'));
+            }
             // At the end of the file a line end completes the record, unless a quote is open.
-            let (result, read, written, ended) = self.parser.read_record(
-                if at_end { b"\n" } else { input },
-                &mut self.text[bytes..],
-                &mut self.ends[cells..],
-            );
+            let input_or_end = if at_end { b"\n" } else { input };
+            let (result, read, written) = self
+                .parser
+                .read_field(input_or_end, &mut self.text[bytes..]);
+            let ends_record = matches!(result, Field { record_end: true } | End);
             if !at_end {
-                self.after_cr =
-                    read > 0 && input[read - 1] == b'\r' && result == ReadRecordResult::Record;
+                self.after_cr = ends_record && read > 0 && input[read - 1] == b'\r';
                 let ends = input[..read].iter().filter(|&&byte| byte == b'\n').count();
                 self.line += ends as u64 + u64::from(self.after_cr);
                 self.input.consume(read);
             }
-            (bytes, cells) = (bytes + written, cells + ended);
+            bytes += written;
             match result {
-                ReadRecordResult::Record | ReadRecordResult::End => {
-                    (self.cells, self.first_line) = (cells, line);
-                    self.is_one_line = self.line - line <= 1;
-                    return Ok(true);
+                Field { .. } | End => {
+                    if self.ends.len() == CELLS_MAX {
+                        return malformed(format!(
+                            "the row that begins here has more than {CELLS_MAX} cells, the most that are read"
+                        ));
+                    }
+                    self.ends.push(bytes);
+                    if ends_record {
+                        self.first_line = line;
+                        self.is_one_line = self.line - line <= 1;
+                        return Ok(true);
+                    }
                 }
-                ReadRecordResult::InputEmpty if at_end => {
-                    let cell = cells + 1;
+                InputEmpty if at_end => {
+                    let cell = self.ends.len() + 1;
                     return malformed(format!("the quote that opens cell {cell} is never closed"));
                 }
-                ReadRecordResult::InputEmpty => {}
-                ReadRecordResult::OutputFull if self.text.len() >= self.record_bytes_max => {
+                InputEmpty => {}
+                OutputFull if self.text.len() >= self.record_bytes_max => {
                     return malformed(format!(
                         "the row that begins here does not end within {} bytes; help: look for a quote that is not closed",
                         self.record_bytes_max
                     ));
                 }
-                ReadRecordResult::OutputFull => self.text.resize(2 * self.text.len(), 0),
-                ReadRecordResult::OutputEndsFull if self.ends.len() >= CELLS_MAX => {
-                    return malformed(format!(
-                        "the row that begins here has more than {CELLS_MAX} cells, the most that are read"
-                    ));
-                }
-                ReadRecordResult::OutputEndsFull => self.ends.resize(2 * self.ends.len(), 0),
+                OutputFull => self.text.resize(2 * self.text.len(), 0),
             }
         }
     }
 
     /// How many cells the current record has.
     pub(super) fn len(&self) -> usize {
-        self.cells
+        self.ends.len()
     }
 
-    /// A cell of the current record, without the spaces around it.
+    /// A cell of the current record, without the spaces around it unless they are a text's, in
+    /// quotes.
     pub(super) fn cell(&self, index: usize) -> &[u8] {
-        self.text[self.start(index)..self.ends[index]].trim_ascii()
+        let cell = &self.text[self.start(index)..self.ends[index]];
+        let trimmed = cell.trim_ascii();
+        let has_spaces = self.are_quoted[index] && trimmed.len() < cell.len();
+        let is_text = has_spaces && number(trimmed).is_none() && !is_missing(trimmed);
+        if is_text { cell } else { trimmed }
     }
 
     /// The line on which the current record begins.

@@ -181,12 +181,24 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
+/// The encoding of a text that begins with the byte-order mark of another one than UTF-8.
+pub(crate) fn other_encoding(start: &[u8]) -> Option<&'static str> {
+    match start {
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16"),
+        _ => None,
+    }
+}
+
 /// The error of a failure to unpack: bad data, or a file that cannot be read.
 pub(crate) fn unreadable(path: &Path, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => refuse(
             path,
-            format!("{error}; help: check the file with gzip -t or zstd -t, or get it again"),
+            format!(
+                "{error}: it is damaged, cut short, or followed by other bytes, which gzip -t reports and gzip -d ignores; \
+                 help: get it again, or unpack it (gzip -d, zstd -d) and pack it anew"
+            ),
         ),
         _ => reading(path)(error),
     }

@@ -1,28 +1,31 @@
 //! `.npy` files, and `.npz` archives of them as `numpy.savez` writes them.
 //!
-//! `.npy` is read in place: numpy's bools, integers and floats in either byte order. The header is
-//! parsed by the strict parser of the tensor library. Of an archive, members that are stored (the
-//! usual case) are read in place, too; compressed ones (`savez_compressed`) are unpacked once.
+//! `.npy` is read in place: numpy's bools, integers and floats in either byte order. An array in
+//! Fortran order, as of `DataFrame.to_numpy`, is converted once to C order, in which rows are whole.
+//! The header is parsed by the strict parser of the tensor library. Of an archive, members that are
+//! stored (the usual case) are read in place, too; compressed ones (`savez_compressed`) are unpacked
+//! once.
 //!
 //! Archives are untrusted. Before anything is unpacked, the size that each member claims is
 //! compared with its own header and with what deflate can do at most; and no two members may share
 //! bytes.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
 use crate::error::{Result, bail, ensure};
-use crate::files::array::{ArrayPlace, Element};
+use crate::files::array::{Array, ArrayPlace, Element};
 use crate::files::cache;
 use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
-use crate::files::io::{MappedReader, RATIO_MAX, append, map, writing};
+use crate::files::io::{MappedReader, RATIO_MAX, append, map, reading, writing};
 
 pub(super) static NPY: Format = Format {
     name: "an .npy file",
@@ -66,21 +69,53 @@ fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
 /// Adds the array `key` with this header, which begins at byte `start` of a mapped file.
 fn add(
     contents: &mut Contents,
-    file: &str,
+    file: &DataFile<'_>,
     (mapped, start): (&Arc<Mapped>, u64),
     header: &Header,
     key: &str,
-) {
-    let long_dims = header.shape.iter().filter(|&&dim| dim > 1).count();
-    if header.fortran_order && long_dims > 1 {
-        let why = "expected an array in C order, got Fortran order, which scatters each row over the file; help: \
-                   np.save(path, np.ascontiguousarray(x))";
-        return contents.others.push((key.to_string(), why.into()));
-    }
+) -> Result<()> {
     let (offset, element) = (start + header.data_start, header.stored.element);
     let mut place = ArrayPlace::new(key, offset, element, header.shape.dims());
     place.big_endian = header.stored.big_endian;
-    contents.add(mapped, file, &place);
+    let long_dims = place.shape.iter().filter(|&&dim| dim > 1).count();
+    let is_scattered = header.fortran_order && long_dims > 1;
+    if !is_scattered || Array::new(mapped, file.name, &place).is_err() {
+        contents.add(mapped, file.name, &place);
+        return Ok(());
+    }
+    let made = cache::converted(file.path, file.cache_dir, &format!("C order {key}"), |to| {
+        write_in_c_order(mapped, &place, to)
+    })?;
+    place.offset = 0;
+    contents.add(&map(&made)?, file.name, &place);
+    Ok(())
+}
+
+/// Writes the rows of an array in Fortran order, where the first index varies fastest, in C order.
+fn write_in_c_order(mapped: &Mapped, place: &ArrayPlace<'_>, to: &Path) -> Result<()> {
+    let (size, rows, row_shape) = (place.element.bytes(), place.shape[0], &place.shape[1..]);
+    let width: usize = row_shape.iter().product();
+    // The index of a row's number in Fortran order, from that in C order.
+    let index = |index: usize| {
+        let next = |(rest, step, at), dim: &usize| {
+            (rest / dim, step / dim, at + rest % dim * (step / dim))
+        };
+        row_shape.iter().rev().fold((index, width, 0), next).2
+    };
+    let columns: Vec<usize> = (0..width).map(index).collect();
+    let mut out = BufWriter::new(File::create_new(to).map_err(writing(to))?);
+    for row in 0..rows {
+        heartbeat::beat(Work::ConvertsData);
+        for column in &columns {
+            let mut number = [0; 8];
+            let start = place.offset + ((column * rows + row) * size) as u64;
+            let read = mapped.read(start, &mut number[..size]);
+            read.map_err(reading(mapped.path()))?;
+            out.write_all(&number[..size]).map_err(writing(to))?;
+        }
+    }
+    let flushed = out.flush().and_then(|()| out.get_ref().sync_all());
+    flushed.map_err(writing(to))
 }
 
 fn open_npy(file: &DataFile<'_>) -> Result<Contents> {
@@ -89,7 +124,7 @@ fn open_npy(file: &DataFile<'_>) -> Result<Contents> {
     let header = header(MappedReader::new(&mapped, 0..mapped.len())).map_err(bad)?;
     check_bytes(&header, mapped.len()).map_err(bad)?;
     let mut contents = Contents::default();
-    add(&mut contents, file.name, (&mapped, 0), &header, "");
+    add(&mut contents, file, (&mapped, 0), &header, "")?;
     contents.checked(Path::new(file.name))
 }
 
@@ -208,7 +243,7 @@ fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
             true => (&mapped, member.start),
             false => (&unpacked, end),
         };
-        add(&mut contents, file.name, place, header, &member.key);
+        add(&mut contents, file, place, header, &member.key)?;
         end += u64::from(!member.is_stored) * member.unpacked_bytes;
     }
     contents.checked(file.path)

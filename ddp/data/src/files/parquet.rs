@@ -69,7 +69,7 @@ mod reading {
     //! Reads Parquet by row groups, a piece of all wanted columns at a time.
     //!
     //! Columns of integers, floats and bools are numbers, those of strings and bytes texts. Dates,
-    //! decimals and nested columns are errors. The places and sizes in the metadata are checked
+    //! durations, decimals and nested columns are errors. The places and sizes in the metadata are checked
     //! against the size of the file before anything is read, and the counts in pages before the
     //! crate allocates from them. The crate limits a page to 2 GiB.
 
@@ -102,6 +102,8 @@ mod reading {
         path: PathBuf,
         file: SerializedFileReader<File>,
         names: Vec<String>,
+        /// Of each column the first of the columns that are stored: a nested one may have several.
+        first_leaves: Vec<usize>,
         /// The columns that are read, and whether their values are unsigned.
         selected: Vec<(usize, bool)>,
         /// The row group that is read next.
@@ -131,12 +133,16 @@ mod reading {
             guarded(path, || {
                 let file = open(path)?;
                 let schema = file.metadata().file_metadata().schema_descr();
-                let columns = schema.columns().iter();
-                let names: Vec<String> = columns.map(|column| column.path().string()).collect();
+                let root = |leaf| schema.get_column_root_idx(leaf);
+                let is_first = |leaf: &usize| *leaf == 0 || root(*leaf) != root(leaf - 1);
+                let leaves = (0..schema.num_columns()).filter(is_first);
+                let first_leaves: Vec<usize> = leaves.collect();
+                let name = |&leaf: &usize| schema.column(leaf).path().parts()[0].clone();
                 Ok(ParquetTable {
                     path: path.into(),
+                    names: first_leaves.iter().map(name).collect(),
+                    first_leaves,
                     file,
-                    names,
                     selected: Vec::new(),
                     next_group: 0,
                     readers: Vec::new(),
@@ -147,6 +153,16 @@ mod reading {
                     values: Vec::new(),
                 })
             })
+        }
+
+        /// The type of a column in what pandas wrote. To Parquet a duration is a whole number.
+        fn pandas_type(&self, name: &str) -> Option<String> {
+            let pairs = self.file.metadata().file_metadata().key_value_metadata()?;
+            let pandas = pairs.iter().find(|pair| pair.key == "pandas")?;
+            let pandas: serde_json::Value = serde_json::from_str(pandas.value.as_ref()?).ok()?;
+            let mut columns = pandas.get("columns")?.as_array()?.iter();
+            let column = columns.find(|column| column["field_name"] == *name)?;
+            Some(column["numpy_type"].as_str()?.to_string())
         }
 
         fn bad(&self, what: String) -> Error {
@@ -160,8 +176,9 @@ mod reading {
             let rows = u64::try_from(group.metadata().num_rows());
             let rows = rows.map_err(|_| self.bad("it claims a negative number of rows".into()))?;
             let readers = self.selected.iter().map(|&(column, _)| {
-                let pages = group.get_column_page_reader(column)?;
-                let chunk = group.metadata().column(column);
+                let leaf = self.first_leaves[column];
+                let pages = group.get_column_page_reader(leaf)?;
+                let chunk = group.metadata().column(leaf);
                 let bytes_max = unpacked_bytes_max(chunk);
                 let pages = Box::new(CheckedPages { pages, bytes_max });
                 Ok(get_column_reader(chunk.column_descr_ptr(), pages))
@@ -208,8 +225,17 @@ mod reading {
         fn select(&mut self, columns: &[usize]) -> Result<()> {
             let schema = self.file.metadata().file_metadata().schema_descr();
             let read = |&column: &usize| {
-                let bad = |what| self.bad(format!("column \"{}\" {what}", self.names[column]));
-                Ok((column, is_unsigned(&schema.column(column)).map_err(bad)?))
+                let bad =
+                    |what: String| self.bad(format!("column \"{}\" {what}", self.names[column]));
+                let leaf = schema.column(self.first_leaves[column]);
+                let kind = self.pandas_type(&self.names[column]).unwrap_or_default();
+                if kind.starts_with("timedelta64") {
+                    return Err(bad(format!(
+                        "holds durations ({kind}): expected numbers; help: save them in a unit: d.dt.total_seconds(), \
+                         or leave it out: {DROP}"
+                    )));
+                }
+                Ok((column, is_unsigned(&leaf).map_err(bad)?))
             };
             self.selected = columns.iter().map(read).collect::<Result<_>>()?;
             Ok(())

@@ -11,6 +11,7 @@ use std::path::Path;
 use crate::error::{Error, Result, ensure};
 use crate::features::ColumnPlan;
 use crate::files::io::refuse;
+use crate::guess;
 
 /// A cell as its format types it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +22,7 @@ use crate::files::io::refuse;
 pub(crate) enum Value<'a> {
     /// A missing cell, by the format itself.
     Null,
-    /// A cell of a text file: a number if it reads as one.
+    /// A cell of a text file: a number if it reads as one and has no leading zeros.
     Written(&'a [u8]),
     /// A text, even if it reads as a number.
     Text(&'a [u8]),
@@ -77,6 +78,7 @@ impl<'a> Value<'a> {
             Value::Whole(value) => Cell::Number(value as f64),
             Value::Float(value) => number_of(value),
             Value::Written(text) | Value::Text(text) => match (number(text), self) {
+                (Some(_), _) if guess::has_leading_zeros(text) => Cell::Text(text),
                 (Some(value), Value::Written(_)) => number_of(value),
                 (Some(value), _) if value.is_nan() => Cell::Missing,
                 (None, _) if is_missing(text) => Cell::Missing,

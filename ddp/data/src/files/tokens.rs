@@ -14,7 +14,7 @@ use crate::error::{Result, ensure};
 use crate::files::array::{Array, ArrayPlace, Element};
 use crate::files::flat::{self, About};
 use crate::files::format::{DataFile, Format, Holds, PLAIN, TokenFile};
-use crate::files::io::refuse;
+use crate::files::io::{other_encoding, refuse};
 
 /// Puts a shard with these tokens, one part after the other, in the place of `path`. `about` says
 /// their vocabulary.
@@ -63,13 +63,22 @@ pub(super) static TEXT: Format = Format {
 /// What some editors write before a text: U+FEFF in UTF-8.
 pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
-/// The bytes of a text.
+/// The bytes of a text in UTF-8, or in another encoding of which ASCII is a part.
 fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mapped = &file.map()?;
-    let mut start = BYTE_ORDER_MARK;
-    let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
-    let has_mark = is_longer && start == BYTE_ORDER_MARK;
-    let offset = if has_mark { start.len() as u64 } else { 0 };
+    let mut first = vec![0; mapped.len().min(4096) as usize];
+    let read = mapped.read(0, &mut first);
+    read.map_err(|error| file.bad(error.to_string()))?;
+    let later = first.get(1..).unwrap_or_default();
+    let are_wide = every_second_is_below(1, &first) || every_second_is_below(1, later);
+    if let Some(got) = other_encoding(&first).or(are_wide.then_some("UTF-16 or UTF-32")) {
+        return Err(file.bad(format!(
+            "expected UTF-8, got {got}; help: save the file as UTF-8"
+        )));
+    }
+    let mark = BYTE_ORDER_MARK.len();
+    let has_mark = first.len() > mark && first.starts_with(&BYTE_ORDER_MARK);
+    let offset = if has_mark { mark as u64 } else { 0 };
     let tokens = whole_file(file.path, mapped, Element::U8, offset)?;
     let mut text = TokenFile::new(tokens, "bytes of a text", Some(256));
     text.coding.are_bytes = true;
@@ -184,28 +193,35 @@ fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
     let tokens = whole_file(file.path, &mapped, file.stated.unwrap_or(Element::U16), 0)?;
     if file.stated.is_none() {
         check_no_header(&mapped).map_err(|why| file.bad(why))?;
-        check_not_u32(&tokens)?;
     }
+    check_type(&tokens, file.stated.is_some())?;
     Ok(TokenFile::new(tokens, "without a header", None))
 }
 
 /// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
 const TINY: i64 = 64;
 
-/// An error if nearly all numbers at odd places are tiny and many others are not, as if the tokens
-/// were u32, or i64: of those three in four 16-bit numbers are 0.
-fn check_not_u32(array: &Array) -> Result<()> {
+/// Whether nearly all numbers at odd places are below `limit` and many others are not, as if each
+/// number were the half of a wider one.
+fn every_second_is_below<T: PartialOrd>(limit: T, numbers: &[T]) -> bool {
+    let pairs = numbers.as_chunks::<2>().0;
+    let below = |half: usize| pairs.iter().filter(|pair| pair[half] < limit).count();
+    let (all, low, high) = (pairs.len(), below(0), below(1));
+    all >= 32 && high * 10 >= all * 9 && low * 4 <= all * 3
+}
+
+/// An error if the first tokens look as if they were of a wider type.
+fn check_type(array: &Array, is_stated: bool) -> Result<()> {
+    let (element, name) = (array.element, array.name());
+    let limit = if is_stated { 1 } else { TINY };
+    let help = "give tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as \
+                int64 must be";
     let mut first = vec![0; array.rows().min(4096) as usize];
     array.read_i64(0, &mut first)?;
-    let pairs = first.as_chunks::<2>().0;
-    let tiny = |half: usize| pairs.iter().filter(|pair| pair[half] < TINY).count();
-    let (all, low, high) = (pairs.len(), tiny(0), tiny(1));
     ensure!(
-        all < 32 || high * 10 < all * 9 || low * 4 > all * 3,
-        "cannot read {}: expected u16 tokens without a header, got numbers of which every second one is small, as in u32 \
-         tokens or wider ones ({high} of {all} at odd places are below {TINY}, {low} at even places); help: give \
-         tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be",
-        array.name()
+        !every_second_is_below(limit, &first),
+        "cannot read {name}: expected {element} tokens without a header, got numbers of which every second one is \
+         below {limit}, as in u32 tokens or wider ones; help: {help}"
     );
     Ok(())
 }

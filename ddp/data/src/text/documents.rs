@@ -181,7 +181,7 @@ impl TextFile<'_> {
             if text.trim().is_empty() {
                 continue;
             }
-            let text = field(&text, self.options.field);
+            let text = field(text.trim_end(), self.options.field);
             let text = text.map_err(|why| self.bad(format!("line {number}: {why}")))?;
             self.give(text, true)?;
         }
@@ -250,8 +250,11 @@ fn begun_bytes(bytes: &[u8]) -> usize {
 
 /// The text in this field of an object.
 fn field(line: &str, name: &str) -> Result<String, String> {
-    let object: Result<Map<String, Value>, _> = serde_json::from_str(line);
-    let mut object = object.map_err(|error| format!("expected a JSON object: {error}"))?;
+    let object = serde_json::from_str(line).or_else(|_| serde_json::from_str(&without_nan(line)));
+    let mut object: Map<String, Value> = object.map_err(|error: serde_json::Error| {
+        let why = format!("expected a JSON object: {error}");
+        why.replace(" at line 1 column ", " in column ")
+    })?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
         Some(Value::String(text)) => return Ok(text),
@@ -262,6 +265,21 @@ fn field(line: &str, name: &str) -> Result<String, String> {
         ),
     };
     bail!("expected a text in the field {name:?}, got {got}; help: {help}, or correct the line")
+}
+
+/// A line of JSON with 0 for the numbers of Python that JSON does not have.
+fn without_nan(line: &str) -> String {
+    let (mut is_text, mut all) = (false, String::new());
+    for part in line.split_inclusive('"') {
+        all += &match is_text {
+            true => part.into(),
+            false => part.replace("NaN", "0").replace("Infinity", "0"),
+        };
+        let before = part.trim_end_matches('"').bytes().rev();
+        let is_escaped = before.take_while(|byte| *byte == b'\\').count() % 2 == 1;
+        is_text = !is_text || is_escaped;
+    }
+    all
 }
 
 /// The name without the ending of a compressed file, and how it is compressed.

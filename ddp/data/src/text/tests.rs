@@ -173,7 +173,7 @@ fn what_is_wrong_with_a_text_is_named() {
     let scratch = Scratch::new();
     let long = "é".repeat(5000);
     let late = [long.as_bytes(), b"\xff"].concat();
-    let cases: [(&str, &[u8], &str); 13] = [
+    let cases: [(&str, &[u8], &str); 14] = [
         ("a.txt", b"ab\xffcd", "a.txt: byte 2: expected UTF-8"),
         ("b.txt", &late, "b.txt: byte 10000: expected UTF-8"),
         ("cut.txt", b"ab\xe2\x82", "cut.txt: byte 2: expected UTF-8"),
@@ -203,8 +203,13 @@ fn what_is_wrong_with_a_text_is_named() {
         ),
         (
             "c.jsonl",
-            b"\n{\"text\": ",
-            "line 2: expected a JSON object",
+            b"\n{\"text\": x}\n",
+            "c.jsonl: line 2: expected a JSON object: expected value in column 10",
+        ),
+        (
+            "e.jsonl",
+            b"{\"text\": NaN, \"x\": NaN}",
+            "line 1: expected a text in the field \"text\", got another value",
         ),
         (
             "d.jsonl",
@@ -733,4 +738,14 @@ mod with_tokenizers {
             Err(crate::error::Error::Io { .. })
         ));
     }
+}
+
+#[test]
+fn numbers_that_only_python_writes_do_not_refuse_a_document() {
+    let scratch = Scratch::new();
+    let line =
+        r#"{"a": [NaN, -Infinity], "t\"NaN": Infinity, "text": "NaN, \\\"Infinity\\", "z": NaN}"#;
+    let path = file(&scratch, "a.jsonl", line);
+    let (documents, _) = read(&path, false, &Encoder::Bytes).unwrap();
+    assert_eq!(documents, [r#"NaN, \"Infinity\"#]);
 }

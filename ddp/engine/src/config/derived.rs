@@ -123,6 +123,7 @@ impl Config {
             val_data: self.val_data.clone(),
             val_labels: self.val_labels.clone(),
             val_split: self.val_split,
+            stratify: self.stratify,
             seed: self.seed,
             task: self.task,
             context: self.model.context(),

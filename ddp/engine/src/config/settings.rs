@@ -238,6 +238,8 @@ settings! {
     /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
     /// ones); an alternative to `val-data`
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
+    /// Whether the rows that `val-split` keeps have the classes' shares of all rows
+    Fixed stratify "BOOL": bool = false;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK" [inspect]: Option<TaskKind> = None;
     /// Columns of tables to leave out, separated by commas

@@ -85,6 +85,10 @@ fn damaged_gzip_is_bad_data() {
     damaged[crc] ^= 1;
     assert_refused(&damaged, "gzip -t");
     assert_refused(b"no gzip at all", "gzip -t");
+    for junk in [&b"xy"[..], b"more than a header of gzip"] {
+        let says = "followed by other bytes, which gzip -t reports and gzip -d ignores";
+        assert_refused(&[&whole[..], junk].concat(), says);
+    }
 }
 
 #[test]

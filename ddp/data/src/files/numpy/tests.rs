@@ -234,3 +234,45 @@ fn a_workbook_is_named() {
         "{text}"
     );
 }
+
+#[test]
+fn arrays_in_fortran_order_have_the_same_rows() {
+    let scratch = Scratch::new();
+    let cache = scratch.path().join("cache");
+    // Numbers in C order are 0, 1, 2 …; in Fortran order the first index varies fastest.
+    let shape = [3, 2, 4];
+    let place = |number: usize| [number % 3, number / 3 % 2, number / 6];
+    let value = |number: usize| {
+        let [a, b, c] = place(number);
+        (a * 2 + b) * 4 + c
+    };
+    let stored = |descr: &str, shape: &str, number: &dyn Fn(usize) -> Vec<u8>| {
+        let mut bytes = npy(descr, true, shape, 0);
+        (0..24).for_each(|at| bytes.extend(number(value(at))));
+        bytes
+    };
+    let long = stored("<f4", "(3, 2, 4)", &|x| (x as f32).to_le_bytes().to_vec());
+    let big = stored(">i2", "(3, 2, 4)", &|x| (x as i16).to_be_bytes().to_vec());
+    let pairs = [("x.npy", &long[..]), ("y.npy", &big[..])];
+    let files = [
+        ("a.npy", long.clone(), ""),
+        ("b.npy", big.clone(), ""),
+        ("c.npz", archive(CompressionMethod::Stored, &pairs), "y"),
+        ("d.npz", archive(CompressionMethod::Deflated, &pairs), "x"),
+    ];
+    for (name, bytes, key) in files {
+        let contents = open(&file(&scratch, name, &bytes), Some(&cache)).unwrap();
+        let array = contents.find(key).unwrap().unwrap();
+        assert_eq!(
+            (array.rows(), array.row_shape()),
+            (3, &shape[1..]),
+            "{name}"
+        );
+        let mut numbers = [0.0; 24];
+        array.read_f32(0, &mut numbers).unwrap();
+        let expected: Vec<f32> = (0..24u8).map(f32::from).collect();
+        assert_eq!(numbers[..], expected, "{name}");
+        array.read_f32(2, &mut numbers[..8]).unwrap();
+        assert_eq!(numbers[..8], expected[16..], "{name}");
+    }
+}

@@ -6,7 +6,8 @@
 //!
 //! What labels are follows from all of them: whole numbers are i64, other numbers f64, and if one
 //! is a text, all are: i64 codes of the texts sorted by their bytes, which are the classes. Until
-//! the last row is known, they are kept in a file, one a line.
+//! the last row is known, they are kept in a file, one a line. Whole numbers of which one has
+//! leading zeros are texts.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,6 +25,7 @@ use crate::files::table::{
     Cell, Columns, Feature, TableReader, TableRequest, Value, number, shown,
 };
 use crate::files::{cache, flat};
+use crate::guess;
 use crate::task::CLASSES_MAX;
 
 /// The arrays that `request` wants of a table.
@@ -55,7 +57,7 @@ fn converted(
 ) -> Result<PathBuf> {
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let stem = path.file_stem().map(Path::new).and_then(Path::extension);
-    let asked = format!("table 3 {stem:?} {ending:?} {asked}");
+    let asked = format!("table 4 {stem:?} {ending:?} {asked}");
     cache::converted(path, cache_dir, &asked, make)
 }
 
@@ -68,7 +70,7 @@ pub(crate) fn survey(
     categorical: &[String],
     cache_dir: Option<&Path>,
 ) -> Result<Survey> {
-    let asked = serde_json::json!(["survey 4", features, categorical]);
+    let asked = serde_json::json!(["survey 5", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
             features: Some(features),
@@ -302,6 +304,7 @@ struct LabelColumn {
     texts_bytes: usize,
     any_text: bool,
     all_whole: bool,
+    any_leading_zeros: bool,
     /// Labels of a row: several are numbers.
     width: usize,
 }
@@ -323,6 +326,7 @@ impl LabelColumn {
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
+            any_leading_zeros: false,
             width,
         })
     }
@@ -333,6 +337,7 @@ impl LabelColumn {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
         self.all_whole = self.all_whole && whole(cell).is_some();
+        self.any_leading_zeros |= guess::has_leading_zeros(cell);
         let noted = check(cell, value).and_then(|()| self.note(cell));
         noted.map_err(bad)?;
         let written = self.aside.write_all(cell);
@@ -372,7 +377,8 @@ impl LabelColumn {
     /// Writes all labels as the type they turned out to be, and returns the classes if they are
     /// texts.
     fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
-        let (are_texts, failed) = (self.any_text, writing(&self.path));
+        let are_padded = self.any_leading_zeros && self.all_whole && self.texts.is_some();
+        let (are_texts, failed) = (self.any_text || are_padded, writing(&self.path));
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;

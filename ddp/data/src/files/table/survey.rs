@@ -12,9 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, bail};
 use crate::features::{AUTO, ColumnPlan};
 use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{
-    Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of,
-};
+use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 
@@ -41,6 +39,8 @@ pub(crate) struct SurveyedColumn {
     first_missing: Option<String>,
     /// Texts that are numbers or dates to people.
     written_texts: u64,
+    /// Texts that are whole numbers with leading zeros.
+    leading_zeros: u64,
     /// The different values; `None` if they cannot all be categories.
     values: Option<BTreeSet<String>>,
     /// Why they cannot, if not because there are more than `values_max`.
@@ -83,6 +83,7 @@ impl Survey {
                     }
                     let written = is_written_otherwise(&String::from_utf8_lossy(text));
                     column.written_texts += u64::from(written);
+                    column.leading_zeros += u64::from(guess::has_leading_zeros(text));
                     column.texts += 1;
                 }
                 Cell::Missing => {
@@ -119,6 +120,7 @@ impl Survey {
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
             column.written_texts += later.written_texts;
+            column.leading_zeros += later.leading_zeros;
             column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
             let all = both.map(|(values, more)| values.into_iter().chain(more).collect());
@@ -157,33 +159,27 @@ impl Survey {
             ),
             false => help(&texts, !missing.is_empty()),
         };
-        let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
-        Some(columns.bad(format!("{problems}; help: {help}")))
+        let problems = (!problems.is_empty()).then(|| problems.join("\n  "))?;
+        Some(columns.bad(format!("{problems}\n  help: {help}")))
     }
 }
 
-/// What to do about columns of texts and missing cells.
+/// What to do about columns of texts and missing cells, with the settings to paste.
 fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
-    let others = texts.iter().copied().filter(|column| !column.are_written());
-    let (few, many): (Vec<_>, Vec<_>) = others.partition(|column| column.may_be_categories());
-    let mut help = how_to_write(texts);
-    if !few.is_empty() {
-        help.push(format!(
-            "{CATEGORICAL} {} one-hot encodes the texts",
-            list(&few)
-        ));
-    }
-    if !many.is_empty() {
-        help.push(format!(
-            "{DROP} {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
-             correct its texts",
-            list(&many)
-        ));
-    }
-    if any_missing {
-        help.push(format!("{MISSING} mean or zero fills in missing cells"));
-    }
-    if !texts.is_empty() {
+    let texts = texts.iter().copied();
+    let (few, many): (Vec<_>, Vec<_>) = texts.partition(|column| column.may_be_categories());
+    let how = if any_missing { "mean" } else { "" };
+    let settings = [
+        (CATEGORICAL, list(&few)),
+        (DROP, list(&many)),
+        (MISSING, how.into()),
+    ];
+    let settings = settings.iter().filter(|(_, value)| !value.is_empty());
+    let settings = settings.map(|(setting, value)| format!("{setting} {value}"));
+    let settings = settings.collect::<Vec<_>>().join(" ");
+    let mut help = how_to_write(&many);
+    help.push(format!("correct these cells, or give {settings}"));
+    if !(few.is_empty() && many.is_empty()) {
         help.push(format!(
             "if one of these columns is the label, name it in {LABELS}"
         ));
@@ -209,21 +205,29 @@ fn list(columns: &[&SurveyedColumn]) -> String {
     }
 }
 
-/// A few columns described.
+/// A few columns described, several of them on a line each.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    let all = columns.iter().map(|column| describe(column));
-    let columns = if columns.len() == 1 {
-        "1 column".into()
-    } else {
-        format!("{} columns", columns.len())
+    let (between, plural) = match columns.len() {
+        1 => (" ", ""),
+        _ => ("\n    ", "s"),
     };
-    format!("{columns}: {}", some_of(20, all).unwrap_or_default())
+    let all = columns
+        .iter()
+        .take(20)
+        .map(|column| format!("{between}{}", describe(column)));
+    let more = if columns.len() > 20 { "\n    …" } else { "" };
+    format!(
+        "{} column{plural}:{}{more}",
+        columns.len(),
+        all.collect::<String>()
+    )
 }
 
 impl SurveyedColumn {
     /// Whether its texts may be categories without being named.
     fn may_be_categories(&self) -> bool {
-        let has_few = self.values.is_some() && self.texts >= self.numbers;
+        let are_texts = self.texts >= self.numbers || self.have_leading_zeros();
+        let has_few = self.values.is_some() && are_texts;
         has_few && !self.is_nearly_unique() && !self.are_written()
     }
 
@@ -236,6 +240,11 @@ impl SurveyedColumn {
     /// Whether most texts are numbers or dates that are written otherwise than programs read them.
     fn are_written(&self) -> bool {
         2 * self.written_texts > self.texts
+    }
+
+    /// Whether all texts are whole numbers with leading zeros, so that the numbers are texts, too.
+    fn have_leading_zeros(&self) -> bool {
+        self.texts > 0 && self.texts == self.leading_zeros
     }
 
     fn describe_texts(&self) -> String {
@@ -252,6 +261,7 @@ impl SurveyedColumn {
         };
         let kind = match self.are_written() {
             true => "numbers or dates for people, ",
+            false if self.have_leading_zeros() => "whole numbers with leading zeros, ",
             false => "",
         };
         format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
@@ -315,20 +325,16 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         return Ok(plan);
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
-    let names = list(&refused);
-    let mut help = how_to_write(&refused);
-    help.push(format!(
-        "leave these out with {DROP} {names}, or correct the texts if these are columns of numbers"
-    ));
+    let mut help = help(&refused, false);
     if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
-        help.push(format!(
-            "to encode their texts as they are: {CATEGORICAL} {AUTO},{names}"
-        ));
+        help += &format!(
+            "; to encode their texts as they are: {CATEGORICAL} {AUTO},{}",
+            list(&refused)
+        );
     }
     bail!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
          {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
-         different in nearly every row; got {what}; help: {}",
-        help.join("; ")
+         different in nearly every row; got {what}\n  help: {help}"
     )
 }

@@ -236,7 +236,7 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
             "x,y\n1,0\n,1\n",
             &[
                 "missing cells in 1 column: \"x\" (1, the first in line 3)",
-                "`missing` mean or zero",
+                "give `missing` mean",
             ][..],
         ),
         (

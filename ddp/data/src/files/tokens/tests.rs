@@ -138,14 +138,23 @@ fn u32_tokens_are_not_read_as_u16() {
         assert_eq!(error.exit_code(), 65);
         let text = error.to_string();
         assert!(
-            text.contains("as in u32 tokens") && text.contains("type=u32"),
+            text.contains("as in u32 tokens")
+                && text.contains("type=u32")
+                && text.contains("int64"),
             "{number}: {text}"
         );
         let count = bytes.len() as u64;
-        let as_u32 = opened(Some(Element::U32), bytes).unwrap();
-        assert_eq!(as_u32, (Element::U32, count / 4));
-        let as_u16 = opened(Some(Element::U16), bytes).unwrap();
-        assert_eq!(as_u16, (Element::U16, count / 2));
+        let zeros = "every second one is below 1, as in u32 tokens or wider ones";
+        // A stated type is wrong where every second number is 0.
+        for (element, size, is_wrong) in [
+            (Element::U32, 4, number >= 4),
+            (Element::U16, 2, [0, 1, 4, 5].contains(&number)),
+        ] {
+            match opened(Some(element), bytes) {
+                Ok(got) => assert!(!is_wrong && got == (element, count / size), "{number}"),
+                Err(error) => assert!(is_wrong && error.to_string().contains(zeros), "{error}"),
+            }
+        }
     }
     // Tokens that are u16: of bytes, of GPT-2, all below 64, and zeros.
     for below in [256, 50_257, 64, 1] {
@@ -172,6 +181,38 @@ fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
     assert!(error.contains(part), "{error}");
     let stated = open_tokens(&path, Some(Element::U16), None).unwrap();
     assert_eq!(stated.tokens.rows(), 1012);
+}
+
+#[test]
+fn a_text_in_utf_16_or_utf_32_is_refused() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("a.txt");
+    let text: String = "Not all who wander are lost. ".repeat(9);
+    for (is_wide, swap) in [(false, false), (false, true), (true, false), (true, true)] {
+        for has_mark in [false, true] {
+            let unit = |letter: char| match (is_wide, swap) {
+                (true, false) => (letter as u32).to_le_bytes().to_vec(),
+                (true, true) => (letter as u32).to_be_bytes().to_vec(),
+                (false, false) => (letter as u16).to_le_bytes().to_vec(),
+                (false, true) => (letter as u16).to_be_bytes().to_vec(),
+            };
+            let mark = if has_mark { "\u{feff}" } else { "" };
+            let bytes: Vec<u8> = mark.chars().chain(text.chars()).flat_map(unit).collect();
+            fs::write(&path, bytes).unwrap();
+            let error = open_tokens(&path, None, None).unwrap_err();
+            let got = match (has_mark, is_wide) {
+                (false, _) => "got UTF-16 or UTF-32",
+                (true, true) => "got UTF-32;",
+                (true, false) => "got UTF-16;",
+            };
+            assert!(
+                error.exit_code() == 65 && error.to_string().contains(got),
+                "{error}"
+            );
+        }
+    }
+    fs::write(&path, &text).unwrap();
+    assert_eq!(open_tokens(&path, None, None).unwrap().tokens.rows(), 261);
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn settings_of_tables_that_make_no_sense_are_refused() {
             &path,
             settings("id", "town", error_),
             65,
-            &["missing cells in 2 columns: \"age\" (1, the first in line 3)"],
+            &["missing cells in 2 columns:\n    \"age\" (1, the first in line 3)\n    \"rooms\""],
         ),
         (
             &x,
@@ -292,7 +292,7 @@ fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
         (
             |row| format!("F{row}"),
             "\"c\" (40 different in 40 cells, the first in line 2: \"F0\")",
-            "leave these out with `drop` c",
+            "correct these cells, or give `drop` c",
         ),
     ];
     for (cell, what, help) in cases {
@@ -382,7 +382,105 @@ fn several_labels_are_learned_together() {
 }
 
 #[test]
-fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
+fn labels_with_leading_zeros_keep_their_digits() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "x,y\n1,01\n2,1\n3,10\n");
+    let data = alone(&request(&path, None));
+    let names = data.train.task().classes().unwrap().names();
+    assert_eq!(names, ["01", "1", "10"]);
+    // A model of them reads other files alike, even if no label there has a leading zero.
+    let val = put(&scratch, "v.csv", "x,y\n1,1\n2,10\n");
+    let mut again = later(&data, &val);
+    again.trained.as_mut().unwrap().needs_labels = true;
+    let classes: Vec<i64> = all(&*alone(&again).train).iter().map(|row| row.1).collect();
+    assert_eq!(classes, [1, 2]);
+    let numbers = DataRequest {
+        task: Some(TaskKind::Regression),
+        ..request(&path, None)
+    };
+    let says =
+        "t.csv, line 2, column \"y\": expected a number as label for `task` regression, got \"01\"";
+    assert!(error(&numbers).1.contains(says), "{}", error(&numbers).1);
+    // Among fractions it is a number.
+    let path = put(&scratch, "f.csv", "x,y\n1,01\n2,1.5\n3,10\n");
+    let task = alone(&request(&path, None)).train.task().clone();
+    assert_eq!(task, TaskSpec::Regression { outputs: 1 });
+}
+
+#[test]
+fn the_smallest_whole_number_is_no_class_and_others_are() {
+    let scratch = Scratch::new();
+    let y = whole(&scratch, "y.npy", &[5, i64::MIN, 7]);
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0], &[3.0]]);
+    let (code, text) = error(&request(&x, Some(&y)));
+    let says = "y.npy, row 1 (counted from 0): the label: expected a class, got -9223372036854775808, the smallest i64";
+    assert!(code == 65 && text.contains(says), "{text}");
+}
+
+#[test]
+fn a_stratified_split_keeps_the_shares_of_the_classes() {
+    let scratch = Scratch::new();
+    let class = |row: usize| ["a", "a", "b", "a", "a", "a", "b", "c"][row % 8];
+    let rows: String = (0..80)
+        .map(|row| format!("{row}.5,{}\n", class(row)))
+        .collect();
+    let path = put(&scratch, "t.csv", &format!("x,y\n{rows}"));
+    let asked = |seed| DataRequest {
+        val_split: 0.2,
+        stratify: true,
+        seed,
+        ..request(&path, None)
+    };
+    for seed in 0..20 {
+        let data = alone(&asked(seed));
+        let counts = [&data.held_out, &data.train].map(|side| side.rows_of_classes().unwrap());
+        assert_eq!(counts, [vec![10, 4, 2], vec![40, 16, 8]]);
+        let mut rows = [all(&*data.held_out), all(&*data.train)].concat();
+        rows.sort_by(|a, b| a.0[0].total_cmp(&b.0[0]));
+        assert!((0..80).all(|row| rows[row].0 == [row as f32 + 0.5]));
+    }
+    let held_out = |seed| all(&*alone(&asked(seed)).held_out);
+    assert_eq!(held_out(1), held_out(1));
+    assert_ne!(held_out(1), held_out(2));
+    // All ranks choose the same rows, however many they are.
+    let (one, others) = (
+        alone(&asked(3)),
+        ranks(3, |world| prepare(&asked(3), world)),
+    );
+    for other in others {
+        let other = other.unwrap();
+        assert_eq!(all(&*other.held_out), all(&*one.held_out));
+        assert_eq!(
+            other.train.fingerprint().unwrap(),
+            one.train.fingerprint().unwrap()
+        );
+    }
+    let prices = request(&put(&scratch, "p.csv", "x,y\n1,0.5\n2,1.5\n"), None);
+    for (request, code, says) in [
+        (
+            DataRequest {
+                val_split: 0.0,
+                ..asked(0)
+            },
+            2,
+            "`stratify`: expected `val-split`",
+        ),
+        (
+            DataRequest {
+                data: prices.data.clone(),
+                ..asked(0)
+            },
+            2,
+            "`stratify`: expected classes as labels, got numbers",
+        ),
+    ] {
+        let (got, text) = error(&request);
+        assert!(got == code && text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn whole_numbers_other_than_0_1_2_are_classes_of_these_names() {
     let scratch = Scratch::new();
     let names = |data: &Data| data.train.task().classes().unwrap().names();
     let table = |labels: &[i64]| {
@@ -394,7 +492,8 @@ fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
         (&[3, 1, 2], &["1", "2", "3"]),
         (&[70_000, 5], &["5", "70000"]),
         (&[0, -1, 1], &["-1", "0", "1"]),
-        (&[0, 1, 3], &["0", "1", "2", "3"]),
+        (&[2, 0, 6], &["0", "2", "6"]),
+        (&[0, 1, 2], &["0", "1", "2"]),
         (
             &[9007199254740993, 9007199254740992],
             &["9007199254740992", "9007199254740993"],

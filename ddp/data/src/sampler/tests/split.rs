@@ -6,6 +6,30 @@ use super::super::*;
 
 proptest! {
     #[test]
+    fn a_stratified_split_takes_a_share_of_each_class(
+        classes in prop::collection::vec(0i64..4, 2..300), fraction in 0.001f64..0.999, seed: u64
+    ) {
+        let split = Split::stratified(&classes, fraction, seed).unwrap();
+        let all = classes.len() as u64;
+        let side = |is_held_out| -> Vec<u64> {
+            (0..split.rows(is_held_out)).map(|index| split.row(is_held_out, index)).collect()
+        };
+        let (held_out, trained) = (side(true), side(false));
+        prop_assert!(held_out.iter().all(|&row| !split.is_trained_on(row)));
+        prop_assert!(trained.iter().all(|&row| split.is_trained_on(row)));
+        let mut rows = [&held_out[..], &trained].concat();
+        rows.sort_unstable();
+        prop_assert!(rows.into_iter().eq(0..all));
+        let share = held_out.len() as f64 / all as f64;
+        prop_assert_eq!(held_out.len() as u64, Split::new(all, fraction, seed).unwrap().rows(true));
+        for class in 0..4 {
+            let of = |rows: &[u64]| rows.iter().filter(|&&row| classes[row as usize] == class).count();
+            let (held, every) = (of(&held_out) as f64, (of(&held_out) + of(&trained)) as f64);
+            prop_assert!((held - every * share).abs() <= 1.0, "{held} of {every}");
+        }
+    }
+
+    #[test]
     fn every_row_is_on_one_side(rows in 2u64..500, fraction in 0.001f64..0.999, seed: u64) {
         let split = Split::new(rows, fraction, seed).unwrap();
         let mut sides = vec![0; rows as usize];

@@ -7,6 +7,7 @@ use ::parquet::data_type::{
     BoolType, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType, FloatType,
     Int32Type, Int64Type,
 };
+use ::parquet::file::metadata::KeyValue;
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
@@ -35,6 +36,10 @@ enum Column<'a> {
     Halves(&'a [u16]),
 }
 
+/// As pandas writes it, for a column `waited` of durations.
+const PANDAS: &str = r#"{"columns": [{"name": "waited", "field_name": "waited", "pandas_type": "timedelta",
+    "numpy_type": "timedelta64[us]", "metadata": null}]}"#;
+
 /// Writes a table of row groups of these columns.
 fn write(path: &Path, schema: &str, compression: Compression, groups: &[&[Column<'_>]]) {
     let end = if schema.ends_with('}') { "" } else { ";" };
@@ -43,6 +48,10 @@ fn write(path: &Path, schema: &str, compression: Compression, groups: &[&[Column
     let properties = Arc::new(
         WriterProperties::builder()
             .set_compression(compression)
+            .set_key_value_metadata(Some(vec![KeyValue::new(
+                "pandas".to_string(),
+                PANDAS.to_string(),
+            )]))
             .build(),
     );
     let mut writer =
@@ -344,13 +353,51 @@ fn what_is_wrong_is_named_with_row_and_column() {
         ),
         ("OPTIONAL INT32 a (UNKNOWN)", "holds INT32 Unknown"),
         ("REPEATED INT32 a", "nested"),
-        ("REQUIRED group a { REQUIRED INT32 b; }", "nested"),
+        (
+            "REQUIRED group a { REQUIRED INT32 b; REQUIRED INT32 c; }",
+            "column \"a\" is nested",
+        ),
         ("REQUIRED INT64 __index_level_0__", "index=False"),
         ("REQUIRED INT96 a", "INT96"),
         ("REQUIRED INT32 a", "a header and no rows"),
     ] {
         Table::new(schema, &[]).assert_refused(None, &[part]);
     }
+}
+
+#[test]
+fn durations_of_pandas_are_refused_with_their_unit() {
+    let whole = || Column::Whole64(&[5, 7]);
+    let schema = "REQUIRED INT64 waited; REQUIRED INT64 x";
+    let table = Table::new(schema, &[&[whole(), whole()]]);
+    let says = "column \"waited\" holds durations (timedelta64[us])";
+    table.assert_refused(None, &[says, "total_seconds", "`drop`"]);
+    let features = [ColumnPlan::number("x")];
+    let request = TableRequest {
+        features: Some(&features),
+        ..TableRequest::default()
+    };
+    assert!(open_table(&table.path, &request).is_ok());
+}
+
+#[test]
+fn a_nested_column_is_one_that_can_be_left_out() {
+    let schema = "REQUIRED group a { REQUIRED INT64 b; REQUIRED INT64 c; } REQUIRED INT64 x; REQUIRED INT64 y";
+    let whole = || Column::Whole64(&[5, 7]);
+    let table = Table::new(
+        schema,
+        &[&[whole(), whole(), Column::Whole64(&[1, 2]), whole()]],
+    );
+    assert_eq!(files::columns(&table.path).unwrap(), ["a", "x", "y"]);
+    let wanted = [ColumnPlan::number("x")];
+    let request = TableRequest {
+        label: Some("y"),
+        features: Some(&wanted),
+        ..TableRequest::default()
+    };
+    let contents = open_table(&table.path, &request).unwrap();
+    assert_eq!(features(&contents), (vec![2, 1], vec![1.0, 2.0]));
+    assert_eq!(labels(&contents), [5, 7]);
 }
 
 #[test]

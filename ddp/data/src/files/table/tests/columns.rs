@@ -19,20 +19,18 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     }
     let text = Table::csv(content).refused(Some("y"));
     for part in [
-        "got texts in 4 columns: \"id\" (more than 256 different, the first in line 2: \"no 0\"), \"town\" (2 \
-         different, the first in line 2: \"Rom\"), \"size\" (1 different",
-        "\"price\" (numbers or dates for people, 1 of 300 cells, the first in line 22: \"$12\")",
-        "missing cells in 1 column: \"age\" (100, the first in line 2)",
-        "d.dt.weekday); `categorical` town,size one-hot encodes",
-        "`drop` id leaves out",
-        "`missing` mean or zero",
+        "got texts in 4 columns:\n    \"id\" (more than 256 different, the first in line 2: \"no 0\")\n    \"town\" (2 \
+         different, the first in line 2: \"Rom\")\n    \"size\" (1 different",
+        "\n    \"price\" (numbers or dates for people, 1 of 300 cells, the first in line 22: \"$12\")",
+        "\n  missing cells in 1 column: \"age\" (100, the first in line 2)\n  help: ",
+        "d.dt.weekday); correct these cells, or give `categorical` town,size `drop` id,price `missing` mean; if",
     ] {
         assert!(text.contains(part), "{text} lacks {part}");
     }
     // A name that a shell would split is quoted.
     let text = Table::csv("my town,y\nRom,1\n").refused(Some("y"));
     assert!(
-        text.contains("`categorical` 'my town' one-hot encodes"),
+        text.contains("or give `categorical` 'my town'; if"),
         "{text}"
     );
 }
@@ -54,14 +52,26 @@ fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
         ),
         (
             column(|row| format!("2026-11-{:02} 9:00", row % 30 + 1)),
-            "\"x\" (numbers or dates for people, 30 different, the first in line 2: \"2026-11-01 9:00\"); help: write plain numbers with a point, as 1234.5, and dates as numbers",
+            "\"x\" (numbers or dates for people, 30 different, the first in line 2: \"2026-11-01 9:00\")\n  help: write plain numbers with a point, as 1234.5, and dates as numbers",
         ),
-        (column(|row| format!("{row} %")), "d.dt.weekday); if one"),
+        (
+            column(|row| format!("{row} %")),
+            "d.dt.weekday); correct these cells, or give `drop` x; if one",
+        ),
         (
             column(|row| format!("{row} 000")),
             "\"x\" (numbers or dates for people, 40 different in 40 cells",
         ),
-        (nearly_unique, "help: `drop` x leaves out"),
+        (
+            nearly_unique,
+            "help: correct these cells, or give `drop` x; if",
+        ),
+        // One in ten German post codes begins with 0.
+        (
+            column(|row| format!("{:05}", row % 20 * 5000 + 1067)),
+            "\"x\" (whole numbers with leading zeros, 4 of 40 cells, the first in line 2: \"01067\")\n  help: correct \
+             these cells, or give `categorical` x; if",
+        ),
         (long, "\"x\" (more than 4096 bytes in line 3"),
     ] {
         let text = Table::csv(&content).refused(Some("y"));
