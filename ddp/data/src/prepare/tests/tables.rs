@@ -455,6 +455,7 @@ fn a_stratified_split_keeps_the_shares_of_the_classes() {
             one.train.fingerprint().unwrap()
         );
     }
+    let prices = request(&put(&scratch, "p.csv", "x,y\n1,0.5\n2,1.5\n"), None);
     for (request, code, says) in [
         (
             DataRequest {
@@ -466,9 +467,7 @@ fn a_stratified_split_keeps_the_shares_of_the_classes() {
         ),
         (
             DataRequest {
-                task: Some(TaskKind::Regression),
-                labels: Some("x".into()),
-                table: settings("y", "", Missing::Error),
+                data: prices.data.clone(),
                 ..asked(0)
             },
             2,
