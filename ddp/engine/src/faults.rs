@@ -217,14 +217,10 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
 }
 
 /// Says where this rank is, for tests that wait for it.
-fn say(
-    Fault {
-        rank, point, step, ..
-    }: &Fault,
-) {
-    let point = format!("{point:?}").to_lowercase();
+fn say(fault: &Fault) {
+    let point = format!("{:?}", fault.point).to_lowercase();
     // In one piece: other ranks write to the same pipe.
-    let line = format!("at {rank}:{point}:{step}\n");
+    let line = format!("at {}:{point}:{}\n", fault.rank, fault.step);
     _ = std::io::stderr().write_all(line.as_bytes());
 }
 
