@@ -183,7 +183,6 @@ impl Trainer<'_> {
         };
         // Before anything is saved or compared.
         self.kept.give_state(&self.run.main)?;
-        asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
         if let Some(saved) = &self.kept.totals.matmuls {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
             self.kept.totals.matmuls = in_phase(Phase::Setup, reuse)?;
@@ -196,6 +195,7 @@ impl Trainer<'_> {
             }
             self.finish_step(taken)?;
         }
+        asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
         self.check_ranks()?;
         for step0 in taken..steps {
             let number = step0 + 1;
