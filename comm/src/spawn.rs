@@ -4,7 +4,8 @@
 //!
 //! On one host rank 0 gets a socket to every other rank, through which they meet. On several an
 //! agent on each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this
-//! process's group, so that Ctrl-C reaches them once: through this process.
+//! process's group, so that Ctrl-C reaches them once: through this process. They start with the
+//! signals blocked that ask to stop, and unblock them when they can handle them (`stop::hear`).
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -16,13 +17,13 @@ pub use self::door::serve_at;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 pub use self::place::Place;
-use self::signals::{STOPS, Signals};
+use self::signals::Signals;
 pub(crate) use self::task::silence;
 use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
 pub use self::task::{Losses, Task};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
-use crate::stop;
+use crate::stop::{self, STOPS};
 
 mod agent;
 mod children;
@@ -113,7 +114,7 @@ impl Spawner {
     /// that failed (128 and the signal's number if a signal ended it), or 0.
     pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
         let (sender, news) = mpsc::channel();
-        let here = Children::new(self.signals);
+        let here = Children::default();
         let limits = [self.grace, self.timeout];
         let mut job = Job::new(&self.program, here, limits, task, (sender, news));
         let mut others = Vec::new();

@@ -12,6 +12,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::say;
+
 /// A signal that asks to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -47,13 +49,7 @@ impl Signal {
     }
 
     fn number(self) -> c_int {
-        match self {
-            Signal::User1 => libc::SIGUSR1,
-            Signal::Terminate => libc::SIGTERM,
-            Signal::Interrupt => libc::SIGINT,
-            Signal::Hangup => libc::SIGHUP,
-            Signal::Quit => libc::SIGQUIT,
-        }
+        STOPS[self as usize]
     }
 }
 
@@ -68,6 +64,15 @@ impl fmt::Display for Signal {
         })
     }
 }
+
+/// Their numbers.
+pub(crate) const STOPS: [c_int; 5] = [
+    libc::SIGUSR1,
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+];
 
 /// How many [`StopSignals`] live in this process: one a rank where ranks are threads.
 static CATCHING: AtomicUsize = AtomicUsize::new(0);
@@ -185,6 +190,37 @@ impl Drop for Termination {
     }
 }
 
+/// From now on requests to stop wait until [`crate::World::connect`] or a launcher can handle them.
+/// Call it first in `main`: without it they end a process that has no handler yet. Ranks that a
+/// [`crate::spawn::Spawner`] starts have these signals blocked from the start.
+pub fn hold_stops() {
+    mask(libc::SIG_BLOCK, &set_of(STOPS));
+}
+
+/// From now on this thread, and those that it starts, receive requests to stop.
+pub(crate) fn hear() {
+    mask(libc::SIG_UNBLOCK, &set_of(STOPS));
+}
+
+/// Blocks or unblocks these signals in this thread. Safe between fork and exec.
+pub(crate) fn mask(how: c_int, signals: &libc::sigset_t) {
+    // SAFETY: reads the set; null asks for nothing.
+    unsafe { libc::pthread_sigmask(how, signals, std::ptr::null_mut()) };
+}
+
+/// The set of these signals.
+pub(crate) fn set_of(signals: impl IntoIterator<Item = c_int>) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sets of signals are plain data, of which all zeros is a value, and this one is ours.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
 /// One thread at a time changes handlers.
 fn handlers() -> MutexGuard<'static, ()> {
     static HANDLERS: Mutex<()> = Mutex::new(());
@@ -220,23 +256,18 @@ extern "C" fn on_signal(signal: c_int) {
     let is_second = INTERRUPTED.swap(true, SeqCst);
     // SAFETY: null, or from a reference that is valid for the whole program.
     if let Some(texts) = unsafe { SAID.load(SeqCst).as_ref() } {
-        print_in_handler(texts[usize::from(is_second)]);
+        // SAFETY: errno belongs to this thread. The code that this handler interrupts keeps it.
+        unsafe {
+            let errno = *libc::__errno_location();
+            say::print_now(texts[usize::from(is_second)].as_bytes());
+            *libc::__errno_location() = errno;
+        }
     }
     if is_second {
         release(signal);
         // SAFETY: sends this process a signal, which is held back until this handler returns and
         // then ends the process. The call is safe in a handler.
         unsafe { libc::kill(libc::getpid(), signal) };
-    }
-}
-
-/// Prints on standard error. Safe in a handler: the code that it interrupts keeps its errno.
-fn print_in_handler(text: &str) {
-    // SAFETY: the bytes are valid for their length; errno belongs to this thread.
-    unsafe {
-        let errno = *libc::__errno_location();
-        libc::write(2, text.as_ptr().cast(), text.len());
-        *libc::__errno_location() = errno;
     }
 }
 

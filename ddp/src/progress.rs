@@ -5,6 +5,7 @@
 //! cleared while a line is written.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -171,7 +172,29 @@ fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
 }
 
 fn on_terminal() -> ProgressDrawTarget {
-    ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
+    let screen = Term::read_write_pair(io::stdin(), Screen);
+    ProgressDrawTarget::term_like_with_hz(Box::new(screen), REDRAWS_PER_S)
+}
+
+/// The terminal of standard error. One that is suspended, as by Ctrl-S, does not hold up the run.
+#[derive(Debug)]
+struct Screen;
+
+impl AsRawFd for Screen {
+    fn as_raw_fd(&self) -> RawFd {
+        io::stderr().as_raw_fd()
+    }
+}
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        ddp_comm::print_now(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The bar that is cleared while a line is written.
@@ -232,11 +255,7 @@ fn time_left_s(gone: Duration, steps_done: u64, steps_left: u64) -> Option<f64> 
 /// closed standard error, and a full one that is not read, must not hold up the run: what does not
 /// fit is dropped.
 fn show(line: &str) {
-    let write = || {
-        if ddp_comm::stderr_has_reader() {
-            let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
-        }
-    };
+    let write = || ddp_comm::print_progress(&format!("{line}\n"));
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     match bar.as_ref().and_then(WeakProgressBar::upgrade) {
         Some(bar) => bar.suspend(write),

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ddp_comm::print_line;
 pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
     Host, HostList, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
@@ -60,7 +61,7 @@ pub(crate) fn start(
             // Each process has its own: the first one knows nothing of it.
             Err(error) => {
                 let exit_code = error.exit_code();
-                eprintln!("{}: {}", about().name, ShownError::from(error));
+                print_line(&format!("{}: {}\n", about().name, ShownError::from(error)));
                 exit_code
             }
         }));
@@ -98,10 +99,12 @@ pub(crate) fn start(
         }
         let (program, number, of) = (about().name, restart + 1, ranks.restarts);
         if let Err(error) = ended {
-            eprintln!("{program}: {error}");
+            print_line(&format!("{program}: {error}\n"));
         }
         let again = "starting again with --resume auto";
-        eprintln!("{program}: the job ended with {code}: {again} ({number} of {of})");
+        print_line(&format!(
+            "{program}: the job ended with {code}: {again} ({number} of {of})\n"
+        ));
         task.arguments = resuming(task.arguments);
         if let Some(code) = spawner.pause(PAUSE) {
             return Ok(Some(code));

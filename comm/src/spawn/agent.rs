@@ -15,11 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
 use super::seats::{Seats, give_up};
-use super::signals::{STOPS, Signals};
+use super::signals::Signals;
 use super::task::{LAUNCHER_MAX, PERIOD, Seating, VERSION, of_signal};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::roster::across::PageState;
 use crate::say::print_line;
+use crate::stop::STOPS;
 use crate::tcp;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
@@ -118,7 +119,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     let seats = setup.seating.as_ref().map(Seats::new).transpose();
     let mut ranks = match seats {
         Ok(seats) => Ranks {
-            children: Children::new(orders.signals),
+            children: Children::default(),
             printers: Vec::new(),
             seats,
             last_code: 0,

@@ -11,19 +11,12 @@ use crate::launcher::OWN_JOB;
 use crate::roster::Roster;
 
 /// The ranks that this process has started and that run.
+#[derive(Default)]
 pub(super) struct Children {
-    signals: Signals,
     running: Vec<(usize, Child)>,
 }
 
 impl Children {
-    pub(super) fn new(signals: Signals) -> Children {
-        Children {
-            signals,
-            running: Vec::new(),
-        }
-    }
-
     /// Starts `rank` of `size`. By `mark` (`launcher::OWN_JOB`), `sockets` has its sockets to the
     /// others, rank 0's listener, or the roster. Returns its standard output if `command` has a
     /// pipe there.
@@ -39,7 +32,7 @@ impl Children {
         let texts: Vec<String> = numbers.iter().map(c_int::to_string).collect();
         command.env(OWN_JOB, format!("{rank}/{size}{mark}{}", texts.join(",")));
         command.stdin(Stdio::null());
-        self.signals.release(&mut command, numbers);
+        Signals::prepare(&mut command, numbers);
         let child = command.spawn();
         let mut child = child.map_err(|error| cannot_start(rank, size, &error))?;
         let output = child.stdout.take();

@@ -14,6 +14,7 @@ use super::place::Place;
 use crate::error::{Error, Result};
 use crate::frames::Frames;
 use crate::rendezvous::Rendezvous;
+use crate::stop;
 use crate::tcp::{self, Guests};
 
 /// The most bytes of a message of the hello.
@@ -27,6 +28,8 @@ pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
         let of_port = |&port: &u16| (host.as_str(), port).to_socket_addrs().ok();
         ports.iter().filter_map(of_port).flatten().collect()
     };
+    // While nothing is started, they end this process.
+    stop::hear();
     let (at, pass) = (place.0.address(), place.pass()?);
     let joined = tcp::connect(0, addresses, &at, &pass, BYTES_MAX, limit)?;
     let lost = |error| Error::setup("serve the launcher", error, "start this process again");

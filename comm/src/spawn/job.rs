@@ -21,6 +21,7 @@ use super::task::{
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
 use crate::say::{print_line, warn};
+use crate::stop::STOPS;
 use crate::tcp::{self, SECRET};
 use crate::waited::Waited;
 
@@ -349,7 +350,13 @@ impl Job {
             return false;
         }
         let has_others = self.ranks.iter().any(|rank| rank.is_running);
-        if self.stopped_by.is_some() {
+        // One that was asked to stop and had nothing to save: so is the job.
+        let asked = match status.code().map(|code| code as u8) {
+            Some(EXIT_STOPPED) => Some(libc::SIGTERM),
+            _ => status.signal().filter(|signal| STOPS.contains(signal)),
+        };
+        self.asked_by = self.asked_by.or(asked);
+        if self.stopped_by.or(asked).is_some() {
             // The others save.
             elastic.roster.stays_empty(rank);
             return has_others;
@@ -580,7 +587,8 @@ impl Job {
             false => signal.or(status.code().map(|code| code as u8)),
         };
         let goes_on = (self.elastic.as_ref()).is_some_and(|it| it.roster.over().is_none());
-        if goes_on && signal.is_some() && self.stopped_by.is_none() {
+        let is_killed = status.signal().is_some_and(|it| !STOPS.contains(&it));
+        if goes_on && is_killed {
             // The last rank was killed.
             code = Some(EXIT_PEER_LOST);
             let help = "resume the run from its last checkpoint";

@@ -1,29 +1,15 @@
 //! The signals that a process waits for while it stays with ranks.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::stop;
-
-/// Signals that ask a job to stop.
-pub(super) const STOPS: [c_int; 5] = [
-    libc::SIGINT,
-    libc::SIGTERM,
-    libc::SIGUSR1,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-];
+use crate::stop::{self, STOPS};
 
 /// Signals that are blocked, so that one thread can wait for them.
 #[derive(Clone, Copy)]
-pub(super) struct Signals {
-    awaited: libc::sigset_t,
-    /// Those that were blocked before.
-    blocked: libc::sigset_t,
-}
+pub(super) struct Signals(libc::sigset_t);
 
 impl Signals {
     /// Blocks the signals that ask to stop, and that of a child's end. Call it while the process
@@ -33,18 +19,9 @@ impl Signals {
         let stops = STOPS
             .into_iter()
             .filter(|&signal| !stop::is_ignored(signal));
-        let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: sets of signals are plain data, of which all zeros is a value, and ours.
-        unsafe {
-            let mut awaited = MaybeUninit::<libc::sigset_t>::zeroed().assume_init();
-            libc::sigemptyset(&mut awaited);
-            for signal in stops.chain([libc::SIGCHLD]) {
-                libc::sigaddset(&mut awaited, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &awaited, blocked.as_mut_ptr());
-            let blocked = blocked.assume_init();
-            Signals { awaited, blocked }
-        }
+        let awaited = stop::set_of(stops.chain([libc::SIGCHLD]));
+        stop::mask(libc::SIG_BLOCK, &awaited);
+        Signals(awaited)
     }
 
     /// The next of these signals, within `limit`.
@@ -54,7 +31,7 @@ impl Signals {
             tv_nsec: limit.subsec_nanos().into(),
         };
         // SAFETY: reads the set and the time, both of ours; null asks for no details.
-        let signal = unsafe { libc::sigtimedwait(&self.awaited, std::ptr::null_mut(), &limit) };
+        let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &limit) };
         (signal > 0).then_some(signal)
     }
 
@@ -64,12 +41,13 @@ impl Signals {
         unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
     }
 
-    /// Lets `command` receive the signals that are blocked here, and inherit these descriptors.
+    /// Lets `command` inherit these descriptors, and receive the signal of a child's end. Signals
+    /// that ask to stop stay blocked: they wait until the rank can handle them (`stop::hear`).
     /// Its process is in no group with this one, so that Ctrl-C reaches only this one.
-    pub(super) fn release(&self, command: &mut Command, inherited: Vec<c_int>) {
-        let blocked = self.blocked;
+    pub(super) fn prepare(command: &mut Command, inherited: Vec<c_int>) {
+        let ends = stop::set_of([libc::SIGCHLD]);
         command.process_group(0);
-        // SAFETY: between fork and exec only fcntl and sigprocmask are called, which are safe
+        // SAFETY: between fork and exec only fcntl and pthread_sigmask are called, which are safe
         // there; the caller keeps the descriptors open until the child is started.
         unsafe {
             command.pre_exec(move || {
@@ -78,7 +56,7 @@ impl Signals {
                         return Err(std::io::Error::last_os_error());
                     }
                 }
-                libc::sigprocmask(libc::SIG_SETMASK, &blocked, std::ptr::null_mut());
+                stop::mask(libc::SIG_UNBLOCK, &ends);
                 Ok(())
             });
         }

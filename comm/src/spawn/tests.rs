@@ -75,9 +75,8 @@ fn a_rank_that_stays_after_the_others_have_ended_well_is_killed_and_lost() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-#[test]
-fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
-    let script = "test ${DDP_JOB%%/*} = 1 && kill -9 $$; sleep 4; exit 75";
+/// A job of two ranks, of which one may be lost.
+fn elastic(script: &str) -> (Job, Losses) {
     let losses = Losses {
         min_ranks: 1,
         restarts: 9,
@@ -87,9 +86,16 @@ fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
         ..task("bash", &["-c", script])
     };
     let limits = [Duration::from_secs(60); 2];
-    let children = Children::new(Signals::block());
-    let mut job = Job::new("test", children, limits, &task, mpsc::channel());
+    Signals::block();
+    let mut job = Job::new("test", Children::default(), limits, &task, mpsc::channel());
     job.add(&here(2)[0], None);
+    (job, losses)
+}
+
+#[test]
+fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
+    let script = "test ${DDP_JOB%%/*} = 1 && kill -9 $$; sleep 4; exit 75";
+    let (mut job, losses) = elastic(script);
     job.stopped_by = Some(libc::SIGTERM);
     job.start_elastic(losses).unwrap();
     while job.goes_on() {
@@ -111,6 +117,18 @@ fn a_program_that_cannot_be_started_is_an_error() {
 }
 
 #[test]
-fn ranks_handle_signals_although_their_parent_blocks_them() {
-    assert_eq!(code_of(1, "kill -TERM $$; exit 1"), 143);
+fn a_signal_to_stop_waits_until_a_rank_can_handle_it() {
+    // Without being blocked it would end this shell, which has no handler.
+    assert_eq!(code_of(1, "kill -TERM $$; exit 9"), 9);
+}
+
+#[test]
+fn a_rank_that_leaves_because_it_was_asked_to_stop_stops_the_job() {
+    let (mut job, losses) = elastic("test ${DDP_JOB%%/*} = 1 && exit 75; exec sleep 1000");
+    job.start_elastic(losses).unwrap();
+    while job.asked_by.is_none() {
+        assert!(job.goes_on());
+        std::thread::sleep(PERIOD);
+    }
+    assert_eq!(job.asked_by, Some(libc::SIGTERM));
 }

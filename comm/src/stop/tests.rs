@@ -34,6 +34,19 @@ fn the_first_signal_is_recorded_while_signals_are_caught() {
 }
 
 #[test]
+fn a_signal_that_comes_before_there_is_a_handler_waits_for_it() {
+    let _alone = alone();
+    set(libc::SIGTERM, libc::SIG_DFL);
+    hold_stops();
+    // Without being held it would end this process.
+    send(Signal::Terminate);
+    let stops = StopSignals::catch();
+    assert_eq!(stops.requested(), None);
+    hear();
+    assert_eq!(stops.requested(), Some(Signal::Terminate));
+}
+
+#[test]
 fn a_signal_that_other_code_handles_is_left_alone() {
     extern "C" fn others(_: c_int) {}
     let _alone = alone();

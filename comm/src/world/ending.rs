@@ -92,7 +92,11 @@ impl World {
         // A finished run is not undone by a late signal; the second Ctrl-C ends the process.
         std::mem::forget(early);
         match outcome {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(()) => {
+                // The count of lines that were dropped, if some were.
+                print_line("");
+                ExitCode::SUCCESS
+            }
             Err(error) => {
                 let failure = world.latest_failure();
                 let (text, exit_code) = (error.to_string(), error.exit_code());
