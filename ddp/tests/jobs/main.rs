@@ -16,6 +16,7 @@ mod compare;
 mod continuing;
 mod data;
 mod disk;
+mod early_stops;
 mod events;
 mod face;
 mod faults;
