@@ -54,6 +54,7 @@ impl Trainer<'_> {
         (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);
         state.schedule.learning_rate = self.schedule.learning_rate(number);
         (state.best, state.last) = (totals.best, totals.last);
+        state.progress = totals.progress;
         state.held_out = totals.held_out.clone();
         state.matmuls = totals.matmuls.clone();
         state
