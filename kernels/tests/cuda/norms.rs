@@ -331,8 +331,8 @@ fn a_row_whose_squares_overflow_gives_nan_in_both_directions() {
     {
         for dtype in [DType::F32, DType::BF16] {
             let row = |size: f32| (0..columns).map(move |k| [size, -size][k % 2]);
-            let content: Vec<f32> = row(1.0).chain(row(1e20)).chain(row(1e15)).collect();
-            let x = cpu(&content, &[3, columns]).to_dtype(dtype).unwrap();
+            let rows: Vec<f32> = row(1.0).chain(row(1e20)).chain(row(1e15)).collect();
+            let x = cpu(&rows, &[3, columns]).to_dtype(dtype).unwrap();
             let run = |place: &dyn Fn(&Tensor) -> Tensor| {
                 let case = Case {
                     x: place(&x),
