@@ -54,8 +54,8 @@ pub(crate) enum FaultPoint {
     Told,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
-    /// After a step, with the kind `hold`: if ranks are missing, it waits until a process waits to
-    /// be taken in.
+    /// After a step, with the kind `hold`: if ranks are missing, it holds, but only until a process
+    /// waits to be taken in.
     Newcomer,
     /// Before the log.
     Log,
@@ -193,8 +193,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         }
         FaultKind::Hold => {
             say(fault);
-            let go_on = format!("go-on-{}", fault.step);
-            work_until(|| Path::new(&go_on).exists());
+            hold_until(fault.step, || false);
         }
         FaultKind::Flip => {}
         FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
@@ -233,13 +232,14 @@ fn say(
 pub(crate) fn await_newcomer(step: u64, has_come: impl Fn() -> bool) {
     let is_now = |fault: &Fault| fault.point == FaultPoint::Newcomer && fault.step == step;
     if faults().iter().any(is_now) {
-        work_until(has_come);
+        hold_until(step, has_come);
     }
 }
 
-/// Shows progress until `is_so`.
-fn work_until(is_so: impl Fn() -> bool) {
-    while !is_so() {
+/// Shows progress until `is_so`, or a test lets ranks of this step go on.
+fn hold_until(step: u64, is_so: impl Fn() -> bool) {
+    let go_on = format!("go-on-{step}");
+    while !is_so() && !Path::new(&go_on).exists() {
         heartbeat::beat(Work::ReadsData);
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -24,9 +24,14 @@ fn a_job_that_is_stopped_while_a_rank_comes_saves() {
         let folder = Folder::new("losing-stopped-joining");
         let words = format!("{RUN} {words} --restarts 3 --grace-s 600");
         let job = folder.started(2, &words);
-        let comes = "0:newcomer:14:hold";
+        // The one that comes does so after the others have met, and not before.
+        let comes = "1:joining:0:hold,0:newcomer:14:hold";
         let faults = format!("1:forward:5:kill,{fault}:hold,{comes},{}", slow_steps());
-        let running = job.env("DDP_TEST_FAULT", &faults).start();
+        let mut running = job.env("DDP_TEST_FAULT", &faults).start();
+        if fault.contains("meeting") {
+            running.wait_for(r#""lost":[{"rank":1"#);
+            running.go_on(0);
+        }
         running.wait_for_fault(fault);
         running.signal("TERM");
         running.go_on(number);
