@@ -253,19 +253,17 @@ impl SampleCollector {
         }
     }
 
-    /// Adds up the counts of all ranks, which call it together. Returns by name: the balanced
+    /// Adds up the counts of all ranks, which call it together. Returns by name the balanced
     /// accuracy, and of two classes AUC.
     pub fn add_up(&mut self, group: &Group) -> Result<Vec<(&'static str, f64)>> {
         self.counts.add_up(group)?;
         let balanced = balanced_accuracy(&self.counts.scores());
-        let auc = self.counts.auc().map(|auc| ("auc", auc));
-        Ok([("balanced_accuracy", balanced)]
-            .into_iter()
-            .chain(auc)
-            .collect())
+        let mut figures = vec![("balanced_accuracy", balanced)];
+        figures.extend(self.counts.auc().map(|auc| ("auc", auc)));
+        Ok(figures)
     }
 
-    /// Gathers the samples of all ranks, which call it together after `add_up`; returns all on rank 0.
+    /// Gathers the samples of all ranks, which call it together after `add_up`, on rank 0.
     /// Rows that are made from a formula are no pictures.
     pub fn together(
         self,

@@ -89,7 +89,7 @@ pub struct State {
     pub best: Option<Best>,
     /// The last evaluation.
     pub last: Option<Best>,
-    /// What ends a run early. Versions up to 0.8 did not count it.
+    /// What ends a run early. Versions up to 0.7 did not count it.
     #[serde(default)]
     pub progress: Progress,
 }

@@ -339,15 +339,16 @@ pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> R
         _ => Some(data.held_out.fingerprint()?),
     };
     let both = now.as_ref().zip(state.held_out.as_ref());
-    let has_other_rows = both.is_some_and(|(now, then)| !is_same_data(now, then));
-    if has_other_rows || best.by().0 != options.best {
-        tracing::warn!(
-            "the held-out rows, or the figure by which the best is found, are not those of step {}, \
-             the best so far: from here on the best is determined anew",
-            best.step
-        );
-        (state.best, state.last, state.progress) = (None, None, Progress::default());
-    }
+    let what = match both.is_some_and(|(now, then)| !is_same_data(now, then)) {
+        true => "held-out rows are not those",
+        false if best.by().0 != options.best => "figure that decides is not that",
+        false => return Ok(()),
+    };
+    tracing::warn!(
+        "the {what} of step {}, the best so far: from here on the best is determined anew",
+        best.step
+    );
+    (state.best, state.last, state.progress) = (None, None, Progress::default());
     Ok(())
 }
 
