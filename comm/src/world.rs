@@ -99,8 +99,8 @@ impl World {
     ///
     /// Call it first in `main`, before there are other threads: only then may it change the
     /// environment, with which Open MPI on one host avoids the network and /dev/shm. From then on
-    /// SIGXFSZ is ignored: a file beyond its limit is an error of the call that writes. Signals that
-    /// ask to stop, which the launcher and [`crate::hold_stops`] block, are unblocked.
+    /// SIGXFSZ is ignored: a file beyond its limit is an error of the call that writes. Signals
+    /// that ask to stop, which the launcher and [`crate::hold_stops`] block, are unblocked.
     ///
     /// If all ranks find an error, rank 0 returns it, and the others [`Error::PeerFailed`], which
     /// need not be printed.

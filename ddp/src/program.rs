@@ -143,8 +143,8 @@ fn settings(command: Option<&Command>) -> Config {
 }
 
 fn run(command: Command, world: &World) -> Result<()> {
-    // Ranks with different commands would wait for each other in different places. In an elastic job
-    // the launcher gives all the same, and only the trainer continues after the loss of a rank.
+    // Ranks with different commands would wait for each other in different places. In an elastic
+    // job the launcher gives all the same one, and only the trainer survives the loss of a rank.
     if !world.is_elastic() {
         let help = "start every rank with the same command";
         world.handshake(&[Field::must_match("the command", command.name(), help)])?;

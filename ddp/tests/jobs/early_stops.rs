@@ -17,6 +17,7 @@ fn wait_for_process(running: &Running, rank: usize, known: &[(usize, u32)]) {
     let is_new = |it: &(usize, u32)| it.0 == rank && !known.contains(it);
     while !running.ranks().iter().any(is_new) {
         assert!(started.elapsed() < Duration::from_secs(60), "rank {rank}");
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -24,6 +24,7 @@ fn until<T>(running: &mut Running, mut look: impl FnMut(&Running) -> Option<T>) 
             began.elapsed() < PATIENCE,
             "what is looked for does not come"
         );
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(1));
     }
     None

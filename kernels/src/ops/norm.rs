@@ -118,8 +118,8 @@ pub fn norm_sums_rows(
 }
 
 /// `out = norm(x)`: `out` and `x` (R, C), `stats` (R, `Norm::statistics`) of their dtype, or f32 if
-/// that is bf16, for backward. A row whose sum of squares is not finite (of f32, from about 1e19 on)
-/// gives NaN here and in backward.
+/// that is bf16, for backward. A row whose sum of squares is not finite (in f32, values from about
+/// 1e19 on) gives NaN here and in backward.
 #[track_caller]
 pub fn norm_into(
     out: &Tensor,

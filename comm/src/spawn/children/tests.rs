@@ -20,6 +20,7 @@ fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(began.elapsed() < PATIENCE);
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,10 +1,10 @@
 //! `.npy` files, and `.npz` archives of them as `numpy.savez` writes them.
 //!
 //! `.npy` is read in place: numpy's bools, integers and floats in either byte order. An array in
-//! Fortran order, as of `DataFrame.to_numpy`, is converted once to C order, in which rows are whole.
-//! The header is parsed by the strict parser of the tensor library. Of an archive, members that are
-//! stored (the usual case) are read in place, too; compressed ones (`savez_compressed`) are unpacked
-//! once.
+//! Fortran order, as of `DataFrame.to_numpy`, is converted once to C order, in which rows are
+//! whole. The header is parsed by the strict parser of the tensor library. Of an archive, stored
+//! members (the usual case) are read in place, too; compressed ones (`savez_compressed`) are
+//! unpacked once.
 //!
 //! Archives are untrusted. Before anything is unpacked, the size that each member claims is
 //! compared with its own header and with what deflate can do at most; and no two members may share

@@ -69,9 +69,9 @@ mod reading {
     //! Reads Parquet by row groups, a piece of all wanted columns at a time.
     //!
     //! Columns of integers, floats and bools are numbers, those of strings and bytes texts. Dates,
-    //! durations, decimals and nested columns are errors. The places and sizes in the metadata are checked
-    //! against the size of the file before anything is read, and the counts in pages before the
-    //! crate allocates from them. The crate limits a page to 2 GiB.
+    //! durations, decimals and nested columns are errors. The places and sizes in the metadata are
+    //! checked against the size of the file before anything is read, and the counts in pages
+    //! before the crate allocates from them. The crate limits a page to 2 GiB.
 
     use std::fs::File;
     use std::path::{Path, PathBuf};
