@@ -12,8 +12,8 @@ pub struct Options {
     /// How long a rank waits for others that show no progress (`ddp_kernels::heartbeat`) before it
     /// reports which are missing.
     pub timeout: Duration,
-    /// How long NCCL may take to connect the ranks of a group and to make its first calls, if that
-    /// is longer than `timeout`. 8 GPUs of one host take 2.4 s (NCCL issue 534), ranks that share
+    /// How long MPI may take to start, and NCCL to connect the ranks of a group and to make its
+    /// first calls, if that is longer than `timeout`. 8 GPUs of one host take 2.4 s (NCCL issue 534), ranks that share
     /// a GPU longer.
     pub join_timeout: Duration,
     /// The name that begins the line which says why a job ended. By default the name of the

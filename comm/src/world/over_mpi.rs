@@ -142,13 +142,12 @@ pub(super) fn check_limits(options: &Options, launch: &Launch) -> Result<()> {
 /// others waiting in there.
 fn start_mpi(options: &Options) -> Result<Job> {
     let rank = likely_rank();
-    let text = format!(
-        "not all ranks started MPI within {}",
-        Seconds(options.timeout)
-    );
+    // A busy machine starts processes late, however short the timeout is.
+    let limit = options.timeout.max(options.join_timeout);
+    let text = format!("not all ranks started MPI within {}", Seconds(limit));
     let help = "check whether one has ended, is stopped or is still starting";
     let action = report_and_leave(options, rank, text, help);
-    let limit = options.timeout.saturating_add(patience(rank));
+    let limit = limit.saturating_add(patience(rank));
     let _guard = Background::deadline(limit, action)?;
     Job::start()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::job::{END_MAX_MS, FOLLOWS, Job, LEAVES, SLEEPS, STARTS_ONLY};
-use crate::rank::now_ms;
+use crate::rank::{JOIN_TIMEOUT_MS, now_ms};
 
 /// Ends a job of three by a fault on its last rank while the others reduce, and while they compute.
 #[track_caller]
@@ -211,8 +211,8 @@ fn a_rank_killed_on_one_host_ends_the_others() {
 
 /// Checks the one line of a job that ends while it starts, after its timeout of 3 s.
 #[track_caller]
-fn assert_never_began(hosts: &[(&str, usize)], expected: &str) {
-    let ended = Job::on_hosts(hosts, "facts").timeout_ms(3000).run();
+fn assert_never_began(job: Job, expected: &str) {
+    let ended = job.timeout_ms(3000).run();
     assert_eq!(ended.exit_code, Some(77), "{ended}");
     let [cause] = ended.causes()[..] else {
         panic!("one line says why: {ended}")
@@ -223,18 +223,25 @@ fn assert_never_began(hosts: &[(&str, usize)], expected: &str) {
 #[test]
 fn a_rank_that_never_starts_mpi_ends_the_job() {
     let said = "not all ranks started MPI within 3 s; help: check";
-    assert_never_began(&[(SLEEPS, 1), ("", 2)], said);
-    assert_never_began(&[(FOLLOWS, 1), (LEAVES, 1), (FOLLOWS, 1)], said);
+    for hosts in [
+        &[(SLEEPS, 1), ("", 2)][..],
+        &[(FOLLOWS, 1), (LEAVES, 1), (FOLLOWS, 1)],
+    ] {
+        let job = Job::on_hosts(hosts, "facts").env(JOIN_TIMEOUT_MS, "3000");
+        assert_never_began(job, said);
+    }
 }
 
 #[test]
 fn a_rank_that_stops_in_the_bootstrap_is_named_once() {
     let said =
         "cannot exchange addresses between ranks: rank 1 did not come within 3 s; help: check";
-    assert_never_began(&[("", 1), (STARTS_ONLY, 1), ("", 1)], said);
+    let hosts = [("", 1), (STARTS_ONLY, 1), ("", 1)];
+    assert_never_began(Job::on_hosts(&hosts, "facts"), said);
     let said =
         "cannot exchange addresses between ranks: rank 0 did not come within 3 s; help: check";
-    assert_never_began(&[(STARTS_ONLY, 1), ("", 2)], said);
+    let hosts = [(STARTS_ONLY, 1), ("", 2)];
+    assert_never_began(Job::on_hosts(&hosts, "facts"), said);
 }
 
 #[test]

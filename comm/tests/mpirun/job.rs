@@ -13,7 +13,7 @@ use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, now_ms};
 pub(crate) const END_MAX_MS: u64 = 60_000;
 /// Longer than any job takes, also where NCCL takes its 60 s to join ranks. A job that
 /// hangs is ended, and its test fails.
-const RUN_MAX: Duration = Duration::from_secs(120);
+const RUN_MAX: Duration = Duration::from_secs(300);
 
 /// Instead of a host's name: ranks that `mpirun` binds to cores, its default.
 pub(crate) const BOUND: &str = "bound";
