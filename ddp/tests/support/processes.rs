@@ -130,8 +130,8 @@ pub(super) fn catches_usr1(pid: u32) -> bool {
     field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
 }
 
-/// New files in /dev/shm that no process uses; those of other programs, and of the fuzz tests, do
-/// not count.
+/// New files in /dev/shm that no process uses. Those of other programs do not count: of the fuzz
+/// tests, and of MPI, whose files `ddp-train` puts elsewhere.
 pub(super) fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
     let started = Instant::now();
     loop {
@@ -141,7 +141,11 @@ pub(super) fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
             .collect::<Vec<_>>();
         let left: Vec<String> = new
             .into_iter()
-            .filter(|name| !name.starts_with("ddp-fuzz-"))
+            .filter(|name| {
+                !["ddp-fuzz-", "vader_segment"]
+                    .iter()
+                    .any(|of| name.starts_with(of))
+            })
             .filter(|name| !is_in_use(&format!("/dev/shm/{name}")))
             .collect();
         if left.is_empty() || started.elapsed() > SOON_MAX {
