@@ -206,7 +206,7 @@ fn a_rank_whose_gpu_has_not_made_an_update_that_others_have_makes_it_from_its_co
     let cases = ddp_slice::from(&test_name(), cases, 3);
     all_at_once(cases, |(seed, (ranks, lost, late))| {
         let folder = Folder::new("losing-late");
-        let late = late.iter().map(|rank| format!("{rank}:agreed:14:hold"));
+        let late = late.iter().map(|rank| format!("{rank}:agreed:14:work"));
         // Until then the GPUs have agreed on step 14.
         let lost_at = ["optimizer:14:pause", "forward:15:kill"];
         let lost_at = lost_at.map(|fault| format!("{lost}:{fault}"));
@@ -214,10 +214,7 @@ fn a_rank_whose_gpu_has_not_made_an_update_that_others_have_makes_it_from_its_co
         // An odd seed leaves finite garbage where calls end without a result.
         let job = job_of(ranks, &folder, "--zero 1 --graph off", seed);
         let job = job.env("SIMCUDA_SCHEDULE", "eager");
-        let running = job.env("DDP_TEST_FAULT", &faults.join(",")).start();
-        running.wait_for_said(&format!("rank {lost} killed by signal 9"));
-        running.go_on(14);
-        let ended = running.wait();
+        let ended = job.env("DDP_TEST_FAULT", &faults.join(",")).run();
         assert!(!ended.stderr.contains("last checkpoint"), "{ended}");
         assert_undisturbed(&folder, &ended, &[lost]);
     });
@@ -346,14 +343,12 @@ fn a_gather_that_hangs_while_slices_are_cut_anew_costs_no_bit() {
     undisturbed();
     all_at_once(ddp_slice::from(&test_name(), 0..4_usize, 1), |seed| {
         let folder = Folder::new("losing-gather");
-        // Rank 0 holds until rank 1 is lost, and later waits until that comes back.
-        let faults = "0:log:1:hold,1:forward:2:kill,0:newcomer:11:hold";
-        let flags = format!("--zero 1 --graph off --restarts 1 {SHORT}");
-        let job = job_of(2, &folder, &flags, seed).env("DDP_TEST_FAULT", faults);
-        let running = job.env("SIMCUDA_FAULTS", "rank0:nccl@27=hang").start();
-        running.wait_for_said("rank 1 killed by signal 9");
-        running.go_on(1);
-        let ended = running.wait();
+        // Rank 0 takes its time, in which it notices the loss, and in which rank 1 comes back.
+        let slow = (2..=24).map(|step| format!("0:forward:{step}:slow,"));
+        let faults = slow.collect::<String>() + "0:log:1:slow,1:forward:2:kill";
+        let flags = "--zero 1 --graph off --restarts 1 --timeout-s 1";
+        let job = job_of(2, &folder, flags, seed).env("DDP_TEST_FAULT", &faults);
+        let ended = job.env("SIMCUDA_FAULTS", "rank0:nccl@27=hang").run();
         let told = r#"all_gather of "values, bucket 0""#;
         assert!(ended.stderr.contains(told), "{ended}");
         assert_undisturbed(&folder, &ended, &[1]);
