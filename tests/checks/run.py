@@ -111,7 +111,7 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
-        """What GPUs do: all operations and a sixth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: all operations and a tenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
@@ -229,7 +229,8 @@ class Checks:
 
 def install():
     """Servers that are not started. What cannot be installed is skipped where it is needed, which says so."""
-    subprocess.run(["launch/setup"], env={**os.environ, "SETUP_FOR": "launching"}, stdin=subprocess.DEVNULL, check=False)
+    # In a group of its own: where a step fails meanwhile, the package manager is not ended halfway.
+    subprocess.run(["launch/setup"], env={**os.environ, "SETUP_FOR": "launching"}, stdin=subprocess.DEVNULL, process_group=0, check=False)
 
 
 def changed(folder):

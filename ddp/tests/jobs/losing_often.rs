@@ -100,8 +100,9 @@ fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
             let job = folder.started(ranks, &format!("{} {words}", storm(which)));
             let job = job.env("DDP_TEST_ROWS", &rows(&folder));
             let mut running = job.env("DDP_TEST_FAULT", &slow_until_last()).start();
-            if seed % 3 > 0 {
-                running.wait_for(r#""event":"step","step":1,"#);
+            match seed % 3 {
+                0 => _ = running.wait_for_process(0, None),
+                _ => running.wait_for(r#""event":"step","step":1,"#),
             }
             let hits = disturb(&mut running, seed as u64);
             let ended = running.wait();

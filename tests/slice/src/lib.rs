@@ -23,6 +23,8 @@ use std::path::PathBuf;
 /// what passing tests print.
 pub fn skip(why: &str) {
     let thread = std::thread::current();
+    // A line each: reasons may be errors of several lines.
+    let why = why.replace(['\n', '\t'], " ");
     let program: PathBuf = env::current_exe().unwrap_or_default();
     let program = program.file_stem().unwrap_or_default().to_string_lossy();
     let test = thread.name().unwrap_or("(a thread of a test)");

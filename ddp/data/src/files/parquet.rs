@@ -73,6 +73,7 @@ mod reading {
     //! checked against the size of the file before anything is read, and the counts in pages
     //! before the crate allocates from them. The crate limits a page to 2 GiB.
 
+    use std::collections::HashMap;
     use std::fs::File;
     use std::path::{Path, PathBuf};
 
@@ -155,14 +156,16 @@ mod reading {
             })
         }
 
-        /// The type of a column in what pandas wrote. To Parquet a duration is a whole number.
-        fn pandas_type(&self, name: &str) -> Option<String> {
-            let pairs = self.file.metadata().file_metadata().key_value_metadata()?;
-            let pandas = pairs.iter().find(|pair| pair.key == "pandas")?;
-            let pandas: serde_json::Value = serde_json::from_str(pandas.value.as_ref()?).ok()?;
-            let mut columns = pandas.get("columns")?.as_array()?.iter();
-            let column = columns.find(|column| column["field_name"] == *name)?;
-            Some(column["numpy_type"].as_str()?.to_string())
+        /// The types of columns in what pandas wrote. To Parquet a duration is a whole number.
+        fn pandas_types(&self) -> HashMap<String, String> {
+            let pairs = self.file.metadata().file_metadata().key_value_metadata();
+            let pandas = pairs.into_iter().flatten().find(|it| it.key == "pandas");
+            let pandas = pandas.and_then(|it| serde_json::from_str(it.value.as_ref()?).ok());
+            let pandas: serde_json::Value = pandas.unwrap_or_default();
+            let columns = pandas["columns"].as_array().into_iter().flatten();
+            let text = |value: &serde_json::Value| value.as_str().map(String::from);
+            let types = columns.map(|it| text(&it["field_name"]).zip(text(&it["numpy_type"])));
+            types.flatten().collect()
         }
 
         fn bad(&self, what: String) -> Error {
@@ -224,12 +227,13 @@ mod reading {
 
         fn select(&mut self, columns: &[usize]) -> Result<()> {
             let schema = self.file.metadata().file_metadata().schema_descr();
+            let types = self.pandas_types();
             let read = |&column: &usize| {
                 let bad =
                     |what: String| self.bad(format!("column \"{}\" {what}", self.names[column]));
                 let leaf = schema.column(self.first_leaves[column]);
-                let kind = self.pandas_type(&self.names[column]).unwrap_or_default();
-                if kind.starts_with("timedelta64") {
+                let kind = types.get(&self.names[column]);
+                if let Some(kind) = kind.filter(|kind| kind.starts_with("timedelta64")) {
                     return Err(bad(format!(
                         "holds durations ({kind}): expected numbers; help: save them in a unit: d.dt.total_seconds(), \
                          or leave it out: {DROP}"
