@@ -328,13 +328,7 @@ impl Run {
                 })
             },
         );
-        known.reduce(|best, next| {
-            if next.cost() < best.cost() {
-                next
-            } else {
-                best
-            }
-        })
+        known.min_by(|a, b| a.cost().total_cmp(&b.cost()))
     }
 
     /// That the best evaluation is not the last, for people; its checkpoint is what others use.

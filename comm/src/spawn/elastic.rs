@@ -258,7 +258,7 @@ impl Elastic {
             self.stay_out.extend(missed.into_iter().filter(is_new));
         } else {
             // All may be stopped. Ranks that wait for NCCL show no progress either.
-            let (members, limit) = (self.roster.live_members(), timeout.saturating_mul(3));
+            let (members, limit) = (self.roster.live_members(), timeout.saturating_mul(4));
             let all_silent = &mut self.all_silent;
             left_out = (self.roster).silent(&members, all_silent, now, limit.max(SLOW));
             if left_out.len() < members.len() {

@@ -479,7 +479,8 @@ impl Job {
 
     /// Kills ranks that stay stopped, or of which none shows progress.
     fn kill_silent(&mut self) {
-        let (now, limit) = (self.now, self.timeout.saturating_mul(3).max(SLOW));
+        // Ranks that wait for a stopped one have time to meet the one that comes for it.
+        let (now, limit) = (self.now, self.timeout.saturating_mul(4).max(SLOW));
         let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
         if (self.here).kill_stopped(&self.program, now, self.timeout, roster) && roster.is_none() {
             self.first_failure.get_or_insert(EXIT_PEER_LOST);

@@ -13,8 +13,8 @@ pub struct Options {
     /// reports which are missing.
     pub timeout: Duration,
     /// How long MPI may take to start, and NCCL to connect the ranks of a group and to make its
-    /// first calls, if that is longer than `timeout`. 8 GPUs of one host take 2.4 s (NCCL issue 534), ranks that share
-    /// a GPU longer.
+    /// first calls, if that is longer than `timeout`. 8 GPUs of one host take 2.4 s (NCCL issue
+    /// 534), ranks that share a GPU longer.
     pub join_timeout: Duration,
     /// The name that begins the line which says why a job ended. By default the name of the
     /// program's file.

@@ -115,14 +115,11 @@ impl Evaluation for Answers {
         });
         let scores = self.counts.scores();
         let balanced = 100.0 * balanced_accuracy(&scores);
-        let auc = self
-            .counts
-            .auc()
-            .map(|auc| format!(", {}", BestBy::Auc.text(auc)));
-        let auc = auc.unwrap_or_default();
-        // Losses are sums of f32.
+        let text = |auc| format!(", {}", BestBy::Auc.text(auc));
+        let auc = self.counts.auc().map_or(String::new(), text);
+        // The loss of a row is f32, whose roundings are large beside a small loss.
         let plain = totals.sums[0] / all as f64;
-        let plain = match (loss - plain).abs() > 1e-4 * plain {
+        let plain = match (loss - plain).abs() > 1e-4 * plain.max(1.0) {
             true => format!(" with class weights or label smoothing, {plain:.4} without"),
             false => String::new(),
         };

@@ -161,11 +161,12 @@ fn prepare(
             "training sets no limit to the size of the model".into(),
         )),
         Prepared::Finished(opened) => {
-            let (out, step) = (options.out.display(), opened.state.step);
-            let what = match step < opened.state.schedule.steps {
-                true => format!("stopped early; help: a larger {STOP_AFTER} continues it"),
-                false => format!("taken all its {step} steps: nothing is left to do"),
-            };
+            let (out, state, step) = (options.out.display(), &opened.state, opened.state.step);
+            let what =
+                match step < state.schedule.steps && options.has_stopped_early(&state.progress) {
+                    true => format!("stopped early; help: a larger {STOP_AFTER} continues it"),
+                    false => format!("taken all its {step} steps: nothing is left to do"),
+                };
             tracing::info!("the run in {out} has {what}");
             if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
                 report(program, options);
