@@ -1,6 +1,7 @@
 //! The model that follows from `--init-from`: what the folder holds, and that flags do not
 //! contradict it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, STATE_FILE};
@@ -30,7 +31,9 @@ impl InitialWeights {
         let names_file = path
             .extension()
             .is_some_and(|ending| ending == "safetensors");
-        if let (false, Some(name), Err(source)) = (names_file, path.to_str(), path.metadata()) {
+        let missing = path.metadata().err();
+        let missing = missing.filter(|error| error.kind() == ErrorKind::NotFound);
+        if let (false, Some(name), Some(source)) = (names_file, path.to_str(), missing) {
             let help = format!(
                 "there is no such folder; a model of the hub is downloaded with hf download {name} \
                  --local-dir FOLDER"

@@ -136,6 +136,7 @@ fn a_rank_that_leaves_because_it_was_asked_to_stop_stops_the_job() {
     job.start_elastic(losses).unwrap();
     while job.asked_by.is_none() {
         assert!(job.goes_on());
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(PERIOD);
     }
     assert_eq!(job.asked_by, Some(libc::SIGTERM));

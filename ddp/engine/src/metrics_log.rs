@@ -8,7 +8,7 @@
 
 mod cut;
 
-pub(crate) use self::cut::{LockedLog, checkpoints, has_ended, is_of_job};
+pub(crate) use self::cut::{LockedLog, checkpoints, has_ended_well, is_of_job};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -328,6 +328,7 @@ struct Line {
     step: Option<u64>,
     generation: Option<u64>,
     job: Option<String>,
+    exit_code: Option<u8>,
 }
 
 impl MetricsLog {

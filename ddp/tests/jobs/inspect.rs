@@ -396,7 +396,9 @@ fn inspect_describes_data_and_says_whether_it_can_be_trained_on() {
     };
     assert_has(cause, &["bad.csv", "thin", "width"]);
     assert_eq!(
-        json["refused"].as_str().map(|why| cause.contains(why)),
+        json["refused"]
+            .as_str()
+            .map(|why| ended.stderr.contains(why)),
         Some(true),
         "{ended}"
     );

@@ -194,9 +194,10 @@ pub(crate) fn is_of_job(out: &Path) -> bool {
         .is_none_or(|line| line.job == ddp_comm::job_number())
 }
 
-/// Whether the metrics log in `out`, if there is one, says how the run ended.
-pub(crate) fn has_ended(out: &Path) -> bool {
-    !out.join(EVENTS_FILE).exists() || lines(out).any(|line| line.event == "end")
+/// Whether the metrics log in `out`, if there is one, says that the run ended well.
+pub(crate) fn has_ended_well(out: &Path) -> bool {
+    let is_good_end = |line: Line| line.event == "end" && line.exit_code == Some(0);
+    !out.join(EVENTS_FILE).exists() || lines(out).any(is_good_end)
 }
 
 /// The steps of the checkpoints that the metrics log in `out` knows.

@@ -136,8 +136,8 @@ pub(super) fn assemble(
         opened.state.step == plan.steps || options.has_stopped_early(&opened.state.progress)
     };
     if let Some(opened) = resumed.take_if(is_finished) {
-        // Its ranks may have been lost before they wrote how it ended.
-        if exchange::broadcast(world, 0, || Ok(metrics_log::has_ended(&options.out)))? {
+        // It may have been stopped, or its ranks lost, before all of its end was written.
+        if exchange::broadcast(world, 0, || Ok(metrics_log::has_ended_well(&options.out)))? {
             return Ok(Prepared::Finished(Box::new(opened)));
         }
         resumed = Some(opened);

@@ -213,10 +213,8 @@ impl Trainer<'_> {
             }
             self.finish_step(taken)?;
         }
-        // A run that has ended early is not stopped: its last evaluation would never be written.
-        if !self.stop_early(taken) {
-            asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
-        }
+        asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
+        self.stop_early(taken);
         self.check_ranks()?;
         while self.kept.totals.steps < self.run.plan.steps {
             let step0 = self.kept.totals.steps;
