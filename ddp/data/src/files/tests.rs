@@ -155,8 +155,8 @@ fn every_element_of_every_format_is_read_as_it_was_written() {
             &expected,
         );
     }
-    let columns = refused(&golden("columns.npy"));
-    assert!(columns.contains("np.ascontiguousarray"), "{columns}");
+    let columns = open(&golden("columns.npy"), Some(scratch.path())).unwrap();
+    check(&columns.arrays[0], "f64", &expected);
     for packed in ["f32-idx3-ubyte.gz", "f32.npy.gz"] {
         check(
             &open(&golden(packed), Some(scratch.path())).unwrap().arrays[0],

@@ -546,7 +546,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "t.csv",
             "a;y\n1,5;0\n",
-            "line 2: \"1,5\"); help: write plain numbers with a point",
+            "line 2: \"1,5\")\n  help: write plain numbers with a point",
         ),
         (
             "t.csv.gz",
