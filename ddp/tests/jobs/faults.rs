@@ -1,5 +1,5 @@
 //! When one rank dies, all end: a fault on each rank in each part of a step, under `mpirun`.
-//! Patience ends before the timeout of a job that need not wait for it.
+//! Where a job need not wait for its timeout, the test gives up before the timeout expires.
 //!
 //! The fault comes in step 3 of 8, when the metrics log has step 2. `mpirun` ends with the code of
 //! the rank that failed first, or with 128 plus the signal's number if that rank was killed.

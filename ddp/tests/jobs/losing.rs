@@ -447,7 +447,7 @@ fn a_process_that_comes_ends_with_the_job_and_with_its_launcher() {
     undisturbed();
     all_at_once(["the job", "its launcher"], |first| {
         let folder = Folder::new("losing-newcomer");
-        // Patience ends before the timeout.
+        // The test gives up before this timeout expires.
         let words = format!("{RUN} --min-ranks 1 --restarts 1 {FAR}");
         let faults = "1:forward:7:kill,1:joining:0:hang,0:forward:20:hold";
         let job = folder.started(2, &words).env("DDP_TEST_FAULT", faults);

@@ -295,7 +295,7 @@ fn ctrl_c_during_set_up_says_that_there_is_nothing_to_save() {
 
 #[test]
 fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
-    // Patience ends before the timeout of what is stuck.
+    // The test gives up before the stuck rank times out.
     let words = LONG.replace("--checkpoint-every 0", "--checkpoint-every 10");
     let words = format!("{words} {FAR}");
     // Where the write is stuck, and where there is an error.

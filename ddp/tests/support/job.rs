@@ -774,7 +774,7 @@ pub(crate) fn free_port() -> u16 {
     let ports = std::iter::repeat_with(|| first + ASKED.fetch_add(1, Ordering::Relaxed));
     let mut ports = ports.map(|number| 10_000 + (number % 20_000) as u16);
     let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    ports.find(is_free).expect("it goes on for ever")
+    ports.find(is_free).expect("a port is free")
 }
 
 /// What the name of a host is.

@@ -1,5 +1,5 @@
 //! What CUDA devices do, real or simulated (`launch/with-simulated-gpus`): by the public API alone,
-//! on every device that can be used. Where there is none each test is skipped (`ddp_slice::skip`).
+//! on every device that can be used. Without one, each test is skipped (`ddp_slice::skip`).
 //!
 //! Operations are compared with themselves on the CPU, which its own tests compare with plain
 //! references.

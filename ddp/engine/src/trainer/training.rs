@@ -506,7 +506,7 @@ fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
         .ok()
 }
 
-/// Where the best checkpoint is, and the figure by which it is the best.
+/// Names the folder of the best checkpoint and the figure that decided it.
 fn describe_best(out: &Path, best: Best) -> String {
     let folder = checkpoint::folder(out, best.step);
     let (by, figure) = best.by();
