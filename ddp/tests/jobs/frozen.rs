@@ -130,28 +130,26 @@ fn limits_have_to_suffice_for_the_loss_of_a_rank() {
 fn a_process_that_another_one_with_its_number_turns_away_is_named() {
     let folder = Folder::new("frozen-number");
     // Of processes with one number the first takes part, and the last one that comes waits.
-    let many = folder.script(
-        "many",
+    let three = folder.script(
+        "three",
         "\"$@\" &\n\
          until [ -e out/metrics.jsonl ]; do sleep 0.05; done\n\
-         until [ \"$number\" = 300 ] || grep -qs 'has taken another process' said-*; do\n\
-         number=$((number + 1)); \"$@\" 2>said-$number & sleep 0.3\ndone\nwait",
+         \"$@\" 2>said &\n\
+         until [ -e go-on-3 ]; do sleep 0.05; done\n\
+         \"$@\" &\nwait",
     );
     let of_rank = |rank: usize| match rank {
         0 => String::new(),
-        _ => many.display().to_string(),
+        _ => three.display().to_string(),
     };
     let words = format!("{ENDLESS} --min-ranks 1 --timeout-s 10");
     let mut running = tcp::ranks(&folder, 2, &words, &of_rank).start();
-    let is_told = |path: std::path::PathBuf| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.contains("has taken another process with this number")
-    };
+    running.wait_for_said("it waits until the first one is lost");
+    running.go_on(3);
     until(&mut running, |_| {
-        let mut files = std::fs::read_dir(folder.path()).ok()?.flatten();
-        let is_said = |name: std::ffi::OsString| name.to_string_lossy().starts_with("said-");
-        let found = files.any(|it| is_said(it.file_name()) && is_told(it.path()));
-        found.then_some(())
+        let said = std::fs::read_to_string(folder.path().join("said")).ok()?;
+        let told = "has taken another process with this number";
+        said.contains(told).then_some(())
     });
     running.signal("TERM");
     let ended = running.wait();
