@@ -57,10 +57,12 @@ pub(crate) fn spell_settings_as_flags() {
 
 /// The help of a setting, with flags in place of the names in backquotes of other settings.
 fn flags_in_help(help: &str) -> String {
-    SETTINGS.iter().fold(help.to_string(), |help, setting| {
-        let name = setting.name();
-        help.replace(&format!("`{name}`"), &format!("--{name}"))
-    })
+    let part = |(at, part): (usize, &str)| match at % 2 {
+        1 if find(part).is_some() => format!("--{part}"),
+        1 => format!("`{part}`"),
+        _ => part.to_string(),
+    };
+    help.split('`').enumerate().map(part).collect()
 }
 
 /// The flag of a setting.
