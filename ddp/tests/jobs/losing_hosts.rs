@@ -87,7 +87,7 @@ fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     assert_eq!(running.signal_agents("KILL"), 1);
     let ended = running.wait();
     assert_eq!(lost(&folder.metrics_log()), [2, 3], "{ended}");
-    let told = "host far, with ranks 2 and 3: it was silent for 11 s";
+    let told = "host far, with ranks 2 and 3: it was silent for ";
     assert!(ended.stderr.contains(told), "{ended}");
     assert_undisturbed(&folder, &ended);
 }
@@ -217,7 +217,7 @@ fn a_host_whose_agent_is_stopped_is_lost_with_its_ranks() {
     let mut running = job.env("DDP_TEST_FAULT", "2:forward:20:hold").start();
     running.wait_for_fault("2:forward:20");
     assert_eq!(running.signal_agents("STOP"), 1);
-    running.wait_for_said("host far, with ranks 0 and 1: it was silent for 11 s");
+    running.wait_for_said("host far, with ranks 0 and 1: it was silent for ");
     running.go_on(20);
     running.wait_for(r#""lost":[{"rank":0"#);
     let ranks: Vec<_> = running.ranks().into_iter().map(|it| it.0).collect();
