@@ -7,11 +7,8 @@ use std::fmt;
 
 pub use half::{bf16, f16};
 
-use serde::{Deserialize, Serialize};
-
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// 32-bit float: the working type.
     F32,

@@ -19,7 +19,6 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUfunction;
-use serde::{Deserialize, Serialize};
 
 use crate::cuda::calls::driver;
 use crate::cuda::nodes::{self, NodeKind, NodeWork};
@@ -241,8 +240,7 @@ impl Launcher {
 }
 
 /// How a GPU multiplies f32 matrices. The CPU always computes in f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum F32Math {
     /// In f32: each product and each sum is rounded to 24 bits. The default.
     #[default]

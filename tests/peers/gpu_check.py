@@ -206,8 +206,7 @@ class Check:
                 self.bench(f"GPT-2 124M, bf16, batch 32, graph {graph}", f"gpt-{graph}", f"{GPT2} --graph {graph}")
             if self.has_torch:
                 self.step("PyTorch: GPT-2 124M, attention", "torch-gpt", "python3", "--", HERE / "gpu_torch.py", "gpt", "attention")
-            for products in ("first", "timed"):
-                self.bench(f"each node, algorithms: {products}", f"nodes-{products}", f"{GPT2} --explain --timed --products {products}")
+            self.bench("each node", "nodes", f"{GPT2} --explain --timed")
             self.step("attention", "ours-attention", BIN / "bench-gpu", "attention")
             os.environ["PATH"] += ":/usr/local/cuda/bin"
             if shutil.which("ncu"):

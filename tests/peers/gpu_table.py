@@ -131,12 +131,8 @@ def print_aims(ours, theirs, rates):
         print(f"| {what} | {'' if reached is None else f'{reached:.2f}'} | {verdict} |")
 
 
-# A gain by timing algorithms that is worth it.
-GAIN_MIN = 0.03
-
-
 def print_gpt(folder, theirs):
-    """Steps of GPT-2 beside PyTorch's; its nodes; matmuls that another algorithm makes faster."""
+    """Steps of GPT-2 beside PyTorch's; its nodes."""
     steps = {how: entry for how in ("on", "off") for entry in lines_of(folder, f"gpt-{how}") if "step_ms" in entry}
     if steps:
         print("\n| GPT-2 124M, bf16, batch 32 | ms | tokens/s | memory, MB | PyTorch eager, ms (ratio) | compiled |")
@@ -146,9 +142,7 @@ def print_gpt(folder, theirs):
         cells = ["" if other is None else f"{other:.2f} ({other / entry['step_ms']:.2f})" for other in others]
         name = "captured" if entry.get("graph") else "eager"
         print(f"| {name} | {entry['step_ms']:.2f} | {entry.get('tokens_per_s', '')} | {entry.get('device_peak_mb', '')} | {' | '.join(cells)} |")
-    nodes = {how: [entry for entry in lines_of(folder, f"nodes-{how}") if "node" in entry and entry.get("ms")] for how in ("first", "timed")}
-    print_nodes(nodes["first"])
-    print_gains(nodes)
+    print_nodes([entry for entry in lines_of(folder, "nodes") if "node" in entry and entry.get("ms")])
     clocks = folder / "clocks.log"
     if clocks.exists():
         rows = [row.split() for row in clocks.read_text(errors="replace").splitlines() if row.strip() and not row.startswith("#")]
@@ -180,35 +174,6 @@ def print_nodes(nodes):
     for (op, name), (count, ms, of) in sorted(groups_of(nodes).items(), key=lambda it: -it[1][1])[:40]:
         median = lambda field: f"{statistics.median(known):.3g}" if (known := [node[field] for node in of if node[field] is not None]) else ""
         print(f"| {op}: {name} | {count} | {ms:.3f} | {' | '.join(map(median, ('gb_per_s', 'of_copy', 'tflop_per_s', 'of_matmul')))} |")
-
-
-# Kernels that do what an epilogue may do, after their matmul.
-PASSES = ("activate_", "bias_activate_", "fold_below_", "fold_and_sum_")
-
-
-def matmuls_of(nodes):
-    """ms by operation and shape, with the passes after a matmul: another algorithm may have another epilogue."""
-    found, last = {}, ("", "")
-    for node in nodes:
-        if node["kind"] == "matmul":
-            last = node["op"], node["name"].split(", epilogue")[0]
-        elif node["op"] != last[0] or not node["name"].startswith(PASSES):
-            continue
-        found[last] = found.get(last, 0.0) + node["ms"]
-    return found
-
-
-def print_gains(nodes):
-    """The matmuls that the fastest of eight algorithms makes faster than the heuristic's first."""
-    first, timed = matmuls_of(nodes["first"]), matmuls_of(nodes["timed"])
-    both = {key: (first[key], timed[key]) for key in first if key in timed}
-    if not both:
-        return
-    gains = {key: 1 - after / before for key, (before, after) in both.items() if 1 - after / before >= GAIN_MIN}
-    whole = 1 - sum(after for _, after in both.values()) / sum(before for before, _ in both.values())
-    print(f"\nThe fastest algorithms save {100 * whole:.1f}% of the matmuls' time" + (":" if gains else "; none saves 3%."))
-    for (op, name), gain in sorted(gains.items(), key=lambda it: -it[1]):
-        print(f"- {op}: {name}: {100 * gain:.1f}%")
 
 
 def print_collectives(folder):

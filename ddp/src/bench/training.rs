@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
-use ddp_kernels::matmuls::{self, MatmulChoice};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
 use serde_json::{Value, json};
@@ -125,9 +124,6 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if config.products == MatmulChoice::Timed {
-        matmuls::fastest(device, matmuls::kinds(device)?)?.use_on(device)?;
-    }
     // The second step, which is eager still, has its kernels compiled.
     let nodes = match flags.timed {
         true => graph::timed(device, || take(&mut step))?,

@@ -87,7 +87,7 @@ fn every_flag_of_training_arrives() {
                 --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
-                --share-gpus --dtype bf16 --data-on-device on --graph off --products timed --threads 3 --seed 7 --out a/b \
+                --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
                 --eval-every 3 --best auc --stop-after 4 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
@@ -134,7 +134,6 @@ fn every_flag_of_training_arrives() {
         dtype: Precision::Bf16,
         data_on_device: Resident::On,
         graph: GraphChoice::Off,
-        products: MatmulChoice::Timed,
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
@@ -578,7 +577,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "bench mlp",
         "--layers 784,10 --batch 64 --dtype bf16 --task regression --optimizer sgd --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
-         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --same-bits 8 --products timed --explain --timed",
+         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --same-bits 8 --explain --timed",
     ),
     (
         "bench addmm",

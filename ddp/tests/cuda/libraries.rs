@@ -127,6 +127,34 @@ fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
     }
 }
 
+#[test]
+fn a_run_with_the_same_bits_warns_when_it_resumes_with_another_cublaslt() {
+    let Some(_gpu) = gpu() else {
+        return;
+    };
+    if !ddp_kernels::device::discover().gpus[0]
+        .name
+        .contains("Simulated")
+    {
+        return;
+    }
+    let folder = Folder::new("versions");
+    let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 64 --threads 1 --out OUT \
+                 --schedule constant --warmup-steps 0 --device cuda --same-bits 4 --resume auto --steps";
+    let warning = "not those of the checkpoint: cublaslt 13.1.0 (was 13.0.0)";
+    for (steps, version, warnings) in [(4, "130000", 0), (8, "130000", 0), (12, "130100", 1)] {
+        let job = folder.alone(&format!("{words} {steps}")).on_gpus();
+        let ended = job.env("SIMCUDA_CUBLASLT", version).run();
+        ended.assert_well();
+        assert_eq!(ended.stderr.matches(warning).count(), warnings, "{ended}");
+        assert_eq!(
+            ended.stderr.matches("not promised").count(),
+            warnings,
+            "{ended}"
+        );
+    }
+}
+
 /// What `python3` on PATH may be: a script or a chain of links whose places say nothing of the
 /// environment. Only the program's own answer does.
 #[test]

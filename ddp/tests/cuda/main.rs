@@ -24,7 +24,6 @@ mod libraries;
 mod loader;
 mod losing;
 #[cfg(feature = "mpi")]
-mod matmuls;
 mod nonfinite;
 mod older;
 #[cfg(feature = "mpi")]

@@ -350,7 +350,6 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
             learning_rate: 0.1 + 0.2,
         },
         optimizer_since: 0,
-        matmuls: None,
         world: WorldState {
             ranks,
             optimizer_parts: 1,

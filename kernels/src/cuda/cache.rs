@@ -1,4 +1,4 @@
-//! Compiled kernels and measured algorithms on disk, named by a hash of what they were made from.
+//! Compiled kernels on disk, named by a hash of what they were made from.
 //!
 //! The folder is `DDP_KERNEL_CACHE`, else `ddp-train` in the user's cache folder (`XDG_CACHE_HOME`,
 //! `~/.cache`); `off` disables the cache. Only a complete file with the right key is used; any
@@ -6,7 +6,7 @@
 //! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
 //! at any time.
 //!
-//! A file is a hash of its key and image, then the image: what NVRTC made, or an algorithm.
+//! A file is a hash of its key and image, then the image: what NVRTC made.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};

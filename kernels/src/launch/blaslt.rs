@@ -7,15 +7,15 @@
 //!
 //! * Sums are in f32 for every dtype. f32 operands are multiplied as f32, or as TF32 if
 //!   `with_f32_math` says so.
-//! * The heuristic runs once per kind of matmul (`plan.rs`). Nothing is timed unless a program
-//!   asks for it (`choose.rs`): timing may choose other algorithms, and so other bits, in another
-//!   run.
+//! * The heuristic runs once per kind of matmul (`plan.rs`). Nothing is timed: timing may choose
+//!   other algorithms, and so other bits, in another run.
+//! * Not every epilogue is left to the library (`epilogue.rs`).
 //! * Each stream has its own workspace, because two matmuls would overwrite each other's. It is
 //!   made at the stream's first matmul and kept. A graph uses the workspaces of the streams it was
 //!   captured from: such a stream must not run other matmuls beside the graph without an event
 //!   between them.
 
-mod choose;
+mod epilogue;
 mod library;
 mod plan;
 
@@ -33,8 +33,7 @@ use crate::panics::{lock, read, write};
 use crate::{DType, Tensor};
 use library::{Blas, Fault};
 pub(crate) use library::{Epilogue, Function};
-pub(crate) use plan::Kind;
-use plan::{Operands, Plan, WORKSPACE_BYTES};
+use plan::{Kind, Operands, Plan, WORKSPACE_BYTES};
 
 /// A matrix to read: `[rows, columns]` as the matmul sees it.
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +167,12 @@ impl Launcher {
             },
             stream: self.queue.raw().cast(),
         })
+    }
+
+    /// The version of cuBLASLt.
+    pub(crate) fn cublaslt_version(&self) -> Result<usize> {
+        // SAFETY: takes no arguments and needs no context.
+        Ok(unsafe { (Engine::of(self)?.blas.functions.cublasLtGetVersion)() })
     }
 
     fn bind(&self) -> Result<()> {

@@ -99,7 +99,7 @@ impl Default for Config {
             nccl_stacks: false,
             nvls: false,
             join: Duration::ZERO,
-            algorithms: variant::parse(variant::DEFAULT).unwrap_or_default(),
+            algorithms: vec![Variant::Sound],
             cublaslt_version: CUBLASLT_VERSION,
         }
     }
@@ -186,11 +186,8 @@ impl Config {
             nccl_stacks: is_set("SIMCUDA_NCCL_CHECK"),
             nvls: is_set("SIMCUDA_NVLS"),
             join: Duration::from_millis(number("SIMCUDA_JOIN_MS", 0)?),
-            algorithms: variant::parse(
-                get("SIMCUDA_ALGORITHMS")
-                    .as_deref()
-                    .unwrap_or(variant::DEFAULT),
-            )?,
+            algorithms: get("SIMCUDA_ALGORITHMS")
+                .map_or(Ok(vec![Variant::Sound]), |text| variant::parse(&text))?,
             cublaslt_version: number("SIMCUDA_CUBLASLT", CUBLASLT_VERSION as u64)? as usize,
             faults,
         })
@@ -266,7 +263,7 @@ mod tests {
             ("SIMCUDA_NCCL_CHECK", "1"),
             ("SIMCUDA_NVLS", "1"),
             ("SIMCUDA_JOIN_MS", "2500"),
-            ("SIMCUDA_ALGORITHMS", "100,50:nan,60:refused"),
+            ("SIMCUDA_ALGORITHMS", "sound,nan,refused"),
             ("SIMCUDA_CUBLASLT", "120900"),
             ("SIMCUDA_TIMELINE", "timeline"),
         ])
@@ -286,10 +283,8 @@ mod tests {
         assert_eq!(config.capabilities, [(7, 0), (9, 0)]);
         assert_eq!(config.timeline, Some("timeline".into()));
         assert_eq!(config.join, Duration::from_millis(2500));
-        let algorithms = config.algorithms.iter();
-        let algorithms = algorithms.map(|it| (it.percent, it.hides_nan, it.is_refused));
-        let expected = [(100, false, false), (50, true, false), (60, false, true)];
-        assert!(algorithms.eq(expected));
+        let algorithms = [Variant::Sound, Variant::HidesNan, Variant::Refused];
+        assert_eq!(config.algorithms, algorithms);
         assert_eq!(config.cublaslt_version, 120_900);
         assert!(
             config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_stacks
@@ -306,7 +301,7 @@ mod tests {
             ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
             ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),
             ("SIMCUDA_FAULTS", "oops", "SIMCUDA_FAULTS"),
-            ("SIMCUDA_ALGORITHMS", "100,fast", "expected as in"),
+            ("SIMCUDA_ALGORITHMS", "sound,fast", "expected as in"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
             assert!(

@@ -15,7 +15,6 @@ use super::folders::STATE_FILE;
 use crate::error::Result;
 use crate::tasks::BestBy;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
-use ddp_kernels::matmuls::Algorithms;
 
 /// The version of this file that is written.
 pub(super) const FORMAT: u32 = 1;
@@ -82,9 +81,6 @@ pub struct State {
     /// The fingerprint of the held-out rows; None if there are none.
     #[serde(default)]
     pub held_out: Option<String>,
-    /// The algorithms of matmuls, if they were timed.
-    #[serde(default, rename = "products", skip_serializing_if = "Option::is_none")]
-    pub matmuls: Option<Algorithms>,
     /// The best evaluation so far whose checkpoint was saved.
     pub best: Option<Best>,
     /// The last evaluation.

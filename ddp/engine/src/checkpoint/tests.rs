@@ -415,7 +415,6 @@ fn state(step: u64) -> State {
             learning_rate: 0.1,
         },
         optimizer_since: 0,
-        matmuls: None,
         world: WorldState {
             ranks: 1,
             optimizer_parts: 1,

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
-    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, Resident, Resume,
+    Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -332,9 +332,6 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
-    /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
-    /// after the first step and keeps the fastest, whose bits may differ on another machine
-    Fixed products "HOW" [mlp gpt]: MatmulChoice = MatmulChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 

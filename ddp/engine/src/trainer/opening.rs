@@ -127,7 +127,6 @@ impl<'a> Opening<'a> {
             class_weights: loss.class_weights.numbers(),
             fingerprint: data.train.fingerprint()?,
             held_out,
-            matmuls: None,
             best: None,
             last: None,
             progress: checkpoint::Progress::default(),

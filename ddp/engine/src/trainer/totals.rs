@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use ddp_kernels::matmuls::Algorithms;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Best, Progress, State};
@@ -30,8 +29,6 @@ pub(super) struct Totals {
     pub(super) saved: u64,
     /// In a job that continues without lost ranks: the last logged step, and its line.
     pub(super) line: (u64, String),
-    /// The algorithms of matmuls, if they are timed.
-    pub(super) matmuls: Option<Algorithms>,
 }
 
 impl Totals {

@@ -55,8 +55,6 @@ pub(super) struct Trainer<'a> {
     noticed: &'a mut Option<Instant>,
     task: Box<dyn Task>,
     schedule: Schedule,
-    /// Whether algorithms of matmuls are timed.
-    times_matmuls: bool,
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
@@ -201,10 +199,6 @@ impl Trainer<'_> {
         };
         // Before anything is saved or compared.
         self.kept.give_state(&self.run.main)?;
-        if let Some(saved) = &self.kept.totals.matmuls {
-            let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
-            self.kept.totals.matmuls = in_phase(Phase::Setup, reuse)?;
-        }
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
             if self.logs(taken) && self.kept.totals.logged != taken {
@@ -308,14 +302,9 @@ impl Trainer<'_> {
         let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
         self.kept.clock.waits.data += began.elapsed();
         let rows = batch.rows;
-        // The matmuls of a short batch are not those of the other steps.
-        let has_usual_size = batch.slot().is_some();
         self.kept.workload.count(batch);
         self.kept.step.measure_norm(logs);
         self.kept.step.run(batch, learning_rate)?;
-        if has_usual_size {
-            self.choose_matmuls()?;
-        }
         let stages = self.kept.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.kept.clock.waits.reductions += exposed.sum::<Duration>();
@@ -337,16 +326,6 @@ impl Trainer<'_> {
         let log = || self.log(number, epoch, learning_rate);
         trace::record(LOG, || in_phase(Phase::Log, log))?;
         self.kept.totals.logged = number;
-        Ok(())
-    }
-
-    /// After the first step, which has made every product once, and before any is captured.
-    fn choose_matmuls(&mut self) -> Result<()> {
-        if self.times_matmuls && self.kept.totals.matmuls.is_none() {
-            let choose = || matmuls::choose(&self.run.devices, self.world);
-            self.kept.totals.matmuls = Some(in_phase(Phase::Setup, choose)?);
-            self.kept.clock.restart();
-        }
         Ok(())
     }
 
@@ -395,7 +374,6 @@ impl Trainer<'_> {
         let samples_per_s = rates.samples_per_s;
         let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
         if tflops.is_some() && self.kept.clock.has_rates && self.matmul_tflops.is_none() {
-            // After the algorithms of the model's own matmuls were chosen.
             let measure = || matmuls::tflops(self.kept.step.stages(), self.world);
             self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
             self.kept.clock.restart();

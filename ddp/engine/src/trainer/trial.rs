@@ -13,7 +13,6 @@ use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
 use super::carried::Carried;
-use super::matmuls;
 use super::plan::Plan;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
@@ -336,11 +335,6 @@ pub fn replay(
         let text = format!("a replay: expected a run of {last} steps or more");
         return Err(Error::Usage(text));
     };
-    if let Some(opened) = &run.resumed
-        && let Some(saved) = &opened.state.matmuls
-    {
-        in_phase(Phase::Setup, || matmuls::reuse(saved, &run.devices, world))?;
-    }
     let schedule = options.learning_rate(&run.plan)?;
     let kept = carried.kept();
     kept.step.measure_norm(true);

@@ -33,9 +33,6 @@ library::functions! {
             Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
             c_int, *mut Candidate, *mut c_int
         ) -> c_int;
-        fn cublasLtMatmulAlgoCheck(
-            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const cublasLtMatmulAlgo_t, *mut Candidate
-        ) -> c_int;
         fn cublasLtMatmul(
             Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
             *const c_void, Opaque, *mut c_void, Opaque, *const cublasLtMatmulAlgo_t, *mut c_void, usize, Opaque

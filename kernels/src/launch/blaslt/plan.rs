@@ -1,6 +1,6 @@
-//! How one kind of matmul is computed: descriptors, layouts, and an algorithm. Usually that is the
-//! first of the library's heuristic, which is asked once per kind: so a kind has the same
-//! algorithm, and the same bits, in the whole run.
+//! How one kind of matmul is computed: descriptors, layouts, and an algorithm. That is the first of
+//! the library's heuristic that it does not refuse to run. The heuristic is asked once per kind: so
+//! a kind has the same algorithm, and the same bits, in the whole run.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -12,8 +12,6 @@ use cudarc::cublaslt::sys::{
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t,
 };
 
-use serde::{Deserialize, Serialize};
-
 use super::library::{BIAS, HAS_AUX};
 use super::library::{Blas, Candidate, Fault, NOT_SUPPORTED, Opaque, blaslt, outcome};
 use crate::DType;
@@ -22,14 +20,12 @@ use crate::panics::lock;
 
 /// All that the choice of an algorithm depends on, in the library's terms: column-major, `D[rows ×
 /// columns] = op(A)·op(B)`, with sums of `inner` elements.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Kind {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) inner: u64,
     /// How many matrices A, B, C and D each have, one after the other.
-    #[serde(default = "one")]
     pub(super) batch: u64,
     /// Whether A and B are read transposed.
     pub(super) transposed: [bool; 2],
@@ -43,10 +39,6 @@ pub(crate) struct Kind {
     /// Of the addresses of A, B, C and D, in bytes: the largest power of two, up to 256, that
     /// divides each.
     pub(super) alignments: [u32; 4],
-}
-
-fn one() -> u64 {
-    1
 }
 
 /// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
@@ -127,16 +119,6 @@ impl Plan {
         kind: &Kind,
         refused: usize,
     ) -> Result<Option<Plan>, Fault> {
-        let mut plan = Plan::without_algorithm(blas, kind)?;
-        let found = plan.candidates(kind, refused + 1)?;
-        Ok(found.get(refused).map(|next| {
-            plan.algorithm = *next;
-            plan
-        }))
-    }
-
-    /// To be used once `algorithm` is set.
-    pub(super) fn without_algorithm(blas: &'static Blas, kind: &Kind) -> Result<Plan, Fault> {
         let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
         let turned = |[rows, columns]: [u64; 2], turn: bool| match turn {
             true => [columns, rows],
@@ -144,7 +126,7 @@ impl Plan {
         };
         let ([a, b], [operands, result]) = (kind.transposed, kind.dtypes);
         let layout = |dtype, shape| layout(blas, dtype, shape, kind.batch);
-        Ok(Plan {
+        let mut plan = Plan {
             blas,
             operation: Mutex::new(operation(blas, kind)?),
             layouts: [
@@ -153,11 +135,16 @@ impl Plan {
                 layout(result, [rows, columns])?,
             ],
             algorithm: Candidate::NONE,
-        })
+        };
+        let found = plan.candidates(kind, refused + 1)?;
+        Ok(found.get(refused).map(|next| {
+            plan.algorithm = *next;
+            plan
+        }))
     }
 
     /// Up to `count` algorithms of the heuristic, which expects the first to be the fastest.
-    pub(super) fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Candidate>, Fault> {
+    fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Candidate>, Fault> {
         let preference = preference(self.blas, kind)?;
         let mut found = vec![Candidate::NONE; count];
         let mut returned = 0;
@@ -192,35 +179,6 @@ impl Plan {
         found.truncate(returned.max(0) as usize);
         found.retain(|candidate| candidate.fits(WORKSPACE_BYTES));
         Ok(found)
-    }
-
-    /// An algorithm that another process chose, if this library can use it here.
-    pub(super) fn check(&self, words: [u64; 8]) -> Option<Candidate> {
-        let mut checked = Candidate::NONE;
-        checked.algorithm.data = words;
-        let algorithm = checked.algorithm;
-        let (Blas { functions, handle }, [a, b, d]) = (self.blas, self.things());
-        let operation = lock(&self.operation);
-        // SAFETY: all objects are alive; the library reads any words as an algorithm, and refuses
-        // those that are none.
-        let answer = unsafe {
-            blaslt!(
-                functions,
-                cublasLtMatmulAlgoCheck(
-                    handle.0,
-                    operation.thing,
-                    a,
-                    b,
-                    d,
-                    d,
-                    &algorithm,
-                    &mut checked
-                )
-            )
-        };
-        // The library need not repeat the algorithm in its answer.
-        checked.algorithm = algorithm;
-        (answer.is_ok() && checked.fits(WORKSPACE_BYTES)).then_some(checked)
     }
 
     /// The layouts of A, B and D.

@@ -1,5 +1,5 @@
 //! The search for an algorithm: one serves everything modelled, with a workspace where allowed. Its
-//! variants take more or less time (`SIMCUDA_ALGORITHMS`).
+//! variants have faults (`SIMCUDA_ALGORITHMS`).
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
 };
 
-use super::entry::{Refused, call, invalid, put};
+use super::entry::{Refused, call, invalid};
 use super::objects;
 use super::problem::{Problem, Refusal};
 use super::variant::Variant;
@@ -83,9 +83,11 @@ impl Algorithm {
     pub(super) fn variant(self, machine: &Machine) -> Result<Variant, Refused> {
         let variant = machine.config.algorithms.get(self.variant as usize);
         let variant = variant.ok_or_else(|| invalid("the library has no such algorithm"))?;
-        match variant.is_refused {
-            true => Err(Refusal::Unsupported("SIMCUDA_ALGORITHMS refuses it".into()).into()),
-            false => Ok(*variant),
+        match variant {
+            Variant::Refused => {
+                Err(Refusal::Unsupported("SIMCUDA_ALGORITHMS refuses it".into()).into())
+            }
+            Variant::Sound | Variant::HidesNan => Ok(*variant),
         }
     }
 }
@@ -194,28 +196,6 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         }
         count.write(returned as c_int);
         Ok(())
-    })
-}
-
-/// Whether an algorithm can do a matmul.
-#[unsafe(no_mangle)]
-pub extern "C" fn cublasLtMatmulAlgoCheck(
-    handle: usize,
-    operation: usize,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    algorithm: Option<&cublasLtMatmulAlgo_t>,
-    result: Out<'_, cublasLtMatmulHeuristicResult_t>,
-) -> Status {
-    call("cublasLtMatmulAlgoCheck", |_| {
-        objects::library(handle)?;
-        let problem = objects::problem(operation, [a, b, c, d])?;
-        let algorithm =
-            Algorithm::from_raw(algorithm.ok_or_else(|| invalid("the algorithm is null"))?)?;
-        fits(&problem, algorithm)?;
-        put(result, heuristic_result(algorithm))
     })
 }
 

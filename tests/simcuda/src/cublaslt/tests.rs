@@ -10,6 +10,7 @@ use super::attributes::{Layout, Operation};
 use super::element::Type;
 use super::matmul::{Matmul, Scalar};
 use super::problem::{Matrix, Problem, Refusal};
+use super::variant::Variant;
 use super::*;
 use crate::work::{Memory, Touched, Work};
 
@@ -128,7 +129,7 @@ fn problem_of(operation: &Operation, layouts: &[Layout; 4]) -> Result<Problem, R
 
 fn matmul(problem: Problem, alpha: f64, beta: f64) -> Matmul {
     Matmul {
-        variant: variant::parse(variant::DEFAULT).unwrap()[0],
+        variant: Variant::Sound,
         problem,
         alpha: Scalar::Value(alpha),
         beta: Scalar::Value(beta),

@@ -41,7 +41,6 @@ fn a_state_reads_back_as_it_was_written() {
     let classes = State {
         task: TaskSpec::named_classes(names),
         optimizer_since: 2,
-        matmuls: None,
         ..state(3)
     };
     assert_eq!(State::parse(&classes.to_bytes()).unwrap(), classes);

@@ -18,7 +18,7 @@ use crate::trainer::program::Program;
 use crate::trainer::setup::{self, Assembled, Prepared};
 use crate::trainer::stop_poll::StopPoll;
 use crate::trainer::totals::Clock;
-use crate::trainer::{agree, matmuls, resume};
+use crate::trainer::{agree, resume};
 
 impl<'a> Trainer<'a> {
     /// Everything up to the first step. None for a resumed run that is already finished.
@@ -33,7 +33,6 @@ impl<'a> Trainer<'a> {
             return Ok(None);
         };
         let options = carried.chosen(options);
-        let times_matmuls = matmuls::are_timed(options.products, run.devices[0], world);
         let (kept, log, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
@@ -48,7 +47,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_log(log.as_mut(), &options.out, world)?,
             false => {
-                begin(options, &run, kept, times_matmuls);
+                begin(&run, kept);
                 false
             }
         };
@@ -81,7 +80,6 @@ impl<'a> Trainer<'a> {
             world,
             task: tasks::of(run.data.train.task()),
             schedule: options.learning_rate(&run.plan)?,
-            times_matmuls,
             saver,
             state,
             lost_checkpoint,
@@ -98,17 +96,10 @@ impl<'a> Trainer<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(options: &Config, run: &Assembled, kept: &mut Kept, times_matmuls: bool) {
+fn begin(run: &Assembled, kept: &mut Kept) {
     kept.clock = Clock::new(kept.clock.has_rates);
-    let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
-        return;
-    };
-    let totals = &mut kept.totals;
-    totals.held_out = before.held_out.clone();
-    // Another number of ranks has matmuls of other shapes, unless each has whole shards.
-    let has_as_many = || before.world.ranks == run.places.len();
-    if times_matmuls && (options.same_bits.is_some() || has_as_many()) {
-        totals.matmuls = before.matmuls.clone();
+    if let Some(before) = &run.resumed {
+        kept.totals.held_out = before.state.held_out.clone();
     }
 }
 

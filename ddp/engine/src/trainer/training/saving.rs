@@ -56,7 +56,6 @@ impl Trainer<'_> {
         (state.best, state.last) = (totals.best, totals.last);
         state.progress = totals.progress;
         state.held_out = totals.held_out.clone();
-        state.matmuls = totals.matmuls.clone();
         state
     }
 
