@@ -257,7 +257,9 @@ pub(crate) fn flip(gradients: &Tensor) -> Result<()> {
 fn signal(name: &str) {
     // The shell's builtin: small systems have no program `kill`.
     let line = format!("kill -s {name} {}", std::process::id());
-    let status = Command::new("sh").args(["-c", &line]).status();
+    // Without its variables: by them a test knows the processes of ranks.
+    let mut shell = Command::new("sh");
+    let status = shell.env_clear().args(["-c", &line]).status();
     assert!(
         status.is_ok_and(|status| status.success()),
         "cannot run `{line}`"
