@@ -56,7 +56,8 @@ class Checks:
         steps.need("build and clippy", self.programs.build, RUN_FIRST)
         self.programs.load()
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
-        os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
+        threads = os.environ.get("RUST_TEST_THREADS")
+        os.environ["RUST_TEST_THREADS"] = threads or str(2 * CORES)
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
@@ -76,7 +77,8 @@ class Checks:
         for which in self.selected("hosts", 3):
             beside(f"tests/hosts, part {which + 1} of 3", ["tests/hosts/run", f"{which + 1}/3"], waits=True)
         for package, target in self.programs.slow():
-            beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::")
+            mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
+            beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
         for which in self.selected("documents", 2):
             beside(f"the commands of README.md and docs/, part {which + 1} of 2", ["tests/readme/run", self.built, f"{which + 1}/2"])

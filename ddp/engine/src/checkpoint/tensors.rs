@@ -1,6 +1,7 @@
 //! Tensors to and from files, piece by piece, without a second copy in memory.
 
 use std::io::{self, Read};
+use std::panic::Location;
 use std::path::Path;
 
 use ddp_kernels::dtype::{bf16, f16};
@@ -22,15 +23,14 @@ pub(crate) fn write_file(
 ) -> Result<Contents> {
     let contents = files::write_file(path, |output| {
         output.write(&header.to_bytes())?;
-        let mut bytes = Vec::with_capacity(4 * PIECE);
+        // The file's order of bytes.
+        const { assert!(cfg!(target_endian = "little")) };
         for tensor in tensors {
-            tensor?.with_slice(|values: &[f32]| {
-                values.chunks(PIECE).try_for_each(|piece| {
-                    bytes.clear();
-                    bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes()));
-                    output.write(&bytes)
-                })
-            })??;
+            let write = |bytes: &[u8]| {
+                let mut pieces = bytes.chunks(4 * PIECE);
+                pieces.try_for_each(|piece| output.write(piece))
+            };
+            tensor?.with_bytes("save", Location::caller(), write)??;
         }
         Ok::<_, Error>(())
     })?;
