@@ -64,7 +64,7 @@ const CUDA_HEADERS: &[&str] = &["cuda_fp16.h", "cuda_bf16.h"];
 /// float4 is one access; loops do not become memset, which would escape the hooks; no strict
 /// aliasing, as in nvcc.
 const CODE_FLAGS: &[&str] = &[
-    "-O2",
+    "-O1",
     "-fPIC",
     "-g1",
     // addr2line of binutils 2.40 mistakes the first file of DWARF 5 for the compiled one.
