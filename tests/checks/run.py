@@ -13,8 +13,8 @@ from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Prog
 from steps import Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
-# Seconds of CPU on a Zen 3, as the table at the end of a run says: of the build, and of all that follows.
-BUILD_S, CHECKS_S = 700, 2450
+# Seconds of CPU on a Zen 5, as the table at the end of a run says: of the build, and of all that follows.
+BUILD_S, CHECKS_S = 280, 880
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
@@ -46,7 +46,8 @@ class Checks:
         """About how long it will take."""
         is_built = os.path.exists(f"{self.built}/ddp-train")
         seconds = (CHECKS_S + (0 if is_built else BUILD_S)) / CORES
-        return f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')}" + ", and a build of what changed" * is_built
+        time = f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')} of a Zen 5, up to twice that on older ones"
+        return time + ", and a build of what changed" * is_built
 
     def run_all(self):
         steps, beside = self.steps, self.steps.beside
@@ -85,8 +86,10 @@ class Checks:
         for which in self.selected("report", 2):
             beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
         beside("examples", self.run_examples)
-        # The gates are for sm_90; in half of the commits the slice selects another one, --long takes all.
-        architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which // 2] for which in self.selected("architectures", 6) if self.is_long or which % 2 == 0)])
+        # The gates are for sm_90: in half of the commits, and where the last one changed kernels. The others take turns.
+        turns = self.selected("architectures", 6)
+        architectures = {"sm_90" if turn % 2 else ["sm_75", "sm_80", "sm_100"][turn // 2] for turn in turns}
+        architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for package, programs in self.programs.others().items():
