@@ -39,7 +39,7 @@ impl fmt::Display for Help<'_> {
 }
 
 /// A source line as `file:line`.
-pub(crate) struct Line<'a>(pub(crate) &'a Location<'static>);
+pub struct Line<'a>(pub &'a Location<'a>);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
