@@ -9,21 +9,23 @@ use std::time::Duration;
 use ddp_kernels::error::Site;
 use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Tensor, named};
 
 use crate::error::{Error, Line, Result};
 use crate::tree::{Part, SumTree};
 
-/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
-/// once at the end), so that every rank and every run gets the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reduce {
-    /// The sum.
-    Sum,
-    /// The largest; NaN if any is NaN.
-    Max,
-    /// The smallest; NaN if any is NaN.
-    Min,
+named! {
+    /// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
+    /// once at the end), so that every rank and every run gets the same bits.
+    #[derive(Hash)]
+    pub enum Reduce {
+        /// The sum.
+        Sum = "sum",
+        /// The largest; NaN if any is NaN.
+        Max = "max",
+        /// The smallest; NaN if any is NaN.
+        Min = "min",
+    }
 }
 
 /// What the ranks are asked to do.
@@ -43,7 +45,7 @@ impl fmt::Display for Operation {
         f.write_str(self.name())?;
         match self {
             Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
-                write!(f, " {}", reduce.name())
+                write!(f, " {reduce}")
             }
             Operation::Broadcast { root: rank } | Operation::Receive { from: rank } => {
                 write!(f, " from rank {rank}")
@@ -73,17 +75,6 @@ impl Operation {
         match self {
             Operation::Send { to: peer } | Operation::Receive { from: peer } => Some(*peer),
             _ => None,
-        }
-    }
-}
-
-impl Reduce {
-    /// In messages: sum, max, min.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reduce::Sum => "sum",
-            Reduce::Max => "max",
-            Reduce::Min => "min",
         }
     }
 }

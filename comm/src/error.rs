@@ -1,9 +1,9 @@
 //! The error type of this crate, and the exit code of each error.
 
 use std::fmt;
-use std::panic::Location;
 use std::time::Duration;
 
+pub(crate) use ddp_kernels::error::Line;
 use ddp_kernels::error::Site;
 
 /// A result of this crate.
@@ -421,15 +421,6 @@ pub(crate) struct Seconds(pub(crate) Duration);
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} s", (self.0.as_secs_f64() * 1e3).round() / 1e3)
-    }
-}
-
-/// `step.rs:12`: a source line of the caller.
-pub(crate) struct Line<'a>(pub(crate) &'a Location<'a>);
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.0.file(), self.0.line())
     }
 }
 

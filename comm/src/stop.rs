@@ -7,37 +7,31 @@
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ddp_kernels::named;
+
 use crate::say;
 
-/// A signal that asks to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// SIGUSR1: sent by schedulers some time before they end a job, if they are told to.
-    User1,
-    /// SIGTERM.
-    Terminate,
-    /// SIGINT.
-    Interrupt,
-    /// SIGHUP: the terminal is closed.
-    Hangup,
-    /// SIGQUIT.
-    Quit,
+named! {
+    /// A signal that asks to stop.
+    pub enum Signal {
+        /// SIGUSR1: sent by schedulers some time before they end a job, if they are told to.
+        User1 = "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)",
+        /// SIGTERM.
+        Terminate = "SIGTERM",
+        /// SIGINT.
+        Interrupt = "SIGINT (Ctrl-C)",
+        /// SIGHUP: the terminal is closed.
+        Hangup = "SIGHUP (its terminal was closed)",
+        /// SIGQUIT.
+        Quit = "SIGQUIT",
+    }
 }
 
 impl Signal {
-    const ALL: [Signal; 5] = [
-        Signal::User1,
-        Signal::Terminate,
-        Signal::Interrupt,
-        Signal::Hangup,
-        Signal::Quit,
-    ];
-
     /// A number from 1, to send to other ranks.
     pub fn code(self) -> u8 {
         self as u8 + 1
@@ -50,18 +44,6 @@ impl Signal {
 
     fn number(self) -> c_int {
         STOPS[self as usize]
-    }
-}
-
-impl fmt::Display for Signal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Signal::User1 => "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)",
-            Signal::Terminate => "SIGTERM",
-            Signal::Interrupt => "SIGINT (Ctrl-C)",
-            Signal::Hangup => "SIGHUP (its terminal was closed)",
-            Signal::Quit => "SIGQUIT",
-        })
     }
 }
 

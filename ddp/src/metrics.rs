@@ -9,13 +9,13 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::audit::Audit;
 use crate::checkpoint::Best;
 use crate::config::as_flag;
 use crate::error::{Error, Result};
-use crate::metrics_log::{EVENTS_FILE, RanksEvent};
+use crate::metrics_log::{EVENTS_FILE, RanksEvent, ResumeEvent, SampleEvent, Start};
 use crate::samples::Confusion;
 use crate::shown::significant;
 use crate::tasks::{BestBy, ColumnErrors, figures_text};
@@ -31,8 +31,8 @@ pub(crate) struct Run {
     pub(crate) evals: Columns,
     /// The errors of each label column, at the last evaluation that has them.
     pub(crate) column_errors: Vec<ColumnErrors>,
-    pub(crate) texts: Vec<TextLine>,
-    pub(crate) resumes: Vec<ResumeLine>,
+    pub(crate) texts: Vec<SampleEvent>,
+    pub(crate) resumes: Vec<ResumeEvent>,
     /// Who was lost and who came.
     pub(crate) changes: Vec<RanksEvent>,
     /// From which step on how many ranks trained.
@@ -50,65 +50,6 @@ pub(crate) struct Run {
     lines: u64,
     length: u64,
     last_line: Vec<u8>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Start {
-    pub(crate) config: Map<String, Value>,
-    pub(crate) versions: Map<String, Value>,
-    pub(crate) devices: Vec<String>,
-    pub(crate) world: WorldLine,
-    pub(crate) data: String,
-    pub(crate) fingerprint: String,
-    pub(crate) held_out_fingerprint: String,
-    pub(crate) parameters: Option<u64>,
-    pub(crate) steps: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct WorldLine {
-    pub(crate) ranks: u64,
-    pub(crate) hosts: u64,
-    pub(crate) threads: u64,
-    pub(crate) transport: String,
-    pub(crate) overlap: bool,
-    pub(crate) buckets: u64,
-    bits_may_differ: Vec<String>,
-}
-
-impl WorldLine {
-    /// Why another run may have other bits. Empty if it has the same.
-    pub(crate) fn why_bits_may_differ(&self) -> String {
-        let names = self.bits_may_differ.join(", ");
-        match names.is_empty() {
-            true => names,
-            false => format!("may differ from run to run, since these are not 0: {names}"),
-        }
-    }
-}
-
-/// What a transformer made of a prompt.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct TextLine {
-    pub(crate) step: u64,
-    pub(crate) prompt: String,
-    pub(crate) text: String,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct ResumeLine {
-    pub(crate) step: u64,
-    pub(crate) ranks: Option<u64>,
-    /// The devices after the resume, by rank.
-    #[serde(default)]
-    pub(crate) devices: Vec<String>,
-    /// Those after the resume, by name.
-    #[serde(default)]
-    pub(crate) versions: Map<String, Value>,
-    #[serde(default)]
-    pub(crate) overridden: Vec<String>,
 }
 
 /// The numbers of logged steps or of evaluations, in the order of steps: a column for each field.
@@ -260,9 +201,11 @@ impl Run {
                 }
                 self.evals.add(step()?, &event);
             }
-            "sample" => self.texts.push(TextLine::deserialize(&event)?),
+            "sample" => self.texts.push(SampleEvent::deserialize(&event)?),
             "resume" => {
-                let resume = ResumeLine::deserialize(&event)?;
+                // Only the step must not be missing.
+                step()?;
+                let resume = ResumeEvent::deserialize(&event)?;
                 let ranks = resume.ranks.map(|ranks| (resume.step, ranks));
                 self.ranks.extend(ranks);
                 self.resumes.push(resume);

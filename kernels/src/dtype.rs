@@ -7,37 +7,30 @@ use std::fmt;
 
 pub use half::{bf16, f16};
 
-/// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// 32-bit float: the working type.
-    F32,
-    /// bfloat16: storage and casts.
-    BF16,
-    /// IEEE half: storage and casts.
-    F16,
-    /// 64-bit float: for checking, on the CPU only.
-    F64,
-    /// Unsigned byte.
-    U8,
-    /// 32-bit integer.
-    I32,
-    /// 64-bit integer.
-    I64,
+use crate::named;
+
+named! {
+    /// The type of a tensor's elements.
+    #[derive(Hash)]
+    pub enum DType {
+        /// 32-bit float: the working type.
+        F32 = "f32",
+        /// bfloat16: storage and casts.
+        BF16 = "bf16",
+        /// IEEE half: storage and casts.
+        F16 = "f16",
+        /// 64-bit float: for checking, on the CPU only.
+        F64 = "f64",
+        /// Unsigned byte.
+        U8 = "u8",
+        /// 32-bit integer.
+        I32 = "i32",
+        /// 64-bit integer.
+        I64 = "i64",
+    }
 }
 
 impl DType {
-    /// Every dtype, in the order the documentation lists them.
-    pub const ALL: [DType; 7] = [
-        DType::F32,
-        DType::BF16,
-        DType::F16,
-        DType::F64,
-        DType::U8,
-        DType::I32,
-        DType::I64,
-    ];
-
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
@@ -51,25 +44,6 @@ impl DType {
     /// Whether the type has a fractional part.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::BF16 | DType::F16 | DType::F64)
-    }
-
-    /// The name used everywhere a dtype is printed.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::F64 => "f64",
-            DType::U8 => "u8",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

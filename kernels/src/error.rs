@@ -7,8 +7,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use crate::message::{Caller, Line, human_bytes};
-pub use crate::message::{Help, Site};
+pub(crate) use crate::message::{Caller, human_bytes};
+pub use crate::message::{Help, Line, Site};
 use crate::{DType, Device, Shape};
 
 /// A result of this crate.

@@ -1,43 +1,27 @@
 //! Signs of progress of this process. Work that may take long beats, so that other ranks, which
 //! wait for this one, can tell a slow rank from one that is stuck.
 
-use std::fmt;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::named;
 use crate::panics::{read, write};
 
-/// What work is being done, for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Starting.
-    Starts,
-    /// Reading rows or labels.
-    ReadsData,
-    /// Converting files into the cache.
-    ConvertsData,
-    /// Reading a checkpoint.
-    ReadsCheckpoint,
-    /// Writing files.
-    Writes,
-    /// Steps and evaluations.
-    Computes,
-}
-
-impl Work {
-    const ALL: [(Work, &'static str); 6] = [
-        (Work::Starts, "starts"),
-        (Work::ReadsData, "reads data"),
-        (Work::ConvertsData, "converts data"),
-        (Work::ReadsCheckpoint, "reads a checkpoint"),
-        (Work::Writes, "writes files"),
-        (Work::Computes, "computes"),
-    ];
-}
-
-impl fmt::Display for Work {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Work::ALL[*self as usize].1)
+named! {
+    /// What work is being done, for messages.
+    pub enum Work {
+        /// Starting.
+        Starts = "starts",
+        /// Reading rows or labels.
+        ReadsData = "reads data",
+        /// Converting files into the cache.
+        ConvertsData = "converts data",
+        /// Reading a checkpoint.
+        ReadsCheckpoint = "reads a checkpoint",
+        /// Writing files.
+        Writes = "writes files",
+        /// Steps and evaluations.
+        Computes = "computes",
     }
 }
 
@@ -106,7 +90,7 @@ impl Beats<'_> {
     pub fn work(&self) -> Option<Work> {
         let word = self.own.load(Ordering::Relaxed);
         let work = Work::ALL.get((word & 0xff) as usize);
-        work.filter(|_| word >> 8 > 0).map(|(work, _)| *work)
+        work.filter(|_| word >> 8 > 0).copied()
     }
 }
 
@@ -124,8 +108,5 @@ mod tests {
         assert_eq!((beats.total(), beats.work()), (1, Some(Work::ConvertsData)));
         count(seen, 0);
         assert_eq!((beats.total(), beats.work()), (2, Some(Work::ConvertsData)));
-        for (index, work) in Work::ALL.into_iter().enumerate() {
-            assert_eq!(work.0 as usize, index);
-        }
     }
 }

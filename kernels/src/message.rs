@@ -1,5 +1,5 @@
-//! The parts of every message: lines of source, the help at its end, bytes that people read; and
-//! warnings.
+//! The parts of every message: lines of source, the help at its end, bytes that people read, names
+//! of values; and warnings.
 
 use std::fmt;
 use std::io::Write as _;
@@ -39,7 +39,7 @@ impl fmt::Display for Help<'_> {
 }
 
 /// A source line as `file:line`.
-pub(crate) struct Line<'a>(pub(crate) &'a Location<'static>);
+pub struct Line<'a>(pub &'a Location<'a>);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,6 +60,39 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Declares an enum whose values have names for messages, as which they also print. `ALL` has the
+/// values in this order.
+#[macro_export]
+macro_rules! named {
+    ($(#[$meta:meta])* $vis:vis enum $kind:ident {
+        $($(#[$about:meta])* $value:ident = $name:literal,)+
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $kind {
+            $($(#[$about])* $value,)+
+        }
+
+        impl $kind {
+            /// All of them, in order.
+            $vis const ALL: [$kind; [$($name),+].len()] = [$($kind::$value),+];
+
+            /// Its name.
+            $vis const fn name(self) -> &'static str {
+                match self {
+                    $($kind::$value => $name,)+
+                }
+            }
+        }
+
+        impl ::std::fmt::Display for $kind {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
 }
 
 /// Prints a warning: through `tracing` if the program listens to it, else on standard error.

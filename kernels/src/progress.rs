@@ -49,6 +49,21 @@ pub struct ReportedWork {
     pub place: u32,
 }
 
+impl ReportedWork {
+    /// What the words of a slot say; None for an empty one, or one that is being written.
+    pub fn of_words(words: [u64; 3]) -> Option<ReportedWork> {
+        let number = (words[0] >> 32) as u32;
+        let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
+        let [call, chain, place] = words.map(|word| word as u32);
+        whole.then_some(ReportedWork {
+            number,
+            call,
+            chain,
+            place,
+        })
+    }
+}
+
 /// Lanes of work on one device.
 #[derive(Debug)]
 pub struct Progress {
@@ -225,22 +240,10 @@ impl Board {
     /// that are being written; some may appear twice.
     pub fn ring(&self, lane: usize) -> impl Iterator<Item = ReportedWork> {
         (0..RING + SPARSE).filter_map(move |slot| {
-            let read = || {
-                [0, 1, 2].map(|word| {
-                    self.word(lane, SLOT_WORDS * slot + word)
-                        .load(Ordering::Relaxed)
-                })
-            };
-            let words = read();
+            let slot = [0, 1, 2].map(|word| self.word(lane, SLOT_WORDS * slot + word));
+            let words = slot.map(|word| word.load(Ordering::Relaxed));
             fence(Ordering::Acquire);
-            let number = (words[0] >> 32) as u32;
-            let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
-            whole.then(|| ReportedWork {
-                number,
-                call: words[0] as u32,
-                chain: words[1] as u32,
-                place: words[2] as u32,
-            })
+            ReportedWork::of_words(words)
         })
     }
 }

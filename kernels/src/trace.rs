@@ -9,46 +9,28 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::Device;
 use crate::error::Result;
 use crate::panics::lock;
 use crate::stream::{Event, Stream};
+use crate::{Device, named};
 
-macro_rules! lanes {
-    ($($lane:ident $name:literal,)+) => {
-        /// What a span belongs to: one row of a timeline.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        #[allow(missing_docs)]
-        pub enum Lane {
-            $($lane,)+
-        }
-
-        impl Lane {
-            /// All lanes, from the top of a timeline to the bottom.
-            pub const ALL: &[Lane] = &[$(Lane::$lane,)+];
-
-            /// What people call it.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Lane::$lane => $name,)+
-                }
-            }
-        }
-    };
-}
-
-lanes! {
-    Step "steps",
-    Captured "captured steps",
-    Data "data",
-    Forward "forward",
-    Backward "backward",
-    Waiting "waiting",
-    Reductions "reductions",
-    Optimizer "optimizer",
-    Copies "copies",
-    Saving "saving",
-    Evaluation "evaluation",
+named! {
+    /// What a span belongs to: one row of a timeline, from the top to the bottom.
+    #[derive(PartialOrd, Ord)]
+    #[allow(missing_docs)]
+    pub enum Lane {
+        Step = "steps",
+        Captured = "captured steps",
+        Data = "data",
+        Forward = "forward",
+        Backward = "backward",
+        Waiting = "waiting",
+        Reductions = "reductions",
+        Optimizer = "optimizer",
+        Copies = "copies",
+        Saving = "saving",
+        Evaluation = "evaluation",
+    }
 }
 
 /// What a span shows.

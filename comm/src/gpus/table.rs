@@ -5,7 +5,7 @@ use std::fmt;
 
 use ddp_kernels::Device;
 use ddp_kernels::device::discover;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Ranks};
 
@@ -15,7 +15,7 @@ const LINES_MAX: usize = 16;
 const LISTED_MAX: usize = 8;
 
 /// What one rank sees.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VisibleGpus {
     /// The name of its host.
     pub host: String,
@@ -38,20 +38,12 @@ impl VisibleGpus {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let value = json!([self.host, self.uuids, self.why_none]);
-        value.to_string().into_bytes()
+        serde_json::to_vec(self).expect("texts fit JSON")
     }
 
     /// What `encode` wrote; no GPUs if another version of this program wrote something else.
     pub(crate) fn decode(bytes: &[u8]) -> VisibleGpus {
-        let value: Value = serde_json::from_slice(bytes).unwrap_or_default();
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-        let uuids = value[1].as_array();
-        VisibleGpus {
-            host: text(&value[0]),
-            uuids: uuids.map_or_else(Vec::new, |uuids| uuids.iter().map(text).collect()),
-            why_none: value[2].as_str().map(str::to_string),
-        }
+        serde_json::from_slice(bytes).unwrap_or_default()
     }
 
     /// What identifies each GPU in the whole job: its UUID, or its host and ordinal.

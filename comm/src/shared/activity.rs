@@ -64,8 +64,8 @@ pub(crate) struct Signature {
 impl Signature {
     pub(crate) fn of(call: &Call<'_>) -> Signature {
         let (kind, detail) = match call.operation {
-            Operation::AllReduce(reduce) => (1, reduce_code(reduce)),
-            Operation::ReduceScatter(reduce) => (2, reduce_code(reduce)),
+            Operation::AllReduce(reduce) => (1, reduce as u64),
+            Operation::ReduceScatter(reduce) => (2, reduce as u64),
             Operation::AllGather => (3, 0),
             Operation::Broadcast { root } => (4, root as u64),
             Operation::Send { to } => (5, to as u64),
@@ -73,12 +73,7 @@ impl Signature {
             Operation::Barrier => (7, 0),
         };
         // 0 for a call without a tensor.
-        let dtype = call.tensor.map_or(0, |tensor| {
-            1 + DType::ALL
-                .iter()
-                .position(|&dtype| dtype == tensor.dtype())
-                .expect("ALL has every dtype") as u64
-        });
+        let dtype = call.tensor.map_or(0, |tensor| 1 + tensor.dtype() as u64);
         let count = call.tensor.map_or(0, |tensor| tensor.count() as u64);
         Signature {
             operation: kind | dtype << 8 | detail << 16,
@@ -99,23 +94,13 @@ impl Signature {
     }
 }
 
-fn reduce_code(reduce: Reduce) -> u64 {
-    match reduce {
-        Reduce::Sum => 0,
-        Reduce::Max => 1,
-        Reduce::Min => 2,
-    }
-}
-
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let detail = self.operation >> 16;
-        let reduce = [Reduce::Sum, Reduce::Max, Reduce::Min]
-            .into_iter()
-            .find(|&reduce| reduce_code(reduce) == detail);
+        let reduce = Reduce::ALL.get(detail as usize);
         let operation = match (self.operation & 0xff, reduce) {
-            (1, Some(reduce)) => Operation::AllReduce(reduce),
-            (2, Some(reduce)) => Operation::ReduceScatter(reduce),
+            (1, Some(reduce)) => Operation::AllReduce(*reduce),
+            (2, Some(reduce)) => Operation::ReduceScatter(*reduce),
             (3, _) => Operation::AllGather,
             (4, _) => Operation::Broadcast {
                 root: detail as usize,

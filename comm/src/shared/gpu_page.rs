@@ -171,18 +171,9 @@ impl GpuPages {
             }
         };
         let slot = |slot: usize| {
-            let words = [0, 1, 2].map(|word| {
-                self.word(local_rank, RING_AT + slot * RING_WORDS + word)
-                    .load(Ordering::Relaxed)
-            });
-            let number = (words[0] >> 32) as u32;
-            let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
-            whole.then(|| ReportedWork {
-                number,
-                call: words[0] as u32,
-                chain: words[1] as u32,
-                place: words[2] as u32,
-            })
+            let start = RING_AT + slot * RING_WORDS;
+            let words = [0, 1, 2].map(|word| self.word(local_rank, start + word));
+            ReportedWork::of_words(words.map(|word| word.load(Ordering::Relaxed)))
         };
         Marks {
             lanes: std::array::from_fn(lane),

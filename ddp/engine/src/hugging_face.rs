@@ -13,6 +13,8 @@ mod names;
 
 use std::path::Path;
 
+use ddp_kernels::named;
+
 pub use self::config::{describe, untrained_token};
 pub use self::export::export;
 pub use self::load::load;
@@ -27,23 +29,15 @@ pub fn is_folder(folder: &Path) -> bool {
     has(CONFIG_FILE) && !has(STATE_FILE) && !has(MANIFEST_FILE)
 }
 
-/// A class of transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Architecture {
-    Gpt2,
-    Llama,
+named! {
+    /// A class of transformers.
+    enum Architecture {
+        Gpt2 = "GPT2LMHeadModel",
+        Llama = "LlamaForCausalLM",
+    }
 }
 
 impl Architecture {
-    const ALL: [Architecture; 2] = [Architecture::Gpt2, Architecture::Llama];
-
-    fn name(self) -> &'static str {
-        match self {
-            Architecture::Gpt2 => "GPT2LMHeadModel",
-            Architecture::Llama => "LlamaForCausalLM",
-        }
-    }
-
     fn model_type(self) -> &'static str {
         match self {
             Architecture::Gpt2 => "gpt2",

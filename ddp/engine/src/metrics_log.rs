@@ -42,13 +42,13 @@ pub const CONFIG_FILE: &str = "config.toml";
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
     /// The first line.
-    Start(Start<'a>),
+    Start(Start),
     /// A logged step.
     Step(StepEvent),
     /// An evaluation.
     Eval(EvalEvent),
     /// What the model made of the prompt at an evaluation.
-    Sample(SampleEvent<'a>),
+    Sample(SampleEvent),
     /// The classes of all held-out rows at the last evaluation.
     Confusion(&'a Confusion),
     /// A durable checkpoint.
@@ -59,7 +59,7 @@ pub enum Event<'a> {
         folder: &'a str,
     },
     /// The run was resumed.
-    Resume(ResumeEvent<'a>),
+    Resume(ResumeEvent),
     /// The run continues with other ranks.
     Ranks(RanksEvent),
     /// What a successful run moved between devices.
@@ -75,32 +75,34 @@ impl Event<'_> {
     }
 }
 
-/// What is known before the first step.
-#[derive(Clone, Debug, Serialize)]
-pub struct Start<'a> {
+/// What is known before the first step. Other versions may have written less.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Start {
     /// The time, in seconds since 1970.
     pub time_unix_s: f64,
     /// All settings, by name.
-    pub config: &'a Map<String, Value>,
+    pub config: Map<String, Value>,
     /// Versions of this program and of the libraries that it uses, by name.
-    pub versions: &'a BTreeMap<String, String>,
+    pub versions: BTreeMap<String, String>,
     /// The devices of each rank.
-    pub devices: &'a [String],
+    pub devices: Vec<String>,
     /// The ranks.
-    pub world: StartWorld<'a>,
+    pub world: StartWorld,
     /// A description of the data.
-    pub data: &'a str,
+    pub data: String,
     /// The fingerprint of the training data.
-    pub fingerprint: &'a str,
+    pub fingerprint: String,
     /// That of the held-out data.
-    pub held_out_fingerprint: &'a str,
+    pub held_out_fingerprint: String,
     /// Elements of all parameters.
-    pub parameters: usize,
+    pub parameters: Option<u64>,
     /// Steps of the whole run.
-    pub steps: u64,
+    pub steps: Option<u64>,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
     /// The layers before the first step; none where the log of a resumed run was lost.
+    #[serde(skip_deserializing)]
     pub initial_weights: Vec<LayerDigest>,
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,24 +110,36 @@ pub struct Start<'a> {
 }
 
 /// The ranks of a run.
-#[derive(Clone, Debug, Serialize)]
-pub struct StartWorld<'a> {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StartWorld {
     /// The number of ranks.
-    pub ranks: usize,
+    pub ranks: u64,
     /// The number of hosts.
-    pub hosts: usize,
+    pub hosts: u64,
     /// Threads of a rank.
-    pub threads: usize,
+    pub threads: u64,
     /// How ranks reach each other.
-    pub transport: &'a str,
+    pub transport: String,
     /// Whether gradients are reduced during backward.
     pub overlap: bool,
     /// The number of buckets.
-    pub buckets: usize,
+    pub buckets: u64,
     /// NCCL settings that allow other bits in another run, as rank 0 has them; empty where bits are
     /// fixed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub bits_may_differ: Vec<&'static str>,
+    pub bits_may_differ: Vec<String>,
+}
+
+impl StartWorld {
+    /// Why another run may have other bits. Empty if it has the same.
+    pub fn why_bits_may_differ(&self) -> String {
+        let names = self.bits_may_differ.join(", ");
+        match names.is_empty() {
+            true => names,
+            false => format!("may differ from run to run, since these are not 0: {names}"),
+        }
+    }
 }
 
 /// A logged step.
@@ -198,33 +212,34 @@ pub struct EvalEvent {
 }
 
 /// A generated text.
-#[derive(Clone, Debug, Serialize)]
-pub struct SampleEvent<'a> {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SampleEvent {
     /// After this step.
     pub step: u64,
     /// The text that was given.
-    pub prompt: &'a str,
+    pub prompt: String,
     /// What the model added to it.
-    pub text: &'a str,
+    pub text: String,
 }
 
-/// The run was resumed.
-#[derive(Clone, Debug, Serialize)]
-pub struct ResumeEvent<'a> {
+/// The run was resumed. Other versions may have written less.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResumeEvent {
     /// The time, in seconds since 1970.
     pub time_unix_s: f64,
     /// After this step.
     pub step: u64,
     /// The checkpoint's folder, below the run's.
-    pub from: &'a str,
+    pub from: String,
     /// The number of ranks.
-    pub ranks: usize,
-    /// The devices of each rank.
-    pub devices: &'a [String],
+    pub ranks: Option<u64>,
+    /// The devices of each rank, in their order.
+    pub devices: Vec<String>,
     /// As in the first line.
-    pub versions: &'a BTreeMap<String, String>,
+    pub versions: BTreeMap<String, String>,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
-    pub overridden: &'a [String],
+    pub overridden: Vec<String>,
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,

@@ -75,13 +75,7 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
 
 /// What a node is: the begin of its line.
 pub(super) fn row(index: usize, node: &GraphNode) -> Value {
-    let kind = match node.kind {
-        NodeKind::Kernel => "kernel",
-        NodeKind::Matmul => "matmul",
-        NodeKind::Copy => "copy",
-        NodeKind::Fill => "fill",
-        NodeKind::Foreign => "library",
-    };
+    let kind = node.kind.name();
     json!({ "node": index + 1, "kind": kind, "op": node.op, "name": node.name })
 }
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::config::as_flag;
 use crate::devices::models;
@@ -109,15 +108,15 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
     let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();
-    let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
+    let versions = versions.map(|(name, value)| (format!("version of {name}"), value.clone()));
     let models = |places: &[String]| Vec::from_iter(models(places)).join(", ");
     let resumed = run.resumes.iter();
     let devices = resumed.clone().filter(|it| !it.devices.is_empty());
     let devices = devices.map(|it| (it.step, models(&it.devices)));
     let resumes = resumed.map(|resume| {
-        let is_other = |(name, now): &(&String, &Value)| start.versions.get(*name) != Some(*now);
+        let is_other = |(name, now): &(&String, &String)| start.versions.get(*name) != Some(*now);
         let others = resume.versions.iter().filter(is_other);
-        let others = others.map(|(name, now)| format!("{name} {}", as_flag(now)));
+        let others = others.map(|(name, now)| format!("{name} {now}"));
         let changes: Vec<String> = resume.overridden.iter().cloned().chain(others).collect();
         let with = if changes.is_empty() { "" } else { " with " };
         format!("after step {}{with}{}", resume.step, changes.join(", "))

@@ -123,10 +123,10 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     }
     let (start, world) = (&run.start, &run.start.world);
     sheet.add("trains on", shown(&start.data));
-    let text = |name: &str| start.versions.get(name)?.as_str();
+    let text = |name: &str| start.versions.get(name);
     // Versions up to 0.6 wrote only their number.
-    let older = || format!("ddp-train {}", text("ddp-train").unwrap_or_default());
-    let program = shown(&text("program").map_or_else(older, String::from));
+    let older = || format!("ddp-train {}", text("ddp-train").map_or("", String::as_str));
+    let program = shown(&text("program").cloned().unwrap_or_else(older));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
     if let Some(last) = run.changes.last() {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 pub(crate) use super::html::joined;
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
-use crate::metrics::{ResumeLine, Run};
-use crate::metrics_log::RanksEvent;
+use crate::metrics::Run;
+use crate::metrics_log::{RanksEvent, ResumeEvent};
 use crate::units::relative;
 
 /// The most points of a curve: what a screen can show.
@@ -250,7 +250,7 @@ pub(super) fn marks(run: &Run) -> Vec<(u64, String)> {
     marks
 }
 
-fn resumed(resume: &ResumeLine) -> (u64, String) {
+fn resumed(resume: &ResumeEvent) -> (u64, String) {
     let mut text = format!("resumed after step {}", count(resume.step));
     if let Some(ranks) = resume.ranks {
         text += &format!(" on {}", plural(ranks, "rank"));

@@ -6,7 +6,8 @@ use super::charts;
 use super::html::{count, escaped, note, plural, shortened};
 use super::results::{Figure, figures};
 use super::{classes, tables};
-use crate::metrics::{Run, TextLine};
+use crate::metrics::Run;
+use crate::metrics_log::SampleEvent;
 use crate::samples::Samples;
 
 /// The most generated texts; the metrics log has all.
@@ -144,7 +145,7 @@ fn sections(
 
 /// The last texts that the model made, the newest first.
 fn texts(run: &Run) -> String {
-    let text = |line: &TextLine| {
+    let text = |line: &SampleEvent| {
         let (step, prompt) = (count(line.step), escaped(&shortened(&line.prompt, 2000)));
         let text = escaped(&shortened(&line.text, 2000));
         format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")

@@ -114,8 +114,7 @@ pub(super) fn versions(run: &Run) -> String {
         let more = count((run.devices().len() - RANKS_MAX) as u64);
         rows.push((format!("{more} more ranks"), "see metrics.jsonl".into()));
     }
-    let versions = start.versions.iter();
-    rows.extend(versions.map(|(name, version)| (name.clone(), as_flag(version))));
+    rows.extend(start.versions.clone());
     let rows = rows.iter().filter(|(_, value)| !value.is_empty());
     let rows = rows.map(|(name, value)| vec![cell(name), cell(value)]);
     table("Versions", &[], 2, rows)

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
-use crate::metrics::{Run, TextLine};
-use crate::metrics_log::EVENTS_FILE;
+use crate::metrics::Run;
+use crate::metrics_log::{EVENTS_FILE, SampleEvent};
 use crate::report::results::{Figure, figures};
 use crate::shown::shown;
 use crate::units::{count, duration, plural};
@@ -87,7 +87,7 @@ pub(super) fn state(followed: &Followed) -> String {
 }
 
 /// The prompt and what the model wrote after it, as one line.
-pub(super) fn sample(line: &TextLine) -> String {
+pub(super) fn sample(line: &SampleEvent) -> String {
     shown(&format!("{}{}", line.prompt, line.text))
 }
 

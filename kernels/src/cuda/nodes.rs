@@ -9,20 +9,22 @@ use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use super::calls::{Outcome, driver};
 use super::queue::{Mark, Queue, is_capturing};
+use crate::named;
 
-/// What kind of work a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeKind {
-    /// A kernel of this crate.
-    Kernel,
-    /// A matmul of cuBLASLt, which may be several kernels.
-    Matmul,
-    /// A copy within the device.
-    Copy,
-    /// A fill with zeros.
-    Fill,
-    /// A call of another library, such as NCCL.
-    Foreign,
+named! {
+    /// What kind of work a node is.
+    pub enum NodeKind {
+        /// A kernel of this crate.
+        Kernel = "kernel",
+        /// A matmul of cuBLASLt, which may be several kernels.
+        Matmul = "matmul",
+        /// A copy within the device.
+        Copy = "copy",
+        /// A fill with zeros.
+        Fill = "fill",
+        /// A call of another library, such as NCCL.
+        Foreign = "library",
+    }
 }
 
 /// A node of a graph. Bytes are those of its operands, each once: caches are not modelled.

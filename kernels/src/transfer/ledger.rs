@@ -12,26 +12,28 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
-use crate::Device;
 use crate::error::{Line, Site, human_bytes};
 use crate::panics::lock;
+use crate::{Device, named};
 
-/// What crossed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TransferKind {
-    /// Host memory to a device.
-    Upload,
-    /// A device to host memory.
-    Download,
-    /// One device to another.
-    Peer,
-    /// One device to another that it cannot access: through host memory, which is slow.
-    Staged,
-    /// One number read by `item`. On the CPU nothing crosses (0 bytes), but on a GPU it would.
-    ScalarRead,
-    /// Tensors that this rank gives to collectives. They go to other ranks, not to another device
-    /// of this rank: source and target are the tensor's device.
-    Collective,
+named! {
+    /// What crossed.
+    #[derive(Hash, PartialOrd, Ord)]
+    pub enum TransferKind {
+        /// Host memory to a device.
+        Upload = "host to device",
+        /// A device to host memory.
+        Download = "device to host",
+        /// One device to another.
+        Peer = "device to device",
+        /// One device to another that it cannot access: through host memory, which is slow.
+        Staged = "via host memory",
+        /// One number read by `item`. On the CPU nothing crosses (0 bytes), but on a GPU it would.
+        ScalarRead = "scalar read",
+        /// Tensors that this rank gives to collectives. They go to other ranks, not to another device
+        /// of this rank: source and target are the tensor's device.
+        Collective = "between ranks",
+    }
 }
 
 impl TransferKind {
@@ -45,44 +47,21 @@ impl TransferKind {
     }
 }
 
-impl fmt::Display for TransferKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            TransferKind::Upload => "host to device",
-            TransferKind::Download => "device to host",
-            TransferKind::Peer => "device to device",
-            TransferKind::Staged => "via host memory",
-            TransferKind::ScalarRead => "scalar read",
-            TransferKind::Collective => "between ranks",
-        })
-    }
-}
-
-/// The part of a run that a transfer is booked under.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Phase {
-    /// Before and between training: the default.
-    #[default]
-    Setup,
-    /// Inside the training step.
-    Step,
-    /// Reading figures back for logging.
-    Log,
-    /// Evaluating the model on held-out data.
-    Evaluation,
-    /// Saving.
-    Checkpoint,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Phase::Setup => "setup",
-            Phase::Step => "step",
-            Phase::Log => "log",
-            Phase::Evaluation => "evaluation",
-            Phase::Checkpoint => "checkpoint",
-        })
+named! {
+    /// The part of a run that a transfer is booked under.
+    #[derive(Default, Hash, PartialOrd, Ord)]
+    pub enum Phase {
+        /// Before and between training: the default.
+        #[default]
+        Setup = "setup",
+        /// Inside the training step.
+        Step = "step",
+        /// Reading figures back for logging.
+        Log = "log",
+        /// Evaluating the model on held-out data.
+        Evaluation = "evaluation",
+        /// Saving.
+        Checkpoint = "checkpoint",
     }
 }
 

@@ -72,26 +72,25 @@ fn a_run_is_its_events_in_order() {
     let out = scratch.path().join("a/b");
     let mut log = MetricsLog::create(&out, SETTINGS).unwrap();
     let config = json!({ "hidden": [256, 128] });
-    let devices = ["cpu".to_string()];
     let start = Start {
         time_unix_s: 1.5,
-        config: config.as_object().unwrap(),
-        versions: &BTreeMap::from([("ddp-train".into(), "0.2.0".into())]),
-        devices: &devices,
+        config: config.as_object().unwrap().clone(),
+        versions: BTreeMap::from([("ddp-train".into(), "0.2.0".into())]),
+        devices: vec!["cpu".into()],
         world: StartWorld {
             ranks: 1,
             hosts: 1,
             threads: 2,
-            transport: "alone",
+            transport: "alone".into(),
             overlap: false,
             buckets: 2,
             bits_may_differ: Vec::new(),
         },
-        data: "digits",
-        fingerprint: "glyphs 00",
-        held_out_fingerprint: "glyphs 01",
-        parameters: 7,
-        steps: 3,
+        data: "digits".into(),
+        fingerprint: "glyphs 00".into(),
+        held_out_fingerprint: "glyphs 01".into(),
+        parameters: Some(7),
+        steps: Some(3),
         steps_per_epoch: 10,
         initial_weights: vec![LayerDigest("0".into(), "ab".into(), 1.0, 0.5)],
         job: None,

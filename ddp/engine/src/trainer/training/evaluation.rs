@@ -144,15 +144,11 @@ impl Trainer<'_> {
         {
             match sample.text(&self.kept.step) {
                 Ok(text) => {
-                    let prompt = &sample.prompt;
+                    let prompt = sample.prompt.clone();
                     let line = shown(&format!("{prompt}{text}"));
                     self.program.note(&format!("step {number}: sample {line}"));
                     let step = number;
-                    log.write(&Event::Sample(SampleEvent {
-                        step,
-                        prompt,
-                        text: &text,
-                    }))?;
+                    log.write(&Event::Sample(SampleEvent { step, prompt, text }))?;
                 }
                 Err(error) => tracing::warn!("step {number}: no sample: {error}"),
             }
