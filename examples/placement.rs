@@ -286,10 +286,7 @@ fn overlapped_copies() -> Result<String> {
     let (copies, compute) = (Stream::new(GPU)?, Stream::new(GPU)?);
     let shape = large();
     let host = Tensor::zeros_pinned(&shape, DType::F32)?;
-    let (a, target) = (
-        randn(&shape, GPU)?,
-        Tensor::zeros(&shape, DType::F32, GPU)?,
-    );
+    let (a, target) = (randn(&shape, GPU)?, Tensor::zeros(&shape, DType::F32, GPU)?);
     let out = a.zeros_like()?;
     let time_with = |copies: &Stream| -> Result<f64> {
         stream::synchronize(GPU)?;

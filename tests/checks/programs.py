@@ -68,12 +68,19 @@ class Programs:
         chosen = [it for it in self.all if it[1] in targets.split() and package in (None, it[0])]
         self.run(chosen, devices, arguments)
 
+    def some(self, package, target, parts, part, *arguments):
+        """Every PARTS-th test of a program, on the CPU."""
+        self.one(package, target, "--exact", *self.names(package, target, parts, part, *arguments))
+
     def some_on_gpus(self, package, devices, parts, part, *arguments):
         """Every PARTS-th test of one package's `cuda`."""
-        words = [self.file(package, "cuda"), "--list", "--format", "terse", *arguments]
+        self.on_gpus(devices, "cuda", "--exact", *self.names(package, "cuda", parts, part, *arguments), package=package)
+
+    def names(self, package, target, parts, part, *arguments):
+        words = [self.file(package, target), "--list", "--format", "terse", *arguments]
         listed = command(*words, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         names = [line.removesuffix(": test") for line in listed if line.endswith(": test")]
-        self.on_gpus(devices, "cuda", "--exact", *names[(part - 1) % parts :: parts], package=package)
+        return names[(part - 1) % parts :: parts]
 
     @staticmethod
     def run(chosen, devices=None, arguments=()):

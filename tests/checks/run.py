@@ -62,9 +62,11 @@ class Checks:
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
-        # slice of the jobs' cases is run in both ways. --long tries the other way, too.
+        # slice of the jobs' cases is run in both ways; by mpirun, which takes longer, half of the jobs. --long tries
+        # the other way, too.
         turn = self.selected("launcher", 20)[0]
-        os.environ["DDP_TEST_LAUNCHER"] = ["own", "mpirun"][(turn + turn // 10) % 2]
+        by_mpirun = (turn + turn // 10) % 2 == 1
+        os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
         # The simulator's take two minutes of CPU: they have their turn, and run where the last commit changed it.
         with_simulator = 9 in self.selected("ways", 10) or changed("tests/simcuda")
@@ -79,6 +81,10 @@ class Checks:
             beside(f"tests/hosts, part {which + 1} of 3", ["tests/hosts/run", f"{which + 1}/3"], waits=True)
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
+            if target == "jobs" and by_mpirun:
+                half = turn // 2 % 2
+                beside(f"tests of ddp: jobs, part {half + 1} of 2", self.programs.some, package, target, 2, half, env=mostly_waits)
+                continue
             beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
         for which in self.selected("documents", 2):

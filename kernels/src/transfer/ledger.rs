@@ -30,8 +30,8 @@ named! {
         Staged = "via host memory",
         /// One number read by `item`. On the CPU nothing crosses (0 bytes), but on a GPU it would.
         ScalarRead = "scalar read",
-        /// Tensors that this rank gives to collectives. They go to other ranks, not to another device
-        /// of this rank: source and target are the tensor's device.
+        /// Tensors that this rank gives to collectives. They go to other ranks, not to another
+        /// device of this rank: source and target are the tensor's device.
         Collective = "between ranks",
     }
 }
