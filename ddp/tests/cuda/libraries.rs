@@ -1,7 +1,7 @@
 //! CUDA's libraries where the first files found cannot be used: copies of the simulator's, renamed
 //! or changed. A program takes the next one, and `doctor` says why not the others.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::gpu;
@@ -183,8 +183,8 @@ fn an_environment_that_only_its_python_knows_is_searched() {
         }
     }
     let says = |path: &str, prefix: &str| {
-        std::fs::write(at(path), format!("#!/bin/sh\necho '{prefix}'\n")).unwrap();
-        std::fs::set_permissions(at(path), PermissionsExt::from_mode(0o755)).unwrap();
+        let script = format!("#!/bin/sh\necho '{prefix}'\n");
+        ddp_slice::write_executable(&at(path), script.as_bytes());
     };
     let venv = at("venv").display().to_string();
     let others = at("others").display().to_string();

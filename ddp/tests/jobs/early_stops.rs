@@ -11,12 +11,11 @@ fn endless() -> String {
     RUN.replace("--steps 40", "--steps 1000000")
 }
 
-/// Waits until a process of `rank` is there that is not among `known`. It may not be in `main` yet.
-fn wait_for_process(running: &Running, rank: usize, known: &[(usize, u32)]) {
+/// Waits until a process of rank 1 is there. It may not be in `main` yet.
+fn wait_for_rank_1(running: &Running) {
     let started = Instant::now();
-    let is_new = |it: &(usize, u32)| it.0 == rank && !known.contains(it);
-    while !running.ranks().iter().any(is_new) {
-        assert!(started.elapsed() < Duration::from_secs(60), "rank {rank}");
+    while !running.ranks().iter().any(|it| it.0 == 1) {
+        assert!(started.elapsed() < Duration::from_secs(60), "no rank 1");
         // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -48,7 +47,7 @@ fn a_stop_while_ranks_start_ends_the_job_with_75() {
         |signal| {
             let folder = Folder::new(&format!("stops-start-{signal}"));
             let running = folder.started(2, &endless()).start();
-            wait_for_process(&running, 1, &[]);
+            wait_for_rank_1(&running);
             running.signal(signal);
             let ended = running.wait();
             assert!(ended.assert_fails(75).contains("stopped "), "{ended}");
@@ -61,7 +60,7 @@ fn a_stop_that_only_a_starting_rank_gets_ends_the_job_with_75() {
     let folder = Folder::new("stops-start-one");
     let words = format!("{} --min-ranks 1 --restarts 9", endless());
     let running = folder.started(2, &words).start();
-    wait_for_process(&running, 1, &[]);
+    wait_for_rank_1(&running);
     running.signal_rank(1, "TERM");
     let ended = running.wait();
     assert!(ended.assert_fails(75).contains("stopped "), "{ended}");
@@ -72,7 +71,7 @@ fn a_stop_and_a_kill_while_ranks_start_end_the_job_with_75() {
     let folder = Folder::new("stops-start-kill");
     let words = format!("{} --min-ranks 1 --restarts 9", endless());
     let running = folder.started(2, &words).start();
-    wait_for_process(&running, 1, &[]);
+    wait_for_rank_1(&running);
     running.signal("TERM");
     running.signal_rank(1, "KILL");
     let ended = running.wait();
@@ -85,11 +84,10 @@ fn a_stop_that_only_a_joining_rank_gets_ends_the_job_with_75() {
     let folder = Folder::new("stops-joining");
     let job = folder.started(2, &format!("{RUN} --min-ranks 2 --restarts 9"));
     let faults = "1:forward:5:kill,1:joining:0:hang";
-    let mut running = job.env("DDP_TEST_FAULT", faults).start();
-    running.wait_for(r#""event":"step","step":1,"#);
-    let known = running.ranks();
-    // The other one waits for it.
-    wait_for_process(&running, 1, &known);
+    let running = job.env("DDP_TEST_FAULT", faults).start();
+    // Its process has ended when this is said; the other rank waits for the next one.
+    running.wait_for_said("starting it again");
+    wait_for_rank_1(&running);
     running.signal_rank(1, "TERM");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");

@@ -249,9 +249,7 @@ fn ranks_with_different_resume_or_binary_are_refused_before_anything_is_begun() 
     let other = folder.path().join("ddp-train");
     let mut bytes = std::fs::read(program()).unwrap();
     bytes.push(0);
-    std::fs::write(&other, bytes).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&other, mode).unwrap();
+    ddp_slice::write_executable(&other, &bytes);
     let ended = folder
         .programs(&[Path::new(&program()), &other], QUICK)
         .run();

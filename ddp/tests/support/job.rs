@@ -186,10 +186,7 @@ impl Folder {
     /// An executable shell script in this folder.
     pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
-        let text = format!("#!/bin/sh\n{text}\n");
-        std::fs::write(&path, text).expect("the temporary folder can be written");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&path, mode).expect("it is ours");
+        ddp_slice::write_executable(&path, format!("#!/bin/sh\n{text}\n").as_bytes());
         path
     }
 

@@ -324,9 +324,8 @@ fn versions_that_do_not_fit_the_driver_make_room_for_the_next_folder() {
 
 /// Writes `script` as an executable called python3 into `folder`.
 fn python(machine: &Machine, folder: &str, script: &str) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let path = machine.file(&format!("{folder}/python3"), script.as_bytes());
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = machine.file(&format!("{folder}/python3"), b"");
+    ddp_slice::write_executable(&path, script.as_bytes());
     path
 }
 

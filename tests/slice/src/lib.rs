@@ -16,7 +16,23 @@
 use std::env;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Writes an executable file by another process. Where this one wrote it, a process that another
+/// test starts at that moment would have it open for writing, too: it could not be run (ETXTBSY).
+pub fn write_executable(path: &Path, bytes: &[u8]) {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", r#"cat >"$0" && chmod 755 "$0""#])
+        .arg(path);
+    let mut shell = shell.stdin(Stdio::piped()).spawn().expect("sh is there");
+    let mut input = shell.stdin.take().expect("it is a pipe");
+    input.write_all(bytes).expect("the file can be written");
+    drop(input);
+    let status = shell.wait().expect("it is a child of this process");
+    assert!(status.success(), "cannot write {}", path.display());
+}
 
 /// Records that the calling test, or a part of it, is skipped: in the file that `DDP_TEST_SKIPPED`
 /// names, from which `launch/test` counts, else on standard error, past the harness, which hides
