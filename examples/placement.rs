@@ -319,7 +319,7 @@ fn overlapped_copies() -> Result<String> {
     ))
 }
 
-/// Of a matrix whose product takes a GPU longer than a launch; the simulator computes on the CPU.
+/// The shape of a matrix: its product takes a GPU longer than a launch. The simulator is slower.
 fn large() -> [usize; 2] {
     [if simulated() { 256 } else { 2048 }; 2]
 }

@@ -62,8 +62,8 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Declares an enum whose values have names for messages, as which they also print. `ALL` has the
-/// values in this order.
+/// Declares an enum whose values have names: `name` returns them, and messages show them. `ALL` has
+/// the values in this order.
 #[macro_export]
 macro_rules! named {
     ($(#[$meta:meta])* $vis:vis enum $kind:ident {

@@ -77,6 +77,7 @@ class Programs:
         self.on_gpus(devices, "cuda", "--exact", *self.names(package, "cuda", parts, part, *arguments), package=package)
 
     def names(self, package, target, parts, part, *arguments):
+        """The names of every PARTS-th test of a program."""
         words = [self.file(package, target), "--list", "--format", "terse", *arguments]
         listed = command(*words, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         names = [line.removesuffix(": test") for line in listed if line.endswith(": test")]

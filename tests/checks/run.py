@@ -92,7 +92,7 @@ class Checks:
         for which in self.selected("report", 2):
             beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
         beside("examples", self.run_examples)
-        # The gates are for sm_90: in half of the commits, and where the last one changed kernels. The others take turns.
+        # One architecture a commit: sm_90 in every second one, and where the commit changed kernels, else another.
         turns = self.selected("architectures", 6)
         architectures = {"sm_90" if turn % 2 else ["sm_75", "sm_80", "sm_100"][turn // 2] for turn in turns}
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))

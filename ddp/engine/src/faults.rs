@@ -257,7 +257,7 @@ pub(crate) fn flip(gradients: &Tensor) -> Result<()> {
 fn signal(name: &str) {
     // The shell's builtin: small systems have no program `kill`.
     let line = format!("kill -s {name} {}", std::process::id());
-    // Without its variables: by them a test knows the processes of ranks.
+    // Without variables: tests find a rank's process by those of the job.
     let mut shell = Command::new("sh");
     let status = shell.env_clear().args(["-c", &line]).status();
     assert!(

@@ -1,4 +1,5 @@
-//! Which part of an exhaustive check runs, and which tests do not run at all.
+//! Which part of an exhaustive check runs, and which tests do not run at all; and how a test writes
+//! a program.
 //!
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
 //! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the number of the
@@ -19,8 +20,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Writes an executable file by another process. Where this one wrote it, a process that another
-/// test starts at that moment would have it open for writing, too: it could not be run (ETXTBSY).
+/// Writes an executable file, in another process. If this process wrote it, a child that another
+/// test starts at that moment would inherit the open file, and running it would fail with ETXTBSY.
 pub fn write_executable(path: &Path, bytes: &[u8]) {
     let mut shell = Command::new("sh");
     shell

@@ -23,7 +23,7 @@ pub(crate) fn write_file(
 ) -> Result<Contents> {
     let contents = files::write_file(path, |output| {
         output.write(&header.to_bytes())?;
-        // The file's order of bytes.
+        // Bytes in memory must have the file's order.
         const { assert!(cfg!(target_endian = "little")) };
         for tensor in tensors {
             let write = |bytes: &[u8]| {
