@@ -21,6 +21,7 @@ mod hosts;
 mod identity;
 mod launcher;
 mod limits;
+pub mod membership;
 mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
