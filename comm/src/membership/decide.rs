@@ -309,7 +309,7 @@ impl Turn<'_> {
         }
         let how = process.killed.unwrap_or(how);
         let members = self.state.members.iter_mut();
-        let mut of_process = members.filter(|it| it.process == process.number);
+        let of_process = members.filter(|it| it.process == process.number);
         of_process.for_each(|it| it.ended = Some(how.clone()));
         how
     }
@@ -615,14 +615,16 @@ impl Turn<'_> {
         self.end_generation();
     }
 
+    /// For how long a rank's process has shown no progress after `since`; None if it was killed.
+    fn silent_for(&self, rank: usize, since: Duration) -> Option<Duration> {
+        let process = self.state.ranks[rank].process.as_ref();
+        let it = process.filter(|it| it.killed.is_none())?;
+        Some(self.now.saturating_sub(it.progress.1.max(since)))
+    }
+
     /// Kills ranks that are waited for and show no progress, and all if none does.
     fn kill_silent(&mut self) {
         let timeout = self.state.rules.timeout;
-        let silent_for = |rank: usize, since: Duration| {
-            let process = self.state.ranks[rank].process.as_ref();
-            let it = process.filter(|it| it.killed.is_none())?;
-            Some(self.now - it.progress.1.max(since))
-        };
         let living = self.living_members();
         if let (Some(since), None) = (self.state.over_since, self.state.ends) {
             let limit = match self.state.generation {
@@ -630,7 +632,7 @@ impl Turn<'_> {
                 _ => timeout,
             };
             let mut absent = self.survey().0;
-            absent.retain(|&rank| silent_for(rank, since).is_some_and(|it| it > limit));
+            absent.retain(|&rank| self.silent_for(rank, since).is_some_and(|it| it > limit));
             absent.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
         }
         if self.state.over_since.is_some() && !living.is_empty() {
@@ -644,7 +646,7 @@ impl Turn<'_> {
         }
         let silences = all
             .iter()
-            .filter_map(|&rank| silent_for(rank, Duration::ZERO));
+            .filter_map(|&rank| self.silent_for(rank, Duration::ZERO));
         if silences.min().is_some_and(|silence| silence > limit) {
             self.print(format!(
                 "no rank has shown progress for {} or longer: all are killed; help: find out what \
