@@ -15,6 +15,7 @@
 
 pub mod client;
 pub mod decide;
+pub(crate) mod packets;
 pub mod state;
 pub mod wire;
 

@@ -43,7 +43,6 @@ pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::{Cut, GRAIN_BYTES};
 use self::mail::Mailbox;
-pub(crate) use self::mapping::{Mapping, map, memfd};
 use self::round::Round;
 pub(crate) use self::segment::Segment;
 use self::slices::{Slices, Terms};

@@ -1,6 +1,14 @@
 //! A rank's end: what it says to the launcher, and what it has been told.
 
-use super::wire::{Generation, Told};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+
+use super::packets::Packets;
+use super::wire::{Generation, Said, Told};
+use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
+use crate::failure::leave_at_once;
 
 /// What a rank has been told: plain data.
 #[derive(Clone, Debug, Default)]
@@ -51,4 +59,188 @@ impl Heard {
     pub fn is_over(&self) -> bool {
         self.current() > 0 && self.over == self.current()
     }
+}
+
+/// A rank's connection to what started it: the launcher, or its agent on this host.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// The number with which this rank was started.
+    pub(crate) rank: usize,
+    socket: Packets,
+    heard: Mutex<Heard>,
+    changed: Condvar,
+    /// How often its agent has said that it works; 0 where the launcher started this rank.
+    signs: AtomicU64,
+    /// What started this rank is gone.
+    is_alone: AtomicBool,
+    /// The last sign of progress that was told.
+    told: AtomicU64,
+}
+
+/// How a wait for the next generation ended.
+#[derive(Debug)]
+pub(crate) enum Meeting {
+    Formed(Generation),
+    /// The job ends with this exit code.
+    Over(u8),
+}
+
+impl Client {
+    /// That of rank `rank`, by a socket that this process has inherited.
+    pub(crate) fn new(rank: usize, socket: OwnedFd) -> Result<Arc<Client>> {
+        let client = Arc::new(Client {
+            rank,
+            socket: Packets::new(socket),
+            heard: Mutex::default(),
+            changed: Condvar::new(),
+            signs: AtomicU64::new(0),
+            is_alone: AtomicBool::new(false),
+            told: AtomicU64::new(0),
+        });
+        // How the job is: what this process does first depends on it.
+        if !client.listen() {
+            leave_at_once(EXIT_PEER_LOST);
+        }
+        let listener = Arc::clone(&client);
+        let listen = move || while listener.listen() {};
+        let thread = Builder::new().name("membership".into()).spawn(listen);
+        thread.map_err(|error| Error::no_thread("membership", &error))?;
+        Ok(client)
+    }
+
+    /// Hears one thing. Whether there can be another.
+    fn listen(&self) -> bool {
+        let told = self.socket.receive();
+        match &told {
+            None => self.is_alone.store(true, Ordering::Release),
+            Some(Told::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
+            Some(_) => {}
+        }
+        let goes_on = told.is_some();
+        let mut heard = self.heard();
+        told.into_iter().for_each(|told| heard.hear(told));
+        self.changed.notify_all();
+        goes_on
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many ranks the job was started with.
+    pub(crate) fn ranks(&self) -> usize {
+        self.heard().hosts.len()
+    }
+
+    /// With fewer ranks the job ends.
+    pub(crate) fn min_ranks(&self) -> usize {
+        self.heard().min_ranks
+    }
+
+    /// The number of a rank's host.
+    pub(crate) fn host_of(&self, rank: usize) -> usize {
+        self.heard().hosts[rank]
+    }
+
+    /// Whether an agent, and not the launcher, has started this rank.
+    pub(crate) fn is_of_agent(&self) -> bool {
+        self.host_of(self.rank) > 0
+    }
+
+    /// Whether the job is on several hosts.
+    pub(crate) fn is_across(&self) -> bool {
+        self.heard().hosts.iter().any(|&host| host > 0)
+    }
+
+    /// Whether this process came to a job that had begun, and has not taken part yet.
+    pub(crate) fn is_newcomer(&self) -> bool {
+        let heard = self.heard();
+        heard.first > 0 && heard.generation.is_none()
+    }
+
+    /// Whether processes wait to be taken in.
+    pub(crate) fn has_newcomers(&self) -> bool {
+        self.heard().newcomers
+    }
+
+    /// The exit code of a job that ends.
+    pub(crate) fn ends(&self) -> Option<u8> {
+        let alone = self.is_alone.load(Ordering::Acquire);
+        self.heard().ends.or(alone.then_some(EXIT_PEER_LOST))
+    }
+
+    /// A number that changes while the agent of this host works; 0 where there is none.
+    pub(crate) fn signs(&self) -> u64 {
+        self.signs.load(Ordering::Relaxed)
+    }
+
+    /// The job ends, unless it does so already: whether this ends it.
+    pub(crate) fn end(&self, exit_code: u8) -> bool {
+        let is_first = self.heard().ends.replace(exit_code).is_none();
+        if is_first {
+            self.socket.send(&Said::Ends(exit_code), true);
+            self.changed.notify_all();
+        }
+        is_first
+    }
+
+    /// Tells of a number that changes with each sign of progress of this process.
+    pub(crate) fn show_progress(&self, number: u64) {
+        // A launcher that does not listen must not stop this rank.
+        if self.told.swap(number, Ordering::Relaxed) != number {
+            self.socket.send(&Said::Progress(number), false);
+        }
+    }
+
+    /// Waits for a generation after `after` of which this process is. It listens at `port`.
+    pub(crate) fn meet(&self, after: u32, port: u16) -> Meeting {
+        self.socket.send(&Said::Waits { after, port }, true);
+        let mut heard = self.heard();
+        loop {
+            if let Some(code) = heard.ends {
+                return Meeting::Over(code);
+            }
+            if self.is_alone.load(Ordering::Acquire) {
+                return Meeting::Over(EXIT_PEER_LOST);
+            }
+            if let Some(formed) = heard.generation.as_ref().filter(|it| it.number > after) {
+                return Meeting::Formed(formed.clone());
+            }
+            let waited = self.changed.wait(heard);
+            heard = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// These ranks, by their numbers in the current generation, are not heard.
+    pub(crate) fn leave_out(&self, ranks: &[usize]) {
+        let Some(formed) = self.heard().generation.clone() else {
+            return;
+        };
+        let known = ranks.iter().filter_map(|&rank| formed.members.get(rank));
+        let ranks: Vec<usize> = known.map(|it| it.rank).collect();
+        let generation = formed.number;
+        if !ranks.is_empty() {
+            self.socket.send(&Said::Misses { generation, ranks }, true);
+        }
+    }
+
+    /// Why the calls of the current generation end, as far as the launcher says so.
+    pub(crate) fn ended(&self) -> Option<Cause> {
+        let heard = self.heard();
+        let failed = heard.ends.filter(|&code| code != 0);
+        let cause = failed.map(|exit_code| Cause {
+            rank: 0,
+            host: "another host".into(),
+            exit_code,
+            text: "the job has ended".into(),
+        });
+        let is_over = heard.is_over() && heard.ends.is_none();
+        cause.or_else(|| is_over.then(|| Cause::of_generation("a rank was lost".into())))
+    }
+}
+
+/// An error if the generation whose ranks meet is over.
+pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
+    let ended = client.as_ref().and_then(|client| client.ended());
+    ended.map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
 }

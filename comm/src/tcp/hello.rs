@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::secret::{SECRET, Secret, nonce};
 use crate::error::Result;
-use crate::roster::Roster;
+use crate::membership::client::Client;
 
 /// The program and the version of this protocol.
 const MAGIC: &str = "ddp-train ranks 1";
@@ -26,7 +26,7 @@ pub(crate) struct Pass {
     /// How many ranks the job has.
     size: usize,
     /// In a job that continues without lost ranks: ends waits for ranks that do not come.
-    pub(super) roster: Option<Arc<Roster>>,
+    pub(super) client: Option<Arc<Client>>,
 }
 
 /// What the rank that was called knows about the one that called.
@@ -56,12 +56,12 @@ impl Pass {
             secret,
             rank,
             size,
-            roster: None,
+            client: None,
         }
     }
 
-    pub(crate) fn with(self, roster: Option<Arc<Roster>>) -> Pass {
-        Pass { roster, ..self }
+    pub(crate) fn with(self, client: Option<Arc<Client>>) -> Pass {
+        Pass { client, ..self }
     }
 
     /// A job with a name or number of ranks other than this one's.
