@@ -244,3 +244,90 @@ pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
     let ended = client.as_ref().and_then(|client| client.ended());
     ended.map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::wire::{Change, Member};
+    use super::*;
+
+    /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
+    pub(crate) fn client(rank: usize, ranks: usize, told: &[Told]) -> (Arc<Client>, Packets) {
+        let (launcher, socket) = Packets::pair().unwrap();
+        let welcome = Told::Welcome {
+            min_ranks: 1,
+            hosts: vec![0; ranks],
+            generation: 0,
+        };
+        launcher.send(&welcome, true);
+        let client = Client::new(rank, socket).unwrap();
+        for told in told {
+            launcher.send(told, true);
+        }
+        (client, launcher)
+    }
+
+    /// A generation of these ranks.
+    pub(crate) fn generation(number: u32, ranks: &[usize]) -> Generation {
+        let member = |&rank: &usize| Member {
+            rank,
+            address: None,
+            port: 0,
+        };
+        Generation {
+            number,
+            members: ranks.iter().map(member).collect(),
+            hosts: vec![0; 3],
+            change: Change::default(),
+        }
+    }
+
+    #[test]
+    fn a_rank_waits_for_a_later_generation_and_says_so() {
+        let first = Told::Formed(generation(1, &[0, 2]));
+        let (client, launcher) = client(0, 3, &[first]);
+        assert!(matches!(client.meet(0, 4711), Meeting::Formed(it) if it.number == 1));
+        let (after, port) = (0, 4711);
+        assert_eq!(launcher.receive(), Some(Said::Waits { after, port }));
+        launcher.send(&Told::Newcomers(true), true);
+        launcher.send(&Told::Over(1), true);
+        launcher.send(&Told::Formed(generation(3, &[0, 1, 2])), true);
+        assert!(matches!(client.meet(1, 7), Meeting::Formed(it) if it.number == 3));
+        assert!(!client.has_newcomers() && client.ended().is_none());
+        // Ranks of the generation have other numbers than those of the job.
+        client.leave_out(&[1, 9]);
+        launcher.receive::<Said>();
+        let (generation, ranks) = (3, vec![1]);
+        assert_eq!(launcher.receive(), Some(Said::Misses { generation, ranks }));
+    }
+
+    #[test]
+    fn the_end_of_the_job_or_of_the_launcher_ends_a_wait() {
+        let (left, launcher) = client(0, 1, &[Told::Ends(65), Told::Ends(0)]);
+        assert!(matches!(left.meet(0, 7), Meeting::Over(65)));
+        drop(launcher);
+        assert!(!left.end(0), "it ends already");
+        let (alone, launcher) = client(0, 1, &[]);
+        drop(launcher);
+        assert!(matches!(alone.meet(0, 7), Meeting::Over(EXIT_PEER_LOST)));
+        assert_eq!(alone.ends(), Some(EXIT_PEER_LOST));
+    }
+
+    #[test]
+    fn a_generation_that_is_over_ends_its_calls_and_no_later_ones() {
+        let (rank, launcher) = client(0, 2, &[]);
+        for (number, over, ends) in [(1, 1, true), (2, 1, false), (3, 3, true)] {
+            launcher.send(&Told::Formed(generation(number, &[0, 1])), true);
+            launcher.send(&Told::Over(over), true);
+            launcher.send(&Told::Alive, true);
+            while rank.signs() < u64::from(number) {
+                std::thread::yield_now();
+            }
+            let ended = rank.ended();
+            assert_eq!(
+                ended.is_some_and(|it| it.ends_generation()),
+                ends,
+                "{number}"
+            );
+        }
+    }
+}
