@@ -28,8 +28,10 @@ use crate::waited::Waited;
 /// How often the same ranks try to connect to each other.
 const ATTEMPTS_MAX: usize = 3;
 
-/// How often a process shows its signs of progress.
+/// How often a process looks whether it must end, and how many looks later it tells of its
+/// progress.
 const PERIOD: Duration = Duration::from_millis(50);
+const TOLD_EVERY: u64 = 5;
 
 /// A rank's part in a job that continues without lost ranks.
 #[derive(Debug)]
@@ -66,6 +68,7 @@ pub(super) fn connect(
     let is_newcomer = client.is_newcomer();
     let progress = Background::start("progress", move |cancelled| {
         let (mut waited, mut last) = (Waited::new(), (0, Duration::ZERO));
+        let mut looks = 0;
         while !cancelled.within(PERIOD) {
             // Nothing else ends a process that has not been taken in, and may be reading its data.
             if shown.is_newcomer()
@@ -73,7 +76,10 @@ pub(super) fn connect(
             {
                 leave_at_once(code)
             }
-            shown.show_progress(heartbeat::total());
+            looks += 1;
+            if looks % TOLD_EVERY == 0 {
+                shown.show_progress(heartbeat::total());
+            }
             let (signs, now) = (shown.signs(), waited.after(PERIOD));
             if signs != last.0 {
                 last = (signs, now);
