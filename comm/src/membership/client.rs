@@ -8,7 +8,6 @@ use std::thread::Builder;
 use super::packets::Packets;
 use super::wire::{Generation, Said, Told};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
-use crate::failure::leave_at_once;
 
 /// What a rank has been told: plain data.
 #[derive(Clone, Debug, Default)]
@@ -99,7 +98,7 @@ impl Client {
         });
         // How the job is: what this process does first depends on it.
         if !client.listen() {
-            leave_at_once(EXIT_PEER_LOST);
+            std::process::exit(EXIT_PEER_LOST.into());
         }
         let listener = Arc::clone(&client);
         let listen = move || while listener.listen() {};
