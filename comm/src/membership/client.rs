@@ -85,7 +85,8 @@ pub(crate) enum Meeting {
 }
 
 impl Client {
-    /// That of rank `rank`, by a socket that this process has inherited.
+    /// That of rank `rank`, by a socket that this process has inherited. It has heard how the job
+    /// is, and listens from `listen_on` on.
     pub(crate) fn new(rank: usize, socket: OwnedFd) -> Result<Arc<Client>> {
         let client = Arc::new(Client {
             rank,
@@ -100,11 +101,16 @@ impl Client {
         if !client.listen() {
             std::process::exit(EXIT_PEER_LOST.into());
         }
-        let listener = Arc::clone(&client);
-        let listen = move || while listener.listen() {};
+        Ok(client)
+    }
+
+    /// Listens on a thread.
+    pub(crate) fn listen_on(self: &Arc<Client>) -> Result<()> {
+        let client = Arc::clone(self);
+        let listen = move || while client.listen() {};
         let thread = Builder::new().name("membership".into()).spawn(listen);
         thread.map_err(|error| Error::no_thread("membership", &error))?;
-        Ok(client)
+        Ok(())
     }
 
     /// Hears one thing. Whether there can be another.
@@ -259,6 +265,7 @@ pub(crate) mod tests {
         };
         launcher.send(&welcome, true);
         let client = Client::new(rank, socket).unwrap();
+        client.listen_on().unwrap();
         for told in told {
             launcher.send(told, true);
         }

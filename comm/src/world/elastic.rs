@@ -57,13 +57,14 @@ pub(super) fn connect(
     fd: i32,
 ) -> Result<(Option<Start>, Elastic)> {
     let client = Client::new(job.rank, inherited(fd)?)?;
-    // While this process has few threads, which do not read it.
+    // While this process has one thread.
     let lookup = |name: &str| std::env::var(name).ok();
     let ranks = RankKind::Processes {
         share_gpus: options.share_gpus,
         are_on_one_host: !client.is_across(),
     };
     environment::apply(environment::settings(ranks, options.nccl, &lookup));
+    client.listen_on()?;
     let (shown, limit) = (Arc::clone(&client), silence(options.timeout));
     let is_newcomer = client.is_newcomer();
     let progress = Background::start("progress", move |cancelled| {
