@@ -206,7 +206,7 @@ impl Failure {
         let Some(client) = &self.client else {
             self.fail_with(error);
         };
-        client.leave_out(ranks);
+        client.leave_out(ranks, true);
         let named = match error {
             Error::Timeout {
                 call,

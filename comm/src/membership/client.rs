@@ -216,8 +216,9 @@ impl Client {
         }
     }
 
-    /// These ranks, by their numbers in the current generation, are not heard.
-    pub(crate) fn leave_out(&self, ranks: &[usize]) {
+    /// These ranks, by their numbers in the current generation, are not heard. `have_met`: all its
+    /// ranks had connected.
+    pub(crate) fn leave_out(&self, ranks: &[usize], have_met: bool) {
         let Some(formed) = self.heard().generation.clone() else {
             return;
         };
@@ -225,7 +226,14 @@ impl Client {
         let ranks: Vec<usize> = known.map(|it| it.rank).collect();
         let generation = formed.number;
         if !ranks.is_empty() {
-            self.socket.send(&Said::Misses { generation, ranks }, true);
+            self.socket.send(
+                &Said::Misses {
+                    generation,
+                    ranks,
+                    have_met,
+                },
+                true,
+            );
         }
     }
 
@@ -300,10 +308,17 @@ pub(crate) mod tests {
         assert!(matches!(client.meet(1, 7), Meeting::Formed(it) if it.number == 3));
         assert!(!client.has_newcomers() && client.ended().is_none());
         // Ranks of the generation have other numbers than those of the job.
-        client.leave_out(&[1, 9]);
+        client.leave_out(&[1, 9], true);
         launcher.receive::<Said>();
-        let (generation, ranks) = (3, vec![1]);
-        assert_eq!(launcher.receive(), Some(Said::Misses { generation, ranks }));
+        let (generation, ranks, have_met) = (3, vec![1], true);
+        assert_eq!(
+            launcher.receive(),
+            Some(Said::Misses {
+                generation,
+                ranks,
+                have_met
+            })
+        );
     }
 
     #[test]

@@ -443,9 +443,13 @@ impl Turn<'_> {
                     it.progress = (number, now);
                 }
             }
-            Said::Misses { generation, ranks } => {
+            Said::Misses {
+                generation,
+                ranks,
+                have_met,
+            } => {
                 if generation == self.state.generation && self.state.is_member(rank) {
-                    self.leave_out(rank, ranks);
+                    self.leave_out(rank, ranks, have_met);
                 }
             }
             Said::Ends(code) => self.end(code),
@@ -585,22 +589,30 @@ impl Turn<'_> {
 
     /// `by` does not hear these ranks, and the generation is over. Of ranks that miss each other
     /// the first word counts.
-    fn leave_out(&mut self, by: usize, mut missing: Vec<usize>) {
+    fn leave_out(&mut self, by: usize, mut missing: Vec<usize>, have_met: bool) {
         missing.retain(|&rank| {
             rank < self.state.ranks.len() && self.state.is_member(rank) && !self.waits(rank)
         });
         if self.state.over_since.is_some() || missing.is_empty() {
             return;
         }
+        let is_stopped = |rank: &usize| {
+            let process = self.state.ranks[*rank].process.as_ref();
+            process.is_some_and(|it| it.stopped.is_some())
+        };
         let host = self.state.ranks[by].host;
         let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
         let mut why = NO_PROGRESS;
-        if missing.iter().any(elsewhere) {
+        if missing.iter().any(is_stopped) {
+            missing.retain(is_stopped);
+        } else if missing.iter().any(elsewhere) {
             why = NOT_HEARD;
             // Of two that could not connect, the one that has just come stays out.
-            let since = self.now - self.state.formed;
-            let is_soon = since < self.state.rules.timeout.saturating_mul(2);
-            let news = self.state.members.iter().filter(|it| is_soon && it.is_new);
+            let news = self
+                .state
+                .members
+                .iter()
+                .filter(|it| !have_met && it.is_new);
             let new: Vec<usize> = news.map(|it| it.rank).collect();
             let is_new = |rank: &usize| new.contains(rank);
             if !missing.iter().any(is_new) {

@@ -22,6 +22,8 @@ pub enum Said {
         generation: u32,
         /// Their numbers.
         ranks: Vec<usize>,
+        /// Whether all ranks of the generation had connected.
+        have_met: bool,
     },
     /// The job ends with this exit code.
     Ends(u8),

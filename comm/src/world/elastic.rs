@@ -147,7 +147,7 @@ impl Elastic {
                 Err(error) if error.is_rank_lost() => {}
                 Err(error) => {
                     if let Error::Timeout { missing, .. } = &error {
-                        self.client.leave_out(missing);
+                        self.client.leave_out(missing, false);
                     }
                     failures.push(error);
                 }
