@@ -160,6 +160,8 @@ pub(crate) struct Job<'a> {
     /// How long the launcher was suspended so far, and since when it is.
     suspended: u64,
     suspended_since: Option<u64>,
+    /// What it reads when it goes on.
+    unread: Vec<Next>,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     planned: Vec<Option<Next>>,
     state: State,
@@ -193,6 +195,7 @@ impl<'a> Job<'a> {
             now: 0,
             suspended: 0,
             suspended_since: None,
+            unread: Vec::new(),
             queue: BinaryHeap::new(),
             planned: Vec::new(),
             state: State::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
@@ -294,7 +297,7 @@ impl<'a> Job<'a> {
             _ => false,
         };
         if is_suspended && waits {
-            return self.plan(50, next);
+            return self.unread.push(next);
         }
         let is_stopped = |index: &usize| self.processes[*index].is_stopped;
         match &next {
@@ -885,6 +888,8 @@ impl<'a> Job<'a> {
             Fault::Suspends(_) => {
                 let since = self.suspended_since.take().unwrap_or(self.now);
                 self.suspended += self.now - since;
+                let unread = std::mem::take(&mut self.unread);
+                unread.into_iter().for_each(|next| self.happens(next));
             }
             _ => {}
         }
