@@ -29,9 +29,11 @@ pub mod resolve;
 pub mod sampler;
 mod scan;
 pub mod spec;
+pub mod tables;
 mod task;
 pub mod text;
 mod tokens;
+pub mod words;
 
 pub use dataset::{Dataset, InMemory, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
@@ -39,10 +41,13 @@ pub use features::{
     AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Normalize, TableSettings,
 };
 pub use files::safetensors;
+pub use labels::FileLabels;
 pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;
 pub use spec::{DataSpec, FilesSpec, TokensSpec};
-pub use task::{Classes, LabelName, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec, TokenizerId};
+pub use task::{
+    CLASSES_MAX, Classes, LabelName, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec, TokenizerId,
+};

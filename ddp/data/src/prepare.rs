@@ -13,14 +13,14 @@ use crate::learn::{self, learn};
 use crate::open::open_files;
 use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest};
-use crate::resolve::{names_tokens, resolve};
+use crate::resolve::resolve;
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::{DataSpec, FilesSpec};
 
 /// Opens the data of a request on all ranks together. An error is the same on all of them.
 pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     request.check(ranks)?;
-    let tokens = names_tokens(&request.data, DATA, ranks)?;
+    let tokens = tokens::named(&request.data, DATA, ranks)?;
     request.check_kind(tokens.is_some())?;
     let is_built_in = matches!(request.data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
     let mut data = match (&tokens, &request.data) {
@@ -55,7 +55,7 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
     let read = |setting, spec, model| -> Result<_> {
         // One rank of a host first, which converts files.
         let source = in_turn(ranks, || {
-            open_files(&resolve(request, setting, spec, model)?)
+            open_files(resolve(request, setting, spec, model)?)
         })?;
         source.check_alike(ranks)?;
         let facts = scan(request, &source, model, ranks)?;

@@ -36,6 +36,7 @@ use crate::files::tokens::write_shard;
 use crate::files::{flat, open_tokens};
 use crate::scan::in_segments;
 use crate::setting::{TOKENIZER, VAL_SPLIT};
+use crate::tables::Tables;
 
 /// Part of every shard's hash: those of another version are made again.
 const VERSION: &[u8] = b"ddp texts 1";
@@ -59,6 +60,8 @@ pub struct TokenizeOptions {
     pub out: PathBuf,
     /// How texts are divided.
     pub sizes: Sizes,
+    /// What reads `.parquet`, if the program does.
+    pub tables: Option<&'static dyn Tables>,
 }
 
 /// How texts are divided.
@@ -210,6 +213,7 @@ impl TokenizeOptions {
             encoder,
             piece_bytes: self.sizes.piece_bytes,
             read_bytes,
+            tables: self.tables,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::data::resolve;
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
+use crate::tables::READER;
 use crate::tasks::{self, Survey};
 
 /// Rows that are read at a time.
@@ -27,7 +28,8 @@ pub(super) fn found(path: &str, settings: &Config) -> Result<Inspected> {
         data: spec.clone(),
         ..settings.clone()
     };
-    let request = config.data_request();
+    let mut request = config.data_request();
+    request.tables = Some(READER);
     match data::summarize_tokens(&request).map_err(|error| renamed(error, path))? {
         Some(summary) => tokens(&summary, path),
         None => rows(spec, &request, path),
@@ -133,7 +135,7 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 /// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
-        let columns = files::columns(path)?;
+        let columns = READER.columns(path)?;
         let (count, names) = (columns.len(), some_of(&columns));
         let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));

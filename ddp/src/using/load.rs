@@ -19,6 +19,7 @@ use crate::flags::{RankFlags, whole};
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
+use crate::tables::READER;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
 
 /// The most rows that go through a model at a time.
@@ -120,6 +121,7 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         labels: asked.labels.map(String::from),
         seed,
         task: state.task.kind(),
+        tables: Some(READER),
         cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())

@@ -16,9 +16,9 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, bail};
 use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
-use crate::files::parquet;
 use crate::files::tokens::BYTE_ORDER_MARK;
 use crate::setting::{FIELD, LOSSY};
+use crate::tables::Tables;
 use crate::text::tokenizer::Encoder;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
@@ -49,6 +49,8 @@ pub struct ReadOptions<'a> {
     pub piece_bytes: usize,
     /// Counts bytes read from files.
     pub read_bytes: &'a AtomicU64,
+    /// What reads `.parquet`, if the program does.
+    pub tables: Option<&'static dyn Tables>,
 }
 
 /// What takes pieces.
@@ -191,7 +193,9 @@ impl TextFile<'_> {
     /// The rows of a column of a `.parquet` of this many bytes.
     fn rows(&mut self, bytes: u64) -> Result<()> {
         let (path, options) = (self.path, self.options);
-        parquet::texts(path, options.field, &mut |bytes, place| {
+        let why = "this program does not read Parquet; help: write .jsonl";
+        let tables = options.tables.ok_or_else(|| self.bad(why))?;
+        tables.texts(path, options.field, &mut |bytes, place| {
             let valid = std::str::from_utf8(bytes);
             let at = valid.map_or_else(|error| error.valid_up_to(), str::len);
             if valid.is_err() && !options.lossy {

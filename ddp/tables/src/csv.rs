@@ -13,25 +13,12 @@ use std::path::{Path, PathBuf};
 use csv_core::ReadFieldResult::{End, Field, InputEmpty, OutputFull};
 use ddp_kernels::heartbeat::{self, Work};
 
-use crate::error::{Result, bail, ensure};
-use crate::files::format::{Format, Holds, PLAIN};
-use crate::files::io::{other_encoding, reader, refuse, unreadable};
-use crate::files::table::{TableReader, Value, is_missing, number, shown};
+use ddp_data::files::io::{other_encoding, reader, refuse, unreadable};
+use ddp_data::words::{is_missing, number};
+use ddp_data::{Result, bail, ensure};
+
 use crate::guess;
-
-pub(super) static CSV: Format = Format {
-    name: "a table of text (.csv, .tsv)",
-    endings: &[".csv"],
-    holds: Holds::Table(|path| open(path, false)),
-    ..PLAIN
-};
-
-pub(super) static TSV: Format = Format {
-    name: CSV.name,
-    endings: &[".tsv"],
-    holds: Holds::Table(|path| open(path, true)),
-    ..PLAIN
-};
+use crate::table::{TableReader, Value, shown};
 
 /// What to do about a table without a header.
 const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -44,7 +31,7 @@ struct CsvTable {
 }
 
 /// The table at `path`, after its line of names.
-fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
+pub(crate) fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
     let mut records = Records::new(path, reader(path)?, has_tabs)?;
     if !records.advance()? {
         let why = "it is empty: expected a line with names, then rows";

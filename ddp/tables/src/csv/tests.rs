@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 
-use crate::error::Error;
-use crate::files::csv::*;
-use crate::files::table::number;
+use ddp_data::Error;
+use ddp_data::words::number;
+
+use crate::csv::*;
 
 /// Gives a few bytes at a time.
 struct Dribble<'a>(&'a [u8], usize);

@@ -15,37 +15,32 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result, ensure};
-use crate::features::ColumnPlan;
-use crate::files::array::Element;
-use crate::files::format::{Contents, DataFile, EXAMPLES_MAX, OddCells, OpenTable};
-use crate::files::io::writing;
-use crate::files::table::survey::Survey;
-use crate::files::table::{
-    Cell, Columns, Feature, TableReader, TableRequest, Value, number, shown,
-};
-use crate::files::{cache, flat};
-use crate::guess;
-use crate::task::CLASSES_MAX;
+use ddp_data::files::io::writing;
+use ddp_data::files::{Contents, EXAMPLES_MAX, Element, OddCells, cache, flat};
+use ddp_data::words::{has_leading_zeros, number};
+use ddp_data::{CLASSES_MAX, ColumnPlan, Error, Result, ensure};
+
+use crate::columns::{Columns, Feature, TableRequest};
+use crate::survey::Survey;
+use crate::table::{Cell, Table, TableReader, Value, shown};
 
 /// The arrays that `request` wants of a table.
 pub(crate) fn open(
-    file: &DataFile<'_>,
-    table: OpenTable,
-    request: &TableRequest<'_>,
+    table: Table,
+    request: &TableRequest,
+    cache_dir: Option<&Path>,
 ) -> Result<Contents> {
-    // What is no table is not looked for in the cache.
-    table(file.path)?;
+    let path = table.path.clone();
     let asked = serde_json::json!({
         "label": request.label,
         "features": request.features,
         "allows missing": request.allows_missing,
         "labels are texts": request.labels_are_texts,
     });
-    let made = converted(file.path, file.cache_dir, &asked, |to| {
-        flat::write(to, |out| convert(file.path, table, request, to, out))
+    let made = converted(&path, cache_dir, &asked, |to| {
+        flat::write(to, |out| convert(table, request, to, out))
     })?;
-    flat::open(&made, file.name)
+    flat::open(&made, &path.display().to_string())
 }
 
 /// The copy of a table that `make` makes. The ending of a name may say how a table is read.
@@ -65,7 +60,6 @@ fn converted(
 /// result is kept in the cache.
 pub(crate) fn survey(
     path: &Path,
-    open: OpenTable,
     features: &[ColumnPlan],
     categorical: &[String],
     cache_dir: Option<&Path>,
@@ -73,45 +67,44 @@ pub(crate) fn survey(
     let asked = serde_json::json!(["survey 5", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
-            features: Some(features),
+            features: Some(features.to_vec()),
             ..TableRequest::default()
         };
-        let mut table = open(path)?;
-        let columns = Columns::choose(path, &request, table.names())?;
-        survey_of(&columns, &mut *table, categorical)?.write(to)
+        let mut table = Table::open(path)?;
+        let columns = Columns::choose(path, &request, table.rows.names())?;
+        survey_of(&columns, &mut *table.rows, categorical)?.write(to)
     })?;
     Survey::open(&made)
 }
 
 fn survey_of(
     columns: &Columns<'_>,
-    table: &mut dyn TableReader,
+    rows: &mut dyn TableReader,
     categorical: &[String],
 ) -> Result<Survey> {
-    table.select(&columns.all())?;
+    rows.select(&columns.all())?;
     let mut survey = Survey::of(columns, categorical);
-    while table.advance()? {
-        survey.add(columns, table);
+    while rows.advance()? {
+        survey.add(columns, rows);
     }
     Ok(survey)
 }
 
 fn convert(
-    path: &Path,
-    open: OpenTable,
-    request: &TableRequest<'_>,
+    mut table: Table,
+    request: &TableRequest,
     to: &Path,
     out: &mut flat::Writer,
 ) -> Result<flat::About> {
-    let mut table = open(path)?;
-    let columns = Columns::choose(path, request, table.names())?;
-    table.select(&columns.all())?;
+    let columns = Columns::choose(&table.path, request, table.rows.names())?;
+    table.rows.select(&columns.all())?;
     let mut rows = RowWriter::new(&columns, to, out)?;
-    while table.advance()? {
-        match rows.add(&*table) {
+    while table.rows.advance()? {
+        match rows.add(&*table.rows) {
             // There may be more such columns: all are named at once.
             Err(first) if rows.refused_cell => {
-                let survey = survey_of(&columns, &mut *open(path)?, &[])?;
+                let mut again = Table::open(&table.path)?;
+                let survey = survey_of(&columns, &mut *again.rows, &[])?;
                 return Err(survey.refusal(&columns).unwrap_or(first));
             }
             added => added?,
@@ -121,17 +114,17 @@ fn convert(
 }
 
 /// Numbers written at once.
-pub(super) const PIECE_COUNT: usize = 1 << 18;
+pub(crate) const PIECE_COUNT: usize = 1 << 18;
 
 /// Writes rows: features at once, labels aside until all are known.
-pub(super) struct RowWriter<'a> {
+pub(crate) struct RowWriter<'a> {
     columns: &'a Columns<'a>,
     out: &'a mut flat::Writer,
     features: Vec<f32>,
     /// Of each column.
     odd: Vec<OddCells>,
     /// Whether a cell was refused that other settings would allow.
-    pub(super) refused_cell: bool,
+    pub(crate) refused_cell: bool,
     labels: Option<LabelColumn>,
     /// Missing labels, and where the first one is.
     unlabelled: u64,
@@ -141,7 +134,7 @@ pub(super) struct RowWriter<'a> {
 
 impl<'a> RowWriter<'a> {
     /// Rows of the file `to`.
-    pub(super) fn new(
+    pub(crate) fn new(
         columns: &'a Columns<'a>,
         to: &Path,
         out: &'a mut flat::Writer,
@@ -167,7 +160,7 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Adds the current row of `table`.
-    pub(super) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
+    pub(crate) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
         for (index, feature) in self.columns.features.iter().enumerate() {
             self.feature(table, index, feature)?;
         }
@@ -252,7 +245,7 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Writes the labels after the last row.
-    pub(super) fn finish(mut self) -> Result<flat::About> {
+    pub(crate) fn finish(mut self) -> Result<flat::About> {
         let columns = self.columns;
         if self.rows == 0 {
             return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
@@ -337,7 +330,7 @@ impl LabelColumn {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
         self.all_whole = self.all_whole && whole(cell).is_some();
-        self.any_leading_zeros |= guess::has_leading_zeros(cell);
+        self.any_leading_zeros |= has_leading_zeros(cell);
         let noted = check(cell, value).and_then(|()| self.note(cell));
         noted.map_err(bad)?;
         let written = self.aside.write_all(cell);

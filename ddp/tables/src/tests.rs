@@ -1,6 +1,7 @@
 mod cells;
 mod columns;
 mod limits;
+mod prepare;
 
 use std::fs;
 use std::io::Write;
@@ -10,14 +11,15 @@ use ddp_kernels::files::testing::Scratch;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use crate::features::ColumnPlan;
-use crate::files::table::convert::PIECE_COUNT;
-use crate::files::table::*;
-use crate::files::{self, Contents, Element, OddCells};
+use ddp_data::ColumnPlan;
+use ddp_data::files::{Element, OddCells};
+
+use super::*;
+use crate::flat::PIECE_COUNT;
 
 /// The table at `path` as arrays, in the usual folder of converted copies.
-fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
-    files::open_table(path, request, None)
+fn open(path: &Path, request: &TableRequest) -> Result<Contents> {
+    open_table(path, request, None)
 }
 
 /// A folder with one table.
@@ -40,12 +42,11 @@ impl Table {
 
     fn with(&self, label: Option<&str>, features: Option<&[&str]>) -> Result<Contents> {
         let numbers = |names: &[&str]| names.iter().map(|name| ColumnPlan::number(name)).collect();
-        let features: Option<Vec<ColumnPlan>> = features.map(numbers);
         open(
             &self.path,
             &TableRequest {
-                label,
-                features: features.as_deref(),
+                label: label.map(String::from),
+                features: features.map(numbers),
                 ..Default::default()
             },
         )
@@ -195,7 +196,7 @@ fn features_are_taken_in_the_order_asked_for() {
         (1, vec![0, 1])
     );
     assert_eq!(
-        files::columns(&table.path).unwrap(),
+        READER.columns(&table.path).unwrap(),
         ["a", "name", "b", "c"]
     );
 }
@@ -225,7 +226,7 @@ fn tabs_semicolons_and_gzip_are_the_same_table() {
             expected,
             "{name}"
         );
-        assert_eq!(files::columns(&table.path).unwrap(), ["a", "b"], "{name}");
+        assert_eq!(READER.columns(&table.path).unwrap(), ["a", "b"], "{name}");
     }
 }
 
@@ -353,7 +354,7 @@ fn a_first_row_is_not_taken_for_names() {
         "1,2,4,a\n",
     ] {
         let table = Table::csv(content);
-        let text = files::columns(&table.path).unwrap_err().to_string();
+        let text = READER.columns(&table.path).unwrap_err().to_string();
         assert!(
             text.contains("line 1: ") && text.contains("cells, as in a row"),
             "{text}"
@@ -480,7 +481,7 @@ fn a_converted_table_is_reused_unless_columns_differ() {
     assert_eq!(path(&table.labelled("y").unwrap()), first);
     assert_ne!(path(&table.labelled("x").unwrap()), first);
     assert_ne!(path(&table.with(Some("y"), Some(&["x"])).unwrap()), first);
-    crate::files::flat::verify(&first).unwrap();
+    ddp_data::files::flat::verify(&first).unwrap();
 }
 
 #[test]
@@ -517,7 +518,8 @@ fn builds_without_parquet_say_how_to_enable_it() {
         "{text}"
     );
     assert!(
-        files::columns(&table.path)
+        READER
+            .columns(&table.path)
             .unwrap_err()
             .to_string()
             .contains("--features parquet")

@@ -9,12 +9,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result, bail};
-use crate::features::{AUTO, ColumnPlan};
-use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
+use ddp_data::files::io::{reading, refuse, writing};
+use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
+use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_written_otherwise};
+use ddp_data::{AUTO, ColumnPlan, Error, Result, bail};
+
+use crate::columns::Columns;
 use crate::guess::{self, AUTO_VALUES_MAX};
-use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
+use crate::table::{Cell, TableReader, shown};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
@@ -50,7 +52,7 @@ pub(crate) struct SurveyedColumn {
 
 impl Survey {
     /// A survey before its first row.
-    pub(super) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
+    pub(crate) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
         let categorical: HashSet<&String> = categorical.iter().collect();
         let column = |index| {
             let name = columns.name(index).to_string();
@@ -71,7 +73,7 @@ impl Survey {
     }
 
     /// Adds the current row of `table`.
-    pub(super) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+    pub(crate) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
         for (column, feature) in self.columns.iter_mut().zip(&columns.features) {
             let (index, value) = (feature.column, table.value(feature.column));
             let place = || table.place(index);
@@ -83,7 +85,7 @@ impl Survey {
                     }
                     let written = is_written_otherwise(&String::from_utf8_lossy(text));
                     column.written_texts += u64::from(written);
-                    column.leading_zeros += u64::from(guess::has_leading_zeros(text));
+                    column.leading_zeros += u64::from(has_leading_zeros(text));
                     column.texts += 1;
                 }
                 Cell::Missing => {
@@ -99,14 +101,14 @@ impl Survey {
     }
 
     /// Writes the file `to`. Values of columns without texts are kept: other files may have texts.
-    pub(super) fn write(&self, to: &Path) -> Result<()> {
+    pub(crate) fn write(&self, to: &Path) -> Result<()> {
         let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
         let write = |mut file: File| file.write_all(&json).and_then(|()| file.sync_all());
         File::create_new(to).and_then(write).map_err(writing(to))
     }
 
     /// Reads the file that `write` has written.
-    pub(super) fn open(path: &Path) -> Result<Survey> {
+    pub(crate) fn open(path: &Path) -> Result<Survey> {
         let json = fs::read(path).map_err(reading(path))?;
         serde_json::from_slice(&json).map_err(|error| refuse(path, error))
     }
@@ -130,9 +132,9 @@ impl Survey {
 
     /// The error of a table with texts or missing cells in columns of numbers; `None` if it has
     /// none.
-    pub(super) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
+    pub(crate) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
         let request = columns.request;
-        let plans = request.features.into_iter().flatten();
+        let plans = request.features.iter().flatten();
         let categorical = plans.filter(|plan| plan.is_categorical());
         let categorical: HashSet<&String> = categorical.map(|plan| &plan.name).collect();
         let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
