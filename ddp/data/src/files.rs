@@ -38,7 +38,6 @@ static FORMATS: &[&Format] = &[
     &numpy::NPY,
     &numpy::NPZ,
     &tables::CSV,
-    &tables::TSV,
     &tables::PARQUET,
     &GZIP,
     &tokens::LLM_C,

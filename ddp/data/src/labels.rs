@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
 
@@ -11,7 +12,6 @@ use crate::files::Array;
 use crate::files::array::Rows;
 use crate::guess;
 use crate::setting::{LABELS, TASK};
-use crate::tables::TableColumn;
 use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
 use crate::words::{PLAIN_HELP, has_leading_zeros, number, shown_number};
 
@@ -44,6 +44,17 @@ impl FileLabels {
             (None, key) => Some(LabelName::Array(key.to_string())),
         }
     }
+}
+
+/// A column of a table, for messages.
+#[derive(Clone, Debug)]
+pub struct TableColumn {
+    /// Its name, or several with commas between.
+    pub name: String,
+    /// The table.
+    pub path: PathBuf,
+    /// The place of the cell in this row of a column, for messages.
+    pub place: fn(&Path, &str, u64) -> String,
 }
 
 /// The labels of all rows.
@@ -284,7 +295,7 @@ impl Labels {
     pub(crate) fn place(&self, row: u64) -> String {
         let (file, in_file) = self.rows.find(row);
         match &self.files[file].column {
-            Some(column) => column.tables.place(&column.path, &column.name, in_file),
+            Some(column) => (column.place)(&column.path, &column.name, in_file),
             None => format!("{} (counted from 0)", self.rows.place(row)),
         }
     }

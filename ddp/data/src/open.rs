@@ -19,6 +19,7 @@ use crate::dataset::RowSpec;
 use crate::error::{Result, bail, ensure};
 use crate::features::ColumnPlan;
 use crate::files::array::Rows;
+use crate::files::io::refuse;
 use crate::files::{self, Array, Contents, OddCells};
 use crate::labels::{FileLabels, Labels};
 use crate::ranks::{Ranks, must_be_alike};
@@ -26,7 +27,7 @@ use crate::request::Trained;
 use crate::resolve::{self, FoundFiles, LabelPlace, mismatched};
 use crate::setting::{CATEGORICAL, DATA, DROP, VAL_DATA};
 use crate::spec::FilesSpec;
-use crate::tables::{FileParts, KnownColumns, WantedColumns};
+use crate::tables::{FileParts, KnownColumns, Tables, WantedColumns};
 use crate::task::LabelName;
 use crate::words::difference;
 
@@ -144,6 +145,7 @@ pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String
 /// What is known of columns and label, by the model or by the first file, and what was opened.
 struct Opening<'a> {
     files: &'a FoundFiles<'a>,
+    tables: Option<&'static dyn Tables>,
     known: KnownColumns,
     features: Vec<Array>,
     labels: Vec<FileLabels>,
@@ -152,8 +154,12 @@ struct Opening<'a> {
     odd_cells: Vec<OddCells>,
 }
 
-/// Opens all of it. Only headers are read, unless files have to be converted first.
-pub(crate) fn open_files(mut files: FoundFiles<'_>) -> Result<Source> {
+/// Opens all of it, `tables` those that are tables. Only headers are read, unless files have to be
+/// converted first.
+pub(crate) fn open_files(
+    mut files: FoundFiles<'_>,
+    tables: Option<&'static dyn Tables>,
+) -> Result<Source> {
     let model = files.model;
     let are_tables: Vec<bool> = files
         .paths
@@ -162,12 +168,17 @@ pub(crate) fn open_files(mut files: FoundFiles<'_>) -> Result<Source> {
         .collect();
     check_settings(&files, &are_tables)?;
     if let LabelPlace::Given(text) = &files.labels {
-        files.labels = place_of(text, &files, are_tables[0])?;
+        files.labels = place_of(text, &files, are_tables[0], tables)?;
     }
     let files = &files;
     let mut opening = Opening {
         files,
-        known: model.map(KnownColumns::of).unwrap_or_default(),
+        tables,
+        known: model.map_or_else(KnownColumns::default, |model| KnownColumns {
+            columns: model.columns.clone(),
+            plan: model.plan.columns.clone(),
+            label: model.label.clone(),
+        }),
         features: Vec::new(),
         labels: Vec::new(),
         first: None,
@@ -220,14 +231,23 @@ pub(crate) fn open_files(mut files: FoundFiles<'_>) -> Result<Source> {
     Ok(source)
 }
 
+/// What reads the table at `path`.
+fn reader(tables: Option<&'static dyn Tables>, path: &Path) -> Result<&'static dyn Tables> {
+    tables.ok_or_else(|| {
+        let why = "expected arrays or tokens, got a table, which this program does not read";
+        refuse(path, format!("{why}; help: save its rows as .npy"))
+    })
+}
+
 /// An error if settings of tables are given for other files.
 fn check_settings(files: &FoundFiles<'_>, are_tables: &[bool]) -> Result<()> {
-    let table = &files.request.table;
-    let mut given = [(DROP, &table.drop), (CATEGORICAL, &table.categorical)].into_iter();
-    let given = given.find(|(_, names)| !names.is_empty());
-    if let (Some((setting, names)), None) = (given, files.model) {
+    let (table, all) = (
+        &files.request.table,
+        are_tables.iter().all(|is_table| *is_table),
+    );
+    for (setting, names) in [(DROP, &table.drop), (CATEGORICAL, &table.categorical)] {
         ensure!(
-            are_tables.iter().all(|is_table| *is_table),
+            all || names.is_empty() || files.model.is_some(),
             Usage,
             "{setting} {}: expected tables (.csv, .tsv, .parquet) as {}, got {}; help: leave out {setting}",
             names.join(","),
@@ -240,18 +260,20 @@ fn check_settings(files: &FoundFiles<'_>, are_tables: &[bool]) -> Result<()> {
 
 /// What `text` means as labels. A column or an array of this name comes before a folder, since
 /// folders have many words as names.
-fn place_of(text: &str, found: &FoundFiles<'_>, is_table: bool) -> Result<LabelPlace> {
+fn place_of(
+    text: &str,
+    found: &FoundFiles<'_>,
+    is_table: bool,
+    tables: Option<&'static dyn Tables>,
+) -> Result<LabelPlace> {
     let FilesSpec { path, part } = FilesSpec::split(text);
-    let (first, request) = (&found.paths[0], found.request);
+    let first = &found.paths[0];
     let has_part = || -> Result<bool> {
         if is_table {
-            return Ok(request
-                .tables(first)?
-                .columns(first)?
-                .iter()
-                .any(|column| column == text));
+            let columns = reader(tables, first)?.columns(first)?;
+            return Ok(columns.iter().any(|column| column == text));
         }
-        let arrays = files::open(first, request.cache_dir.as_deref())?.arrays;
+        let arrays = files::open(first, found.request.cache_dir.as_deref())?.arrays;
         Ok(arrays.iter().any(|array| array.key == text))
     };
     let ends_as_data = resolve::ends_as_data(Path::new(&path));
@@ -289,16 +311,6 @@ fn check_width(source: &Source, model: &Trained) -> Result<()> {
     Ok(())
 }
 
-impl KnownColumns {
-    fn of(model: &Trained) -> KnownColumns {
-        KnownColumns {
-            columns: model.columns.clone(),
-            plan: model.plan.columns.clone(),
-            label: model.label.clone(),
-        }
-    }
-}
-
 impl Opening<'_> {
     /// Takes what a file has. What the first one names is known for the others.
     fn add(&mut self, file: FileParts) {
@@ -320,7 +332,7 @@ impl Opening<'_> {
             known: &self.known,
             labels_alone,
         };
-        self.files.request.tables(path)?.flatten(path, &wanted)
+        reader(self.tables, path)?.flatten(path, &wanted)
     }
 
     /// The features and labels in a file of arrays.

@@ -12,7 +12,6 @@ use crate::setting::{
     VAL_SPLIT,
 };
 use crate::spec::DataSpec;
-use crate::tables::Tables;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 use crate::text::Vocabulary;
 
@@ -49,7 +48,7 @@ impl Data {
 }
 
 /// Which data are wanted. Fields are named after the settings.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DataRequest {
     /// The rows to train on, or to use a model on.
     pub data: DataSpec,
@@ -76,8 +75,6 @@ pub struct DataRequest {
     pub untrained_token: Option<u64>,
     /// How the columns of tables are read.
     pub table: TableSettings,
-    /// What reads tables, if the program reads some.
-    pub tables: Option<&'static dyn Tables>,
     /// How features are normalized.
     pub normalize: Normalize,
     /// Whether `Normalize::Standard` also normalizes numeric targets, as since version 0.7.
@@ -162,7 +159,6 @@ impl DataRequest {
     pub(crate) fn check(&self, ranks: &dyn Ranks) -> Result<()> {
         let same = DataRequest {
             cache_dir: None,
-            tables: None,
             trained: None,
             ..self.clone()
         };

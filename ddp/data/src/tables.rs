@@ -2,18 +2,14 @@
 //! table as a flat file, and which of its columns are what.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::features::ColumnPlan;
 use crate::files::{Array, OddCells};
 use crate::labels::FileLabels;
-use crate::request::DataRequest;
 use crate::resolve::FoundFiles;
 use crate::task::LabelName;
-
-/// What takes the texts of a column, with the place of each for messages.
-pub type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
 
 /// A reader of tables.
 pub trait Tables: fmt::Debug + Sync {
@@ -22,12 +18,6 @@ pub trait Tables: fmt::Debug + Sync {
 
     /// The table at `path` as a flat file in the cache.
     fn flatten(&self, path: &Path, wanted: &WantedColumns<'_>) -> Result<FileParts>;
-
-    /// The place of a cell, for messages.
-    fn place(&self, path: &Path, column: &str, row: u64) -> String;
-
-    /// Gives the texts of the column `name` to `each`. A null is an empty text.
-    fn texts(&self, path: &Path, name: &str, each: TextSink<'_>) -> Result<()>;
 }
 
 /// What is wanted of a table.
@@ -67,28 +57,4 @@ pub struct FileParts {
     pub plan: Option<Vec<ColumnPlan>>,
     /// Cells of a table that were missing or had an unknown category.
     pub odd_cells: Vec<OddCells>,
-}
-
-/// A column of a table, for messages.
-#[derive(Clone, Debug)]
-pub struct TableColumn {
-    /// Its name, or several with commas between.
-    pub name: String,
-    /// The table.
-    pub path: PathBuf,
-    /// What reads the table.
-    pub tables: &'static dyn Tables,
-}
-
-impl DataRequest {
-    /// What reads the table at `path`.
-    pub(crate) fn tables(&self, path: &Path) -> Result<&'static dyn Tables> {
-        match self.tables {
-            Some(tables) => Ok(tables),
-            None => bail!(
-                "{}: expected arrays or tokens, got a table, which this program does not read; help: give its rows as .npy",
-                path.display()
-            ),
-        }
-    }
 }

@@ -25,7 +25,7 @@ use std::thread;
 use ddp_kernels::files as disk;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-pub use self::documents::{Piece, ReadOptions, documents};
+pub use self::documents::{Piece, ReadOptions, ReadTexts, TextSink, documents};
 use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
@@ -36,7 +36,6 @@ use crate::files::tokens::write_shard;
 use crate::files::{flat, open_tokens};
 use crate::scan::in_segments;
 use crate::setting::{TOKENIZER, VAL_SPLIT};
-use crate::tables::Tables;
 
 /// Part of every shard's hash: those of another version are made again.
 const VERSION: &[u8] = b"ddp texts 1";
@@ -61,7 +60,7 @@ pub struct TokenizeOptions {
     /// How texts are divided.
     pub sizes: Sizes,
     /// What reads `.parquet`, if the program does.
-    pub tables: Option<&'static dyn Tables>,
+    pub columns: Option<ReadTexts>,
 }
 
 /// How texts are divided.
@@ -213,7 +212,7 @@ impl TokenizeOptions {
             encoder,
             piece_bytes: self.sizes.piece_bytes,
             read_bytes,
-            tables: self.tables,
+            columns: self.columns,
         }
     }
 }

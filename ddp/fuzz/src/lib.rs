@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ddp::data::files::{self, Array, Element};
-use ddp::data::{Error, Result, text};
+use ddp::data::{ColumnPlan, Error, Result, text};
 use ddp::tables::{self, READER, TableRequest};
 
 /// The most bytes that deflate unpacks one byte to.
@@ -112,8 +112,10 @@ pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
         let names = READER.columns(path)?;
         let read = |label: Option<&String>| {
+            let others = names.iter().filter(|name| Some(*name) != label);
             let request = TableRequest {
                 label: label.cloned(),
+                features: others.map(|name| ColumnPlan::number(name)).collect(),
                 ..Default::default()
             };
             let contents = tables::open_table(path, &request, Some(folder))?;
@@ -161,7 +163,7 @@ pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
                 encoder: Some(&text::Encoder::Bytes),
                 piece_bytes: 64,
                 read_bytes: &Default::default(),
-                tables: Some(READER),
+                columns: Some(tables::texts),
             };
             text::documents(path, &options, &mut |piece| {
                 count += piece.text.len();

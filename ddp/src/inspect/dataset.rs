@@ -28,8 +28,7 @@ pub(super) fn found(path: &str, settings: &Config) -> Result<Inspected> {
         data: spec.clone(),
         ..settings.clone()
     };
-    let mut request = config.data_request();
-    request.tables = Some(READER);
+    let request = config.data_request();
     match data::summarize_tokens(&request).map_err(|error| renamed(error, path))? {
         Some(summary) => tokens(&summary, path),
         None => rows(spec, &request, path),
@@ -46,7 +45,8 @@ fn rows(spec: DataSpec, request: &DataRequest, path: &str) -> Result<Inspected> 
         sheet.add("files", text);
         json["files"] = files;
     }
-    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, path));
+    let prepared =
+        data::prepare(request, Some(READER), &Alone).map_err(|error| renamed(error, path));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => None,
         // Unreadable files are not bad data.

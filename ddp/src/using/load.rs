@@ -121,12 +121,11 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         labels: asked.labels.map(String::from),
         seed,
         task: state.task.kind(),
-        tables: Some(READER),
         cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())
     };
-    let data = data::prepare(&request, &WorldRanks(world))?;
+    let data = data::prepare(&request, Some(READER), &WorldRanks(world))?;
     if world.rank() == 0 {
         tracing::info!("{}", shown(&data.description));
     }

@@ -12,9 +12,8 @@ use ddp_data::{ColumnPlan, Error, Result, ensure};
 pub struct TableRequest {
     /// The column of labels, or several with commas between them: these are numbers.
     pub label: Option<String>,
-    /// The columns of features, in this order; `None` for all others, in the order of the table,
-    /// as numbers.
-    pub features: Option<Vec<ColumnPlan>>,
+    /// The columns of features, in this order.
+    pub features: Vec<ColumnPlan>,
     /// Whether numbers may be missing: they become NaN.
     pub allows_missing: bool,
     /// Whether labels are texts even if all could be numbers.
@@ -28,33 +27,10 @@ pub(crate) struct Columns<'a> {
     pub(crate) path: &'a Path,
     pub(crate) request: &'a TableRequest,
     pub(crate) names: Vec<String>,
-    pub(crate) features: Vec<Feature>,
+    /// The indices of the features' columns, in the order of the request.
+    pub(crate) features: Vec<usize>,
     /// The indices of the labels.
     pub(crate) labels: Vec<usize>,
-}
-
-/// A column of features.
-pub(crate) struct Feature {
-    /// Its index in the table.
-    pub(crate) column: usize,
-    /// The position of each value of a categorical column.
-    pub(crate) positions: Option<HashMap<Box<[u8]>, usize>>,
-}
-
-impl Feature {
-    fn of(column: usize, plan: Option<&ColumnPlan>) -> Feature {
-        let values = plan.and_then(|plan| plan.values.as_ref());
-        let position = |(position, value): (usize, &String)| (value.as_bytes().into(), position);
-        Feature {
-            column,
-            positions: values.map(|values| values.iter().enumerate().map(position).collect()),
-        }
-    }
-
-    /// How many features it becomes.
-    pub(crate) fn width(&self) -> usize {
-        self.positions.as_ref().map_or(1, HashMap::len)
-    }
 }
 
 /// The columns that `name` means among `columns`: one of this name, or several with commas between.
@@ -108,40 +84,30 @@ impl<'a> Columns<'a> {
             );
             columns.labels.push(column);
         }
-        let feature = |plan: &ColumnPlan| {
-            let column = columns.place(&plan.name, &places)?;
-            Ok(Feature::of(column, Some(plan)))
-        };
-        columns.features = match &request.features {
-            Some(wanted) => wanted.iter().map(feature).collect::<Result<_>>()?,
-            None => (0..names.len())
-                .filter(|column| !columns.labels.contains(column))
-                .map(|column| Feature::of(column, None))
-                .collect(),
-        };
+        let features = request.features.iter();
+        let features = features.map(|plan| columns.place(&plan.name, &places));
+        columns.features = features.collect::<Result<_>>()?;
         columns.check_features()?;
         Ok(columns)
     }
 
     /// The indices of all columns that are wanted.
     pub(crate) fn all(&self) -> Vec<usize> {
-        let features = self.features.iter().map(|feature| feature.column);
-        features.chain(self.labels.iter().copied()).collect()
+        [&self.features[..], &self.labels].concat()
     }
 
-    /// The name of the feature column `index`.
-    pub(crate) fn name(&self, index: usize) -> &str {
-        &self.names[self.features[index].column]
+    /// The columns that become features, with their indices.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = (&ColumnPlan, usize)> {
+        self.request
+            .features
+            .iter()
+            .zip(self.features.iter().copied())
     }
 
     /// The names of all features.
     pub(crate) fn feature_names(&self) -> Vec<String> {
-        match &self.request.features {
-            Some(plans) => plans.iter().flat_map(ColumnPlan::feature_names).collect(),
-            None => (0..self.features.len())
-                .map(|index| self.name(index).to_string())
-                .collect(),
-        }
+        let plans = self.request.features.iter();
+        plans.flat_map(ColumnPlan::feature_names).collect()
     }
 
     fn check_features(&self) -> Result<()> {
@@ -152,13 +118,6 @@ impl<'a> Columns<'a> {
                  to_csv(path, index=False); if lines end in a delimiter, remove it",
                 column + 1,
                 self.names.len()
-            )));
-        }
-        if self.features.is_empty() && self.request.features.is_none() {
-            let label = &self.names[0];
-            return Err(self.bad(format!(
-                "it has no column besides the label \"{label}\"; help: if this line holds several names, put commas \
-                 between them"
             )));
         }
         let names = self.feature_names();

@@ -20,9 +20,10 @@ use ddp_data::files::{Contents, EXAMPLES_MAX, Element, OddCells, cache, flat};
 use ddp_data::words::{has_leading_zeros, number};
 use ddp_data::{CLASSES_MAX, ColumnPlan, Error, Result, ensure};
 
-use crate::columns::{Columns, Feature, TableRequest};
+use crate::columns::{Columns, TableRequest};
+use crate::source::Table;
 use crate::survey::Survey;
-use crate::table::{Cell, Table, TableReader, Value, shown};
+use crate::table::{Cell, TableReader, Value, shown};
 
 /// The arrays that `request` wants of a table.
 pub(crate) fn open(
@@ -67,27 +68,14 @@ pub(crate) fn survey(
     let asked = serde_json::json!(["survey 5", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
-            features: Some(features.to_vec()),
+            features: features.to_vec(),
             ..TableRequest::default()
         };
         let mut table = Table::open(path)?;
         let columns = Columns::choose(path, &request, table.rows.names())?;
-        survey_of(&columns, &mut *table.rows, categorical)?.write(to)
+        Survey::of(&columns, &mut *table.rows, categorical)?.write(to)
     })?;
     Survey::open(&made)
-}
-
-fn survey_of(
-    columns: &Columns<'_>,
-    rows: &mut dyn TableReader,
-    categorical: &[String],
-) -> Result<Survey> {
-    rows.select(&columns.all())?;
-    let mut survey = Survey::of(columns, categorical);
-    while rows.advance()? {
-        survey.add(columns, rows);
-    }
-    Ok(survey)
 }
 
 fn convert(
@@ -104,7 +92,7 @@ fn convert(
             // There may be more such columns: all are named at once.
             Err(first) if rows.refused_cell => {
                 let mut again = Table::open(&table.path)?;
-                let survey = survey_of(&columns, &mut *again.rows, &[])?;
+                let survey = Survey::of(&columns, &mut *again.rows, &[])?;
                 return Err(survey.refusal(&columns).unwrap_or(first));
             }
             added => added?,
@@ -139,18 +127,22 @@ impl<'a> RowWriter<'a> {
         to: &Path,
         out: &'a mut flat::Writer,
     ) -> Result<RowWriter<'a>> {
-        let width = columns.features.iter().map(Feature::width).sum();
+        let plans = &columns.request.features;
+        let width = plans.iter().map(ColumnPlan::width).sum();
         if width > 0 {
             out.begin("features", Element::F32, &[width])?;
         }
         let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
         let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
-        let count = columns.features.len();
+        let odd = |plan: &ColumnPlan| OddCells {
+            column: plan.name.clone(),
+            ..OddCells::default()
+        };
         Ok(RowWriter {
             columns,
             out,
             features: Vec::with_capacity(PIECE_COUNT + width),
-            odd: vec![OddCells::default(); count],
+            odd: plans.iter().map(odd).collect(),
             refused_cell: false,
             labels: labels.transpose()?,
             unlabelled: 0,
@@ -161,10 +153,11 @@ impl<'a> RowWriter<'a> {
 
     /// Adds the current row of `table`.
     pub(crate) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
-        for (index, feature) in self.columns.features.iter().enumerate() {
-            self.feature(table, index, feature)?;
+        let columns = self.columns;
+        for (index, (plan, column)) in columns.plans().enumerate() {
+            self.feature(table, index, plan, column)?;
         }
-        for &column in &self.columns.labels {
+        for &column in &columns.labels {
             self.label(table, column)?;
         }
         self.rows += 1;
@@ -174,24 +167,32 @@ impl<'a> RowWriter<'a> {
         }
     }
 
-    fn feature(&mut self, table: &dyn TableReader, index: usize, feature: &Feature) -> Result<()> {
-        let value = table.value(feature.column);
-        let bad = |what: &str| Err(self.columns.bad_cell(table, feature.column, what));
-        let (start, end) = (self.features.len(), self.features.len() + feature.width());
-        match (value.cell(), &feature.positions) {
-            (Cell::Missing, positions) if self.columns.request.allows_missing => {
-                self.odd[index].missing += 1;
-                let filler = if positions.is_some() { 0.0 } else { f32::NAN };
+    /// Adds the cell of the feature column `index`.
+    fn feature(
+        &mut self,
+        table: &dyn TableReader,
+        index: usize,
+        plan: &ColumnPlan,
+        column: usize,
+    ) -> Result<()> {
+        let (value, odd) = (table.value(column), &mut self.odd[index]);
+        let bad = |what: &str| Err(self.columns.bad_cell(table, column, what));
+        let (start, end) = (self.features.len(), self.features.len() + plan.width());
+        match (value.cell(), &plan.values) {
+            (Cell::Missing, values) if self.columns.request.allows_missing => {
+                odd.missing += 1;
+                let filler = if values.is_some() { 0.0 } else { f32::NAN };
                 self.features.resize(end, filler);
             }
-            (Cell::Number(_) | Cell::Text(_), Some(positions)) => {
+            // Values are sorted.
+            (Cell::Number(_) | Cell::Text(_), Some(values)) => {
                 let text = value.text();
                 self.features.resize(end, 0.0);
-                match positions.get(&*text) {
-                    Some(position) => self.features[start + position] = 1.0,
-                    None => {
-                        let (odd, example) = (&mut self.odd[index], shown(&text));
+                match values.binary_search_by(|value| value.as_bytes().cmp(&text)) {
+                    Ok(position) => self.features[start + position] = 1.0,
+                    Err(_) => {
                         odd.unseen += 1;
+                        let example = shown(&text);
                         if odd.examples.len() < EXAMPLES_MAX && !odd.examples.contains(&example) {
                             odd.examples.push(example);
                         }
@@ -261,9 +262,6 @@ impl<'a> RowWriter<'a> {
             self.write_piece()?;
         }
         let labels = self.labels.map(|labels| labels.finish(self.out));
-        for (index, odd) in self.odd.iter_mut().enumerate() {
-            odd.column = columns.name(index).into();
-        }
         self.odd.retain(|odd| odd.missing + odd.unseen > 0);
         Ok(flat::About {
             classes: labels.transpose()?.flatten(),
@@ -400,13 +398,6 @@ impl LabelColumn {
     }
 }
 
-/// Whether a cell is a whole number that does not fit i64, with digits only.
-fn is_long(cell: &[u8]) -> bool {
-    use IntErrorKind::{NegOverflow, PosOverflow};
-    let whole = std::str::from_utf8(cell).map(str::parse::<i64>);
-    matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow))
-}
-
 /// The whole number in a cell, by its digits since an f64 would round it: `7`, `-7.0` or `7e2`;
 /// `None` if it has a fraction or does not fit i64.
 fn whole(cell: &[u8]) -> Option<i64> {
@@ -428,19 +419,22 @@ fn whole(cell: &[u8]) -> Option<i64> {
 
 /// Whether a cell can be a label, or why not.
 fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
+    use IntErrorKind::{NegOverflow, PosOverflow};
     let got = || shown(cell);
+    let text = std::str::from_utf8(cell);
+    let whole = text.map(str::parse::<i64>);
     ensure!(
         value.is_none_or(f64::is_finite),
         "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
         got()
     );
     ensure!(
-        !is_long(cell),
+        !matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow)),
         "expected a label that 64 bits hold, got {}; help: put a letter before each if they are names",
         got()
     );
     ensure!(
-        std::str::from_utf8(cell).is_ok(),
+        text.is_ok(),
         "the label \"{}\" is not UTF-8; help: save the file as UTF-8",
         got()
     );

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use ddp_data::{ColumnPlan, Error, Result};
 
 use crate::columns::{Columns, TableRequest, label_names};
-use crate::table::{Table, TableReader};
+use crate::source::Table;
+use crate::table::TableReader;
 
 /// Appends the kept cells of a row as CSV, with a comma after each. Rows come in order; some may be
 /// left out.
@@ -52,9 +53,9 @@ pub fn keep(paths: Vec<PathBuf>, asked: &str) -> Result<(Vec<u8>, KeptCells)> {
 }
 
 /// The table at `path`, before its first row, and where these columns are in it.
-fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<usize>)> {
+pub(crate) fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<usize>)> {
     let request = TableRequest {
-        features: Some(names.iter().map(|name| ColumnPlan::number(name)).collect()),
+        features: names.iter().map(|name| ColumnPlan::number(name)).collect(),
         ..TableRequest::default()
     };
     let mut rows = Table::open(path)?.rows;

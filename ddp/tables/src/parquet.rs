@@ -5,7 +5,7 @@ use std::path::Path;
 use ddp_data::Result;
 use ddp_data::files::io::refuse;
 use ddp_data::setting::FIELD;
-use ddp_data::tables::TextSink;
+use ddp_data::text::TextSink;
 
 use crate::table::{TableReader, Value};
 
@@ -22,7 +22,7 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
 }
 
 /// Gives the texts of the column `name` to `each`. A null is an empty text.
-pub(crate) fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
+pub fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
     let mut table = open(path)?;
     let names = table.names();
     let Some(column) = names.iter().position(|known| known == name) else {

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use ddp_data::files::io::refuse;
 use ddp_data::resolve::{FoundFiles, LabelPlace};
 use ddp_data::setting::{CATEGORICAL, DROP};
 use ddp_data::tables::{KnownColumns, WantedColumns};
@@ -12,7 +13,7 @@ use ddp_data::{AUTO, ColumnPlan, Error, LabelName, Result, bail, ensure};
 use ddp_kernels::setting::SettingName;
 
 use crate::columns::{TableRequest, has_label, label_names};
-use crate::table::Table;
+use crate::source::Table;
 use crate::{flat, guess, survey};
 
 /// What the columns of a table are.
@@ -57,7 +58,6 @@ impl Settling<'_> {
         Ok(Schema {
             request: TableRequest {
                 label: Some(label),
-                features: Some(Vec::new()),
                 labels_are_texts: self.files.has_text_classes(),
                 ..TableRequest::default()
             },
@@ -94,8 +94,22 @@ impl Settling<'_> {
         let count = features.as_ref().map_or(left_out.len(), Vec::len);
         let may_hold_label = features.is_none() && files.labels == LabelPlace::Unwanted;
         self.check_unnamed(count, may_hold_label)?;
-        if features.is_none() {
-            left_out.clear();
+        let all = || {
+            left_out
+                .drain(..)
+                .map(|name| ColumnPlan::number(&name))
+                .collect()
+        };
+        let features: Vec<ColumnPlan> = features.unwrap_or_else(all);
+        if features.is_empty() && plan.is_none() {
+            return Err(refuse(
+                self.path,
+                format!(
+                    "it has no column besides the label \"{}\"; help: if this line holds several names, put commas \
+                     between them",
+                    self.names[0]
+                ),
+            ));
         }
         Ok(Schema {
             request: TableRequest {
@@ -164,19 +178,15 @@ impl Settling<'_> {
     /// The column of labels, if there is one: the one that is named, else the one of the other
     /// files, else the last column that is neither a feature nor left out.
     fn label_of(&self, features: &HashSet<&str>) -> Result<Option<String>> {
-        match (&self.files.labels, &self.known.label) {
-            (LabelPlace::Named(name), _) => return Ok(Some(name.clone())),
-            (LabelPlace::Default, Some(LabelName::Column(name))) => {
-                if has_label(self.names, name) {
-                    return Ok(Some(name.clone()));
-                }
-                // Only if the features have names as well, this table should have the same ones.
-                if self.known.columns.is_some() {
-                    return Err(self.no_label(name));
-                }
-            }
-            (LabelPlace::Default, _) => {}
+        match &self.files.labels {
+            LabelPlace::Named(name) => return Ok(Some(name.clone())),
+            LabelPlace::Default => {}
             _ => return Ok(None),
+        }
+        // Only if the features have names as well, this table should have the same ones.
+        let known = self.known_label(self.known.columns.is_some())?;
+        if known.is_some() {
+            return Ok(known);
         }
         let drop = self.files.dropped();
         let is_other = |name: &str| features.contains(name) || drop.iter().any(|one| one == name);
@@ -193,16 +203,18 @@ impl Settling<'_> {
     /// The column of a table that holds only labels, if none is given: the one of the other files,
     /// else the last.
     fn only_column(&self) -> Result<String> {
-        if let Some(LabelName::Column(name)) = &self.known.label {
-            if has_label(self.names, name) {
-                return Ok(name.clone());
-            }
-            if self.names.len() > 1 {
-                return Err(self.no_label(name));
-            }
-        }
-        let last = guess::label_column(self.names, |_| false).cloned();
+        let known = self.known_label(self.names.len() > 1)?;
+        let last = known.or_else(|| self.names.last().cloned());
         last.ok_or_else(|| Error::Internal("a table without columns".into()))
+    }
+
+    /// The column of labels in other files, if this table has it, too; an error if it must.
+    fn known_label(&self, must_be_there: bool) -> Result<Option<String>> {
+        match &self.known.label {
+            Some(LabelName::Column(name)) if has_label(self.names, name) => Ok(Some(name.clone())),
+            Some(LabelName::Column(name)) if must_be_there => Err(self.no_label(name)),
+            _ => Ok(None),
+        }
     }
 
     /// The plan that the settings ask for, by the cells of all files; `None` if they leave columns

@@ -51,31 +51,36 @@ pub(crate) struct SurveyedColumn {
 }
 
 impl Survey {
-    /// A survey before its first row.
-    pub(crate) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
+    /// Reads all rows of a table.
+    pub(crate) fn of(
+        columns: &Columns<'_>,
+        rows: &mut dyn TableReader,
+        categorical: &[String],
+    ) -> Result<Survey> {
+        rows.select(&columns.features)?;
         let categorical: HashSet<&String> = categorical.iter().collect();
-        let column = |index| {
-            let name = columns.name(index).to_string();
-            let values_max = match categorical.contains(&name) {
+        let column = |plan: &ColumnPlan| SurveyedColumn {
+            name: plan.name.clone(),
+            values: Some(BTreeSet::new()),
+            values_max: match categorical.contains(&plan.name) {
                 true => NAMED_VALUES_MAX,
                 false => AUTO_VALUES_MAX,
-            };
-            SurveyedColumn {
-                name,
-                values: Some(BTreeSet::new()),
-                values_max,
-                ..SurveyedColumn::default()
-            }
+            },
+            ..SurveyedColumn::default()
         };
-        Survey {
-            columns: (0..columns.features.len()).map(column).collect(),
+        let mut survey = Survey {
+            columns: columns.request.features.iter().map(column).collect(),
+        };
+        while rows.advance()? {
+            survey.add(columns, rows);
         }
+        Ok(survey)
     }
 
     /// Adds the current row of `table`.
-    pub(crate) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
-        for (column, feature) in self.columns.iter_mut().zip(&columns.features) {
-            let (index, value) = (feature.column, table.value(feature.column));
+    fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
+            let value = table.value(index);
             let place = || table.place(index);
             match value.cell() {
                 Cell::Number(_) => column.numbers += 1,
@@ -134,12 +139,9 @@ impl Survey {
     /// none.
     pub(crate) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
         let request = columns.request;
-        let plans = request.features.iter().flatten();
-        let categorical = plans.filter(|plan| plan.is_categorical());
-        let categorical: HashSet<&String> = categorical.map(|plan| &plan.name).collect();
         let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-        for column in &self.columns {
-            if column.texts > 0 && !categorical.contains(&column.name) {
+        for (column, plan) in self.columns.iter().zip(&request.features) {
+            if column.texts > 0 && !plan.is_categorical() {
                 texts.push(column);
             }
             if column.missing > 0 && !request.allows_missing {
@@ -179,7 +181,8 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     let settings = settings.iter().filter(|(_, value)| !value.is_empty());
     let settings = settings.map(|(setting, value)| format!("{setting} {value}"));
     let settings = settings.collect::<Vec<_>>().join(" ");
-    let mut help = how_to_write(&many);
+    let written = many.iter().find(|column| column.are_written());
+    let mut help: Vec<String> = written.iter().map(|_| PLAIN_HELP.into()).collect();
     help.push(format!("correct these cells, or give {settings}"));
     if !(few.is_empty() && many.is_empty()) {
         help.push(format!(
@@ -189,22 +192,13 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     help.join("; ")
 }
 
-/// What to do about columns whose texts are numbers or dates to people.
-fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
-    let mut written = columns.iter().filter(|column| column.are_written());
-    let help = written.next().map(|_| PLAIN_HELP.to_string());
-    help.into_iter().collect()
-}
-
 /// The names of columns as a value of a setting.
 fn list(columns: &[&SurveyedColumn]) -> String {
     let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
     let names = names.join(",");
-    let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
-    match names.chars().all(is_plain) {
-        true => names,
-        false => format!("'{names}'"),
-    }
+    let is_special = |character: char| !character.is_alphanumeric() && !"_-.,".contains(character);
+    let quote = if names.contains(is_special) { "'" } else { "" };
+    format!("{quote}{names}{quote}")
 }
 
 /// A few columns described, several of them on a line each.
@@ -213,16 +207,12 @@ fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> 
         1 => (" ", ""),
         _ => ("\n    ", "s"),
     };
-    let all = columns
-        .iter()
-        .take(20)
-        .map(|column| format!("{between}{}", describe(column)));
-    let more = if columns.len() > 20 { "\n    …" } else { "" };
-    format!(
-        "{} column{plural}:{}{more}",
-        columns.len(),
-        all.collect::<String>()
-    )
+    let (all, count) = (columns.iter().take(20), columns.len());
+    let all: String = all
+        .map(|column| format!("{between}{}", describe(column)))
+        .collect();
+    let more = if count > 20 { "\n    …" } else { "" };
+    format!("{count} column{plural}:{all}{more}")
 }
 
 impl SurveyedColumn {

@@ -1,13 +1,9 @@
-//! A table of any format, read row after row: its names, its cells, and what these are as features.
+//! Tables of any format, read row after row: names, cells, and what these are as features.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
 
 use ddp_data::Result;
-use ddp_data::files::{TableFormat, table_format};
 use ddp_data::words::{has_leading_zeros, is_missing, number, shown_number};
-
-use crate::{csv, parquet};
 
 /// A cell as its format types it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,25 +40,6 @@ pub(crate) trait TableReader {
 
     /// The place of that cell, for messages: its line or row.
     fn place(&self, column: usize) -> String;
-}
-
-/// A table before its first row.
-pub(crate) struct Table {
-    pub(crate) path: PathBuf,
-    pub(crate) rows: Box<dyn TableReader>,
-}
-
-impl Table {
-    /// Opens the table at `path`. Only its header is read.
-    pub(crate) fn open(path: &Path) -> Result<Table> {
-        let rows = match table_format(path)? {
-            TableFormat::Csv => csv::open(path, false)?,
-            TableFormat::Tsv => csv::open(path, true)?,
-            TableFormat::Parquet => parquet::open(path)?,
-        };
-        let path = path.to_path_buf();
-        Ok(Table { path, rows })
-    }
 }
 
 /// A cell as a feature.

@@ -44,8 +44,6 @@ pub(crate) enum Holds {
 pub enum TableFormat {
     /// Text between commas, semicolons or tabs.
     Csv,
-    /// Text between tabs.
-    Tsv,
     /// Parquet.
     Parquet,
 }

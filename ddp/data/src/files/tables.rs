@@ -4,15 +4,8 @@ use crate::files::format::{Format, Holds, PLAIN, TableFormat};
 
 pub(super) static CSV: Format = Format {
     name: "a table of text (.csv, .tsv)",
-    endings: &[".csv"],
+    endings: &[".csv", ".tsv"],
     holds: Holds::Table(TableFormat::Csv),
-    ..PLAIN
-};
-
-pub(super) static TSV: Format = Format {
-    name: CSV.name,
-    endings: &[".tsv"],
-    holds: Holds::Table(TableFormat::Tsv),
     ..PLAIN
 };
 

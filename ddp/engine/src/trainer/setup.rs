@@ -235,11 +235,10 @@ pub(super) fn open(
     resumed: Option<&Opened>,
 ) -> Result<Data> {
     let mut request = options.data_request();
-    request.tables = tables;
     // A run that began with targets as they are continues with them.
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
-    Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
+    Ok(ddp_data::prepare(&request, tables, &WorldRanks(world))?)
 }
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.

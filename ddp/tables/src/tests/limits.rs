@@ -87,6 +87,7 @@ fn memory_does_not_grow_with_the_table() {
     assert!(bytes > 50 << 20, "{bytes}");
     let request = TableRequest {
         label: Some("kind".into()),
+        features: others(&path, Some("kind")).unwrap(),
         ..Default::default()
     };
     // The pages of this program's own code count too: a small table brings them in first.
@@ -150,15 +151,16 @@ fn a_disk_that_is_full_leaves_nothing() {
             scratch.path(),
         ));
     };
-    let cache = folder.join(".ddp-cache");
+    let (cache, path) = (folder.join(".ddp-cache"), folder.join("features.csv"));
     let request = TableRequest {
         label: Some("kind".into()),
+        features: others(&path, Some("kind")).unwrap(),
         ..Default::default()
     };
-    assert_full(open(&folder.join("features.csv"), &request), &cache);
+    assert_full(open(&path, &request), &cache);
     let request = TableRequest {
         label: Some("y".into()),
-        features: Some(Vec::new()),
+        features: Vec::new(),
         ..Default::default()
     };
     assert_full(open(&folder.join("labels.csv"), &request), &cache);

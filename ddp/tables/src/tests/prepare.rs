@@ -18,7 +18,7 @@ use ddp_data::{
 };
 use ddp_kernels::files::testing::Scratch;
 
-use self::support::{all, bytes, floats, npy, whole};
+use self::support::{all, bytes, floats, npy, request, whole};
 use self::threads::ranks;
 use crate::READER;
 
@@ -30,15 +30,8 @@ fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
     path
 }
 
-fn request(data: &Path, labels: Option<&Path>) -> DataRequest {
-    DataRequest {
-        tables: Some(READER),
-        ..support::request(data, labels)
-    }
-}
-
 fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
-    ddp_data::prepare(request, ranks)
+    ddp_data::prepare(request, Some(READER), ranks)
 }
 
 /// A model that was trained on texts.
@@ -69,7 +62,7 @@ fn table(scratch: &Scratch, text: &str) -> DataRequest {
 #[test]
 fn eval_uses_the_models_columns_classes_and_normalization() {
     let scratch = Scratch::new();
-    let world = crate::Alone;
+    let world = Alone;
     let text = "kind,b,more,a\ncow,6,x,1\nbee,4,y,3\n";
     let mut request = table(&scratch, text);
     request.labels = Some("kind".into());

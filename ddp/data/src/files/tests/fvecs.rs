@@ -115,7 +115,7 @@ fn rows_of_it_are_trained_on() {
     let spec = x.to_str().unwrap().parse().unwrap();
     let mut request = crate::DataRequest::new(spec);
     request.labels = Some(y.display().to_string());
-    let data = crate::prepare(&request, &crate::Alone).unwrap();
+    let data = crate::prepare(&request, None, &crate::Alone).unwrap();
     let [x, _] = crate::read_rows(&*data.train, &[1]).unwrap();
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.0, 4.0]);
     assert!(Path::new(FVECS.endings[0]).extension().is_none());

@@ -57,7 +57,7 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
         // A new file at the same path.
         let _ = fs::remove_file(scratch.path().join("y.npy"));
         whole(&scratch, "y.npy", &(0..1000).map(label).collect::<Vec<_>>());
-        open_files(resolve(&asked, DATA, spec, None).unwrap()).unwrap()
+        open_files(resolve(&asked, DATA, spec, None).unwrap(), None).unwrap()
     };
     let one = opened(usize::MAX);
     let other = opened(777);

@@ -19,7 +19,8 @@ use ddp_data::text::{ReadOptions, documents};
 
 use crate::columns::TableRequest;
 use crate::parquet::reading::*;
-use crate::table::Table as Opened;
+use crate::source::Table as Opened;
+use crate::tests::others;
 use crate::{READER, flat};
 
 /// The table at `path` as arrays, in the usual folder of converted copies.
@@ -118,6 +119,7 @@ impl Table {
             &self.path,
             &TableRequest {
                 label: label.map(String::from),
+                features: others(&self.path, label)?,
                 ..Default::default()
             },
         )
@@ -247,7 +249,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
         values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),
     };
     let request = TableRequest {
-        features: Some(vec![category]),
+        features: vec![category],
         ..TableRequest::default()
     };
     let (_, x) = features(&open_table(&table.path, &request).unwrap());
@@ -281,6 +283,7 @@ fn row_groups_follow_each_other_however_they_are_packed() {
             &path,
             &TableRequest {
                 label: Some("y".into()),
+                features: others(&path, Some("y")).unwrap(),
                 ..Default::default()
             },
         )
@@ -378,7 +381,7 @@ fn durations_of_pandas_are_refused_with_their_unit() {
     table.assert_refused(None, &[says, "total_seconds", "`drop`"]);
     let features = [ColumnPlan::number("x")];
     let request = TableRequest {
-        features: Some(features.to_vec()),
+        features: features.to_vec(),
         ..TableRequest::default()
     };
     assert!(open_table(&table.path, &request).is_ok());
@@ -396,7 +399,7 @@ fn a_nested_column_is_one_that_can_be_left_out() {
     let wanted = [ColumnPlan::number("x")];
     let request = TableRequest {
         label: Some("y".into()),
-        features: Some(wanted.to_vec()),
+        features: wanted.to_vec(),
         ..TableRequest::default()
     };
     let contents = open_table(&table.path, &request).unwrap();
@@ -426,11 +429,11 @@ fn texts_and_nulls_become_features_as_in_other_tables() {
         values: (!values.is_empty()).then(|| values.iter().map(|text| text.to_string()).collect()),
     };
     let request = TableRequest {
-        features: Some(vec![
+        features: vec![
             plan("a", &[]),
             plan("town", &["Rom"]),
             plan("month", &["1", "12"]),
-        ]),
+        ],
         allows_missing: true,
         ..TableRequest::default()
     };
@@ -584,7 +587,7 @@ fn the_rows_of_a_column_of_texts_are_documents() {
             encoder: None,
             piece_bytes: 64,
             read_bytes: &Default::default(),
-            tables: Some(READER),
+            columns: Some(crate::texts),
         };
         documents(&path, &options, &mut |piece| {
             read.push(piece.text);

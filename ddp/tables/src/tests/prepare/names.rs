@@ -300,8 +300,15 @@ fn labels_of_tables_are_all_texts_or_all_numbers() {
 }
 
 #[test]
-fn a_label_is_named_once() {
+fn a_label_is_named_once_and_is_not_all() {
     let scratch = Scratch::new();
     let table = put(&scratch, "t.csv", "a,y\n1,0.5\n2,1.5\n");
     refused(&labelled(&table, "y,y"), 2, &["t.csv", "got \"y\" twice"]);
+    let table = put(&scratch, "t.csv", "y\n1\n");
+    let parts = [
+        "t.csv",
+        "no column besides the label \"y\"",
+        "put commas between them",
+    ];
+    refused(&labelled(&table, "y"), 65, &parts);
 }
