@@ -38,7 +38,7 @@
 //! |---|---|
 //! | [`kernels`] | devices, tensors, transfers, operations |
 //! | [`comm`] | [`World`](comm::World): the ranks, their groups, how they fail and end |
-//! | [`data`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
+//! | [`data`], [`tables`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
 //! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
@@ -85,6 +85,7 @@ pub use ddp_kernels as kernels;
 use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
+pub use ddp_tables as tables;
 pub use error::{Error, Result, ShownError};
 pub use program::{Program, program};
 pub use train::Trainer;

@@ -15,6 +15,7 @@ use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
 use crate::progress::Progress;
 use crate::shown::{shown, significant};
+use crate::tables;
 use crate::units::count;
 
 /// Printed after the help of `tokenize`.
@@ -89,6 +90,7 @@ pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Re
         val_split: flags.val_split,
         out: flags.out.clone(),
         sizes: Sizes::default(),
+        columns: Some(tables::texts),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
     let mut progress = Progress::of_files(flags.progress);

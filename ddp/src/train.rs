@@ -9,6 +9,7 @@ use ddp_kernels::Device;
 
 use crate::config::{ClassWeights, Config};
 use crate::data::Data;
+use crate::data::tables::Tables;
 use crate::device::{check_device, find_devices};
 use crate::error::{Error, Result};
 use crate::metrics_log::{EvalEvent, StepEvent};
@@ -16,6 +17,7 @@ use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
 use crate::report;
+use crate::tables::READER;
 use crate::tensorboard::EventFile;
 use crate::trainer::{self, Program};
 
@@ -143,6 +145,10 @@ impl Program for TrainProgram<'_> {
 
     fn data(&self) -> Option<Data> {
         self.data.clone()
+    }
+
+    fn tables(&self) -> Option<&'static dyn Tables> {
+        Some(READER)
     }
 
     fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()> {

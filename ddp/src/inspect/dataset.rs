@@ -13,6 +13,7 @@ use crate::data::resolve;
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
+use crate::tables::READER;
 use crate::tasks::{self, Survey};
 
 /// Rows that are read at a time.
@@ -44,7 +45,8 @@ fn rows(spec: DataSpec, request: &DataRequest, path: &str) -> Result<Inspected> 
         sheet.add("files", text);
         json["files"] = files;
     }
-    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, path));
+    let prepared =
+        data::prepare(request, Some(READER), &Alone).map_err(|error| renamed(error, path));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => None,
         // Unreadable files are not bad data.
@@ -133,7 +135,7 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 /// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
-        let columns = files::columns(path)?;
+        let columns = READER.columns(path)?;
         let (count, names) = (columns.len(), some_of(&columns));
         let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));

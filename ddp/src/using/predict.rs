@@ -13,11 +13,11 @@ use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::data::files::kept::{self, KeptCells};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
+use crate::tables::{self, KeptCells};
 use crate::tasks::{self, Format, PredictionOptions, Predictions};
 
 /// Printed after the help of `predict`.
@@ -82,7 +82,7 @@ impl PredictFlags {
         match (&self.using.data, self.out.format) {
             (DataSpec::Files(spec), Format::Csv) => {
                 let files = resolve::files(&spec.path, DATA)?;
-                Ok(Some(kept::keep(files, keep)?))
+                Ok(Some(tables::keep(files, keep)?))
             }
             _ => {
                 let expected = "tables as --data and a .csv as --out";

@@ -8,11 +8,12 @@ use crate::packages::Package;
 
 /// For each package under these rules: the packages of this workspace that it may depend on, tests
 /// apart. The compiler forbids cycles; this forbids a new direction.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("ddp-kernels", &[]),
     ("ddp-comm", &["ddp-kernels"]),
     ("ddp-nn", &["ddp-kernels"]),
     ("ddp-data", &["ddp-kernels"]),
+    ("ddp-tables", &["ddp-kernels", "ddp-data"]),
     (
         "ddp-engine",
         &["ddp-kernels", "ddp-comm", "ddp-nn", "ddp-data"],
@@ -24,6 +25,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
             "ddp-comm",
             "ddp-nn",
             "ddp-data",
+            "ddp-tables",
             "ddp-engine",
         ],
     ),
@@ -57,7 +59,14 @@ const WORDS: [(&str, &[&str]); 3] = [
 ];
 
 /// The libraries, whose texts name no flags: those are the program's.
-const LIBRARIES: [&str; 5] = ["kernels/", "comm/", "ddp/nn/", "ddp/data/", "ddp/engine/"];
+const LIBRARIES: [&str; 6] = [
+    "kernels/",
+    "comm/",
+    "ddp/nn/",
+    "ddp/data/",
+    "ddp/tables/",
+    "ddp/engine/",
+];
 
 /// Flags of other programs that libraries may name.
 const OTHERS_FLAGS: [&str; 13] = [

@@ -136,7 +136,7 @@ mod tests {
         };
         change(&mut options);
         let world = World::single().unwrap();
-        let data = setup::open(&options, &world, None).unwrap();
+        let data = setup::open(&options, None, &world, None).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
         let fields = fields(&data, &step, true).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ddp_comm::World;
 use ddp_data::Data;
+use ddp_data::tables::Tables;
 use ddp_kernels::Device;
 use ddp_nn::Loss;
 
@@ -23,6 +24,11 @@ pub trait Program {
 
     /// Data of the program itself, in place of what the settings name.
     fn data(&self) -> Option<Data> {
+        None
+    }
+
+    /// What reads tables, if the program reads some.
+    fn tables(&self) -> Option<&'static dyn Tables> {
         None
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ddp_comm::{Group, World};
 use ddp_data::sampler::Shards;
+use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
@@ -223,16 +224,21 @@ pub(super) fn data(
 ) -> Result<Data> {
     program
         .data()
-        .map_or_else(|| open(options, world, resumed), Ok)
+        .map_or_else(|| open(options, program.tables(), world, resumed), Ok)
 }
 
 /// Opens the data that the settings name. All ranks call it together.
-pub(super) fn open(options: &Config, world: &World, resumed: Option<&Opened>) -> Result<Data> {
+pub(super) fn open(
+    options: &Config,
+    tables: Option<&'static dyn Tables>,
+    world: &World,
+    resumed: Option<&Opened>,
+) -> Result<Data> {
     let mut request = options.data_request();
     // A run that began with targets as they are continues with them.
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
-    Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
+    Ok(ddp_data::prepare(&request, tables, &WorldRanks(world))?)
 }
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.

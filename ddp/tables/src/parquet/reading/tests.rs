@@ -13,14 +13,19 @@ use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 use ddp_kernels::files::testing::Scratch;
 
-use crate::features::ColumnPlan;
-use crate::files::parquet::reading::*;
-use crate::files::table::TableRequest;
-use crate::files::{self, Contents, Element, OddCells};
+use ddp_data::ColumnPlan;
+use ddp_data::files::{Contents, Element, OddCells};
+use ddp_data::text::{ReadOptions, documents};
+
+use crate::columns::TableRequest;
+use crate::parquet::reading::*;
+use crate::source::Table as Opened;
+use crate::tests::others;
+use crate::{READER, flat};
 
 /// The table at `path` as arrays, in the usual folder of converted copies.
-fn open_table(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
-    files::open_table(path, request, None)
+fn open_table(path: &Path, request: &TableRequest) -> Result<Contents> {
+    flat::open(Opened::open(path)?, request, None)
 }
 
 /// The values of one column, all rows of one group.
@@ -113,7 +118,8 @@ impl Table {
         open_table(
             &self.path,
             &TableRequest {
-                label,
+                label: label.map(String::from),
+                features: others(&self.path, label)?,
                 ..Default::default()
             },
         )
@@ -193,7 +199,7 @@ fn numbers_of_every_type_are_features_and_texts_are_classes() {
         (vec![1, 0], vec!["cat".to_string(), "dog".into()])
     );
     assert_eq!(
-        files::columns(&table.path).unwrap(),
+        READER.columns(&table.path).unwrap(),
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "y"]
     );
 }
@@ -243,7 +249,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
         values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),
     };
     let request = TableRequest {
-        features: Some(&[category]),
+        features: vec![category],
         ..TableRequest::default()
     };
     let (_, x) = features(&open_table(&table.path, &request).unwrap());
@@ -276,7 +282,8 @@ fn row_groups_follow_each_other_however_they_are_packed() {
         let contents = open_table(
             &path,
             &TableRequest {
-                label: Some("y"),
+                label: Some("y".into()),
+                features: others(&path, Some("y")).unwrap(),
                 ..Default::default()
             },
         )
@@ -374,7 +381,7 @@ fn durations_of_pandas_are_refused_with_their_unit() {
     table.assert_refused(None, &[says, "total_seconds", "`drop`"]);
     let features = [ColumnPlan::number("x")];
     let request = TableRequest {
-        features: Some(&features),
+        features: features.to_vec(),
         ..TableRequest::default()
     };
     assert!(open_table(&table.path, &request).is_ok());
@@ -388,11 +395,11 @@ fn a_nested_column_is_one_that_can_be_left_out() {
         schema,
         &[&[whole(), whole(), Column::Whole64(&[1, 2]), whole()]],
     );
-    assert_eq!(files::columns(&table.path).unwrap(), ["a", "x", "y"]);
+    assert_eq!(READER.columns(&table.path).unwrap(), ["a", "x", "y"]);
     let wanted = [ColumnPlan::number("x")];
     let request = TableRequest {
-        label: Some("y"),
-        features: Some(&wanted),
+        label: Some("y".into()),
+        features: wanted.to_vec(),
         ..TableRequest::default()
     };
     let contents = open_table(&table.path, &request).unwrap();
@@ -422,11 +429,11 @@ fn texts_and_nulls_become_features_as_in_other_tables() {
         values: (!values.is_empty()).then(|| values.iter().map(|text| text.to_string()).collect()),
     };
     let request = TableRequest {
-        features: Some(&[
+        features: vec![
             plan("a", &[]),
             plan("town", &["Rom"]),
             plan("month", &["1", "12"]),
-        ]),
+        ],
         allows_missing: true,
         ..TableRequest::default()
     };
@@ -561,4 +568,42 @@ fn a_compression_that_is_not_read_is_named() {
         text.contains("its compression is not read") && text.contains("brotli"),
         "{text}"
     );
+}
+
+#[test]
+fn the_rows_of_a_column_of_texts_are_documents() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("a.parquet");
+    // Words that mark missing values in tables are texts here.
+    let texts = ["first", "None", "", "12"];
+    let columns = [Column::Whole32(&[0, 1, 2, 3]), Column::Texts(&texts)];
+    let schema = "REQUIRED INT32 number; REQUIRED BYTE_ARRAY text (UTF8)";
+    write(&path, schema, Compression::UNCOMPRESSED, &[&columns]);
+    let read = |field| {
+        let mut read = Vec::new();
+        let options = ReadOptions {
+            field,
+            lossy: false,
+            encoder: None,
+            piece_bytes: 64,
+            read_bytes: &Default::default(),
+            columns: Some(crate::texts),
+        };
+        documents(&path, &options, &mut |piece| {
+            read.push(piece.text);
+            Ok(())
+        })
+        .map(|()| read)
+    };
+    assert_eq!(read("text").unwrap(), texts);
+    for (field, part) in [
+        (
+            "content",
+            "expected a column \"content\", got [number, text]",
+        ),
+        ("number", "got numbers"),
+    ] {
+        let error = read(field).unwrap_err();
+        assert!(error.exit_code() == 65 && error.to_string().contains(part));
+    }
 }

@@ -1,17 +1,11 @@
 //! Tables as people have them: columns of texts, missing cells, columns to leave out.
 
-use crate::features::{ColumnPlan, TableSettings};
-use crate::prepare::tests::*;
+use ddp_data::{ColumnPlan, TableSettings};
+
+use super::*;
 
 const TRAIN: &str = "id,town,age,rooms,price\n\
     a,Rom,10,,100.5\nb,Ulm,?,2,110.5\nc,Rom,30,3,120.5\nd,Ulm,40,4,130.5\ne,Rom,50,NA,140.5\nf,Ulm,60,6,150.5\n";
-
-fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
-    let path = scratch.path().join(name);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, text).unwrap();
-    path
-}
 
 fn settings(drop: &str, categorical: &str, missing: Missing) -> TableSettings {
     let names = |text: &str| text.split_terminator(',').map(String::from).collect();
@@ -30,11 +24,11 @@ fn asked(data: &Path, table: &TableSettings) -> DataRequest {
 }
 
 fn alone(request: &DataRequest) -> Data {
-    prepare(request, &crate::Alone).unwrap()
+    prepare(request, &Alone).unwrap()
 }
 
 fn error(request: &DataRequest) -> (u8, String) {
-    let error = prepare(request, &crate::Alone).unwrap_err();
+    let error = prepare(request, &Alone).unwrap_err();
     (error.exit_code(), error.to_string())
 }
 
@@ -309,27 +303,6 @@ fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
 }
 
 #[test]
-fn missing_numbers_in_arrays_are_filled_in_as_well() {
-    let scratch = Scratch::new();
-    let x = floats(
-        &scratch,
-        "x.npy",
-        &[&[1.0, f32::NAN], &[f32::NAN, 4.0], &[3.0, 8.0]],
-    );
-    let y = whole(&scratch, "y.npy", &[0, 1, 0]);
-    let request = DataRequest {
-        table: settings("", "", Missing::Mean),
-        ..request(&x, Some(&y))
-    };
-    let data = alone(&request);
-    assert_eq!(inputs(&*data.train), [[1.0, 6.0], [2.0, 4.0], [3.0, 8.0]]);
-    assert_eq!(
-        inputs(&*alone(&later(&data, &x)).train),
-        inputs(&*data.train)
-    );
-}
-
-#[test]
 fn several_labels_are_learned_together() {
     let scratch = Scratch::new();
     let path = put(&scratch, "t.csv", "a,x,b\n1,10,5\n2,20,6\n3,30,7.5\n");
@@ -372,7 +345,7 @@ fn several_labels_are_learned_together() {
     put(&scratch, "t.csv", "a,x,b\n1,2,3\n");
     let feature = DataRequest {
         labels: Some("b,a".into()),
-        ..DataRequest::new(format!("{}#a,x", path.display()).parse().unwrap())
+        ..request(Path::new(&format!("{}#a,x", path.display())), None)
     };
     assert!(
         error(&feature)

@@ -94,7 +94,7 @@ fn a_model_says_what_it_was_trained_on_and_names_no_settings_of_training() {
     let table = Table::csv("a,b\n1,x\n2,\n");
     let plans = [ColumnPlan::number("a"), ColumnPlan::number("b")];
     let request = TableRequest {
-        features: Some(&plans),
+        features: plans.to_vec(),
         is_for_model: true,
         ..TableRequest::default()
     };
@@ -119,7 +119,7 @@ fn each_value_of_a_categorical_column_is_a_feature() {
         categorical("size", &["M", "S"]),
     ];
     let request = TableRequest {
-        features: Some(&plans),
+        features: plans.to_vec(),
         allows_missing: true,
         ..TableRequest::default()
     };

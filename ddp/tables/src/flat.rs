@@ -15,37 +15,33 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result, ensure};
-use crate::features::ColumnPlan;
-use crate::files::array::Element;
-use crate::files::format::{Contents, DataFile, EXAMPLES_MAX, OddCells, OpenTable};
-use crate::files::io::writing;
-use crate::files::table::survey::Survey;
-use crate::files::table::{
-    Cell, Columns, Feature, TableReader, TableRequest, Value, number, shown,
-};
-use crate::files::{cache, flat};
-use crate::guess;
-use crate::task::CLASSES_MAX;
+use ddp_data::files::io::writing;
+use ddp_data::files::{Contents, EXAMPLES_MAX, Element, OddCells, cache, flat};
+use ddp_data::words::{has_leading_zeros, number};
+use ddp_data::{CLASSES_MAX, ColumnPlan, Error, Result, ensure};
+
+use crate::columns::{Columns, TableRequest};
+use crate::source::Table;
+use crate::survey::Survey;
+use crate::table::{Cell, TableReader, Value, shown};
 
 /// The arrays that `request` wants of a table.
 pub(crate) fn open(
-    file: &DataFile<'_>,
-    table: OpenTable,
-    request: &TableRequest<'_>,
+    table: Table,
+    request: &TableRequest,
+    cache_dir: Option<&Path>,
 ) -> Result<Contents> {
-    // What is no table is not looked for in the cache.
-    table(file.path)?;
+    let path = table.path.clone();
     let asked = serde_json::json!({
         "label": request.label,
         "features": request.features,
         "allows missing": request.allows_missing,
         "labels are texts": request.labels_are_texts,
     });
-    let made = converted(file.path, file.cache_dir, &asked, |to| {
-        flat::write(to, |out| convert(file.path, table, request, to, out))
+    let made = converted(&path, cache_dir, &asked, |to| {
+        flat::write(to, |out| convert(table, request, to, out))
     })?;
-    flat::open(&made, file.name)
+    flat::open(&made, &path.display().to_string())
 }
 
 /// The copy of a table that `make` makes. The ending of a name may say how a table is read.
@@ -65,7 +61,6 @@ fn converted(
 /// result is kept in the cache.
 pub(crate) fn survey(
     path: &Path,
-    open: OpenTable,
     features: &[ColumnPlan],
     categorical: &[String],
     cache_dir: Option<&Path>,
@@ -73,45 +68,31 @@ pub(crate) fn survey(
     let asked = serde_json::json!(["survey 5", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
-            features: Some(features),
+            features: features.to_vec(),
             ..TableRequest::default()
         };
-        let mut table = open(path)?;
-        let columns = Columns::choose(path, &request, table.names())?;
-        survey_of(&columns, &mut *table, categorical)?.write(to)
+        let mut table = Table::open(path)?;
+        let columns = Columns::choose(path, &request, table.rows.names())?;
+        Survey::of(&columns, &mut *table.rows, categorical)?.write(to)
     })?;
     Survey::open(&made)
 }
 
-fn survey_of(
-    columns: &Columns<'_>,
-    table: &mut dyn TableReader,
-    categorical: &[String],
-) -> Result<Survey> {
-    table.select(&columns.all())?;
-    let mut survey = Survey::of(columns, categorical);
-    while table.advance()? {
-        survey.add(columns, table);
-    }
-    Ok(survey)
-}
-
 fn convert(
-    path: &Path,
-    open: OpenTable,
-    request: &TableRequest<'_>,
+    mut table: Table,
+    request: &TableRequest,
     to: &Path,
     out: &mut flat::Writer,
 ) -> Result<flat::About> {
-    let mut table = open(path)?;
-    let columns = Columns::choose(path, request, table.names())?;
-    table.select(&columns.all())?;
+    let columns = Columns::choose(&table.path, request, table.rows.names())?;
+    table.rows.select(&columns.all())?;
     let mut rows = RowWriter::new(&columns, to, out)?;
-    while table.advance()? {
-        match rows.add(&*table) {
+    while table.rows.advance()? {
+        match rows.add(&*table.rows) {
             // There may be more such columns: all are named at once.
             Err(first) if rows.refused_cell => {
-                let survey = survey_of(&columns, &mut *open(path)?, &[])?;
+                let mut again = Table::open(&table.path)?;
+                let survey = Survey::of(&columns, &mut *again.rows, &[])?;
                 return Err(survey.refusal(&columns).unwrap_or(first));
             }
             added => added?,
@@ -121,17 +102,17 @@ fn convert(
 }
 
 /// Numbers written at once.
-pub(super) const PIECE_COUNT: usize = 1 << 18;
+pub(crate) const PIECE_COUNT: usize = 1 << 18;
 
 /// Writes rows: features at once, labels aside until all are known.
-pub(super) struct RowWriter<'a> {
+pub(crate) struct RowWriter<'a> {
     columns: &'a Columns<'a>,
     out: &'a mut flat::Writer,
     features: Vec<f32>,
     /// Of each column.
     odd: Vec<OddCells>,
     /// Whether a cell was refused that other settings would allow.
-    pub(super) refused_cell: bool,
+    pub(crate) refused_cell: bool,
     labels: Option<LabelColumn>,
     /// Missing labels, and where the first one is.
     unlabelled: u64,
@@ -141,23 +122,27 @@ pub(super) struct RowWriter<'a> {
 
 impl<'a> RowWriter<'a> {
     /// Rows of the file `to`.
-    pub(super) fn new(
+    pub(crate) fn new(
         columns: &'a Columns<'a>,
         to: &Path,
         out: &'a mut flat::Writer,
     ) -> Result<RowWriter<'a>> {
-        let width = columns.features.iter().map(Feature::width).sum();
+        let plans = &columns.request.features;
+        let width = plans.iter().map(ColumnPlan::width).sum();
         if width > 0 {
             out.begin("features", Element::F32, &[width])?;
         }
         let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
         let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
-        let count = columns.features.len();
+        let odd = |plan: &ColumnPlan| OddCells {
+            column: plan.name.clone(),
+            ..OddCells::default()
+        };
         Ok(RowWriter {
             columns,
             out,
             features: Vec::with_capacity(PIECE_COUNT + width),
-            odd: vec![OddCells::default(); count],
+            odd: plans.iter().map(odd).collect(),
             refused_cell: false,
             labels: labels.transpose()?,
             unlabelled: 0,
@@ -167,11 +152,12 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Adds the current row of `table`.
-    pub(super) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
-        for (index, feature) in self.columns.features.iter().enumerate() {
-            self.feature(table, index, feature)?;
+    pub(crate) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
+        let columns = self.columns;
+        for (index, (plan, column)) in columns.plans().enumerate() {
+            self.feature(table, index, plan, column)?;
         }
-        for &column in &self.columns.labels {
+        for &column in &columns.labels {
             self.label(table, column)?;
         }
         self.rows += 1;
@@ -181,24 +167,32 @@ impl<'a> RowWriter<'a> {
         }
     }
 
-    fn feature(&mut self, table: &dyn TableReader, index: usize, feature: &Feature) -> Result<()> {
-        let value = table.value(feature.column);
-        let bad = |what: &str| Err(self.columns.bad_cell(table, feature.column, what));
-        let (start, end) = (self.features.len(), self.features.len() + feature.width());
-        match (value.cell(), &feature.positions) {
-            (Cell::Missing, positions) if self.columns.request.allows_missing => {
-                self.odd[index].missing += 1;
-                let filler = if positions.is_some() { 0.0 } else { f32::NAN };
+    /// Adds the cell of the feature column `index`.
+    fn feature(
+        &mut self,
+        table: &dyn TableReader,
+        index: usize,
+        plan: &ColumnPlan,
+        column: usize,
+    ) -> Result<()> {
+        let (value, odd) = (table.value(column), &mut self.odd[index]);
+        let bad = |what: &str| Err(self.columns.bad_cell(table, column, what));
+        let (start, end) = (self.features.len(), self.features.len() + plan.width());
+        match (value.cell(), &plan.values) {
+            (Cell::Missing, values) if self.columns.request.allows_missing => {
+                odd.missing += 1;
+                let filler = if values.is_some() { 0.0 } else { f32::NAN };
                 self.features.resize(end, filler);
             }
-            (Cell::Number(_) | Cell::Text(_), Some(positions)) => {
+            // Values are sorted.
+            (Cell::Number(_) | Cell::Text(_), Some(values)) => {
                 let text = value.text();
                 self.features.resize(end, 0.0);
-                match positions.get(&*text) {
-                    Some(position) => self.features[start + position] = 1.0,
-                    None => {
-                        let (odd, example) = (&mut self.odd[index], shown(&text));
+                match values.binary_search_by(|value| value.as_bytes().cmp(&text)) {
+                    Ok(position) => self.features[start + position] = 1.0,
+                    Err(_) => {
                         odd.unseen += 1;
+                        let example = shown(&text);
                         if odd.examples.len() < EXAMPLES_MAX && !odd.examples.contains(&example) {
                             odd.examples.push(example);
                         }
@@ -252,7 +246,7 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Writes the labels after the last row.
-    pub(super) fn finish(mut self) -> Result<flat::About> {
+    pub(crate) fn finish(mut self) -> Result<flat::About> {
         let columns = self.columns;
         if self.rows == 0 {
             return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
@@ -268,9 +262,6 @@ impl<'a> RowWriter<'a> {
             self.write_piece()?;
         }
         let labels = self.labels.map(|labels| labels.finish(self.out));
-        for (index, odd) in self.odd.iter_mut().enumerate() {
-            odd.column = columns.name(index).into();
-        }
         self.odd.retain(|odd| odd.missing + odd.unseen > 0);
         Ok(flat::About {
             classes: labels.transpose()?.flatten(),
@@ -337,7 +328,7 @@ impl LabelColumn {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
         self.all_whole = self.all_whole && whole(cell).is_some();
-        self.any_leading_zeros |= guess::has_leading_zeros(cell);
+        self.any_leading_zeros |= has_leading_zeros(cell);
         let noted = check(cell, value).and_then(|()| self.note(cell));
         noted.map_err(bad)?;
         let written = self.aside.write_all(cell);
@@ -407,13 +398,6 @@ impl LabelColumn {
     }
 }
 
-/// Whether a cell is a whole number that does not fit i64, with digits only.
-fn is_long(cell: &[u8]) -> bool {
-    use IntErrorKind::{NegOverflow, PosOverflow};
-    let whole = std::str::from_utf8(cell).map(str::parse::<i64>);
-    matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow))
-}
-
 /// The whole number in a cell, by its digits since an f64 would round it: `7`, `-7.0` or `7e2`;
 /// `None` if it has a fraction or does not fit i64.
 fn whole(cell: &[u8]) -> Option<i64> {
@@ -435,19 +419,22 @@ fn whole(cell: &[u8]) -> Option<i64> {
 
 /// Whether a cell can be a label, or why not.
 fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
+    use IntErrorKind::{NegOverflow, PosOverflow};
     let got = || shown(cell);
+    let text = std::str::from_utf8(cell);
+    let whole = text.map(str::parse::<i64>);
     ensure!(
         value.is_none_or(f64::is_finite),
         "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
         got()
     );
     ensure!(
-        !is_long(cell),
+        !matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow)),
         "expected a label that 64 bits hold, got {}; help: put a letter before each if they are names",
         got()
     );
     ensure!(
-        std::str::from_utf8(cell).is_ok(),
+        text.is_ok(),
         "the label \"{}\" is not UTF-8; help: save the file as UTF-8",
         got()
     );

@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 
-use crate::error::Error;
-use crate::files::csv::*;
-use crate::files::table::number;
+use ddp_data::Error;
+use ddp_data::words::number;
+
+use crate::csv::*;
 
 /// Gives a few bytes at a time.
 struct Dribble<'a>(&'a [u8], usize);
@@ -22,11 +23,15 @@ fn read_with(
     tabs: bool,
     buffer_bytes: usize,
 ) -> Result<Vec<(u64, Vec<String>)>, String> {
-    let text = |error: Error| error.to_string().replace("cannot read t.csv: ", "");
+    let name = if tabs { "t.tsv" } else { "t.csv" };
+    let text = |error: Error| {
+        error
+            .to_string()
+            .replace(&format!("cannot read {name}: "), "")
+    };
     let input = Dribble(bytes, 3);
     let mut records =
-        Records::with_buffer(Path::new("t.csv"), input, tabs, (buffer_bytes, 1 << 20))
-            .map_err(text)?;
+        Records::new(Path::new(name), input, (buffer_bytes, 1 << 20)).map_err(text)?;
     let mut all = Vec::new();
     while records.advance().map_err(text)? {
         let record = &records;
@@ -97,7 +102,12 @@ fn quotes_hold_delimiters_quotes_and_ends_of_lines() {
 #[test]
 fn a_cell_is_on_the_line_on_which_it_begins() {
     let text = b"x,y,z\n\"1\n\n2\",\"3\n\",4\n";
-    let mut records = Records::new(Path::new("t.csv"), &text[..], false).unwrap();
+    let mut records = Records::new(
+        Path::new("t.csv"),
+        &text[..],
+        (BUFFER_BYTES, RECORD_BYTES_MAX),
+    )
+    .unwrap();
     assert!(records.advance().unwrap() && records.advance().unwrap());
     assert_eq!([0, 1, 2].map(|cell| records.line_of(cell)), [2, 4, 5]);
 }
@@ -189,8 +199,7 @@ fn a_row_that_does_not_end_is_not_read_into_memory() {
         .copied()
         .chain(std::iter::repeat_n(b'x', 1 << 16))
         .collect::<Vec<_>>();
-    let mut records =
-        Records::with_buffer(Path::new("t.csv"), &endless[..], false, (64, 1 << 12)).unwrap();
+    let mut records = Records::new(Path::new("t.csv"), &endless[..], (64, 1 << 12)).unwrap();
     records.advance().unwrap();
     let what = records.advance().unwrap_err().to_string();
     assert!(
@@ -240,7 +249,12 @@ fn numbers_are_as_the_standard_library_reads_them() {
 fn a_record_has_as_many_cells_as_can_be_columns() {
     let read = |commas: usize| {
         let text = [&b"x,y\n"[..], &vec![b','; commas], b"\n"].concat();
-        let mut records = Records::new(Path::new("t.csv"), &text[..], false).unwrap();
+        let mut records = Records::new(
+            Path::new("t.csv"),
+            &text[..],
+            (BUFFER_BYTES, RECORD_BYTES_MAX),
+        )
+        .unwrap();
         records.advance().unwrap();
         records.advance().map(|more| {
             assert!(more);

@@ -14,7 +14,7 @@ const FOLDER: &str = "DDP_TEST_TABLE_FOLDER";
 /// gives that folder.
 fn within(name: &str, limit: &str, folder: &Path) -> Output {
     let program = std::env::current_exe().expect("a test is a program");
-    let test = format!("files::table::tests::limits::{name}");
+    let test = format!("tests::limits::{name}");
     let mut shell = Command::new("bash");
     shell
         .args(["-c", &format!("{limit}\nexec \"$0\" \"$@\"")])
@@ -86,7 +86,8 @@ fn memory_does_not_grow_with_the_table() {
     let bytes = fs::metadata(&path).unwrap().len();
     assert!(bytes > 50 << 20, "{bytes}");
     let request = TableRequest {
-        label: Some("kind"),
+        label: Some("kind".into()),
+        features: others(&path, Some("kind")).unwrap(),
         ..Default::default()
     };
     // The pages of this program's own code count too: a small table brings them in first.
@@ -150,17 +151,21 @@ fn a_disk_that_is_full_leaves_nothing() {
             scratch.path(),
         ));
     };
-    let cache = folder.join(".ddp-cache");
+    let (cache, path) = (folder.join(".ddp-cache"), folder.join("features.csv"));
     let request = TableRequest {
-        label: Some("kind"),
+        label: Some("kind".into()),
+        features: others(&path, Some("kind")).unwrap(),
         ..Default::default()
     };
-    assert_full(open(&folder.join("features.csv"), &request), &cache);
+    assert_full(open(&path, &request), &cache);
     let request = TableRequest {
-        label: Some("y"),
-        features: Some(&[]),
+        label: Some("y".into()),
+        features: Vec::new(),
         ..Default::default()
     };
     assert_full(open(&folder.join("labels.csv"), &request), &cache);
-    assert_full(files::open(&folder.join("array.gz"), None), &cache);
+    assert_full(
+        ddp_data::files::open(&folder.join("array.gz"), None),
+        &cache,
+    );
 }

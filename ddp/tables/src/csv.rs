@@ -13,25 +13,12 @@ use std::path::{Path, PathBuf};
 use csv_core::ReadFieldResult::{End, Field, InputEmpty, OutputFull};
 use ddp_kernels::heartbeat::{self, Work};
 
-use crate::error::{Result, bail, ensure};
-use crate::files::format::{Format, Holds, PLAIN};
-use crate::files::io::{other_encoding, reader, refuse, unreadable};
-use crate::files::table::{TableReader, Value, is_missing, number, shown};
+use ddp_data::files::io::{other_encoding, reader, refuse, unreadable};
+use ddp_data::words::{is_missing, number};
+use ddp_data::{Result, bail, ensure};
+
 use crate::guess;
-
-pub(super) static CSV: Format = Format {
-    name: "a table of text (.csv, .tsv)",
-    endings: &[".csv"],
-    holds: Holds::Table(|path| open(path, false)),
-    ..PLAIN
-};
-
-pub(super) static TSV: Format = Format {
-    name: CSV.name,
-    endings: &[".tsv"],
-    holds: Holds::Table(|path| open(path, true)),
-    ..PLAIN
-};
+use crate::table::{TableReader, Value, shown};
 
 /// What to do about a table without a header.
 const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -44,8 +31,8 @@ struct CsvTable {
 }
 
 /// The table at `path`, after its line of names.
-fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
-    let mut records = Records::new(path, reader(path)?, has_tabs)?;
+pub(crate) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
+    let mut records = Records::new(path, reader(path)?, (BUFFER_BYTES, RECORD_BYTES_MAX))?;
     if !records.advance()? {
         let why = "it is empty: expected a line with names, then rows";
         return Err(refuse(path, why));
@@ -166,18 +153,9 @@ pub(super) struct Records<R> {
 }
 
 impl<R: Read> Records<R> {
-    /// Reads a stream with tabs as delimiters if `tabs`, else with the delimiter that its first
-    /// lines show.
-    pub(super) fn new(path: &Path, reader: R, tabs: bool) -> Result<Records<R>> {
-        Records::with_buffer(path, reader, tabs, (BUFFER_BYTES, RECORD_BYTES_MAX))
-    }
-
-    fn with_buffer(
-        path: &Path,
-        mut reader: R,
-        tabs: bool,
-        sizes: (usize, usize),
-    ) -> Result<Records<R>> {
+    /// Reads a stream with tabs as delimiters if the name says so, else with the delimiter that its
+    /// first lines show. `sizes` are those of the buffer and of the longest record.
+    fn new(path: &Path, mut reader: R, sizes: (usize, usize)) -> Result<Records<R>> {
         let buffer_bytes = sizes.0;
         let mut start = Vec::new();
         let mut first = reader.by_ref().take(buffer_bytes as u64);
@@ -192,7 +170,8 @@ impl<R: Read> Records<R> {
         if start.starts_with(b"\xef\xbb\xbf") {
             start.drain(..3);
         }
-        let delimiter = match tabs {
+        let name = path.to_string_lossy().to_ascii_lowercase();
+        let delimiter = match name.trim_end_matches(".gz").ends_with(".tsv") {
             true => b'\t',
             false => delimiter_of(&start, is_cut).map_err(|why| refuse(path, why))?,
         };
@@ -354,12 +333,12 @@ fn fill(input: &mut impl BufRead) -> io::Result<&[u8]> {
 /// The delimiter of a file that begins with these bytes: of those in the first line the one that
 /// splits the other lines alike. `is_cut`: the last line may be cut off.
 fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, String> {
-    let splits_header = |delimiter: &u8| cells(*delimiter, start).next() > Some(1);
+    let splits_header = |delimiter: &u8| cells(*delimiter, start, 1).first() > Some(&1);
     let mut found = [b',', b';', b'\t'].to_vec();
     found.retain(splits_header);
     if found.len() > 1 {
         let splits_alike = |delimiter: &u8| {
-            let counts: Vec<usize> = cells(*delimiter, start).collect();
+            let counts = cells(*delimiter, start, usize::MAX);
             let whole = counts.len() - usize::from(is_cut && counts.len() > 2);
             counts[..whole].iter().all(|count| *count == counts[0])
         };
@@ -374,26 +353,23 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, String> {
     Ok(found.first().copied().unwrap_or(b','))
 }
 
-/// How many cells each record of the first bytes of a file has with this delimiter. A malformed
-/// record has 0 and is the last.
-fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
-    let mut records = Records::split_at(
-        Path::new(""),
-        delimiter,
-        Vec::new(),
-        start,
-        (1 << 12, RECORD_BYTES_MAX),
-    );
-    let mut is_malformed = false;
-    std::iter::from_fn(move || {
-        let next = (!is_malformed).then(|| records.advance())?;
-        is_malformed = next.is_err();
-        match next {
-            Ok(false) => None,
-            Ok(true) => Some(records.len()),
-            Err(_) => Some(0),
+/// How many cells each record of the first bytes of a file has with this delimiter, of at most
+/// `most` records. A malformed record has 0 and is the last.
+fn cells(delimiter: u8, start: &[u8], most: usize) -> Vec<usize> {
+    let sizes = (1 << 12, RECORD_BYTES_MAX);
+    let mut records = Records::split_at(Path::new(""), delimiter, Vec::new(), start, sizes);
+    let mut counts = Vec::new();
+    while counts.len() < most {
+        match records.advance() {
+            Ok(true) => counts.push(records.len()),
+            Ok(false) => break,
+            Err(_) => {
+                counts.push(0);
+                break;
+            }
         }
-    })
+    }
+    counts
 }
 
 #[cfg(test)]

@@ -9,12 +9,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result, bail};
-use crate::features::{AUTO, ColumnPlan};
-use crate::files::io::{reading, refuse, writing};
-use crate::files::table::{Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown};
+use ddp_data::files::io::{reading, refuse, writing};
+use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
+use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_written_otherwise};
+use ddp_data::{AUTO, ColumnPlan, Error, Result, bail};
+
+use crate::columns::Columns;
 use crate::guess::{self, AUTO_VALUES_MAX};
-use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
+use crate::table::{Cell, TableReader, shown};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
@@ -49,31 +51,36 @@ pub(crate) struct SurveyedColumn {
 }
 
 impl Survey {
-    /// A survey before its first row.
-    pub(super) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
+    /// Reads all rows of a table.
+    pub(crate) fn of(
+        columns: &Columns<'_>,
+        rows: &mut dyn TableReader,
+        categorical: &[String],
+    ) -> Result<Survey> {
+        rows.select(&columns.features)?;
         let categorical: HashSet<&String> = categorical.iter().collect();
-        let column = |index| {
-            let name = columns.name(index).to_string();
-            let values_max = match categorical.contains(&name) {
+        let column = |plan: &ColumnPlan| SurveyedColumn {
+            name: plan.name.clone(),
+            values: Some(BTreeSet::new()),
+            values_max: match categorical.contains(&plan.name) {
                 true => NAMED_VALUES_MAX,
                 false => AUTO_VALUES_MAX,
-            };
-            SurveyedColumn {
-                name,
-                values: Some(BTreeSet::new()),
-                values_max,
-                ..SurveyedColumn::default()
-            }
+            },
+            ..SurveyedColumn::default()
         };
-        Survey {
-            columns: (0..columns.features.len()).map(column).collect(),
+        let mut survey = Survey {
+            columns: columns.request.features.iter().map(column).collect(),
+        };
+        while rows.advance()? {
+            survey.add(columns, rows);
         }
+        Ok(survey)
     }
 
     /// Adds the current row of `table`.
-    pub(super) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
-        for (column, feature) in self.columns.iter_mut().zip(&columns.features) {
-            let (index, value) = (feature.column, table.value(feature.column));
+    fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
+            let value = table.value(index);
             let place = || table.place(index);
             match value.cell() {
                 Cell::Number(_) => column.numbers += 1,
@@ -83,7 +90,7 @@ impl Survey {
                     }
                     let written = is_written_otherwise(&String::from_utf8_lossy(text));
                     column.written_texts += u64::from(written);
-                    column.leading_zeros += u64::from(guess::has_leading_zeros(text));
+                    column.leading_zeros += u64::from(has_leading_zeros(text));
                     column.texts += 1;
                 }
                 Cell::Missing => {
@@ -99,14 +106,14 @@ impl Survey {
     }
 
     /// Writes the file `to`. Values of columns without texts are kept: other files may have texts.
-    pub(super) fn write(&self, to: &Path) -> Result<()> {
+    pub(crate) fn write(&self, to: &Path) -> Result<()> {
         let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
         let write = |mut file: File| file.write_all(&json).and_then(|()| file.sync_all());
         File::create_new(to).and_then(write).map_err(writing(to))
     }
 
     /// Reads the file that `write` has written.
-    pub(super) fn open(path: &Path) -> Result<Survey> {
+    pub(crate) fn open(path: &Path) -> Result<Survey> {
         let json = fs::read(path).map_err(reading(path))?;
         serde_json::from_slice(&json).map_err(|error| refuse(path, error))
     }
@@ -130,14 +137,11 @@ impl Survey {
 
     /// The error of a table with texts or missing cells in columns of numbers; `None` if it has
     /// none.
-    pub(super) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
+    pub(crate) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
         let request = columns.request;
-        let plans = request.features.into_iter().flatten();
-        let categorical = plans.filter(|plan| plan.is_categorical());
-        let categorical: HashSet<&String> = categorical.map(|plan| &plan.name).collect();
         let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-        for column in &self.columns {
-            if column.texts > 0 && !categorical.contains(&column.name) {
+        for (column, plan) in self.columns.iter().zip(&request.features) {
+            if column.texts > 0 && !plan.is_categorical() {
                 texts.push(column);
             }
             if column.missing > 0 && !request.allows_missing {
@@ -177,7 +181,8 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     let settings = settings.iter().filter(|(_, value)| !value.is_empty());
     let settings = settings.map(|(setting, value)| format!("{setting} {value}"));
     let settings = settings.collect::<Vec<_>>().join(" ");
-    let mut help = how_to_write(&many);
+    let written = many.iter().find(|column| column.are_written());
+    let mut help: Vec<String> = written.iter().map(|_| PLAIN_HELP.into()).collect();
     help.push(format!("correct these cells, or give {settings}"));
     if !(few.is_empty() && many.is_empty()) {
         help.push(format!(
@@ -187,22 +192,13 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     help.join("; ")
 }
 
-/// What to do about columns whose texts are numbers or dates to people.
-fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
-    let mut written = columns.iter().filter(|column| column.are_written());
-    let help = written.next().map(|_| PLAIN_HELP.to_string());
-    help.into_iter().collect()
-}
-
 /// The names of columns as a value of a setting.
 fn list(columns: &[&SurveyedColumn]) -> String {
     let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
     let names = names.join(",");
-    let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
-    match names.chars().all(is_plain) {
-        true => names,
-        false => format!("'{names}'"),
-    }
+    let is_special = |character: char| !character.is_alphanumeric() && !"_-.,".contains(character);
+    let quote = if names.contains(is_special) { "'" } else { "" };
+    format!("{quote}{names}{quote}")
 }
 
 /// A few columns described, several of them on a line each.
@@ -211,16 +207,12 @@ fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> 
         1 => (" ", ""),
         _ => ("\n    ", "s"),
     };
-    let all = columns
-        .iter()
-        .take(20)
-        .map(|column| format!("{between}{}", describe(column)));
-    let more = if columns.len() > 20 { "\n    …" } else { "" };
-    format!(
-        "{} column{plural}:{}{more}",
-        columns.len(),
-        all.collect::<String>()
-    )
+    let (all, count) = (columns.iter().take(20), columns.len());
+    let all: String = all
+        .map(|column| format!("{between}{}", describe(column)))
+        .collect();
+    let more = if count > 20 { "\n    …" } else { "" };
+    format!("{count} column{plural}:{all}{more}")
 }
 
 impl SurveyedColumn {

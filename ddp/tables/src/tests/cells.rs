@@ -1,6 +1,8 @@
 //! Which cells are numbers, missing, or written for people.
 
-use crate::files::table::{Cell, Value, is_written_otherwise};
+use ddp_data::words::is_written_otherwise;
+
+use crate::table::{Cell, Value};
 
 #[test]
 fn common_words_for_missing_values_are_recognised() {

@@ -31,7 +31,7 @@ fn targets(data: &dyn Dataset) -> Vec<f32> {
 fn targets_get_mean_0_and_deviation_1_by_the_training_rows() {
     let scratch = Scratch::new();
     let path = prices(&scratch);
-    let data = prepare(&asked(&path, Normalize::Standard), &crate::Alone).unwrap();
+    let data = prepare(&asked(&path, Normalize::Standard), &Alone).unwrap();
     let learned = targets(&*data.train);
     let of = |power: i32| {
         learned
@@ -46,7 +46,7 @@ fn targets_get_mean_0_and_deviation_1_by_the_training_rows() {
     let normalization = data.target_normalization.unwrap();
     let mut held_out = targets(&*data.held_out);
     normalization.undo(&mut held_out, 1);
-    let plain = prepare(&asked(&path, Normalize::Unit), &crate::Alone).unwrap();
+    let plain = prepare(&asked(&path, Normalize::Unit), &Alone).unwrap();
     assert_eq!(plain.target_normalization, None);
     let plain = targets(&*plain.held_out);
     assert_eq!(plain.len(), 6_000);
@@ -83,7 +83,7 @@ fn runs_of_older_versions_keep_their_targets_and_constant_ones_become_0() {
         normalizes_targets: false,
         ..asked(&prices(&scratch), Normalize::Standard)
     };
-    let data = prepare(&old, &crate::Alone).unwrap();
+    let data = prepare(&old, &Alone).unwrap();
     assert!(data.normalization.is_some() && data.target_normalization.is_none());
     assert!(targets(&*data.train).iter().all(|&y| y >= 60_000.0));
     let path = scratch.path().join("constant.csv");
@@ -92,7 +92,7 @@ fn runs_of_older_versions_keep_their_targets_and_constant_ones_become_0() {
         labels: Some("y,z".into()),
         ..asked(&path, Normalize::Standard)
     };
-    let data = prepare(&both, &crate::Alone).unwrap();
+    let data = prepare(&both, &Alone).unwrap();
     assert!(targets(&*data.train).iter().step_by(2).all(|&y| y == 0.0));
     let normalization = data.target_normalization.unwrap();
     assert_eq!((normalization.shift[0], normalization.scale[0]), (0.1, 1.0));

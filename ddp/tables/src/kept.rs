@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::features::ColumnPlan;
-use crate::files::open_reader;
-use crate::files::table::{Columns, TableReader, TableRequest, label_names};
+use ddp_data::{ColumnPlan, Error, Result};
+
+use crate::columns::{Columns, TableRequest, label_names};
+use crate::source::Table;
+use crate::table::TableReader;
 
 /// Appends the kept cells of a row as CSV, with a comma after each. Rows come in order; some may be
 /// left out.
@@ -14,7 +15,7 @@ pub type KeptCells = Box<dyn FnMut(u64, &mut Vec<u8>) -> Result<()>>;
 /// The columns that `asked` names, with commas between, or `all`: their names, as a row of them,
 /// and their cells in the rows of all these tables.
 pub fn keep(paths: Vec<PathBuf>, asked: &str) -> Result<(Vec<u8>, KeptCells)> {
-    let mut names = super::columns(&paths[0])?;
+    let mut names = Table::open(&paths[0])?.rows.names().to_vec();
     if asked != "all" {
         let asked = label_names(&names, asked).into_iter();
         names = asked.map(String::from).collect();
@@ -52,16 +53,15 @@ pub fn keep(paths: Vec<PathBuf>, asked: &str) -> Result<(Vec<u8>, KeptCells)> {
 }
 
 /// The table at `path`, before its first row, and where these columns are in it.
-fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<usize>)> {
-    let plans: Vec<_> = names.iter().map(|name| ColumnPlan::number(name)).collect();
+pub(crate) fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<usize>)> {
     let request = TableRequest {
-        features: Some(&plans),
+        features: names.iter().map(|name| ColumnPlan::number(name)).collect(),
         ..TableRequest::default()
     };
-    let mut table = open_reader(path)?;
-    let columns = Columns::choose(path, &request, table.names())?.all();
-    table.select(&columns)?;
-    Ok((table, columns))
+    let mut rows = Table::open(path)?.rows;
+    let columns = Columns::choose(path, &request, rows.names())?.all();
+    rows.select(&columns)?;
+    Ok((rows, columns))
 }
 
 /// Appends a cell of a CSV file, in quotes if it needs them, and a comma.

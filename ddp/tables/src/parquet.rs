@@ -2,32 +2,15 @@
 
 use std::path::Path;
 
-use crate::error::Result;
-use crate::files::format::{Format, Holds};
-use crate::files::io::refuse;
-use crate::files::table::{TableReader, Value};
-use crate::setting::FIELD;
+use ddp_data::Result;
+use ddp_data::files::io::refuse;
+use ddp_data::setting::FIELD;
+use ddp_data::text::TextSink;
 
-pub(super) static PARQUET: Format = Format {
-    name: "a .parquet file",
-    endings: &[".parquet", ".pq"],
-    // A column may be called PAR1: the end is the length of the metadata and the same letters.
-    begins: |file| {
-        let [a, b, c, d, letters @ ..] = file.end;
-        let metadata_bytes = u64::from(u32::from_le_bytes([a, b, c, d]));
-        file.start.starts_with(b"PAR1") && letters == *b"PAR1" && metadata_bytes + 12 <= file.bytes
-    },
-    must_begin: Some(
-        "it does not begin and end as Parquet files do: it is cut short, damaged or of another format; help: write it again",
-    ),
-    holds: Holds::Table(open),
-};
-
-/// What takes the texts of a column, with the place of each for messages.
-pub(crate) type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
+use crate::table::{TableReader, Value};
 
 /// The table at `path`.
-fn open(path: &Path) -> Result<Box<dyn TableReader>> {
+pub(crate) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
     #[cfg(feature = "parquet")]
     return Ok(Box::new(reading::ParquetTable::open(path)?));
     #[cfg(not(feature = "parquet"))]
@@ -39,7 +22,7 @@ fn open(path: &Path) -> Result<Box<dyn TableReader>> {
 }
 
 /// Gives the texts of the column `name` to `each`. A null is an empty text.
-pub(crate) fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
+pub fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
     let mut table = open(path)?;
     let names = table.names();
     let Some(column) = names.iter().position(|known| known == name) else {
@@ -88,10 +71,11 @@ mod reading {
     use ddp_kernels::dtype::f16;
     use ddp_kernels::panics;
 
-    use crate::error::{Error, Result, bail};
-    use crate::files::io::{RATIO_MAX, reading, refuse};
-    use crate::files::table::{TableReader, Value};
-    use crate::setting::DROP;
+    use ddp_data::files::io::{RATIO_MAX, reading, refuse};
+    use ddp_data::setting::DROP;
+    use ddp_data::{Error, Result, bail};
+
+    use crate::table::{TableReader, Value};
 
     /// Values of all columns together that are in memory.
     const VALUES: usize = 1 << 18;
