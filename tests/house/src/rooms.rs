@@ -8,7 +8,7 @@ use crate::packages::Package;
 
 /// For each package under these rules: the packages of this workspace that it may depend on, tests
 /// apart. The compiler forbids cycles; this forbids a new direction.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("ddp-kernels", &[]),
     ("ddp-comm", &["ddp-kernels"]),
     ("ddp-nn", &["ddp-kernels"]),
@@ -18,6 +18,16 @@ const MAY_USE: [(&str, &[&str]); 8] = [
         &["ddp-kernels", "ddp-comm", "ddp-nn", "ddp-data"],
     ),
     (
+        "ddp-tools",
+        &[
+            "ddp-kernels",
+            "ddp-comm",
+            "ddp-nn",
+            "ddp-data",
+            "ddp-engine",
+        ],
+    ),
+    (
         "ddp",
         &[
             "ddp-kernels",
@@ -25,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
             "ddp-nn",
             "ddp-data",
             "ddp-engine",
+            "ddp-tools",
         ],
     ),
     ("ddp-simcuda", &[]),
@@ -57,10 +68,17 @@ const WORDS: [(&str, &[&str]); 3] = [
 ];
 
 /// The libraries, whose texts name no flags: those are the program's.
-const LIBRARIES: [&str; 5] = ["kernels/", "comm/", "ddp/nn/", "ddp/data/", "ddp/engine/"];
+const LIBRARIES: [&str; 6] = [
+    "kernels/",
+    "comm/",
+    "ddp/nn/",
+    "ddp/data/",
+    "ddp/engine/",
+    "ddp/tools/",
+];
 
-/// Flags of other programs that libraries may name.
-const OTHERS_FLAGS: [&str; 13] = [
+/// Flags of other programs that libraries may name, and a variable of the report's style.
+const OTHERS_FLAGS: [&str; 15] = [
     "--bind-to",
     "--cpu-bind",
     "--cpus-per-task",
@@ -74,6 +92,8 @@ const OTHERS_FLAGS: [&str; 13] = [
     "--release",
     "--shm-size",
     "--std",
+    "--v",
+    "--version",
 ];
 
 /// What breaks a rule, one line each.
