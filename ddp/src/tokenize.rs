@@ -12,11 +12,11 @@ use crate::data::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
-use crate::output::{Say, warn_unprinted};
 use crate::progress::Progress;
 use crate::shown::{shown, significant};
 use crate::tables;
 use crate::units::count;
+use ddp_tools::output::{Say, warn_unprinted};
 
 /// Printed after the help of `tokenize`.
 pub(crate) const EXAMPLES: &str = "\

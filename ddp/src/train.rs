@@ -6,19 +6,19 @@ use std::sync::Arc;
 use ddp_comm::World;
 use ddp_engine::setting::{CLASS_WEIGHTS, LABEL_SMOOTHING};
 use ddp_kernels::Device;
+use ddp_tools::report;
+use ddp_tools::tensorboard::EventFile;
 
 use crate::config::{ClassWeights, Config};
 use crate::data::Data;
 use crate::data::tables::Tables;
-use crate::device::{check_device, find_devices};
+use crate::devices::{check_device, find_devices};
 use crate::error::{Error, Result};
 use crate::metrics_log::{EvalEvent, StepEvent};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
-use crate::report;
 use crate::tables::READER;
-use crate::tensorboard::EventFile;
 use crate::trainer::{self, Program};
 
 /// Trains as `config` says, as one of the ranks of `world`.

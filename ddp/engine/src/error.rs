@@ -9,6 +9,8 @@ use ddp_comm::RemoteError;
 use ddp_kernels::files::FileError;
 use ddp_kernels::setting::SettingName;
 
+use crate::shown::{shown, shown_lines};
+
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -147,6 +149,27 @@ impl Error {
                 help,
             }
             .into()
+        }
+    }
+
+    /// `text`, this error's with what a program adds, with control characters escaped, which names
+    /// from data and files may contain.
+    pub fn escaped(&self, text: &str) -> String {
+        match self {
+            Error::Data(_)
+            | Error::OtherVersion(_)
+            | Error::Remote { .. }
+            | Error::Io(_)
+            | Error::Stopped(_) => {
+                // Lines that describe columns are indented, so that none can pose as a message.
+                let lines: Vec<_> = text.split("\n  ").map(shown).collect();
+                lines.join("\n  ")
+            }
+            // Lists of flags, ranks and tensors have several lines: all but the first are indented.
+            _ => {
+                let text = shown_lines(text).replace('\n', "\n  ");
+                text.replace("\n  \n", "\n\n")
+            }
         }
     }
 

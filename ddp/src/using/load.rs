@@ -6,8 +6,9 @@ use std::sync::Arc;
 use clap::Args;
 use ddp_comm::{Field, World};
 use ddp_kernels::{DType, Device, threads};
+use ddp_tools::metrics::check_run;
 
-use super::choose::{check_run, choose};
+use super::choose::choose;
 use super::forward::Forward;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, Precision, SettingValue};

@@ -19,6 +19,16 @@ const MAY_USE: [(&str, &[&str]); 9] = [
         &["ddp-kernels", "ddp-comm", "ddp-nn", "ddp-data"],
     ),
     (
+        "ddp-tools",
+        &[
+            "ddp-kernels",
+            "ddp-comm",
+            "ddp-nn",
+            "ddp-data",
+            "ddp-engine",
+        ],
+    ),
+    (
         "ddp",
         &[
             "ddp-kernels",
@@ -27,6 +37,7 @@ const MAY_USE: [(&str, &[&str]); 9] = [
             "ddp-data",
             "ddp-tables",
             "ddp-engine",
+            "ddp-tools",
         ],
     ),
     ("ddp-simcuda", &[]),
@@ -59,17 +70,18 @@ const WORDS: [(&str, &[&str]); 3] = [
 ];
 
 /// The libraries, whose texts name no flags: those are the program's.
-const LIBRARIES: [&str; 6] = [
+const LIBRARIES: [&str; 7] = [
     "kernels/",
     "comm/",
     "ddp/nn/",
     "ddp/data/",
     "ddp/tables/",
     "ddp/engine/",
+    "ddp/tools/",
 ];
 
-/// Flags of other programs that libraries may name.
-const OTHERS_FLAGS: [&str; 13] = [
+/// Flags of other programs that libraries may name, and a variable of the report's style.
+const OTHERS_FLAGS: [&str; 15] = [
     "--bind-to",
     "--cpu-bind",
     "--cpus-per-task",
@@ -83,6 +95,8 @@ const OTHERS_FLAGS: [&str; 13] = [
     "--release",
     "--shm-size",
     "--std",
+    "--v",
+    "--version",
 ];
 
 /// What breaks a rule, one line each.
