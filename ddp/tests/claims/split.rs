@@ -19,7 +19,7 @@ use ddp::reducer::plan::BucketSizes;
 use ddp::step::{Part, Stats, Step, StepOptions, StepReport};
 use ddp::tasks::{self, LossOptions};
 use ddp_comm::{Group, World};
-use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::ops::Activation;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -484,7 +484,7 @@ fn a_step_of_a_split_model_is_the_one_computed_by_hand() {
 #[test]
 fn split_models_train_to_the_same_bits() {
     everywhere_the_same_bits("plain", &Recipe::regression());
-    let gelu = Activation::Gelu(Gelu::Erf);
+    let gelu = Activation::Gelu;
     let all = Recipe {
         activation: gelu,
         dropout: 0.25,
@@ -502,7 +502,7 @@ fn split_models_with_a_tied_weight_train_to_the_same_bits() {
     let plain = Recipe::regression().tied();
     everywhere_the_same_bits("tied", &plain);
     let all = Recipe {
-        activation: Activation::Gelu(Gelu::Erf),
+        activation: Activation::Gelu,
         dropout: 0.25,
         clip_norm: 0.25,
         micro: Some(5),

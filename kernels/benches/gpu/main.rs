@@ -194,12 +194,15 @@ impl Bench {
         );
         self.say(
             "relu f32",
-            gb(8) / self.seconds(calls, || ops::relu_into(&x, &y))?,
+            gb(8) / self.seconds(calls, || ops::activate_into(&x, &y, ops::Activation::Relu))?,
             "GB/s",
         );
         self.say(
             "gelu f32",
-            gb(8) / self.seconds(calls, || ops::gelu_into(&x, &y, ops::Gelu::Tanh))?,
+            gb(8)
+                / self.seconds(calls, || {
+                    ops::activate_into(&x, &y, ops::Activation::GeluTanh)
+                })?,
             "GB/s",
         );
         self.say(

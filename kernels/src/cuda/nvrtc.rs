@@ -56,7 +56,7 @@ impl Source {
     }
 }
 
-/// The name of a kernel: `relu_f32` is `("relu", DType::F32)`.
+/// The name of a kernel: `activate_f32` is `("activate", DType::F32)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelName {
     base: &'static str,

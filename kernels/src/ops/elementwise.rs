@@ -221,19 +221,18 @@ impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
     }
 }
 
-/// The file and the name of an operation's kernels, of which there is one for each dtype.
-pub(crate) type Kernel = (&'static Source, &'static str);
+/// The file and the name of an operation's kernels, of which there is one for each dtype, and the
+/// argument that they get last, if any.
+pub(crate) type Kernel = (&'static Source, &'static str, Option<u64>);
 
-/// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`. The kernel gets `number` last, if
-/// given.
+/// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`.
 #[track_caller]
 pub(crate) fn unary_op(
     op: &'static str,
     out: &Tensor,
     x: &Tensor,
     f: impl Unary<f32> + Unary<f64>,
-    (source, name): Kernel,
-    number: Option<f32>,
+    (source, name, last): Kernel,
 ) -> Result<()> {
     let mut call = Call::new(op);
     let out = call.writes("out", out);
@@ -243,8 +242,8 @@ pub(crate) fn unary_op(
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![out, x, out.count, number];
-            let args = &args[..3 + usize::from(number.is_some())];
+            let args = args![out, x, out.count, last];
+            let args = &args[..3 + usize::from(last.is_some())];
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
         }
@@ -262,7 +261,7 @@ pub(crate) fn binary_op(
     op: &'static str,
     [out, a, b]: [(&'static str, &Tensor); 3],
     f: impl Binary<f32> + Binary<f64>,
-    (source, name): Kernel,
+    (source, name, last): Kernel,
     vector: Option<&'static str>,
 ) -> Result<()> {
     let mut call = Call::new(op);
@@ -296,12 +295,13 @@ pub(crate) fn binary_op(
         if let Some(gpu) = placed.launcher() {
             let (count, dtype) = (out.count, out.dtype);
             let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
-            let args = args![out, a, b, count, columns, by_row];
-            let (grid, args) = match by_vector {
-                None => (Grid::packs(count, dtype), &args[..4]),
-                Some(_) => (Grid::elements(count), &args[..]),
-            };
-            return gpu.launch(source, (name, dtype), grid, args);
+            if by_vector.is_some() {
+                let args = args![out, a, b, count, columns, by_row];
+                return gpu.launch(source, (name, dtype), Grid::elements(count), args);
+            }
+            let args = args![out, a, b, count, last];
+            let args = &args[..4 + usize::from(last.is_some())];
+            return gpu.launch(source, (name, dtype), Grid::packs(count, dtype), args);
         }
         with_float!(placed.dtype, T => match by_vector {
             None => binary::<T, _>(&mut out, &a, &b, f),

@@ -7,12 +7,13 @@
 //! ```
 
 use ddp_kernels::choices;
+use ddp_kernels::ops::Activation;
 
 use super::family::{check_size, refuse};
 use crate::error::{HEADS, Result, WIDTH};
 use crate::{
-    Activate, Dropout, Gate, Layer, Linear, Normalize, Recompute, Residual, SelfAttention,
-    Sequential, family_settings,
+    Activate, Dropout, Layer, Linear, Normalize, Recompute, Residual, SelfAttention, Sequential,
+    Swiglu, family_settings,
 };
 
 family_settings! {
@@ -243,8 +244,8 @@ impl Blocks {
         let (activation, halves): (Box<dyn Layer>, usize) = match self.spec.mlp {
             MlpKind::Gelu => (Box::new(Activate::gelu()), 1),
             MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
-            MlpKind::Relu2 => (Box::new(Gate::ReluSquared), 1),
-            MlpKind::Swiglu => (Box::new(Gate::Swiglu), 2),
+            MlpKind::Relu2 => (Box::new(Activate::new(Activation::ReluSquared)), 1),
+            MlpKind::Swiglu => (Box::new(Swiglu), 2),
         };
         let parts = vec![self.spec.mlp_width(); halves];
         let up = self.linear(parts.iter().sum()).in_parts(&parts);
