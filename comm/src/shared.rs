@@ -266,7 +266,10 @@ impl Shared {
             Operation::AllReduce(reduce) => slices.reduce(bytes, dtype, terms(reduce), false)?,
             Operation::ReduceScatter(reduce) => slices.reduce(bytes, dtype, terms(reduce), true)?,
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
-            _ => slices.all_gather(bytes)?,
+            Operation::AllGather => slices.all_gather(bytes)?,
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
+                unreachable!("`part` and `barrier` do without slices")
+            }
         }
         Ok(cut.pieces)
     }
@@ -295,10 +298,13 @@ impl Shared {
                 round.exchange(&[])?;
                 round.take(root, bytes);
             }
-            _ => {
+            Operation::AllGather => {
                 round.exchange(&bytes[mine])?;
                 let others = self.channel.others();
                 others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+            }
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
+                unreachable!("`part` and `barrier` do without it")
             }
         }
         Ok(())

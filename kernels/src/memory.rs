@@ -195,7 +195,7 @@ impl Block {
     pub(crate) fn visit(&self, queue: &Arc<Queue>, by: Caller) -> Result<()> {
         match &self.home {
             Home::Gpu(users) => users.visit(queue, by),
-            _ => Ok(()),
+            Home::Host | Home::Pinned(_) => Ok(()),
         }
     }
 }

@@ -140,7 +140,7 @@ impl Reducer {
         let (queue_group, overlap) = (group.clone(), options.overlap);
         let queue: Box<dyn CommQueue> = match device {
             Device::Cpu => Box::new(HostQueue::new(queue_group, jobs, overlap)?),
-            _ => Box::new(DeviceQueue::new(queue_group, device, jobs, overlap)?),
+            Device::Cuda(_) => Box::new(DeviceQueue::new(queue_group, device, jobs, overlap)?),
         };
         Ok(Reducer {
             waiting: vec![0; buckets.len()],

@@ -421,7 +421,7 @@ impl Step {
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),
-            _ => work(),
+            StepMode::Eager | StepMode::Launch(_) => work(),
         }
     }
 

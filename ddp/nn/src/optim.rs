@@ -388,7 +388,8 @@ impl Optimizer {
             for number in update.numbers(step, rate, variant.weight_decay)? {
                 match dtype {
                     DType::F64 => message.extend(number.to_ne_bytes()),
-                    _ => message.extend((number as f32).to_ne_bytes()),
+                    DType::F32 => message.extend((number as f32).to_ne_bytes()),
+                    other => unreachable!("masters are f32 or f64, not {other}"),
                 }
             }
         }

@@ -231,7 +231,7 @@ impl Head {
         let (rows, targets) = (x.shape()[0], targets.flatten()?);
         let piece = match x.device() {
             Device::Cpu => ROWS_CPU,
-            _ => ROWS_GPU,
+            Device::Cuda(_) => ROWS_GPU,
         };
         // Without rows there is one piece without rows, which sets the gradient to 0.
         for start in (0..rows.max(1)).step_by(piece) {

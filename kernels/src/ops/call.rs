@@ -56,7 +56,7 @@ impl Versions {
     fn on(&self, device: Device) -> &'static [DType] {
         match device {
             Device::Cpu => self.cpu,
-            _ => self.cuda,
+            Device::Cuda(_) => self.cuda,
         }
     }
 }

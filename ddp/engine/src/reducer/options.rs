@@ -69,7 +69,7 @@ impl ReducerOptions {
         };
         let arrives = match device {
             Device::Cpu => 0,
-            _ => received(&tree, rank, longest) * bytes,
+            Device::Cuda(_) => received(&tree, rank, longest) * bytes,
         };
         elements
             .saturating_mul(kept + given)
@@ -205,7 +205,7 @@ pub(super) fn jobs(
         let longest = buckets.iter().map(|bucket| bucket.range.len()).max();
         let count = match params.device() {
             Device::Cpu => 0,
-            _ => received(&tree, rank, longest.unwrap_or(0)),
+            Device::Cuda(_) => received(&tree, rank, longest.unwrap_or(0)),
         };
         let received = Tensor::empty(&[count], dtype, params.device())?;
         Ok((tree, received.named("partial sums of others")))

@@ -178,7 +178,7 @@ impl Reduced {
         let (travels, scatters) = (&self.travels, self.scatters());
         match travels.device() {
             Device::Cpu => group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?,
-            _ => along.exchange(group, travels, scatters, stream)?,
+            Device::Cuda(_) => along.exchange(group, travels, scatters, stream)?,
         }
         self.convert(true, stream)
     }

@@ -192,7 +192,7 @@ impl Blocks {
         let qkv = width + 2.0 * width * spec.kv_heads() as f64 / spec.heads as f64;
         let matrices = match spec.mlp {
             MlpKind::Swiglu => 3.0,
-            _ => 2.0,
+            MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => 2.0,
         };
         let seen = time as f64 / if self.causal { 2.0 } else { 1.0 };
         let block = width * (qkv + width + matrices * mlp_width) + 2.0 * width * seen;
@@ -205,7 +205,7 @@ impl Blocks {
         for index in 0..self.spec.layers {
             let attention = match recompute {
                 RecomputeKind::Attention => Residual::new(Recompute::new(self.attention())),
-                _ => Residual::new(self.attention()),
+                RecomputeKind::None | RecomputeKind::Block => Residual::new(self.attention()),
             };
             let attention = attention.after(self.norm());
             let mlp = Residual::new(self.perceptron()).after(self.norm());

@@ -104,7 +104,8 @@ impl Drop for Owned {
 fn data_type(dtype: DType) -> u32 {
     (match dtype {
         DType::BF16 => cudaDataType_t::CUDA_R_16BF,
-        _ => cudaDataType_t::CUDA_R_32F,
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        other => unreachable!("no matmul of {other} on a GPU"),
     }) as u32
 }
 
@@ -256,7 +257,7 @@ fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, Fault> {
         F32Math::Tf32 if kind.dtypes[0] == DType::F32 => {
             cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
         }
-        _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        F32Math::Strict | F32Math::Tf32 => cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
     let operation = owned!(
         blas,
