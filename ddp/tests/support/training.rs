@@ -24,6 +24,9 @@ use ddp_kernels::{DType, Device, Tensor, threads};
 use super::random::mixed;
 use super::test_name;
 
+#[path = "../../engine/src/checkpoint/tests/testing.rs"]
+mod testing;
+
 /// Rows whose numbers are drawn by a function of stream and index.
 #[derive(Debug)]
 pub(crate) struct Rows {
@@ -329,46 +332,23 @@ impl Case {
 
 /// The state in a checkpoint besides tensors, after `step` steps of `ranks` ranks on these rows.
 pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
+    let state = testing::state(step);
     State {
-        format: 1,
-        program: "a test".into(),
-        versions: Default::default(),
-        step,
         samples: 11 * step,
         config: Config::default().to_json(),
         position: Position {
-            seed: 7,
-            epoch: 0,
-            in_epoch: step,
             rows: rows.rows,
             batch: 11,
-            drop_last: false,
+            ..state.position
         },
-        schedule: ScheduleState {
-            steps: 100,
-            warmup_steps: 10,
-            learning_rate: 0.1 + 0.2,
-        },
-        optimizer_since: 0,
         world: WorldState {
             ranks,
-            optimizer_parts: 1,
             devices: vec!["cpu".into(); ranks],
+            ..state.world
         },
         task: rows.task().clone(),
         row_shape: rows.row_shape().to_vec(),
-        image: Vec::new(),
-        normalization: None,
-        target_normalization: None,
-        plan: Default::default(),
-        columns: None,
-        class_weights: Vec::new(),
-        label: None,
-        fingerprint: "rows".into(),
-        held_out: Some("other rows".into()),
-        best: None,
-        last: None,
-        progress: ddp::checkpoint::Progress::default(),
+        ..state
     }
 }
 
