@@ -133,7 +133,7 @@ pub(super) fn assemble(
         resume::forget_best(options, &data, &mut opened.state)?;
     }
     let is_finished = |opened: &mut Opened| {
-        opened.state.step == plan.steps || options.has_stopped_early(&opened.state.progress)
+        plan.is_over(opened.state.step) || options.has_stopped_early(&opened.state.progress)
     };
     if let Some(opened) = resumed.take_if(is_finished) {
         // It may have been stopped, or its ranks lost, before all of its end was written.

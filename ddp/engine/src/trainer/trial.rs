@@ -111,9 +111,10 @@ pub fn rehearse(
     };
     let kept = carried.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
-    let trial = match taken < run.plan.steps {
-        true => trial(&mut run, step, world, taken)?,
-        false => None,
+    let trial = if run.plan.is_over(taken) {
+        None
+    } else {
+        trial(&mut run, step, world, taken)?
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
     // Ranks have other parts of the tree of shards.
