@@ -155,8 +155,8 @@ fn the_end_sums_up_what_came_before() {
     let log = log_of("--epochs 2 --log-every 5");
     let end = log.end().expect("the run came to its end");
     assert_eq!(
-        [&end["outcome"], &end["reason"], &end["exit_code"]],
-        [&"done".into(), &"done".into(), &0.into()]
+        (&end["outcome"], &end["reason"], &end["exit_code"]),
+        (&"done".into(), &"done".into(), &0.into())
     );
     assert_eq!((&end["steps"], &end["samples"]), (&16.into(), &512.into()));
     assert_eq!(end["loss"], log.all("step").last().unwrap()["loss"]);
