@@ -267,9 +267,7 @@ impl Shared {
             Operation::ReduceScatter(reduce) => slices.reduce(bytes, dtype, terms(reduce), true)?,
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
             Operation::AllGather => slices.all_gather(bytes)?,
-            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
-                unreachable!("`part` and `barrier` do without slices")
-            }
+            other => unreachable!("a {other} needs no slices"),
         }
         Ok(cut.pieces)
     }
@@ -303,9 +301,7 @@ impl Shared {
                 let others = self.channel.others();
                 others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
             }
-            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
-                unreachable!("`part` and `barrier` do without it")
-            }
+            other => unreachable!("a {other} exchanges nothing with all"),
         }
         Ok(())
     }

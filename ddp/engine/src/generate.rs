@@ -38,9 +38,10 @@ pub struct Coding {
 impl Coding {
     /// That of `tokenizer`. Texts end with the token `end`, by default a usual one.
     pub fn of_tokenizer(tokenizer: &Vocabulary, end: Option<usize>) -> Result<Coding> {
-        let encoder = match tokenizer.hash == Vocabulary::bytes().hash {
-            true => Encoder::Bytes,
-            false => Encoder::of(tokenizer).map_err(Error::Data)?,
+        let encoder = if tokenizer.hash == Vocabulary::bytes().hash {
+            Encoder::Bytes
+        } else {
+            Encoder::of(tokenizer).map_err(Error::Data)?
         };
         let end = end.and_then(|end| u32::try_from(end).ok());
         let end = end.or_else(|| tokenizer.end_of_text(None).ok());

@@ -135,10 +135,10 @@ impl StartWorld {
     /// Why another run may have other bits. Empty if it has the same.
     pub fn why_bits_may_differ(&self) -> String {
         let names = self.bits_may_differ.join(", ");
-        match names.is_empty() {
-            true => names,
-            false => format!("may differ from run to run, since these are not 0: {names}"),
+        if names.is_empty() {
+            return names;
         }
+        format!("may differ from run to run, since these are not 0: {names}")
     }
 }
 

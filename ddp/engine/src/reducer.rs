@@ -312,10 +312,10 @@ impl Reducer {
         let mut jobs = gathers.chain(self.buffers);
         jobs.try_for_each(|job| self.queue.start(job, false))?;
         self.queue.join()?;
-        match self.is_shared {
-            true => Ok(params.refresh(0..params.gradients().count())?),
-            false => Ok(()),
+        if self.is_shared {
+            return Ok(params.refresh(0..params.gradients().count())?);
         }
+        Ok(())
     }
 
     /// Starts the sum of a small tensor over the ranks, such as losses and counts. On a GPU it goes

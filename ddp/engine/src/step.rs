@@ -287,9 +287,10 @@ impl Step {
         let mut received = Vec::new();
         let state = || self.model.stages.iter().flat_map(Stage::state);
         for tensor in state().filter(|tensor| tensor.count() > 0) {
-            let target = match behind {
-                true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
-                false => tensor.to(Device::Cpu)?,
+            let target = if behind {
+                Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?
+            } else {
+                tensor.to(Device::Cpu)?
             };
             let (all, count) = (target.flatten()?, target.count());
             for start in (0..count).step_by(GIVEN_AT_ONCE) {
@@ -430,9 +431,10 @@ impl Step {
         announced("the log", || {
             let stats = Stats::read(self.model.stats())?;
             let last = self.model.last();
-            let grad_norm = match self.measures_norm || last.clip.is_on() {
-                true => Some(stats::read(last.clip.out())?[1]),
-                false => None,
+            let grad_norm = if self.measures_norm || last.clip.is_on() {
+                Some(stats::read(last.clip.out())?[1])
+            } else {
+                None
             };
             let report = StepReport {
                 stats,

@@ -133,9 +133,10 @@ impl Linear {
         let keeps_pre_activation =
             self.above.is_some_and(Activation::keeps_input) && pass.is_training();
         // On the CPU the layer above rarely keeps the activation's output: see `computed_again`.
-        let y = match keeps_pre_activation && x.device() == Device::Cpu {
-            true => pass.take_brief(&shape)?,
-            false => pass.take(&shape)?,
+        let y = if keeps_pre_activation && x.device() == Device::Cpu {
+            pass.take_brief(&shape)?
+        } else {
+            pass.take(&shape)?
         };
         let pre_activation = keeps_pre_activation
             .then(|| pass.take(&shape))
@@ -160,8 +161,8 @@ impl Linear {
     }
 
     /// The activation with which backward computes this layer's input again, instead of keeping it,
-    /// since it keeps its own input already. On the CPU alone: there it costs little and has the same
-    /// bits.
+    /// since it keeps its own input already. On the CPU alone: there it costs little and has the
+    /// same bits.
     fn computed_again(&self, on_its_device: &Tensor) -> Option<Activation> {
         let is_again = |it: &Activation| it.keeps_input() && on_its_device.device() == Device::Cpu;
         self.below.filter(is_again)

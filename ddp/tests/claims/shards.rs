@@ -49,7 +49,7 @@ fn shards_with_zero_clipping_dropout_and_micro_batches_do() {
         clip_norm: 0.05,
         dropout: 0.2,
         micro: Some(1),
-        activation: Activation::GeluTanh,
+        activation: Some(Activation::GeluTanh),
         ..plain()
     });
 }

@@ -208,7 +208,7 @@ fn where_numbers_are_exact_bf16_has_the_bits_of_the_cpus_f32_and_sums_of_more_bi
             ..plain.clone()
         },
         Case {
-            activation: Activation::LeakyRelu,
+            activation: None,
             ..plain.clone()
         },
         Case {

@@ -9,7 +9,7 @@ use ddp::config::{Config, GraphChoice, Precision};
 use ddp::data::sampler::Shards;
 use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
-use ddp::nn::Sequential;
+use ddp::nn::{Linear, Sequential};
 use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
@@ -144,7 +144,8 @@ pub(crate) fn worlds(
 pub(crate) struct Case {
     pub(crate) data: Arc<Rows>,
     pub(crate) hidden: Vec<usize>,
-    pub(crate) activation: Activation,
+    /// Between the layers; None for linear layers in a row.
+    pub(crate) activation: Option<Activation>,
     pub(crate) dropout: f64,
     pub(crate) batch: u64,
     pub(crate) micro: Option<usize>,
@@ -200,7 +201,7 @@ impl Case {
         Case {
             data: Arc::new(Rows::new(rows, 6, task, draw)),
             hidden: vec![16],
-            activation: Activation::Relu,
+            activation: Some(Activation::Relu),
             dropout: 0.0,
             batch: 12,
             micro: None,
@@ -267,10 +268,15 @@ impl Case {
 
     pub(crate) fn step(&self, world: &World) -> Result<Step> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
+        let Some(activation) = self.activation else {
+            let linear = |layers: Sequential, width: &usize| layers.then(Linear::new(*width));
+            let layers = hidden.iter().fold(Sequential::new(), linear);
+            return self.step_of(world, layers.then(Linear::new(outputs).outer()));
+        };
         let mlp = Mlp {
             hidden,
             outputs,
-            activation: self.activation,
+            activation,
             dropout: self.dropout,
         };
         self.step_of(world, mlp.layers())

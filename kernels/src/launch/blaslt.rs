@@ -197,10 +197,11 @@ impl Launcher {
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = match self.leaves(kind)? {
-            true => None,
-            false => Plan::make(&engine.blas, kind, refused)
-                .map_err(|fault| self.refused(engine, fault, matmul))?,
+        let plan = if self.leaves(kind)? {
+            None
+        } else {
+            Plan::make(&engine.blas, kind, refused)
+                .map_err(|fault| self.refused(engine, fault, matmul))?
         };
         let plan = match plan {
             Some(plan) => {

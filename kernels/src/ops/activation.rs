@@ -4,8 +4,8 @@
 //! f32 uses `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞
 //! gives −0 in gelu and silu, where PyTorch gives NaN.
 //!
-//! A new one is a variant of `Activation`, a type with its formulas, its arm of `with_function!`, and
-//! the same in common.cuh; tests take it from `Activation::all`.
+//! A new one is a variant of `Activation`, a type with its formulas, its name in `with_function!`,
+//! and the same in common.cuh; tests take it from `Activation::all`.
 //!
 //! swiglu is `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). Letters: R rows, H columns of the
@@ -14,7 +14,7 @@
 use crate::error::Result;
 use crate::launch::{Argument, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::elementwise::{Binary, Unary, binary_op, of_elements, unary_op};
+use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::float::Float;
 use crate::setting::Choice;
 use crate::simd::multiversion;
@@ -63,31 +63,17 @@ impl Activation {
 
 /// The expression with `$f` as the type of an activation's formulas, compiled for each.
 macro_rules! with_function {
-    ($activation:expr, $f:ident => $value:expr) => {{
-        use $crate::ops::activation as formulas;
+    ($activation:expr, $f:ident => $value:expr) => {
+        with_function!($activation, $f => $value; Relu LeakyRelu ReluSquared Gelu GeluTanh)
+    };
+    ($activation:expr, $f:ident => $value:expr; $($Name:ident)+) => {
         match $activation {
-            formulas::Activation::Relu => {
-                let $f = formulas::Relu;
+            $($crate::ops::activation::Activation::$Name => {
+                let $f = $crate::ops::activation::$Name;
                 $value
-            }
-            formulas::Activation::LeakyRelu => {
-                let $f = formulas::LeakyRelu;
-                $value
-            }
-            formulas::Activation::ReluSquared => {
-                let $f = formulas::ReluSquared;
-                $value
-            }
-            formulas::Activation::Gelu => {
-                let $f = formulas::Gelu;
-                $value
-            }
-            formulas::Activation::GeluTanh => {
-                let $f = formulas::GeluTanh;
-                $value
-            }
+            })+
         }
-    }};
+    };
 }
 pub(crate) use with_function;
 
@@ -130,36 +116,13 @@ formulas!(f32, math: silu -> (f32, f32), gelu_erf -> f32, gelu_erf_grad -> f32, 
 formulas!(f64, in_f64: silu -> (f64, f64), gelu_erf -> f64, gelu_erf_grad -> f64, gelu_tanh -> f64,
     gelu_tanh_grad -> f64);
 
-macro_rules! gelu {
-    ($(#[$meta:meta])* $Form:ident, $value:ident, $slope:ident) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy)]
-        pub(crate) struct $Form;
-        impl<T: Formulas> Unary<T> for $Form {
-            const MEMORY_BOUND: bool = false;
-            #[inline(always)]
-            fn apply(self, x: T) -> T {
-                x.$value()
-            }
-        }
-        impl<T: Formulas> Binary<T> for $Form {
-            const MEMORY_BOUND: bool = false;
-            #[inline(always)]
-            fn apply(self, dy: T, x: T) -> T {
-                dy * x.$slope()
-            }
-        }
-    };
-}
-gelu! {
+of_elements! { of Formulas =>
     /// x Φ(x), Φ being the normal distribution. f32 is off by at most 4ε max(|x|, 1), ε = 2⁻²⁴; its
     /// derivative by 6ε.
-    Gelu, gelu_erf, gelu_erf_grad
-}
-gelu! {
+    pub(crate) Gelu(): (x) => x.gelu_erf(), (dy, x) => dy * x.gelu_erf_grad();
     /// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³). f32 is off by at most 4ε max(|x|, 1);
     /// its derivative by 8ε.
-    GeluTanh, gelu_tanh, gelu_tanh_grad
+    pub(crate) GeluTanh(): (x) => x.gelu_tanh(), (dy, x) => dy * x.gelu_tanh_grad();
 }
 
 /// In f64, within a few 2⁻⁵³ of max(|x|, 1): for finite differences.
@@ -330,9 +293,10 @@ fn launch_swiglu(
     columns: usize,
     args: &[u64],
 ) -> Result<()> {
-    let grid = match columns.is_multiple_of(4) {
-        true => Grid::elements(half.count / 4),
-        false => Grid::elements(half.count),
+    let grid = if columns.is_multiple_of(4) {
+        Grid::elements(half.count / 4)
+    } else {
+        Grid::elements(half.count)
     };
     gpu.launch(&SWIGLU, (name, half.dtype), grid, args)
 }

@@ -144,10 +144,8 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x] = placed.enter([y, x])?;
         if let Some(gpu) = placed.launcher() {
-            let name = match y.dtype == x.dtype {
-                true => "axpy",
-                false => "axpy_to_f32",
-            };
+            let is_same = y.dtype == x.dtype;
+            let name = if is_same { "axpy" } else { "axpy_to_f32" };
             let (grid, args) = (
                 Grid::packs(y.count, y.dtype),
                 args![y, x, y.count, a as f32],

@@ -519,9 +519,12 @@ fn every_sum_that_is_rounded_to_bf16_goes_to_the_nearest() {
             let (a, b): (Vec<_>, Vec<_>) = upper.iter().map(|a| sum(*a, lower)).unzip();
             let expected: Vec<u16> = (a.iter().zip(&b))
                 .map(|(a, b)| a.to_f32() + b.to_f32())
-                .map(|sum| match sum.is_nan() {
-                    true => 0x7fff,
-                    false => bf16::from_f32(sum).to_bits(),
+                .map(|sum| {
+                    if sum.is_nan() {
+                        0x7fff
+                    } else {
+                        bf16::from_f32(sum).to_bits()
+                    }
                 })
                 .collect();
             let upload = |x: &[bf16]| Tensor::from_slice(x, &[1 << 16], device).unwrap();

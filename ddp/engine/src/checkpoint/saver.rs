@@ -183,9 +183,10 @@ impl Saver {
             }
             // While the thread waits for other ranks, that wait has its own limit.
             let before = std::mem::replace(&mut beats, heartbeat::total());
-            quiet = match beats == before && self.is_at_work.load(Ordering::Relaxed) {
-                true => quiet + LOOK_EVERY.min(limit),
-                false => Duration::ZERO,
+            quiet = if beats == before && self.is_at_work.load(Ordering::Relaxed) {
+                quiet + LOOK_EVERY.min(limit)
+            } else {
+                Duration::ZERO
             };
             if quiet >= limit {
                 return Err(self.stuck(step));

@@ -78,9 +78,11 @@ impl Writer {
 
     fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
         self.at_work(|| faults::at_step(FaultPoint::Save, job.state.step))?;
-        let first = |work: &dyn Fn() -> Result<()>| match self.is_first() {
-            true => self.at_work(work),
-            false => Ok(()),
+        let first = |work: &dyn Fn() -> Result<()>| {
+            if self.is_first() {
+                return self.at_work(work);
+            }
+            Ok(())
         };
         if job.state.world.optimizer_parts == 1 {
             let all = || {

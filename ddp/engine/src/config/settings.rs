@@ -461,16 +461,13 @@ fn settings_of_families() -> Vec<Setting> {
 }
 
 fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
-    let name = setting.name.clone();
+    let (name, fixed) = (setting.name.clone(), setting.changes_results);
     Setting {
         name: setting.name,
         help: setting.help,
         group: String::new(),
         value_name: setting.value_name,
-        scope: match setting.changes_results {
-            true => Scope::Run,
-            false => Scope::Job,
-        },
+        scope: if fixed { Scope::Run } else { Scope::Job },
         form: setting.field.form(),
         choices: setting.field.choices(),
         default: setting.field.value(),

@@ -92,10 +92,8 @@ impl CommQueue for DeviceQueue {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
         // Messages between pairs of ranks have marks apart from the collectives that follow.
         let along_tree = matches!(job, Job::Sum(bucket) if bucket.along.is_some());
-        let group = match is_followed && !along_tree {
-            true => &self.followed,
-            false => &self.group,
-        };
+        let along = is_followed && !along_tree;
+        let group = if along { &self.followed } else { &self.group };
         let (mut small, mut held) = (self.small.borrow_mut(), self.held.borrow_mut());
         let first = held.len();
         if matches!(job, Job::Sum(_)) {

@@ -47,10 +47,10 @@ impl Copies {
                 group.send(&self.own, self.to, stream)?;
             }
             group.receive(&self.kept, self.from, stream)?;
-            match self.sends_first {
-                true => Ok(()),
-                false => group.send(&self.own, self.to, stream),
+            if self.sends_first {
+                return Ok(());
             }
+            group.send(&self.own, self.to, stream)
         })?)
     }
 }

@@ -147,9 +147,10 @@ impl Trainer<'_> {
             && self.metrics_log.is_none()
         {
             // Rank 0 may be lost before it has closed the metrics log: another one does it then.
-            return match carried::continues_after(&error, self.world, &self.run.devices) {
-                true => Ok(self.leave(Some(error))),
-                false => Err(error),
+            return if carried::continues_after(&error, self.world, &self.run.devices) {
+                Ok(self.leave(Some(error)))
+            } else {
+                Err(error)
             };
         }
         if self.world.rank() == 0 {

@@ -270,10 +270,10 @@ impl Blocks {
             Some(deviation) => Linear::new(outputs).normal(deviation),
             None => Linear::new(outputs),
         };
-        match self.spec.bias {
-            true => linear,
-            false => linear.without_bias(),
+        if self.spec.bias {
+            return linear;
         }
+        linear.without_bias()
     }
 
     /// The last linear layer of a part, whose output is added to the stream.

@@ -158,10 +158,10 @@ impl Rule {
 
     /// The factor of the learning rate of the parameters that `method` updates.
     fn rate_of(&self, method: Method) -> f64 {
-        match method == self.method {
-            true => self.rate,
-            false => 1.0,
+        if method == self.method {
+            return self.rate;
         }
+        1.0
     }
 
     /// Refuses invalid constants.

@@ -30,10 +30,10 @@ impl Update for SgdConstants {
     }
 
     fn moments(&self) -> &'static [&'static str] {
-        match self.momentum > 0.0 {
-            true => &[MOMENTUM],
-            false => &[],
+        if self.momentum > 0.0 {
+            return &[MOMENTUM];
         }
+        &[]
     }
 
     fn check(&self) -> Result<()> {
@@ -56,10 +56,8 @@ impl Update for SgdConstants {
     }
 
     fn apply(&self, part: &Part<'_>) -> Result<()> {
-        let momentum = match self.momentum > 0.0 {
-            true => Some((part.moment)(MOMENTUM)?),
-            false => None,
-        };
+        let has_momentum = self.momentum > 0.0;
+        let momentum = has_momentum.then(|| (part.moment)(MOMENTUM)).transpose()?;
         Ok(ops::sgd(
             part.values,
             part.gradients,

@@ -121,9 +121,11 @@ impl Plan {
         refused: usize,
     ) -> Result<Option<Plan>, Fault> {
         let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
-        let turned = |[rows, columns]: [u64; 2], turn: bool| match turn {
-            true => [columns, rows],
-            false => [rows, columns],
+        let turned = |[rows, columns]: [u64; 2], turn: bool| {
+            if turn {
+                return [columns, rows];
+            }
+            [rows, columns]
         };
         let ([a, b], [operands, result]) = (kind.transposed, kind.dtypes);
         let layout = |dtype, shape| layout(blas, dtype, shape, kind.batch);

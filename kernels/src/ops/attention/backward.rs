@@ -196,9 +196,10 @@ unsafe fn over_keys<T: Real, K: Kernel<T>>(
 ) {
     let (scale, width) = (T::from_f64(sizes.scale), sums.dq.len());
     sums.dq.fill(T::ZERO);
-    let end = match sizes.causal {
-        true => keys.end.min(rows.end),
-        false => keys.end,
+    let end = if sizes.causal {
+        keys.end.min(rows.end)
+    } else {
+        keys.end
     };
     for first_key in (keys.first..end).step_by(BLOCK) {
         let extent = Extent {

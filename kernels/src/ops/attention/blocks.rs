@@ -42,19 +42,19 @@ impl Part {
     /// Keys that some query of the group attends to.
     #[inline(always)]
     fn end(self) -> usize {
-        match self.diagonal {
-            true => self.keys.min(self.first + GROUP),
-            false => self.keys,
+        if self.diagonal {
+            return self.keys.min(self.first + GROUP);
         }
+        self.keys
     }
 
     /// Of these, the ones that every query of the group attends to.
     #[inline(always)]
     fn whole(self) -> usize {
-        match self.diagonal {
-            true => self.keys.min(self.first + 1),
-            false => self.keys,
+        if self.diagonal {
+            return self.keys.min(self.first + 1);
         }
+        self.keys
     }
 
     /// Zeros the keys after the group's last one, which tiles on the diagonal read.
@@ -402,9 +402,10 @@ pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
     let stride = out.len() / BLOCK;
     for column in (0..stride).step_by(K::COLUMNS) {
         for row in (0..extent.queries).step_by(K::ROWS) {
-            let along = match extent.diagonal {
-                true => extent.keys.min(row + K::ROWS),
-                false => extent.keys,
+            let along = if extent.diagonal {
+                extent.keys.min(row + K::ROWS)
+            } else {
+                extent.keys
             };
             let b = right.at(column / K::COLUMNS, first_key, K::COLUMNS);
             assert!(first_key + along <= right.along);

@@ -49,9 +49,10 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
     let head = |operand: usize, rows: Range<usize>, head: usize| {
         Head::new((work.qkv, columns[operand]), sizes, (sequence, head), rows)
     };
-    let keys_end = match sizes.causal {
-        true => sizes.time.min(blocks.end * BLOCK),
-        false => sizes.time,
+    let keys_end = if sizes.causal {
+        sizes.time.min(blocks.end * BLOCK)
+    } else {
+        sizes.time
     };
     let k = head(1, 0..keys_end, kv_head);
     let v = head(2, 0..keys_end, kv_head).copy::<K>(&mut rooms.v);

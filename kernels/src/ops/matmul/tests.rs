@@ -87,13 +87,19 @@ impl Case {
     /// Some elements as (index, bits), each added along k in order, block by block.
     fn plainly(&self) -> Vec<(usize, u32)> {
         let (m, n, k) = self.shape;
-        let a = |row: usize, along: usize| match self.layout.0 {
-            false => self.a[row * k + along],
-            true => self.a[along * m + row],
+        let a = |row: usize, along: usize| {
+            if self.layout.0 {
+                self.a[along * m + row]
+            } else {
+                self.a[row * k + along]
+            }
         };
-        let b = |along: usize, column: usize| match self.layout.1 {
-            false => self.b[along * n + column],
-            true => self.b[column * k + along],
+        let b = |along: usize, column: usize| {
+            if self.layout.1 {
+                self.b[column * k + along]
+            } else {
+                self.b[along * n + column]
+            }
         };
         let blocks = k.div_ceil(ALONG_MAX).max(1);
         let element = |index: usize| {

@@ -172,9 +172,10 @@ impl<T: Float> Kernel<T> for Plain {
         stride: usize,
         scales: (T, T),
     ) {
-        let (row_stride, step_stride) = match PACKED {
-            true => (1, 4),
-            false => (row_stride, step_stride),
+        let (row_stride, step_stride) = if PACKED {
+            (1, 4)
+        } else {
+            (row_stride, step_stride)
         };
         let mut sums = [[T::ZERO; 8]; 4];
         for step in 0..along {

@@ -165,9 +165,10 @@ fn a_bias_of_minus_infinity_masks_columns_and_leaves_the_others() {
     for device in devices().into_iter().filter(|it| it.is_accelerator()) {
         let found = ddp_kernels::device::discover();
         // A real one multiplies a piece of GPT-2's.
-        let [m, n, k] = match found.gpus.iter().any(|gpu| gpu.name.contains("Simulated")) {
-            true => [16, 64, 32],
-            false => [8192, 50_304, 768],
+        let [m, n, k] = if found.gpus.iter().any(|gpu| gpu.name.contains("Simulated")) {
+            [16, 64, 32]
+        } else {
+            [8192, 50_304, 768]
         };
         let classes = n - 47;
         let mut mask = vec![0.0f32; n];

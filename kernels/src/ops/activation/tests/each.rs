@@ -30,7 +30,7 @@ fn bounds(activation: Activation, x: f64, y: f64) -> (f64, f64) {
         Activation::LeakyRelu => (2.01 * y.abs(), 0.0201),
         // The square, and the product with dy.
         Activation::ReluSquared => (y, 2.0 * x.abs()),
-        // The bounds that the types state. The derivative is below 1.2; the product rounds once more.
+        // The bounds that the types state. Derivatives are below 1.2; the product rounds once more.
         Activation::Gelu => (4.0 * x.abs().max(1.0), 6.0 + 1.2),
         Activation::GeluTanh => (4.0 * x.abs().max(1.0), 8.0 + 1.2),
     }
