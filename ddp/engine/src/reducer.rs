@@ -36,7 +36,7 @@ use ddp_nn::pass::Listener;
 pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
-use self::job::{CommQueue, Job};
+use self::job::{CommJob, CommQueue};
 pub(crate) use self::options::SHARDS_MAX;
 pub use self::options::{Overlap, ReducerOptions, check_ranks, overlaps, owned};
 use self::options::{check_shards, jobs, plan_of, trained};
@@ -130,10 +130,10 @@ impl Reducer {
             buckets_of[parameter.id.0] = first..last;
         }
         let (sums, mut jobs) = jobs(params, &buckets, &group, options)?;
-        let copies = jobs.iter().position(|job| matches!(job, Job::Copy(_)));
+        let copies = jobs.iter().position(|job| matches!(job, CommJob::Copy(_)));
         let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
         let buffers = shared_buffers.map(|buffers| {
-            jobs.push(Job::Broadcast(buffers));
+            jobs.push(CommJob::Broadcast(buffers));
             jobs.len() - 1
         });
         let (device, now) = (params.device(), Instant::now());

@@ -16,7 +16,7 @@ use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
-use ddp::step::{Part, Stats, Step, StepOptions, StepReport};
+use ddp::step::{StageSpec, Stats, Step, StepOptions, StepReport};
 use ddp::tasks::{self, LossOptions};
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::Activation;
@@ -168,13 +168,13 @@ impl Recipe {
                 Model::with_shares(layers, shape, self.dtype, device, 3, &frozen, shares)
             },
         )?;
-        let part = |(model, group): (Model, Group)| -> Result<Part> {
+        let part = |(model, group): (Model, Group)| -> Result<StageSpec> {
             let optimizer = Optimizer::of_slices(
                 self.rule,
                 &model.params,
                 &ddp::reducer::owned(&model.params, &group, reducer),
             )?;
-            Ok(Part {
+            Ok(StageSpec {
                 model,
                 optimizer,
                 group,

@@ -8,7 +8,7 @@ use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
-use ddp::step::{Part, Step, StepOptions};
+use ddp::step::{StageSpec, Step, StepOptions};
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::{Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, memory};
@@ -577,12 +577,12 @@ fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
     let models = Model::split(layers, &[8], &[gpu.device; 2], |layers, shape, device| {
         Model::new(layers, shape, Precision::Bf16, device, 3, &|_| false)
     });
-    let part = |model: Model| Part {
+    let part = |model: Model| StageSpec {
         optimizer: Optimizer::new(setup.rule, &model.params).unwrap(),
         group: Group::alone(),
         model,
     };
-    let parts: Vec<Part> = models.unwrap().into_iter().map(part).collect();
+    let parts: Vec<StageSpec> = models.unwrap().into_iter().map(part).collect();
     assert_eq!(parts.len(), 2);
     let options = StepOptions {
         graph: GraphChoice::Off,

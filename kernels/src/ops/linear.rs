@@ -65,7 +65,7 @@ pub fn linear_into(
             return gpu::forward(&gpu, [&y, &x, &weight], optional, activation, sizes);
         }
         with_float!(placed.dtype, T => {
-            let finish = Forward {
+            let finish = BiasAndActivation {
                 bias: bias.as_ref().map(|bias| bias.elements::<T>()),
                 activation,
                 pre: pre.as_mut().map(|pre| pre.elements_mut::<T>().as_mut_ptr()),
@@ -346,7 +346,7 @@ multiversion! {
 }
 
 /// What is done to the tiles of forward.
-struct Forward<'a, T> {
+struct BiasAndActivation<'a, T> {
     /// (O)
     bias: Option<&'a [T]>,
     activation: Option<Activation>,
@@ -357,9 +357,9 @@ struct Forward<'a, T> {
 
 // SAFETY: tiles do not overlap, so neither do the parts of the pre-activation that are written for
 // them.
-unsafe impl<T: Send + Sync> Sync for Forward<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for BiasAndActivation<'_, T> {}
 
-impl<T: Real + Formulas> Finish<T> for Forward<'_, T> {
+impl<T: Real + Formulas> Finish<T> for BiasAndActivation<'_, T> {
     fn finish(&self, mut tile: Tile<'_, T>) {
         let columns = tile.columns.clone();
         for row in tile.rows.clone() {

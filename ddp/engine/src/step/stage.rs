@@ -24,7 +24,7 @@ use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
 
 /// What a stage is made from.
 #[derive(Debug)]
-pub struct Part {
+pub struct StageSpec {
     /// The layers on its device, and their parameters.
     pub model: Model,
     /// Updates these parameters.
@@ -85,7 +85,7 @@ impl StagePass {
 }
 
 impl Stage {
-    pub(super) fn new(part: Part, options: ReducerOptions, clip_norm: f64) -> Result<Stage> {
+    pub(super) fn new(part: StageSpec, options: ReducerOptions, clip_norm: f64) -> Result<Stage> {
         let device = part.model.params.device();
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;

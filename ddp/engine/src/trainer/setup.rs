@@ -35,7 +35,7 @@ use crate::reducer::{self, Cut, ReducerOptions};
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
 };
-use crate::step::{GRADIENT_GROUPS, GraphChoice, Part, Step, StepOptions, gradient_group};
+use crate::step::{GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group};
 use crate::tasks;
 
 /// The most rows that pass through the model at a time in evaluation.
@@ -390,12 +390,12 @@ pub(super) fn step(
         .model_options()
         .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
-    let part = |(index, model): (usize, Model)| -> Result<Part> {
+    let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
         let cut = Cut::of(0, [group.rank(), group.size()], reducer);
         let [owned, kept] = &cut.ranges(&model.params, reducer);
         let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
-        Ok(Part {
+        Ok(StageSpec {
             model,
             optimizer,
             group,

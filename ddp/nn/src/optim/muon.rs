@@ -16,7 +16,7 @@ use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};
 
 use super::adamw;
-use super::rule::{Declared, Method, Muon, Part, Rule, Update, check_range};
+use super::rule::{ArenaPart, Declared, Method, Muon, Rule, Update, check_range};
 use super::sgd::MOMENTUM;
 use crate::error::{Error, Result};
 use crate::params::Params;
@@ -72,7 +72,7 @@ impl Update for Muon {
         SgdConstants::default().numbers(step, learning_rate, weight_decay)
     }
 
-    fn apply(&self, part: &Part<'_>) -> Result<()> {
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let Muon { momentum, nesterov } = *self;
         Ok(ops::muon_direction(
             part.gradients,

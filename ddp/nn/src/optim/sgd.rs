@@ -2,7 +2,7 @@
 
 use ddp_kernels::ops::{self, SgdConstants, SgdScalars};
 
-use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use super::rule::{ArenaPart, Declared, Method, Rule, Update, check_range};
 use crate::error::{Error, Result};
 
 pub(super) const DECLARED: Declared = Declared {
@@ -55,7 +55,7 @@ impl Update for SgdConstants {
         Ok([learning_rate, weight_decay, 0.0, 0.0])
     }
 
-    fn apply(&self, part: &Part<'_>) -> Result<()> {
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let has_momentum = self.momentum > 0.0;
         let momentum = has_momentum.then(|| (part.moment)(MOMENTUM)).transpose()?;
         Ok(ops::sgd(

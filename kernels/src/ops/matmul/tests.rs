@@ -7,8 +7,13 @@ use crate::ops::testing::random_f32;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
 
-type Piece =
-    unsafe fn(&Matmul<'_, f32>, Range<usize>, Range<usize>, &AsIs, &mut (Panels<f32>, Panels<f32>));
+type Piece = unsafe fn(
+    &TiledMatmul<'_, f32>,
+    Range<usize>,
+    Range<usize>,
+    &AsIs,
+    &mut (Panels<f32>, Panels<f32>),
+);
 
 /// The f32 kernels that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, Piece)> {
@@ -70,10 +75,10 @@ impl Case {
     }
 
     /// The bits of the output after `body`.
-    fn run(&self, body: impl FnOnce(&Matmul<'_, f32>)) -> Vec<u32> {
+    fn run(&self, body: impl FnOnce(&TiledMatmul<'_, f32>)) -> Vec<u32> {
         let (m, n, k) = self.shape;
         let mut out = self.out.clone();
-        body(&Matmul {
+        body(&TiledMatmul {
             out: out.as_mut_ptr(),
             stride: n,
             a: Matrix::new(&self.a, m, k, self.layout.0),
