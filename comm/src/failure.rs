@@ -257,10 +257,10 @@ impl Failure {
     /// As `fail`, for what no other rank need find: in a job that continues without lost ranks the
     /// others do.
     pub(crate) fn fail_alone(&self, text: String, exit_code: u8) -> ! {
-        match self.client.is_some() && self.identity.size > 1 {
-            true => self.leave(&text, exit_code),
-            false => self.fail(text, exit_code),
+        if self.client.is_some() && self.identity.size > 1 {
+            self.leave(&text, exit_code);
         }
+        self.fail(text, exit_code)
     }
 
     /// Ends the process because of an error of `rank`, which reports it itself. If it does not,

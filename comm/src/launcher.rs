@@ -241,9 +241,10 @@ impl Launch {
                 launcher: Launcher::Own,
                 rank: job.rank,
                 size: Some(job.size),
-                local_size: match job.is_on_one_host {
-                    true => Some(job.size),
-                    false => Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size),
+                local_size: if job.is_on_one_host {
+                    Some(job.size)
+                } else {
+                    Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size)
                 },
             }),
             None => match Launch::of_mpi(lookup).filter(|_| cfg!(feature = "mpi")) {

@@ -61,10 +61,11 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             if stop::is_interrupted() && cancelled.within(GRACE) {
                 return;
             }
-            match failure.client.is_some() && lost.rank != failure.identity.rank {
-                true => _ = failure.end_generation(lost.text),
+            if failure.client.is_some() && lost.rank != failure.identity.rank {
+                _ = failure.end_generation(lost.text);
+            } else {
                 // At once: mpirun sees it too, and is about to end this rank.
-                false => failure.report(&lost),
+                failure.report(&lost);
             }
         } else if let Some(sigterm) = sigterm.take_if(|sigterm| sigterm.has_come()) {
             return asked_to_end(failure, sigterm, cancelled);

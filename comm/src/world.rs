@@ -373,10 +373,10 @@ impl World {
     /// as [`World::group`].
     #[track_caller]
     pub fn group_on(&self, device: Device, name: &'static str) -> Result<Group> {
-        match device.is_accelerator() {
-            true => self.gpu_group(name, device),
-            false => self.group(name),
+        if device.is_accelerator() {
+            return self.gpu_group(name, device);
         }
+        self.group(name)
     }
 
     /// The channel of the next group.

@@ -223,9 +223,10 @@ fn describe(figures: &StepEvent, room: usize) -> String {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    let rate = match rate.is_nan() {
-        true => "simulated".to_string(),
-        false => format!("{} {unit}", units::count(rate.round() as u64)),
+    let rate = if rate.is_nan() {
+        "simulated".to_string()
+    } else {
+        format!("{} {unit}", units::count(rate.round() as u64))
     };
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();

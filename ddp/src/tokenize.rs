@@ -96,9 +96,10 @@ pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Re
     let mut progress = Progress::of_files(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {
-        let what = match at.is_learning {
-            true => "learning the vocabulary",
-            false => "tokenizing",
+        let what = if at.is_learning {
+            "learning the vocabulary"
+        } else {
+            "tokenizing"
         };
         progress.read(what, at.read_bytes, at.file_bytes);
     });

@@ -124,6 +124,9 @@ impl From<Error> for ddp_data::Error {
     }
 }
 
+/// The exit code of a run that was asked to stop, and can be resumed.
+pub(crate) const EXIT_STOPPED: u8 = 75;
+
 impl Error {
     /// An error that rank `rank` reports.
     pub(crate) fn remote(rank: usize, text: String, exit_code: u8) -> Error {
@@ -186,7 +189,7 @@ impl Error {
             Error::Io(_) => 74,
             Error::Remote(error) => error.exit_code,
             Error::Unhealthy(_) => 69,
-            Error::Stopped(_) => 75,
+            Error::Stopped(_) => EXIT_STOPPED,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }

@@ -116,11 +116,10 @@ fn train_with(
     // A rank that joins with other settings leaves.
     let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();
-    match is_of_new || carried::continues_after(&error, world, &carried.devices()) {
-        true => {
-            carried.halt(&error, world);
-            Ok(Next::Meet(Some(error)))
-        }
-        false => Err(error),
+    if is_of_new || carried::continues_after(&error, world, &carried.devices()) {
+        carried.halt(&error, world);
+        Ok(Next::Meet(Some(error)))
+    } else {
+        Err(error)
     }
 }

@@ -271,12 +271,13 @@ fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
         let is_kernel = plan.starts_with("kernel");
         assert_undisturbed(&folder, &ended, &lost[..usize::from(is_kernel)]);
         // Which rank a send or receive lacks, only the rank itself knows, which then leaves.
-        let told = match is_kernel {
-            true => &[
+        let told = if is_kernel {
+            &[
                 "did not arrive within 10 s",
                 "the GPU has not done its work after 10 s",
-            ][..],
-            false => &["not done within 10 s"],
+            ][..]
+        } else {
+            &["not done within 10 s"]
         };
         assert!(
             told.iter().any(|told| ended.stderr.contains(told)),

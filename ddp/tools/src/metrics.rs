@@ -15,7 +15,7 @@ use crate::audit::Audit;
 use crate::checkpoint::{Best, CHECKPOINTS, Opened};
 use crate::config::{Config, as_flag};
 use crate::error::{Error, Result};
-use crate::metrics_log::{EVENTS_FILE, RanksEvent, ResumeEvent, SampleEvent, Start};
+use crate::metrics_log::{EVENTS_FILE, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, Start};
 use crate::samples::Confusion;
 use crate::setting::{DATA, OUT};
 use crate::shown::significant;
@@ -246,11 +246,14 @@ impl Run {
         self.end()?[name].as_f64()
     }
 
-    /// Why the run ended, and its exit code.
-    pub(crate) fn ending(&self) -> Option<(&str, u64)> {
+    /// In which way the run ended, why, and its exit code.
+    pub(crate) fn ending(&self) -> Option<(RunOutcome, &str, u8)> {
         let end = self.end()?;
         let reason = end["reason"].as_str().unwrap_or_default();
-        Some((reason, end["exit_code"].as_u64().unwrap_or(0)))
+        let code = end["exit_code"].as_u64().unwrap_or(0) as u8;
+        let outcome = RunOutcome::deserialize(&end["outcome"]);
+        let outcome = outcome.unwrap_or_else(|_| RunOutcome::of_reason(reason, code));
+        Some((outcome, reason, code))
     }
 
     /// The last logged step; 0 before the first.

@@ -51,10 +51,12 @@ pub fn find_devices(
         (_, Ok(table)) => table.devices_of(world.rank()),
         (_, Err(_)) => Vec::new(),
     };
-    let trouble = match devices.is_empty() {
-        true if are_hidden() => None,
-        true => discover().why_unusable().map(String::from),
-        false => devices.iter().find_map(|&device| self::trouble(device)),
+    let trouble = if !devices.is_empty() {
+        devices.iter().find_map(|&device| self::trouble(device))
+    } else if are_hidden() {
+        None
+    } else {
+        discover().why_unusable().map(String::from)
     };
     let several = world.size() > 1 && !devices.is_empty();
     let trouble = trouble.or_else(|| missing(&discover().nccl).filter(|_| several));

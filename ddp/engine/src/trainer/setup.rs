@@ -36,7 +36,7 @@ use crate::reducer::{self, Cut, ReducerOptions};
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
 };
-use crate::step::{GRADIENT_GROUPS, GraphChoice, Part, Step, StepOptions, gradient_group};
+use crate::step::{GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group};
 use crate::tasks;
 
 /// The most rows that pass through the model at a time in evaluation.
@@ -134,7 +134,7 @@ pub(super) fn assemble(
         resume::forget_best(options, &data, &mut opened.state)?;
     }
     let is_finished = |opened: &mut Opened| {
-        opened.state.step == plan.steps || options.has_stopped_early(&opened.state.progress)
+        plan.is_over(opened.state.step) || options.has_stopped_early(&opened.state.progress)
     };
     if let Some(opened) = resumed.take_if(is_finished) {
         // It may have been stopped, or its ranks lost, before all of its end was written.
@@ -396,12 +396,12 @@ pub(super) fn step(
         .model_options()
         .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
-    let part = |(index, model): (usize, Model)| -> Result<Part> {
+    let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
         let cut = Cut::of(0, [group.rank(), group.size()], reducer);
         let [owned, kept] = &cut.ranges(&model.params, reducer);
         let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
-        Ok(Part {
+        Ok(StageSpec {
             model,
             optimizer,
             group,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use ddp_comm::{Group, World};
-use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::ops;
 use ddp_kernels::{Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
@@ -105,8 +105,7 @@ fn measure_shape(
     let times = ops::with_f32_math(format.f32_math, || {
         rounds(main, device, bench, |repetition| {
             let [x, weight, bias, y] = &sets[repetition as usize % sets.len()];
-            let plain = Activation::Identity;
-            Ok(ops::linear_into(y, x, weight, Some(bias), plain, None)?)
+            Ok(ops::linear_into(y, x, weight, Some(bias), None, None)?)
         })
     })?;
     let ranks_s = gather_numbers(world, &[times.own_median_s])?.concat();

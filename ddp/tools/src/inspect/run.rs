@@ -171,7 +171,7 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
         sheet.add("resumed", format!("{times} from a checkpoint"));
     }
     let ended = match run.ending() {
-        Some((reason, code)) => {
+        Some((_, reason, code)) => {
             let after = duration(run.of_end("seconds").unwrap_or(f64::NAN));
             format!("{} (exit code {code}), after {after}", shown(reason))
         }

@@ -7,7 +7,7 @@ use super::html::{count, escaped, note, plural, shortened};
 use super::results::{Figure, figures};
 use super::{classes, tables};
 use crate::metrics::Run;
-use crate::metrics_log::SampleEvent;
+use crate::metrics_log::{RunOutcome, SampleEvent};
 use crate::samples::Samples;
 
 /// The most generated texts; the metrics log has all.
@@ -160,18 +160,18 @@ fn texts(run: &Run) -> String {
 
 /// How a run ended: a class of the style sheet, a sign, a word, and why it did not succeed.
 pub(super) fn ending(run: &Run) -> [String; 4] {
-    let Some((reason, code)) = run.ending() else {
+    let Some((outcome, reason, code)) = run.ending() else {
         let log = format!("The metrics log ends after step {}", count(run.last_step()));
         let message = format!("{log}: the run is still going, or was killed.");
         return ["open", "…", "not ended", &message].map(String::from);
     };
-    let (class, sign) = match code {
-        0 if reason == "done" => return ["done", "✓", "done", ""].map(String::from),
-        0 => return ["done", "✓", "done", &shortened(reason, 2000)].map(String::from),
-        75 => ("stopped", "‖"),
-        _ => ("failed", "✕"),
+    let (reason, with_code) = (shortened(reason, 2000), format!(" (exit code {code})"));
+    let (class, sign, message) = match outcome {
+        RunOutcome::Done => ("done", "✓", String::new()),
+        RunOutcome::Early => ("done", "✓", reason),
+        RunOutcome::Stopped => ("stopped", "‖", reason + &with_code),
+        RunOutcome::Failed => ("failed", "✕", reason + &with_code),
     };
-    let message = format!("{} (exit code {code})", shortened(reason, 2000));
     [class, sign, class, &message].map(String::from)
 }
 

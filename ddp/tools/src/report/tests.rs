@@ -240,6 +240,14 @@ fn how_a_run_ended_is_said() {
     let cases = [
         (vec![end("done", 0)], "✓</span> done"),
         (
+            vec![end("stopped early after step 20", 0)],
+            "✓</span> done</p><p class=\"message\">stopped early after step 20<",
+        ),
+        (
+            vec![json!({"event": "end", "outcome": "early", "reason": "enough", "exit_code": 0})],
+            "✓</span> done</p><p class=\"message\">enough<",
+        ),
+        (
             vec![end("stopped by SIGTERM after step 20", 75)],
             "stopped by SIGTERM after step 20 (exit code 75)",
         ),

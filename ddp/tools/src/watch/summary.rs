@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
 use crate::metrics::Run;
-use crate::metrics_log::{EVENTS_FILE, SampleEvent};
+use crate::metrics_log::{EVENTS_FILE, RunOutcome, SampleEvent};
 use crate::report::results::{Figure, figures};
 use crate::setting::OUT;
 use crate::shown::shown;
@@ -78,8 +78,10 @@ pub(super) fn state(followed: &Followed) -> String {
         return shown(&format!("the metrics log cannot be read: {problem}"));
     }
     match followed.run.ending() {
-        Some((reason, 0)) => shown(reason),
-        Some((reason, code)) => shown(&format!("exit code {code}: {reason}")),
+        Some((RunOutcome::Done | RunOutcome::Early, reason, _)) => shown(reason),
+        Some((RunOutcome::Stopped | RunOutcome::Failed, reason, code)) => {
+            shown(&format!("exit code {code}: {reason}"))
+        }
         None => {
             let age = followed.age().map_or(f64::NAN, |age| age.as_secs_f64());
             format!("no end yet, last written {} ago", duration(age))
@@ -123,7 +125,7 @@ pub(super) fn events(run: &Run) -> Vec<String> {
     let changes = run.changes.iter();
     all.extend(changes.map(|change| (change.step, shown(&change.to_string()))));
     all.sort_by_key(|(step, _)| *step);
-    if let (Some((reason, _)), Some(end)) = (run.ending(), run.end()) {
+    if let (Some((_, reason, _)), Some(end)) = (run.ending(), run.end()) {
         all.push((end["steps"].as_u64().unwrap_or(0), shown(reason)));
     }
     let first = all.len().saturating_sub(EVENTS_MAX);
