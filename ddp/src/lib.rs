@@ -97,11 +97,11 @@ use ddp_engine::{shown, units};
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
+#[cfg(feature = "tables")]
+pub use ddp_tables as tables;
 pub use error::{Error, Result};
 #[cfg(feature = "program")]
 use {ddp_engine::exchange, ddp_kernels::files};
-#[cfg(feature = "tables")]
-pub use ddp_tables as tables;
 #[cfg(feature = "tools")]
 pub use {ddp_tools as tools, ddp_tools::report, train::Trainer};
 #[cfg(feature = "program")]
