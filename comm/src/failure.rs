@@ -160,7 +160,7 @@ impl Failure {
             return;
         }
         self.print(cause);
-        // Where the job continues the launcher tells other hosts, unless they continue without this one.
+        // Where the job continues, the launcher tells other hosts, unless they go on without it.
         if let (Some(lifeline), None) = (&self.lifeline, &self.client) {
             lifeline.send(cause, BOUND);
         }

@@ -1,7 +1,7 @@
 //! The command line: what it asks for.
 //!
 //! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
-//! of commands that train. `flags/` has what commands share.
+//! of commands that train. `flags/` has what commands share, and the flags of ddp-tools' commands.
 
 mod command;
 mod train;

@@ -50,8 +50,8 @@
 //!
 //! Without default features this is the library alone. `tools` adds [`Trainer`] and [`tools`],
 //! `program` adds [`program()`], `mpi` ranks under `mpirun`, `tokenizers` texts by a
-//! `tokenizer.json`: these four are the default, which makes `ddp-train`. `parquet` reads `.parquet`
-//! files.
+//! `tokenizer.json`: these four are the default, which makes `ddp-train`. `tables` reads CSV files,
+//! `parquet` also `.parquet` files.
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 

@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use ddp_comm::World;
 use ddp_engine::setting::{CLASS_WEIGHTS, LABEL_SMOOTHING};
-use ddp_kernels::Device;
 use ddp_tools::report;
 use ddp_tools::tensorboard::EventFile;
 
 use crate::config::{ClassWeights, Config};
 use crate::data::Data;
 use crate::data::tables::Tables;
-use crate::devices::{check_device, find_devices};
 use crate::error::{Error, Result};
 use crate::metrics_log::{EvalEvent, StepEvent};
 use crate::models::{self, ModelSpec, OwnLayers};
@@ -129,16 +127,6 @@ impl TrainProgram<'_> {
 }
 
 impl Program for TrainProgram<'_> {
-    fn devices(&self, world: &World) -> Result<Vec<Device>> {
-        let config = self.config;
-        let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
-        let devices = find_devices(config.device, per_rank, share, world)?;
-        for device in &devices {
-            check_device(config, *device)?;
-        }
-        Ok(devices)
-    }
-
     fn loss(&self) -> Option<Arc<dyn Loss>> {
         self.loss.clone()
     }

@@ -158,8 +158,8 @@ impl Children {
         }
     }
 
-    /// Those that are stopped (SIGSTOP, a debugger) since the last call, or go on: rank, process and
-    /// which of the two.
+    /// Those that are stopped (SIGSTOP, a debugger) since the last call, or go on: rank, process
+    /// and which of the two.
     pub(super) fn stopped(&mut self, now: Duration) -> Vec<(usize, u32, bool)> {
         if now < self.looked + LOOKED_EVERY {
             return Vec::new();

@@ -48,8 +48,8 @@ impl Signals {
     pub(super) fn prepare(command: &mut Command, inherited: Vec<c_int>, dies_with_this: bool) {
         let ends = stop::set_of([libc::SIGCHLD]);
         command.process_group(0);
-        // SAFETY: between fork and exec only fcntl, prctl and pthread_sigmask are called, which are safe
-        // there; the caller keeps the descriptors open until the child is started.
+        // SAFETY: only fcntl, prctl and pthread_sigmask are called between fork and exec, which are
+        // safe there; the caller keeps the descriptors open until the child is started.
         unsafe {
             command.pre_exec(move || {
                 for &number in &inherited {

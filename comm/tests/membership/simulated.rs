@@ -102,7 +102,7 @@ struct Process {
     is_stopped: bool,
     /// The generation of which it is; 0 before the first.
     generation: u32,
-    /// How many steps its model has taken; None without one. A new rank has it after its first step.
+    /// How many steps its model has taken; None without one. A new rank has one after a step.
     steps: Option<u64>,
     progress: u64,
     was_asked: bool,

@@ -11,7 +11,7 @@ use ddp_kernels::{Device, matmuls, simd, threads};
 use crate::error::Result;
 use crate::exchange;
 
-pub use self::find::{check_device, find_devices, help_for, too_old};
+pub use self::find::{find_devices, help_for, of_run, too_old};
 
 /// The device as people know it: `cuda:0 NVIDIA H200`.
 pub fn described(device: Device) -> String {

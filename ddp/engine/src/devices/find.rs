@@ -27,6 +27,17 @@ struct Facts {
 /// Whether to train on GPUs, and a warning.
 type Decision = (bool, Option<String>);
 
+/// This rank's devices in a run with these settings, which the devices support. All ranks call it
+/// together.
+pub fn of_run(config: &Config, world: &World) -> Result<Vec<Device>> {
+    let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
+    let devices = find_devices(config.device, per_rank, share, world)?;
+    for device in &devices {
+        check_device(config, *device)?;
+    }
+    Ok(devices)
+}
+
 /// The devices of this rank: `per_rank` GPUs, or the CPU. All ranks call it together: if one cannot
 /// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist, or
 /// should.
@@ -251,7 +262,7 @@ fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
 
 /// Refuses settings that `device` does not support. What `auto` means is known only after
 /// `find_devices`.
-pub fn check_device(config: &Config, device: Device) -> Result<()> {
+fn check_device(config: &Config, device: Device) -> Result<()> {
     match device {
         Device::Cpu => config.check_cpu(),
         Device::Cuda(index) => {

@@ -108,7 +108,7 @@ pub(super) fn assemble(
     };
     faults::at_step(FaultPoint::Setup, 0)?;
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
-    let devices = program.devices(world)?;
+    let devices = devices::of_run(options, world)?;
     let device = devices[0];
     let before = carried.devices();
     if !before.is_empty() && before != devices {

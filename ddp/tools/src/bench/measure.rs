@@ -58,18 +58,15 @@ pub(super) fn start(bench: &BenchOptions, world: &World) -> Result<Device> {
 
 /// Pins this rank's threads and finds its device.
 pub(super) fn begin(bench: &BenchOptions, world: &World) -> Result<Device> {
-    let Config {
-        device, share_gpus, ..
-    } = bench.config;
-    let count = bench.config.threads;
-    let count = count.unwrap_or_else(|| world.default_threads());
+    let config = &bench.config;
+    let count = config.threads.unwrap_or_else(|| world.default_threads());
     threads::set_count_pinned_from(world.core_offset(), count)?;
     let help = "start every rank with the same program and the same flags";
     world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), help),
         Field::must_match("the flags of the bench", &*bench.flags, help),
     ])?;
-    Ok(find_devices(device, 1, share_gpus, world)?[0])
+    Ok(find_devices(config.device, 1, config.share_gpus, world)?[0])
 }
 
 /// For tests: simulated GPUs do everything up to the first timing.
