@@ -174,6 +174,8 @@ pub(crate) struct Job<'a> {
     newest: u32,
     taken: u64,
     fails_to_start: Vec<bool>,
+    /// Ranks of which one process has not agreed with the others.
+    disagrees: Vec<bool>,
     last_fault: u64,
     outcome: Outcome,
 }
@@ -211,6 +213,7 @@ impl<'a> Job<'a> {
             newest: 0,
             taken: 0,
             fails_to_start: vec![false; schedule.ranks],
+            disagrees: vec![false; schedule.ranks],
             last_fault: 0,
             outcome: Outcome::default(),
         };
@@ -261,6 +264,11 @@ impl<'a> Job<'a> {
             // A stop may come when the work is done.
             0 => {}
             75 if self.state.stop.is_some() => {}
+            // What a rank has found.
+            65 if self.state.ends == Some(65) => {}
+            code if self.state.ends == Some(65) => {
+                self.wrong(format!("{code} after a rank has ended the job with 65"));
+            }
             _ if schedule.must_succeed() => self.wrong(format!("it ended with {code}")),
             _ => {}
         }
@@ -424,6 +432,12 @@ impl<'a> Job<'a> {
                 self.say(format!(
                     "rank {rank}: process {process} is started on host {host}"
                 ));
+                if self.disagrees[rank] {
+                    self.wrong(format!("rank {rank}, which disagrees, is started again"));
+                }
+                if self.state.restarted > self.schedule.restarts {
+                    self.wrong("more ranks are started again than may be".into());
+                }
                 self.processes.push(Process {
                     rank,
                     number: process,
@@ -461,6 +475,10 @@ impl<'a> Job<'a> {
                     if !self.together.contains_key(&formed.number) {
                         let ranks: Vec<usize> = formed.members.iter().map(|it| it.rank).collect();
                         self.outcome.joined += formed.change.joined.len();
+                        let comes = self.state.ranks.iter().filter(|rank| rank.comes());
+                        if formed.number == 1 && ranks.len() < comes.count() {
+                            self.wrong("the first generation is without a rank that comes".into());
+                        }
                         self.say(format!(
                             "generation {} of ranks {ranks:?}: {:?}",
                             formed.number, formed.change
@@ -819,6 +837,7 @@ impl<'a> Job<'a> {
                 .into_iter()
                 .for_each(|it| self.ends(it, End::Signal(KILL))),
             Fault::Leaves(rank, code) => {
+                self.disagrees[rank] |= code == 78 && self.living(rank).is_some();
                 self.living(rank)
                     .into_iter()
                     .for_each(|it| self.ends(it, End::Code(code)));

@@ -142,7 +142,6 @@ impl Turn<'_> {
             let Some(process) = &mut self.state.ranks[rank].process else {
                 continue;
             };
-            process.waits = None;
             process.took_part.get_or_insert(now);
             members.push(Member {
                 rank,
