@@ -367,6 +367,8 @@ impl<'a> Job<'a> {
         match message {
             Message::Word(index, word) => {
                 let (rank, process) = (self.processes[index].rank, self.processes[index].number);
+                let disagrees = matches!(word, Word::Ended(End::Code(78)));
+                self.disagrees[rank] |= disagrees && self.state.stop.is_none();
                 self.decide(match word {
                     Word::Said(said) => Event::Said {
                         rank,
@@ -837,7 +839,6 @@ impl<'a> Job<'a> {
                 .into_iter()
                 .for_each(|it| self.ends(it, End::Signal(KILL))),
             Fault::Leaves(rank, code) => {
-                self.disagrees[rank] |= code == 78 && self.living(rank).is_some();
                 self.living(rank)
                     .into_iter()
                     .for_each(|it| self.ends(it, End::Code(code)));
