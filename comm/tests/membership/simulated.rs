@@ -731,6 +731,9 @@ impl<'a> Job<'a> {
     }
 
     fn has_sums(&mut self, index: usize, step: u64) {
+        if self.processes[index].phase != Phase::Sums {
+            return;
+        }
         let (generation, steps) = (
             self.processes[index].generation,
             self.processes[index].steps,
