@@ -4,7 +4,7 @@
 //! Letters: B rows of the batch, I inputs, H hidden, C classes.
 
 use ddp::kernels::ops::{
-    self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions,
+    self, Activation, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOptions,
     CrossEntropyOut,
 };
 use ddp::kernels::transfer::{self, Ledger, Phase};
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let x = randn(&[BATCH, INPUTS])?; // (B, I)
     let directions = randn(&[CLASSES, INPUTS])?; // (C, I)
     let scores = x.new_zeros(&[BATCH, CLASSES])?; // (B, C)
-    ops::linear_into(&scores, &x, &directions, None, Activation::Identity, None)?;
+    ops::linear_into(&scores, &x, &directions, None, None, None)?;
     let scores = scores.to_vec::<f32>()?;
     let largest = |row: &[f32]| {
         (0..CLASSES)
@@ -82,8 +82,8 @@ fn main() -> Result<()> {
         transfer::in_phase(Phase::Step, || {
             // No transfer is allowed in here.
             transfer::forbid_transfers(|| {
-                ops::linear_into(&hidden, &x, &w1, None, Activation::Relu, None)?;
-                ops::linear_into(&logits, &hidden, &w2, None, Activation::Identity, None)?;
+                ops::linear_into(&hidden, &x, &w1, None, Some(Activation::Relu), None)?;
+                ops::linear_into(&logits, &hidden, &w2, None, None, None)?;
                 let out = CrossEntropyOut {
                     losses: &losses,
                     dlogits: Some(&dlogits),
@@ -91,7 +91,8 @@ fn main() -> Result<()> {
                 };
                 ops::cross_entropy(&logits, &labels, out, &options, None)?;
                 ops::linear_backward_weight_into(&dw2, None, &dlogits, &hidden, accumulate)?;
-                ops::linear_backward_input_into(&dhidden, &dlogits, &w2, Below::Relu(&hidden))?;
+                let below = Some((Activation::Relu, &hidden));
+                ops::linear_backward_input_into(&dhidden, &dlogits, &w2, below)?;
                 ops::linear_backward_weight_into(&dw1, None, &dhidden, &x, accumulate)?;
                 let moments = (&first_moments, &second_moments);
                 ops::adamw(

@@ -227,16 +227,7 @@ fn batches_on_the_cpu() -> Result<String> {
     let weight = randn(&[10, 32], GPU)?.named("fc.weight");
     let batch = randn(&[8, 32], Device::Cpu)?.named("batch");
     let logits = Tensor::zeros(&[8, 10], DType::F32, GPU)?;
-    let step = || {
-        ops::linear_into(
-            &logits,
-            &batch,
-            &weight,
-            None,
-            ops::Activation::Identity,
-            None,
-        )
-    };
+    let step = || ops::linear_into(&logits, &batch, &weight, None, None, None);
     let forbidden = message(step());
     assert!(
         forbidden.contains(r#"x "batch" f32[8, 32] on cpu"#),
@@ -264,14 +255,7 @@ fn resident_dataset() -> Result<String> {
         transfer::forbid_transfers(|| {
             (0..8).try_for_each(|batch| {
                 let rows = dataset.slice(batch * 128..(batch + 1) * 128)?;
-                ops::linear_into(
-                    &logits,
-                    &rows,
-                    &weight,
-                    None,
-                    ops::Activation::Identity,
-                    None,
-                )
+                ops::linear_into(&logits, &rows, &weight, None, None, None)
             })
         })
     })?;
@@ -428,7 +412,14 @@ fn ping_pong() -> Result<String> {
     let mut state = randn(&[8, 32], GPU)?;
     for _ in 0..5 {
         let output = state.new_empty(&[8, 32])?;
-        ops::linear_into(&output, &state, &weight, None, ops::Activation::Relu, None)?;
+        ops::linear_into(
+            &output,
+            &state,
+            &weight,
+            None,
+            Some(ops::Activation::Relu),
+            None,
+        )?;
         let on_host = output.to(Device::Cpu)?;
         state = on_host.to(GPU)?;
     }

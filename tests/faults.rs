@@ -26,7 +26,7 @@ fn ones() -> Result<Tensor> {
 /// Uses everything once, and gives the sum of what came of it.
 fn some_work() -> Result<String> {
     let x = ones()?;
-    let y = ops::relu(&ops::add(&x, &x)?)?;
+    let y = ops::activate(&ops::add(&x, &x)?, ops::Activation::Relu)?;
     let out = ops::addmm(
         &y.slice(0..100)?.reshape(&[10, 10])?,
         &y.reshape(&[10, 100])?,
@@ -147,7 +147,13 @@ const CASES: &[Case] = &[
     },
     Case {
         plan: "cuMemAllocFromPoolAsync@2=out_of_memory; cuMemAllocFromPoolAsync@3=out_of_memory",
-        what: || and_then_again(ones().and_then(|x| ops::relu(&x)).map(|_| String::new())),
+        what: || {
+            and_then_again(
+                ones()
+                    .and_then(|x| ops::activate(&x, ops::Activation::Relu))
+                    .map(|_| String::new()),
+            )
+        },
         words: &[
             "first: out of memory on cuda:0",
             "\"x\" f32[1000] on cuda:0 made at tests/faults.rs",

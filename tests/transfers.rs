@@ -328,9 +328,12 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
             transfer::in_phase(Phase::Log, || device.slice(0..1).unwrap().item()).unwrap();
         }
         let data = Tensor::from_slice(&[1.0f32; 4], &[4], GPU).unwrap();
-        let _used = ops::relu(&Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap())
-            .unwrap()
-            .to(GPU);
+        let _used = ops::activate(
+            &Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap(),
+            ops::Activation::Relu,
+        )
+        .unwrap()
+        .to(GPU);
         assert!(
             ledger
                 .hints()

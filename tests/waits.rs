@@ -249,7 +249,7 @@ const SCENES: [(&str, fn()); 20] = [
             x.new_zeros(&[30, 8]).unwrap(),
             x.new_full(&[8, 100], -1.0).unwrap(),
         );
-        ops::linear_into(&y, &x, &weight, None, ops::Activation::Relu, None).unwrap();
+        ops::linear_into(&y, &x, &weight, None, Some(ops::Activation::Relu), None).unwrap();
         assert_eq!(y.to_vec::<f32>().unwrap(), [0.0; 240]);
     }),
     ("a message is overwritten after it was read", || {

@@ -405,13 +405,14 @@ impl fmt::Display for Ranks<'_> {
 
 /// What ranks did that showed no progress for `waited` of `total`.
 fn late(waited: Duration, total: Duration) -> String {
-    match total > waited + Duration::from_secs(10) {
-        false => format!("did not arrive within {}", Seconds(waited)),
-        true => format!(
+    if total > waited + Duration::from_secs(10) {
+        format!(
             "did not arrive within {} s, and showed no progress for {}",
             total.as_secs(),
             Seconds(waited)
-        ),
+        )
+    } else {
+        format!("did not arrive within {}", Seconds(waited))
     }
 }
 

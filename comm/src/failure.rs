@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Remedy, RemoteError};
 use crate::identity::Identity;
+use crate::membership::client::Client;
 use crate::process::{Peer, Process};
-use crate::roster::Roster;
 use crate::say::print_line;
 use crate::shared::Board;
 
@@ -61,7 +61,7 @@ pub(crate) struct Failure {
     /// The connection to the ranks of other hosts.
     pub(crate) lifeline: Option<lifeline::Lifeline>,
     /// In a job that continues without lost ranks.
-    pub(crate) roster: Option<Arc<Roster>>,
+    pub(crate) client: Option<Arc<Client>>,
     /// The numbers with which its ranks were started, which people know.
     pub(crate) seats: Vec<usize>,
 }
@@ -77,7 +77,7 @@ impl Failure {
             launcher: None,
             must_kill: false,
             lifeline: None,
-            roster: None,
+            client: None,
             seats: Vec::new(),
         }
     }
@@ -155,13 +155,13 @@ impl Failure {
         let is_first = self.board.fail(cause);
         // Where ranks are about to meet again, the board holds no cause: the first to end the job
         // speaks.
-        let ends_job = (self.roster.as_ref()).is_none_or(|roster| roster.end(cause.exit_code));
+        let ends_job = (self.client.as_ref()).is_none_or(|client| client.end(cause.exit_code));
         if !is_first && (self.cause().is_some() || !ends_job) {
             return;
         }
         self.print(cause);
-        // With a roster the launcher tells other hosts, unless they continue without this one.
-        if let (Some(lifeline), None) = (&self.lifeline, &self.roster) {
+        // Where the job continues, the launcher tells other hosts, unless they go on without it.
+        if let (Some(lifeline), None) = (&self.lifeline, &self.client) {
             lifeline.send(cause, BOUND);
         }
     }
@@ -196,17 +196,17 @@ impl Failure {
     pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
         let text = format!("{text}; this rank leaves, and the others continue if enough are left");
         self.print(&self.own_cause(text, exit_code));
-        // The page of this rank does not say that it has left: it is lost.
+        // It does not say that the job ends: it is lost.
         leave_at_once(exit_code)
     }
 
     /// Ends this generation because of `error`, and with it `ranks`; or the job, if it does not
     /// continue without lost ranks.
     pub(crate) fn lose(&self, error: &Error, ranks: &[usize]) {
-        let Some(roster) = &self.roster else {
+        let Some(client) = &self.client else {
             self.fail_with(error);
         };
-        roster.leave_out_ranks(ranks);
+        client.leave_out(ranks, true);
         let named = match error {
             Error::Timeout {
                 call,
@@ -257,10 +257,10 @@ impl Failure {
     /// As `fail`, for what no other rank need find: in a job that continues without lost ranks the
     /// others do.
     pub(crate) fn fail_alone(&self, text: String, exit_code: u8) -> ! {
-        match self.roster.is_some() && self.identity.size > 1 {
-            true => self.leave(&text, exit_code),
-            false => self.fail(text, exit_code),
+        if self.client.is_some() && self.identity.size > 1 {
+            self.leave(&text, exit_code);
         }
+        self.fail(text, exit_code)
     }
 
     /// Ends the process because of an error of `rank`, which reports it itself. If it does not,
@@ -302,7 +302,7 @@ impl Failure {
             }
         }
         // The rank that reports the cause may not have said so yet: nothing starts this one again.
-        (self.roster.iter()).for_each(|roster| _ = roster.end(exit_code));
+        (self.client.iter()).for_each(|client| _ = client.end(exit_code));
         within(BOUND, || drop(SPEAKING.lock()));
         // Another thread may hold the lock of standard output and never release it.
         within(BOUND, || _ = std::io::stdout().flush());

@@ -263,9 +263,10 @@ impl Group {
         scatter: bool,
         stream: &Stream,
     ) -> Result<()> {
-        let (operation, site) = match scatter {
-            true => (Operation::ReduceScatter(Reduce::Sum), Location::caller()),
-            false => (Operation::AllReduce(Reduce::Sum), Location::caller()),
+        let (operation, site) = if scatter {
+            (Operation::ReduceScatter(Reduce::Sum), Location::caller())
+        } else {
+            (Operation::AllReduce(Reduce::Sum), Location::caller())
         };
         self.check(operation, tensor, stream, site)?;
         let (given, rank) = (tree.given_by(self.rank()), self.rank());

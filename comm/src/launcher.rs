@@ -104,8 +104,8 @@ fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
 /// The variable that our own launcher gives to each rank: `2/4:8` is rank 2 of 4, which has
 /// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`. On
 /// several hosts it is `2/4@`, and `0/4@7` for rank 0, which has inherited a listener; the other
-/// variables are torchrun's. In a job that continues without lost ranks it is `2/4%7`, with the
-/// roster as descriptor 7.
+/// variables are torchrun's. In a job that continues without lost ranks it is `2/4%7`, with
+/// the socket to what started it as descriptor 7.
 pub(crate) const OWN_JOB: &str = "DDP_JOB";
 
 /// In such a job on several hosts: their addresses as this one reaches them, in order.
@@ -119,8 +119,8 @@ pub(crate) struct OwnJob {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) sockets: Vec<RawFd>,
-    /// The roster through which the ranks meet, in place of sockets.
-    pub(crate) roster: Option<RawFd>,
+    /// The socket to what started this rank, which brings the ranks together.
+    pub(crate) membership: Option<RawFd>,
     /// Whether all ranks are on this host.
     pub(crate) is_on_one_host: bool,
 }
@@ -132,7 +132,7 @@ impl OwnJob {
             return Ok(None);
         };
         let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0, \
-            RANK/SIZE@ or RANK/SIZE%ROSTER";
+            RANK/SIZE@ or RANK/SIZE%SOCKET";
         let job = OwnJob::parse(&text);
         let job = job.ok_or_else(|| Error::launch(OWN_JOB, expected, format!("{text:?}")))?;
         Ok(Some(job))
@@ -140,14 +140,14 @@ impl OwnJob {
 
     fn parse(text: &str) -> Option<OwnJob> {
         let is_on_one_host = !text.contains('@');
-        let has_roster = text.contains('%');
+        let is_elastic = text.contains('%');
         let (place, sockets) = text.split_once([':', '@', '%']).unwrap_or((text, ""));
         let (rank, size) = place.split_once('/')?;
         let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
         let sockets = sockets.split(',').filter(|socket| !socket.is_empty());
         let sockets: Vec<RawFd> = sockets.map(|it| it.parse().ok()).collect::<Option<_>>()?;
         let expected = match rank {
-            _ if has_roster => 1,
+            _ if is_elastic => 1,
             0 if is_on_one_host => size - usize::from(size > 0),
             rank => usize::from(is_on_one_host || rank == 0),
         };
@@ -162,7 +162,7 @@ impl OwnJob {
         is_whole.then(|| OwnJob {
             rank,
             size,
-            roster: sockets.first().copied().filter(|_| has_roster),
+            membership: sockets.first().copied().filter(|_| is_elastic),
             sockets,
             is_on_one_host,
         })
@@ -241,9 +241,10 @@ impl Launch {
                 launcher: Launcher::Own,
                 rank: job.rank,
                 size: Some(job.size),
-                local_size: match job.is_on_one_host {
-                    true => Some(job.size),
-                    false => Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size),
+                local_size: if job.is_on_one_host {
+                    Some(job.size)
+                } else {
+                    Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size)
                 },
             }),
             None => match Launch::of_mpi(lookup).filter(|_| cfg!(feature = "mpi")) {

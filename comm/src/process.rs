@@ -82,11 +82,6 @@ impl Process {
                 && unsafe { libc::kill(self.pid as libc::pid_t, 0) != 0 && errno() == libc::ESRCH })
     }
 
-    /// Whether `kill` works: it has a handle.
-    pub(crate) fn can_be_killed(&self) -> bool {
-        self.handle.is_some()
-    }
-
     /// Kills it. Without a handle it is left alone: its number may be another process by now.
     pub(crate) fn kill(&self) {
         if let Some(handle) = &self.handle {

@@ -57,11 +57,12 @@ impl Rendezvous {
         let port = port.ok_or_else(got)?;
         // torchrun's own store listens on that port.
         let is_taken = lookup("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
-        meeting.ports = match is_taken {
-            true => (1..=PORTS)
+        meeting.ports = if is_taken {
+            (1..=PORTS)
                 .map(|step| port.checked_add(step).unwrap_or(port - step))
-                .collect(),
-            false => vec![port],
+                .collect()
+        } else {
+            vec![port]
         };
         let [run, restart] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
             .map(|name| lookup(name).unwrap_or_default());

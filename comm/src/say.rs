@@ -26,9 +26,10 @@ struct Output {
 
 /// Warns the program's user, even where the program shows no log.
 pub(crate) fn warn(program: &str, text: &str) {
-    match tracing::dispatcher::has_been_set() {
-        true => tracing::warn!("{text}"),
-        false => print_line(&format!("{program}: warning: {text}\n")),
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        print_line(&format!("{program}: warning: {text}\n"));
     }
 }
 
@@ -61,9 +62,10 @@ impl Output {
         let mut left = text.as_bytes();
         while !left.is_empty() {
             let wait = until.saturating_duration_since(Instant::now());
-            let written = match self.has_room(wait) {
-                true => self.write(left),
-                false => Err(ErrorKind::TimedOut.into()),
+            let written = if self.has_room(wait) {
+                self.write(left)
+            } else {
+                Err(ErrorKind::TimedOut.into())
             };
             use ErrorKind::{Interrupted, TimedOut, WouldBlock};
             match written.map_err(|error| error.kind()) {
@@ -107,12 +109,11 @@ impl Output {
             let own = libc::open(self.path.as_ptr(), flags);
             let is_known = own >= 0 && libc::fstat(own, about.as_mut_ptr()) == 0;
             let kind = about.assume_init().st_mode & libc::S_IFMT;
-            let mut written = match is_known && [libc::S_IFIFO, libc::S_IFCHR].contains(&kind) {
-                true => libc::write(own, from, count),
-                false => {
-                    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-                    libc::send(self.number, from, count, flags)
-                }
+            let mut written = if is_known && [libc::S_IFIFO, libc::S_IFCHR].contains(&kind) {
+                libc::write(own, from, count)
+            } else {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                libc::send(self.number, from, count, flags)
             };
             if written < 0 && Error::last_os_error().raw_os_error() == Some(libc::ENOTSOCK) {
                 written = libc::write(self.number, from, count);

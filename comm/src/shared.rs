@@ -43,7 +43,6 @@ pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::{Cut, GRAIN_BYTES};
 use self::mail::Mailbox;
-pub(crate) use self::mapping::{Mapping, map, memfd};
 use self::round::Round;
 pub(crate) use self::segment::Segment;
 use self::slices::{Slices, Terms};
@@ -266,7 +265,8 @@ impl Shared {
             Operation::AllReduce(reduce) => slices.reduce(bytes, dtype, terms(reduce), false)?,
             Operation::ReduceScatter(reduce) => slices.reduce(bytes, dtype, terms(reduce), true)?,
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
-            _ => slices.all_gather(bytes)?,
+            Operation::AllGather => slices.all_gather(bytes)?,
+            other => unreachable!("a {other} needs no slices"),
         }
         Ok(cut.pieces)
     }
@@ -295,11 +295,12 @@ impl Shared {
                 round.exchange(&[])?;
                 round.take(root, bytes);
             }
-            _ => {
+            Operation::AllGather => {
                 round.exchange(&bytes[mine])?;
                 let others = self.channel.others();
                 others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
             }
+            other => unreachable!("a {other} exchanges nothing with all"),
         }
         Ok(())
     }

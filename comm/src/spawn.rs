@@ -12,28 +12,26 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
-use self::children::Children;
 pub use self::door::serve_at;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 pub use self::place::Place;
 use self::signals::Signals;
-pub(crate) use self::task::silence;
-use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
+use self::task::PERIOD;
 pub use self::task::{Losses, Task};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
+use crate::membership::decide::{EXIT_STOPPED, Event, of_signal};
 use crate::stop::{self, STOPS};
 
 mod agent;
 mod children;
 mod door;
-mod elastic;
 mod hosts;
 mod job;
+mod lease;
 mod place;
 mod remote;
-mod seats;
 mod signals;
 mod task;
 
@@ -113,48 +111,34 @@ impl Spawner {
     /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first
     /// that failed (128 and the signal's number if a signal ended it), or 0.
     pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
-        let (sender, news) = mpsc::channel();
-        let here = Children::default();
+        let is_here = |number: usize| match &task.place {
+            Some(_) => number == 0,
+            None => hosts[number].is_here(),
+        };
         let limits = [self.grace, self.timeout];
-        let mut job = Job::new(&self.program, here, limits, task, (sender, news));
-        let mut others = Vec::new();
-        for (number, host) in hosts.iter().enumerate() {
-            let is_here = task
-                .place
-                .as_ref()
-                .map_or_else(|| host.is_here(), |_| number == 0);
-            let other = (!is_here).then_some(others.len());
-            others.extend(other.map(|_| host));
-            job.add(host, other);
-        }
-        if !others.is_empty() {
+        let news = mpsc::channel();
+        let mut job = Job::new(&self.program, hosts, is_here, limits, task, news);
+        if job.has_others() {
             if task.losses.is_some() {
                 // Agents would count a launcher that is suspended as lost, and kill their ranks.
                 stop::ignore_suspension();
             }
-            job.connect(&others)?;
+            job.connect()?;
             if let Some(code) = self.wait_for_answers(&mut job)? {
                 return Ok(code);
             }
         }
-        match task.losses {
-            Some(losses) => job.start_elastic(losses)?,
-            None if others.is_empty() => job.start_here()?,
-            None => job.start_across()?,
-        }
+        job.start()?;
         self.has_run = true;
         while job.goes_on() {
-            // Slurm gives all processes of a job a signal: it counts once.
-            let asked = job.asked_by.take();
-            if let Some(signal) = asked.filter(|_| self.stopped_by.is_none()) {
-                self.pass_on(signal, &mut job);
-            }
-            match self.signals.next(PERIOD) {
-                Some(signal) if STOPS.contains(&signal) => self.pass_on(signal, &mut job),
-                _ => {}
+            if let Some(signal) = self.signals.next(PERIOD)
+                && STOPS.contains(&signal)
+            {
+                job.happens(Event::Signal(signal))?;
             }
         }
-        Ok(job.first_failure.unwrap_or(0))
+        self.stopped_by = job.state.stop;
+        Ok(job.state.exit_code())
     }
 
     /// Waits until all other hosts are ready. Returns the exit code if a signal asks the job to
@@ -162,29 +146,12 @@ impl Spawner {
     fn wait_for_answers(&mut self, job: &mut Job) -> Result<Option<u8>> {
         let started = Instant::now();
         while !job.are_all_ready(started.elapsed())? {
-            self.stopped_by = self.stopped_by.or(job.asked_by);
+            self.stopped_by = self.stopped_by.or(job.asked);
             if let Some(code) = self.pause(Duration::from_millis(20)) {
                 return Ok(Some(code));
             }
         }
         Ok(None)
-    }
-
-    /// Asks the ranks to save and end.
-    fn pass_on(&mut self, signal: c_int, job: &mut Job) {
-        let passed = match signal {
-            libc::SIGINT | libc::SIGUSR1 | libc::SIGHUP => signal,
-            _ => libc::SIGTERM,
-        };
-        match self.stopped_by {
-            None => job.end_within(self.grace),
-            // A second Ctrl-C ends all but stopped ranks at once.
-            Some(libc::SIGINT) if signal == libc::SIGINT => job.end_within(ENDING),
-            Some(_) => {}
-        }
-        self.stopped_by = self.stopped_by.or(Some(signal));
-        job.stopped_by = self.stopped_by;
-        job.signal(passed);
     }
 }
 

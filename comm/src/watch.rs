@@ -49,8 +49,8 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             }
             None => {}
         }
-        let roster = failure.roster.as_ref();
-        if let Some(cause) = roster.and_then(|roster| roster.ended()) {
+        let client = failure.client.as_ref();
+        if let Some(cause) = client.and_then(|client| client.ended()) {
             failure.board.fail(&cause);
             continue;
         }
@@ -61,10 +61,11 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             if stop::is_interrupted() && cancelled.within(GRACE) {
                 return;
             }
-            match failure.roster.is_some() && lost.rank != failure.identity.rank {
-                true => _ = failure.end_generation(lost.text),
+            if failure.client.is_some() && lost.rank != failure.identity.rank {
+                _ = failure.end_generation(lost.text);
+            } else {
                 // At once: mpirun sees it too, and is about to end this rank.
-                false => failure.report(&lost),
+                failure.report(&lost);
             }
         } else if let Some(sigterm) = sigterm.take_if(|sigterm| sigterm.has_come()) {
             return asked_to_end(failure, sigterm, cancelled);
@@ -121,7 +122,7 @@ fn lost(failure: &Failure, peers: &mut Vec<&Peer>, index: usize) -> Option<Cause
         (peer.rank, text)
     } else {
         let pid = failure.launcher.as_ref()?.pid;
-        if failure.roster.as_ref().is_some_and(|it| it.is_of_agent()) {
+        if failure.client.as_ref().is_some_and(|it| it.is_of_agent()) {
             let text = format!("what started the ranks of this host (process {pid}) has ended");
             failure.leave(&text, EXIT_PEER_LOST);
         }

@@ -110,9 +110,9 @@ impl World {
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = Launch::detect(&lookup)?;
         if let Some(job) = OwnJob::read(&lookup)?
-            && let Some(roster) = job.roster
+            && let Some(fd) = job.membership
         {
-            let (start, elastic) = elastic::connect(options, &job, roster)?;
+            let (start, elastic) = elastic::connect(options, &job, fd)?;
             let Some(start) = start else {
                 let mut world = World::alone(options, vec![job.rank])?;
                 world.elastic = Some(elastic);
@@ -373,10 +373,10 @@ impl World {
     /// as [`World::group`].
     #[track_caller]
     pub fn group_on(&self, device: Device, name: &'static str) -> Result<Group> {
-        match device.is_accelerator() {
-            true => self.gpu_group(name, device),
-            false => self.group(name),
+        if device.is_accelerator() {
+            return self.gpu_group(name, device);
         }
+        self.group(name)
     }
 
     /// The channel of the next group.
@@ -477,13 +477,13 @@ impl World {
             return Ok(assign(visible, per_rank, share));
         };
         // As if all seats of these hosts were taken: each keeps its GPUs, whoever else is lost.
-        let (seats, host_of) = (&elastic.seats, |seat| elastic.roster.host_of(seat));
+        let (seats, host_of) = (&elastic.seats, |seat| elastic.client.host_of(seat));
         let seen_from = |seat: usize| {
             let own = seats.iter().position(|&it| it == seat);
             let near = || seats.iter().position(|&it| host_of(it) == host_of(seat));
             own.or_else(near).map(|rank| visible[rank].clone())
         };
-        let all = (0..elastic.roster.seats()).filter_map(|seat| Some((seat, seen_from(seat)?)));
+        let all = (0..elastic.client.ranks()).filter_map(|seat| Some((seat, seen_from(seat)?)));
         let (all, seen): (Vec<usize>, Vec<VisibleGpus>) = all.unzip();
         let places = all
             .iter()

@@ -78,9 +78,10 @@ fn is_the_plain_recursion<T: Element>(shards: usize, ranks: usize, count: usize,
                     group
                         .sum_along(&tensor, &rows, tree, scatter, &stream)
                         .unwrap();
-                    let mine = match scatter {
-                        true => count / ranks * group.rank()..count / ranks * (group.rank() + 1),
-                        false => 0..count,
+                    let mine = if scatter {
+                        count / ranks * group.rank()..count / ranks * (group.rank() + 1)
+                    } else {
+                        0..count
                     };
                     let got = tensor.to_vec::<T>().unwrap();
                     for index in mine {

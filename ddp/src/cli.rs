@@ -1,7 +1,7 @@
 //! The command line: what it asks for.
 //!
 //! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
-//! of commands that train. `flags/` has what commands share.
+//! of commands that train. `flags/` has what commands share, and the flags of ddp-tools' commands.
 
 mod command;
 mod train;
@@ -103,10 +103,10 @@ fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
     let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
     let name = variable(flag.trim_start_matches('-'));
     let is_flag = |word: &OsString| word.to_string_lossy().split('=').next() == Some(flag);
-    match words.iter().any(is_flag) || std::env::var_os(&name).is_none() {
-        true => String::new(),
-        false => format!("{name} in the environment: "),
+    if words.iter().any(is_flag) || std::env::var_os(&name).is_none() {
+        return String::new();
     }
+    format!("{name} in the environment: ")
 }
 
 const ABOUT: &str =

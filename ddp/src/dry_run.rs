@@ -10,11 +10,11 @@ use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::output::Say;
 use crate::shown::shown;
 use crate::train::TrainProgram;
 use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
 use crate::units::{duration, megabytes};
+use ddp_tools::output::Say;
 
 /// Checks everything that can be checked without training. All ranks call it together.
 pub(crate) fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {

@@ -5,8 +5,6 @@ use std::fmt;
 use ddp_comm::Remedy;
 pub use ddp_engine::error::{Error, Result};
 
-use crate::shown::{shown, shown_lines};
-
 /// An error as `ddp-train` prints it: with control characters escaped, which names
 /// from data and files may contain.
 #[derive(Debug)]
@@ -21,22 +19,7 @@ impl fmt::Display for ShownError {
         {
             text += &format!("; {remedy}");
         }
-        match &self.0 {
-            Error::Data(_)
-            | Error::OtherVersion(_)
-            | Error::Remote { .. }
-            | Error::Io(_)
-            | Error::Stopped(_) => {
-                // Lines that describe columns are indented, so that none can pose as a message.
-                let lines: Vec<_> = text.split("\n  ").map(shown).collect();
-                f.write_str(&lines.join("\n  "))
-            }
-            // Lists of flags, ranks and tensors have several lines: all but the first are indented.
-            _ => {
-                let text = shown_lines(&text).replace('\n', "\n  ");
-                f.write_str(&text.replace("\n  \n", "\n\n"))
-            }
-        }
+        f.write_str(&self.0.escaped(&text))
     }
 }
 

@@ -7,10 +7,10 @@ use clap::Args;
 use crate::config::Config;
 use crate::error::Result;
 use crate::hugging_face;
-use crate::output::{Say, warn_unprinted};
 use crate::shown::shown;
 use crate::using::choose::described;
 use crate::using::load;
+use ddp_tools::output::{Say, warn_unprinted};
 
 /// Printed after the help of `export`.
 pub(crate) const EXAMPLES: &str = "\

@@ -1,8 +1,10 @@
-//! Flags that several commands share, and parsers of their values.
+//! Flags that several commands share, those of `ddp-tools`' commands, and parsers of their values.
 
+pub(crate) mod bench;
 pub(crate) mod layers;
 pub(crate) mod meant;
 mod taken;
+pub(crate) mod tools;
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

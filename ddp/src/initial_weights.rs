@@ -51,10 +51,12 @@ impl InitialWeights {
                 dropout_refusal: described.dropout_refusal,
             }));
         }
-        let opened = match path.join(STATE_FILE).exists() {
-            true => checkpoint::open(path)?,
-            false if path.join("checkpoints").is_dir() => checkpoint::best(path)?.opened,
-            false => return Ok(None),
+        let opened = if path.join(STATE_FILE).exists() {
+            checkpoint::open(path)?
+        } else if path.join("checkpoints").is_dir() {
+            checkpoint::best(path)?.opened
+        } else {
+            return Ok(None);
         };
         let mut model = Config::of_checkpoint(&opened)?.model;
         model.write_out(opened.state.task.outputs());

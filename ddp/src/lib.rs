@@ -38,53 +38,71 @@
 //! |---|---|
 //! | [`kernels`] | devices, tensors, transfers, operations |
 //! | [`comm`] | [`World`](comm::World): the ranks, their groups, how they fail and end |
-//! | [`data`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
+//! | [`data`], [`tables`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
 //! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`generate`] | models in files, and texts that they make |
 //! | [`metrics_log`], [`report`] | what a run has logged, and its page |
+//! | [`tools`] | what looks at runs and machines |
+//!
+//! # Features
+//!
+//! Without default features this is the library alone. `tools` adds [`Trainer`] and [`tools`],
+//! `program` adds [`program()`], `mpi` ranks under `mpirun`, `tokenizers` texts by a
+//! `tokenizer.json`: these four are the default, which makes `ddp-train`. `tables` reads CSV files,
+//! `parquet` also `.parquet` files.
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "program")]
 mod about;
-mod bench;
+#[cfg(feature = "program")]
 mod cli;
-mod compare;
-mod device;
-mod doctor;
+#[cfg(feature = "program")]
 mod dry_run;
+#[cfg(feature = "program")]
 pub mod error;
+#[cfg(feature = "program")]
 mod export;
+#[cfg(feature = "program")]
 mod flags;
+#[cfg(feature = "program")]
 mod initial_weights;
-mod inspect;
-mod metrics;
-mod output;
+#[cfg(feature = "program")]
 mod program;
-mod progress;
-pub mod report;
+#[cfg(feature = "tools")]
+pub mod progress;
+#[cfg(feature = "program")]
 mod start;
-mod tensorboard;
+#[cfg(feature = "program")]
 mod tokenize;
+#[cfg(feature = "tools")]
 pub mod train;
-mod units;
+#[cfg(feature = "program")]
 pub mod using;
-mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;
+#[cfg(not(feature = "program"))]
+pub use ddp_engine::error;
 pub use ddp_engine::{
     audit, checkpoint, config, devices, generate, hugging_face, metrics_log, process, ranks,
     reducer, samples, step, tasks, trace, trainer,
 };
-use ddp_engine::{exchange, shown};
+#[cfg(feature = "tools")]
+use ddp_engine::{shown, units};
 pub use ddp_kernels as kernels;
-use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
-pub use error::{Error, Result, ShownError};
-pub use program::{Program, program};
-pub use train::Trainer;
+#[cfg(feature = "tables")]
+pub use ddp_tables as tables;
+pub use error::{Error, Result};
+#[cfg(feature = "program")]
+use {ddp_engine::exchange, ddp_kernels::files};
+#[cfg(feature = "tools")]
+pub use {ddp_tools as tools, ddp_tools::report, train::Trainer};
+#[cfg(feature = "program")]
+pub use {error::ShownError, program::Program, program::program};

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp_comm::{Field, Options, World};
+use ddp_tools::{compare, doctor, inspect, output, report, watch};
 
 use crate::about::{self, About};
 use crate::cli::{self, Command};
@@ -16,10 +17,8 @@ use crate::config::{Config, LogLevel};
 use crate::error::{Error, Result, ShownError, remedy_text};
 use crate::flags::spell_settings_as_flags;
 use crate::models::{self, Family};
-use crate::{
-    compare, doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train,
-    using, watch,
-};
+use crate::train::TrainProgram;
+use crate::{dry_run, export, progress, start, tokenize, train, using};
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
 const SHORT_S: f64 = 60.0;
@@ -174,11 +173,17 @@ fn run(command: Command, world: &World) -> Result<()> {
         }
         Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
-        Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => report::report(&flags, &mut say),
-        Command::Compare(flags) => compare::compare(&flags, world, &mut say),
-        Command::Watch(flags) => watch::watch(&flags, world, &mut say),
-        Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
+        Command::Inspect(it) => inspect::inspect(&it.path, &it.settings, it.json, &mut say),
+        Command::Report(it) => {
+            report::report(&it.folders, it.out.as_deref(), it.csv.as_deref(), &mut say)
+        }
+        Command::Compare(it) => {
+            let make: compare::MakeProgram = |config| Box::new(TrainProgram::new(config));
+            let replay = it.replay.then_some(make);
+            compare::compare([&it.first, &it.second], replay, it.json, world, &mut say)
+        }
+        Command::Watch(flags) => watch::watch(&flags.folder, world, &mut say),
+        Command::Doctor(it) => doctor::examine(&it.out, it.quick, it.json, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),
     }
 }

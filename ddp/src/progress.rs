@@ -38,7 +38,7 @@ static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// Progress of one run, or through files.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// It is drawn only where it is shown. It also knows the time that is left.
     bar: ProgressBar,
     shown: Shown,
@@ -56,12 +56,12 @@ enum Shown {
 
 impl Progress {
     /// Progress of a run of `steps` steps, of which `taken` were before this process, for rank 0.
-    pub(crate) fn new(when: When, taken: u64, steps: u64) -> Progress {
+    pub fn new(when: When, taken: u64, steps: u64) -> Progress {
         Progress::with_bar(when, |target, columns| bar([taken, steps], target, columns))
     }
 
     /// Progress through files that are read.
-    pub(crate) fn of_files(when: When) -> Progress {
+    pub fn of_files(when: When) -> Progress {
         let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
                         {decimal_bytes_per_sec}  {eta} left";
         Progress::with_bar(when, |target, _| styled(None, target, template))
@@ -88,12 +88,12 @@ impl Progress {
     }
 
     /// Called after every step: it is cheap.
-    pub(crate) fn step(&self, step: u64) {
+    pub fn step(&self, step: u64) {
         self.bar.set_position(step);
     }
 
     /// Shows figures: in the bar, or as a line now and then.
-    pub(crate) fn figures(&mut self, figures: &StepEvent) {
+    pub fn figures(&mut self, figures: &StepEvent) {
         let (step, steps) = (figures.step, self.bar.length().unwrap_or(0));
         let text = format!("step {step} of {steps}  {}", describe(figures, usize::MAX));
         match &mut self.shown {
@@ -120,7 +120,7 @@ impl Progress {
     }
 
     /// So many of all bytes are read.
-    pub(crate) fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
+    pub fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
         self.bar.set_message(what);
         self.bar.set_length(of);
         self.bar.set_position(bytes);
@@ -135,14 +135,14 @@ impl Progress {
     }
 
     /// Prints a line that stays.
-    pub(crate) fn note(&self, line: &str) {
+    pub fn note(&self, line: &str) {
         if !matches!(self.shown, Shown::Nothing) {
             show(line);
         }
     }
 
     /// Removes the bar. Later output is lines.
-    pub(crate) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         if let Shown::Bar = self.shown {
             clear_bar();
             self.shown = Shown::Lines(None);
@@ -206,7 +206,7 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
 }
 
 /// Removes the bar, if there is one, before the process prints its last error.
-pub(crate) fn clear_bar() {
+pub fn clear_bar() {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
         bar.finish_and_clear();
@@ -223,9 +223,10 @@ fn describe(figures: &StepEvent, room: usize) -> String {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    let rate = match rate.is_nan() {
-        true => "simulated".to_string(),
-        false => format!("{} {unit}", units::count(rate.round() as u64)),
+    let rate = if rate.is_nan() {
+        "simulated".to_string()
+    } else {
+        format!("{} {unit}", units::count(rate.round() as u64))
     };
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();
@@ -256,7 +257,7 @@ fn show(line: &str) {
 
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
 /// Does nothing if there is a subscriber already.
-pub(crate) fn start_log(level: LogLevel, rank: usize) {
+pub fn start_log(level: LogLevel, rank: usize) {
     let colours = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let is_shown = |about: &Metadata<'_>| *about.level() == Level::ERROR || ddp_comm::is_rank_0();

@@ -12,10 +12,11 @@ use crate::data::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
-use crate::output::{Say, warn_unprinted};
 use crate::progress::Progress;
 use crate::shown::{shown, significant};
+use crate::tables;
 use crate::units::count;
+use ddp_tools::output::{Say, warn_unprinted};
 
 /// Printed after the help of `tokenize`.
 pub(crate) const EXAMPLES: &str = "\
@@ -89,14 +90,16 @@ pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Re
         val_split: flags.val_split,
         out: flags.out.clone(),
         sizes: Sizes::default(),
+        columns: Some(tables::texts),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
     let mut progress = Progress::of_files(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {
-        let what = match at.is_learning {
-            true => "learning the vocabulary",
-            false => "tokenizing",
+        let what = if at.is_learning {
+            "learning the vocabulary"
+        } else {
+            "tokenizing"
         };
         progress.read(what, at.read_bytes, at.file_bytes);
     });

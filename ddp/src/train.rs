@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use ddp_comm::World;
 use ddp_engine::setting::{CLASS_WEIGHTS, LABEL_SMOOTHING};
-use ddp_kernels::Device;
+use ddp_tools::report;
+use ddp_tools::tensorboard::EventFile;
 
 use crate::config::{ClassWeights, Config};
 use crate::data::Data;
-use crate::device::{check_device, find_devices};
+use crate::data::tables::Tables;
 use crate::error::{Error, Result};
 use crate::metrics_log::{EvalEvent, StepEvent};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
-use crate::report;
-use crate::tensorboard::EventFile;
+use crate::tables::READER;
 use crate::trainer::{self, Program};
 
 /// Trains as `config` says, as one of the ranks of `world`.
@@ -127,22 +127,16 @@ impl TrainProgram<'_> {
 }
 
 impl Program for TrainProgram<'_> {
-    fn devices(&self, world: &World) -> Result<Vec<Device>> {
-        let config = self.config;
-        let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
-        let devices = find_devices(config.device, per_rank, share, world)?;
-        for device in &devices {
-            check_device(config, *device)?;
-        }
-        Ok(devices)
-    }
-
     fn loss(&self) -> Option<Arc<dyn Loss>> {
         self.loss.clone()
     }
 
     fn data(&self) -> Option<Data> {
         self.data.clone()
+    }
+
+    fn tables(&self) -> Option<&'static dyn Tables> {
+        Some(READER)
     }
 
     fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()> {

@@ -137,7 +137,7 @@ impl Discovery {
 
 /// A library to find as a file.
 #[derive(Clone, Copy)]
-struct Part {
+struct LibraryFile {
     what: &'static str,
     /// The file's name up to the version.
     stem: &'static str,
@@ -149,7 +149,7 @@ struct Part {
     advice: &'static str,
 }
 
-const CUBLASLT: Part = Part {
+const CUBLASLT: LibraryFile = LibraryFile {
     what: "cuBLASLt",
     stem: "libcublasLt.so",
     oldest: &[12],
@@ -159,7 +159,7 @@ const CUBLASLT: Part = Part {
              libcublasLt.so.13 in LD_LIBRARY_PATH",
 };
 
-const NVRTC: Part = Part {
+const NVRTC: LibraryFile = LibraryFile {
     what: "NVRTC",
     stem: "libnvrtc.so",
     oldest: &[12],
@@ -169,7 +169,7 @@ const NVRTC: Part = Part {
              folder that holds libnvrtc.so.13 in LD_LIBRARY_PATH",
 };
 
-const NCCL: Part = Part {
+const NCCL: LibraryFile = LibraryFile {
     what: "NCCL",
     stem: "libnccl.so",
     oldest: &[2, 18],
@@ -179,7 +179,7 @@ const NCCL: Part = Part {
              LD_LIBRARY_PATH",
 };
 
-impl Part {
+impl LibraryFile {
     /// Why a version cannot be used with this driver. A major version alone may be new enough.
     fn refuse(&self, version: &[u64], driver: Option<(u32, u32)>) -> Option<String> {
         let common = version.len().min(self.oldest.len());
@@ -194,7 +194,7 @@ impl Part {
 }
 
 /// Searches for a library's file.
-fn library(part: Part, folders: &[PathBuf], driver: Option<(u32, u32)>) -> Library {
+fn library(part: LibraryFile, folders: &[PathBuf], driver: Option<(u32, u32)>) -> Library {
     let candidates = search::candidates(part.stem, folders, |version| part.refuse(version, driver));
     let usable = candidates.iter().find(|file| file.skipped.is_none());
     let first = usable.or(candidates.first());

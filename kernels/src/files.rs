@@ -188,10 +188,10 @@ fn put_file<E: From<FileError>>(
             .create_new(true)
             .open(aside)?;
         // A process that cleans up may have locked it first.
-        match is_ours(&file, aside) {
-            true => Ok(file),
-            false => Err(ErrorKind::AlreadyExists.into()),
+        if is_ours(&file, aside) {
+            return Ok(file);
         }
+        Err(ErrorKind::AlreadyExists.into())
     });
     let (mut file, aside) = aside.map_err(failed("make a file beside", path))?;
     let attempt = (|| -> Result<(), E> {

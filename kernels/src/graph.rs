@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
 
 use crate::Device;
 use crate::cuda::calls::CUresult;
-use crate::cuda::calls::{Fault, Outcome, driver};
+use crate::cuda::calls::{DriverFault, Outcome, driver};
 use crate::cuda::gpu::Handle;
 use crate::cuda::nodes;
 pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind, NodeWork};
@@ -16,7 +16,7 @@ use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Error, Result};
 use crate::memory;
 use crate::panics::{get_mut, lock};
-use crate::storage::Kept;
+use crate::storage::KeptMemory;
 use crate::stream::Stream;
 use crate::transfer::{self, CapturedRows};
 
@@ -39,7 +39,7 @@ pub struct Graph {
 /// What the work of a capture left behind for its launches.
 struct KeptForLaunches {
     /// The memory that it uses.
-    memory: Vec<Kept>,
+    memory: Vec<KeptMemory>,
     /// What each launch books in the ledger.
     booked: CapturedRows,
     nodes: Vec<GraphNode>,
@@ -81,7 +81,7 @@ impl Graph {
             let help = "end that capture first";
             return Err(by.capture(device, why, help).into());
         }
-        let failed = |fault: Fault| E::from(fault.of(by, device));
+        let failed = |fault: DriverFault| E::from(fault.of(by, device));
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         queue.begin_capture(id).map_err(failed)?;
         let ending = Ending { queue };
@@ -177,7 +177,7 @@ impl Ending<'_> {
     fn leave(&self, wanted: bool) -> Outcome<Ended> {
         let (graph, joined) = self.queue.end_capture();
         let kept = KeptForLaunches {
-            memory: Kept::take(),
+            memory: KeptMemory::take(),
             booked: transfer::take_held(),
             nodes: nodes::take(),
         };

@@ -3,7 +3,7 @@
 //! ```text
 //! static SOURCE: Source = Source::new("activation.cu", include_str!("activation.cu"));
 //!
-//! gpu.launch(&SOURCE, ("relu", dtype), Grid::elements(count), args![out, x, count])?;
+//! gpu.launch(&SOURCE, ("activate", dtype), grid, args![out, x, count, number])?;
 //! ```
 //!
 //! Arguments are given in the order and with the types of the kernel's parameters. Only the tests

@@ -8,7 +8,7 @@
 //!
 //! let x = Tensor::from_slice(&[1.0f32, -2.0], &[2], Device::Cpu)?.named("x");
 //! assert_eq!(x.to_string(), "\"x\" f32[2] on cpu");
-//! assert_eq!(ops::relu(&x)?.to_vec::<f32>()?, [1.0, 0.0]);
+//! assert_eq!(ops::activate(&x, ops::Activation::Relu)?.to_vec::<f32>()?, [1.0, 0.0]);
 //! assert_eq!(x.to((Device::Cpu, DType::BF16))?.dtype(), DType::BF16);
 //! # Ok::<(), ddp_kernels::Error>(())
 //! ```

@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pool::{PINNED, Pool, PoolState, Wanted, pool};
+use pool::{BlockPool, PINNED, PoolState, Wanted, pool};
 
 use crate::Device;
 use crate::cuda::queue::Queue;
@@ -153,7 +153,7 @@ impl Block {
         matches!(self.home, Home::Pinned(_))
     }
 
-    fn pool(&self) -> Option<&'static Pool> {
+    fn pool(&self) -> Option<&'static BlockPool> {
         if self.is_pinned() {
             Some(&PINNED)
         } else {
@@ -195,7 +195,7 @@ impl Block {
     pub(crate) fn visit(&self, queue: &Arc<Queue>, by: Caller) -> Result<()> {
         match &self.home {
             Home::Gpu(users) => users.visit(queue, by),
-            _ => Ok(()),
+            Home::Host | Home::Pinned(_) => Ok(()),
         }
     }
 }

@@ -41,8 +41,7 @@ pub(crate) mod testing;
 
 pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
-    Activation, Gelu, gelu, gelu_backward_into, gelu_into, relu, relu_backward_into, relu_into,
-    relu_squared, relu_squared_backward_into, relu_squared_into, swiglu_backward_into, swiglu_into,
+    Activation, activate, activate_backward_into, activate_into, swiglu_backward_into, swiglu_into,
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use addmm::{addmm, addmm_into};
@@ -64,7 +63,7 @@ pub use embedding::{
 };
 pub use gather::gather_rows;
 pub use linear::{
-    Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
+    add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
     linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
 pub use mse::mse_into;

@@ -226,26 +226,26 @@ impl fmt::Debug for Storage {
 
 /// Memory that a graph uses, and keeps.
 #[derive(Debug)]
-pub(crate) struct Kept(Arc<Storage>);
+pub(crate) struct KeptMemory(Arc<Storage>);
 
 thread_local! {
     /// What the graph that this thread captures uses.
-    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    static KEPT: RefCell<Vec<KeptMemory>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Kept {
+impl KeptMemory {
     /// The graph that this thread captures keeps `storage`.
     pub(crate) fn keep(storage: &Arc<Storage>) {
         KEPT.with_borrow_mut(|kept| {
             if !kept.iter().rev().any(|it| Arc::ptr_eq(&it.0, storage)) {
                 storage.held_by_graphs.fetch_add(1, Ordering::Relaxed);
-                kept.push(Kept(storage.clone()));
+                kept.push(KeptMemory(storage.clone()));
             }
         });
     }
 
     /// Takes what this thread's capture keeps.
-    pub(crate) fn take() -> Vec<Kept> {
+    pub(crate) fn take() -> Vec<KeptMemory> {
         KEPT.take()
     }
 
@@ -255,7 +255,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptMemory {
     fn drop(&mut self) {
         self.0.held_by_graphs.fetch_sub(1, Ordering::Relaxed);
     }

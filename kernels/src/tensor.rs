@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
 use crate::shape::{RANK_MAX, Shape};
-use crate::storage::{Borrow, Kept, Origin, Storage};
+use crate::storage::{Borrow, KeptMemory, Origin, Storage};
 use crate::{DType, Device, Element};
 
 /// A handle to elements on a device, with their dtype and shape.
@@ -218,7 +218,7 @@ impl Tensor {
     /// A graph being captured on `queue` keeps this tensor's memory.
     pub(crate) fn join_capture(&self, queue: &Queue) {
         if queue.is_captured() {
-            Kept::keep(&self.storage);
+            KeptMemory::keep(&self.storage);
         }
     }
 

@@ -12,7 +12,7 @@ mod pool;
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 
-use self::pool::Pool;
+use self::pool::ThreadPool;
 pub(crate) use self::pool::{Shares, cut};
 pub use self::pool::{cores, pin_current};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ pub const COUNT_MAX: usize = 1024;
 /// Simple loops over fewer elements run on the caller alone.
 pub(crate) const PARALLEL_MIN: usize = 1 << 15;
 
-static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
+static POOL: RwLock<Option<Arc<ThreadPool>>> = RwLock::new(None);
 
 /// How many threads operations on the CPU use; by default one per core of the affinity mask.
 pub fn count() -> usize {
@@ -50,7 +50,7 @@ fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
         let expected = format!("1 to {COUNT_MAX}");
         return Err(Error::value("threads", "count", expected, count));
     }
-    let pool = Arc::new(Pool::new(count, pinned_from));
+    let pool = Arc::new(ThreadPool::new(count, pinned_from));
     // Outside the lock, because ending a pool waits for its workers.
     let former = write(&POOL).replace(pool);
     drop(former);
@@ -59,12 +59,12 @@ fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
 
 /// The pool in use. No lock is held while it works: operations may nest, and a pool that is
 /// replaced lives until its last user is done.
-fn pool() -> Arc<Pool> {
+fn pool() -> Arc<ThreadPool> {
     if let Some(pool) = read(&POOL).as_ref() {
         return pool.clone();
     }
     let mut slot = write(&POOL);
-    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None)))
+    slot.get_or_insert_with(|| Arc::new(ThreadPool::new(cores().len().clamp(1, COUNT_MAX), None)))
         .clone()
 }
 

@@ -109,7 +109,7 @@ fn copy_with<R>(
 pub(crate) fn on_host(tensor: &Tensor, by: Caller) -> Result<Tensor> {
     match tensor.device() {
         Device::Cpu => Ok(tensor.clone()),
-        _ => cross(tensor, Device::Cpu, Asked::Explicitly, by),
+        Device::Cuda(_) => cross(tensor, Device::Cpu, Asked::Explicitly, by),
     }
 }
 

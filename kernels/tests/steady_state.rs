@@ -3,9 +3,8 @@
 
 use counting::allocations;
 use ddp_kernels::ops::{
-    self, Activation, AdamwConstants, AdamwScalars, Attention, Below, ChunkTable,
-    CrossEntropyOptions, CrossEntropyOut, DropoutKey, EmbeddingScratch, Norm, NormGradients,
-    NormOptions,
+    self, Activation, AdamwConstants, AdamwScalars, Attention, ChunkTable, CrossEntropyOptions,
+    CrossEntropyOut, DropoutKey, EmbeddingScratch, Norm, NormGradients, NormOptions,
 };
 use ddp_kernels::transfer::{self, Phase};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, memory};
@@ -99,21 +98,21 @@ impl Net {
 
     fn matmuls(&self) -> Result<()> {
         let ([w1, w2], [dw1, dw2]) = (Net::weights(&self.values)?, Net::weights(&self.gradients)?);
-        ops::linear_into(&self.hidden, &self.x, &w1, None, Activation::Relu, None)?;
         ops::linear_into(
-            &self.logits,
-            &self.dropped,
-            &w2,
+            &self.hidden,
+            &self.x,
+            &w1,
             None,
-            Activation::Identity,
+            Some(Activation::Relu),
             None,
         )?;
+        ops::linear_into(&self.logits, &self.dropped, &w2, None, None, None)?;
         ops::linear_backward_weight_into(&dw2, None, &self.logits, &self.dropped, false)?;
         ops::linear_backward_input_into(
             &self.dhidden,
             &self.logits,
             &w2,
-            Below::Relu(&self.hidden),
+            Some((Activation::Relu, &self.hidden)),
         )?;
         ops::linear_backward_weight_into(&dw1, None, &self.dhidden, &self.x, false)
     }
@@ -228,8 +227,8 @@ impl Block {
         ops::rope_into(c, c, &self.angles, 4)?;
         ops::swiglu_into(&self.half, c)?;
         ops::swiglu_backward_into(c, &self.half, c)?;
-        ops::relu_squared_into(a, c)?;
-        ops::relu_squared_backward_into(c, c, a)?;
+        ops::activate_into(a, c, Activation::ReluSquared)?;
+        ops::activate_backward_into(c, c, a, Activation::ReluSquared)?;
         ops::rope_backward_into(c, c, &self.angles, 4)?;
         let gradients = NormGradients {
             dx: a,

@@ -159,7 +159,7 @@ class Checks:
         beside, on_gpus = self.steps.beside, self.programs.on_gpus
         if which == 0:
             # Other features need another check of most packages. It takes its turn at cargo's lock.
-            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"
+            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --features ddp/program --all-targets --locked -- -D warnings"
             beside("clippy, without MPI and Parquet", words.split(), waits=True)
         elif which == 1:
             beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env={"SIMCUDA_NO_PEER": "1"})
@@ -196,7 +196,7 @@ class Checks:
         # They need up to 9 GB of memory.
         step("tensors beyond 2³¹ elements, under mpirun", self.programs.one, "comm", "mpirun", "--ignored", "tensors_beyond_what_mpi_can_count")
         step("tensors beyond 2³¹ elements, of threads", self.programs.one, "comm", "ddp_comm", "--ignored", "counts_beyond_two_to_the_31")
-        step("tests without MPI", "cargo test -p ddp-comm -p ddp --no-default-features --tests --locked --quiet".split())
+        step("tests without MPI", "cargo test -p ddp-comm -p ddp --no-default-features --features ddp/program --tests --locked --quiet".split())
         words = "cargo test -p ddp-kernels -p ddp-comm -p ddp-simcuda --tests --locked --quiet".split()
         step("tests of the crates with unsafe code, built by rustc, with its checks of pointers", words)
         words = "launch/with-simulated-gpus 1 cargo test -p ddp-comm --test mpirun --locked --quiet -- gpus".split()

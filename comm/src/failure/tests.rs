@@ -1,8 +1,10 @@
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use super::*;
+use crate::membership::packets::Packets;
+use crate::membership::wire::{Said, Told};
 use crate::shared::Segment;
 
 #[test]
@@ -40,29 +42,31 @@ fn a_body_past_its_deadline_is_abandoned() {
     assert!(started.elapsed() < Duration::from_secs(60));
 }
 
-/// Where a process of the test below finds its roster.
-const ROSTER: &str = "DDP_TEST_ROSTER";
+/// Where a process of the test below finds its socket to the launcher.
+const SOCKET: &str = "DDP_TEST_SOCKET";
 
 #[test]
 fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet() {
-    if let Some(fd) = std::env::var(ROSTER).ok().and_then(|fd| fd.parse().ok()) {
+    if let Some(fd) = std::env::var(SOCKET).ok().and_then(|fd| fd.parse().ok()) {
         let identity = Identity::in_process("test".into(), 1, 2);
         let board = Board::new(&Segment::in_process(2).unwrap());
+        // SAFETY: the process above has given this one the descriptor.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let failure = Failure {
-            roster: Some(Arc::new(Roster::inherited(fd).unwrap())),
+            client: Some(Client::new(1, socket).unwrap()),
             ..Failure::in_process(identity, board, |_| "")
         };
         failure.end(74);
     }
-    let roster = Roster::new(2, 1).unwrap();
-    let page = roster.duplicate().unwrap();
+    let (launcher, socket) = Packets::pair().unwrap();
     // SAFETY: a descriptor of this test, which the process below inherits.
-    unsafe { libc::fcntl(page.as_raw_fd(), libc::F_SETFD, 0) };
+    unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
+    launcher.send(&Told::Alive, true);
     let mut command = Command::new(std::env::current_exe().unwrap());
     let own = "failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
     command.args(["--exact", own]);
-    command.env(ROSTER, page.as_raw_fd().to_string());
+    command.env(SOCKET, socket.as_raw_fd().to_string());
     let ended = command.output().unwrap();
     assert_eq!(ended.status.code(), Some(74), "{ended:?}");
-    assert_eq!(roster.over(), Some(74));
+    assert_eq!(launcher.receive(), Some(Said::Ends(74)));
 }

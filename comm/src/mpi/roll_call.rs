@@ -76,24 +76,22 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
     wait_until(timeout, || {
         let mut absent = Vec::new();
         for (rank, mut request) in std::mem::take(&mut arriving) {
-            match request.is_done()? {
-                true => here.push(rank),
-                false => absent.push((rank, request)),
+            if request.is_done()? {
+                here.push(rank)
+            } else {
+                absent.push((rank, request))
             }
         }
         arriving = absent;
         Ok(arriving.is_empty())
     })?;
     let missing: Vec<usize> = arriving.iter().map(|(rank, _)| *rank).collect();
-    let text = match missing.is_empty() {
-        true => String::new(),
+    let text = if missing.is_empty() {
+        String::new()
+    } else {
         // Ranks that wait in a call of MPI for a stopped one do not come either.
-        false => format!(
-            "{} did not come within {}{}",
-            Ranks(&missing),
-            Seconds(timeout),
-            stopped_note()
-        ),
+        let (ranks, limit, note) = (Ranks(&missing), Seconds(timeout), stopped_note());
+        format!("{ranks} did not come within {limit}{note}")
     };
     let mut bytes = text.as_bytes()[..text.floor_char_boundary(ANSWER_BYTES)].to_vec();
     bytes.resize(ANSWER_BYTES, 0);

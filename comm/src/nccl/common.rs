@@ -48,10 +48,10 @@ impl Common {
 
     /// How long a call may take: NCCL connects ranks at their first calls.
     pub(super) fn timeout(&self) -> Duration {
-        match self.has_joined.load(Ordering::Acquire) {
-            true => self.timeout,
-            false => self.join_timeout,
+        if self.has_joined.load(Ordering::Acquire) {
+            return self.timeout;
         }
+        self.join_timeout
     }
 
     /// Every call has been made once.

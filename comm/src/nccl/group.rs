@@ -127,7 +127,7 @@ impl Collective for Nccl {
     }
 
     fn stop_word(&self) -> Option<StopWord> {
-        let is_elastic = self.common.failure.roster.is_some();
+        let is_elastic = self.common.failure.client.is_some();
         is_elastic.then(|| self.progress.board().stop_word())
     }
 

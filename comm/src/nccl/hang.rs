@@ -150,9 +150,11 @@ impl View<'_> {
                 None => None,
             }
         };
-        let or = |states: Vec<String>, none: &str| match states.is_empty() {
-            true => none.to_string(),
-            false => states.join(" and "),
+        let or = |states: Vec<String>, none: &str| {
+            if states.is_empty() {
+                return none.to_string();
+            }
+            states.join(" and ")
         };
         let device = or(
             [COLLECTIVES, PAIRS].into_iter().filter_map(state).collect(),

@@ -139,7 +139,7 @@ impl Join<'_> {
             }
         };
         let (library, mut id) = own?;
-        if self.failure.roster.is_some() && library.version < library::OLDEST_THAT_ABORTS {
+        if self.failure.client.is_some() && library.version < library::OLDEST_THAT_ABORTS {
             let expected = library::OLDEST_THAT_ABORTS;
             let reason = format!(
                 "a job that continues without lost ranks needs NCCL {expected}, got {}",

@@ -102,9 +102,10 @@ impl Watch {
             self.look(now - total);
             total = now;
         }
-        match self.has_generation_ended() {
-            true => self.abandon(cancelled),
-            false => _ = self.compare(),
+        if self.has_generation_ended() {
+            self.abandon(cancelled);
+        } else {
+            _ = self.compare();
         }
     }
 
@@ -147,9 +148,10 @@ impl Watch {
             if common.failure.board.beats(own).total() != sign {
                 began = Waited::new();
             } else if waited > common.timeout {
-                let what = match has_aborted {
-                    true => "the GPU has not done its work",
-                    false => "ncclCommAbort has not returned",
+                let what = if has_aborted {
+                    "the GPU has not done its work"
+                } else {
+                    "ncclCommAbort has not returned"
                 };
                 let (group, within) = (common.group, Seconds(common.timeout));
                 let text = format!(

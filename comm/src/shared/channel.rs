@@ -14,6 +14,7 @@ use super::activity::Signature;
 use super::board::Board;
 use super::delays::Delays;
 use super::futex::{Counter, SLEEP_MAX};
+use super::gpu_page::is_in_call;
 use super::layout::{CHANNELS, DEPTH, LINE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
@@ -256,7 +257,8 @@ impl Channel {
             rank,
             own: beats.own.load(Ordering::Relaxed) >> 8,
             total: beats.total(),
-            is_waiting: self.board.is_asleep(rank),
+            // The host may wait for its GPU, which waits in NCCL: the watch there says why.
+            is_waiting: self.board.is_asleep(rank) || is_in_call(&self.board, rank),
             work: beats.work(),
         }
     }

@@ -11,7 +11,7 @@ use ddp_kernels::progress::{RING, ReportedWork, SPARSE, STRIDE};
 
 use super::activity::cut;
 use super::board::Board;
-use super::layout::GPU_PAGE_BYTES;
+use super::layout::{CHANNELS, GPU_PAGE_BYTES};
 
 /// The number of lanes of calls.
 pub(crate) const LANES: usize = 2;
@@ -246,6 +246,13 @@ impl GpuPages {
         }
         None
     }
+}
+
+/// Whether the device of a rank is in a call of any channel.
+pub(super) fn is_in_call(board: &Board, local_rank: usize) -> bool {
+    let pages = (0..CHANNELS).map(|channel| GpuPages::new(board, channel));
+    let mut lanes = pages.flat_map(|page| page.read(local_rank).lanes);
+    lanes.any(|lane| lane.current().is_some())
 }
 
 /// A word for the key that is never 0.

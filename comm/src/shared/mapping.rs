@@ -35,12 +35,6 @@ impl Mapping {
         self.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// The same file, as another descriptor.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
-        let file = self.file.as_ref();
-        file.ok_or(io::ErrorKind::NotFound)?.try_clone()
-    }
-
     /// A control word. `at` comes from a layout, and is used as this control word only.
     #[inline]
     pub(crate) fn u32_at(&self, at: usize) -> &AtomicU32 {

@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
-use super::seats::{Seats, give_up};
+use super::lease::{Lease, give_up};
 use super::signals::Signals;
-use super::task::{LAUNCHER_MAX, PERIOD, Seating, VERSION, of_signal};
+use super::task::{LAUNCHER_MAX, PERIOD, VERSION};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::identity::program_name;
-use crate::roster::across::PageState;
+use crate::membership::decide::of_signal;
+use crate::membership::wire::{Said, Told};
 use crate::say::print_line;
 use crate::stop::STOPS;
 use crate::tcp;
@@ -37,14 +38,14 @@ pub(super) const SSH_CONNECTION: &str = "SSH_CONNECTION";
 pub(super) enum Order {
     /// The first one.
     Prepare(Setup),
-    /// Start this rank, with these variables.
-    Start(usize, Vec<(String, String)>),
+    /// Start this process of this rank, with these variables.
+    Start(usize, u32, Vec<(String, String)>),
+    /// Kill this process of this rank.
+    Kill(usize, u32),
+    /// Tell this process of this rank something.
+    Tell(usize, u32, Told),
     /// Send all ranks this signal.
     Signal(c_int),
-    /// What the launcher's roster says.
-    Job(PageState),
-    /// This process of this seat shows no progress, or ranks of another host miss it.
-    LeaveOut(usize, u32, bool),
     /// The answer to `Alive`, with its number.
     Heard(u64),
 }
@@ -62,10 +63,9 @@ pub(super) struct Setup {
     pub(super) has_rank_0: bool,
     /// How long ranks have to save if the launcher is gone.
     pub(super) grace: Duration,
-    /// How long ranks wait for others that show no progress.
-    pub(super) timeout: Duration,
-    /// In a job that continues without lost ranks, which saves elsewhere then.
-    pub(super) seating: Option<Seating>,
+    /// In a job that continues without lost ranks, which saves elsewhere then: an agent that has
+    /// not heard of the launcher for so long ends its ranks.
+    pub(super) silence: Option<Duration>,
 }
 
 /// What an agent tells its launcher.
@@ -75,10 +75,12 @@ pub(super) enum News {
     Ready(Greeting),
     /// The agent gives up: why.
     Refused(String),
-    /// A rank has ended, with this status of `wait`.
-    Ended(usize, c_int),
-    /// What this host's roster says.
-    Host(PageState),
+    /// This process of this rank has ended, with this status of `wait`.
+    Ended(usize, u32, c_int),
+    /// It has said something.
+    Said(usize, u32, Said),
+    /// It is stopped, or goes on.
+    Stopped(usize, u32, bool),
     /// The agent works; how many milliseconds it has.
     Alive(u64),
     /// The agent got a signal to stop, which is meant for the job.
@@ -127,13 +129,14 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     };
     let port = listener.as_ref().map_or(0, |(_, port)| *port);
     tell(&News::Ready(greeting(port)));
-    let seats = setup.seating.as_ref().map(Seats::new).transpose();
-    let mut ranks = match seats {
-        Ok(seats) => Ranks {
-            children: Children::default(),
+    let lease = setup.silence.map(Lease::new).transpose();
+    let mut ranks = match lease {
+        Ok(lease) => Ranks {
+            children: Children::new(lease.is_some()),
             printers: Vec::new(),
-            seats,
+            lease,
             last_code: 0,
+            job_ended: None,
         },
         Err(error) => {
             tell(&News::Refused(error.to_string()));
@@ -146,51 +149,60 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     loop {
         while let Ok(order) = orders.receiver.try_recv() {
             match order {
-                Some(Order::Start(rank, variables)) => {
+                Some(Order::Start(rank, process, variables)) => {
                     let listener = listener
                         .take_if(|_| rank == 0)
                         .map(|(listener, _)| listener);
                     idle_since = None;
-                    if let Err(error) = ranks.start(&setup, rank, variables, listener) {
-                        match &ranks.seats {
+                    if let Err(error) = ranks.start(&setup, (rank, process), variables, listener) {
+                        match &ranks.lease {
                             None => tell(&News::Refused(error.to_string())),
                             // The host has others.
                             Some(_) => {
                                 print_line(&format!("{error}\n"));
                                 let code = c_int::from(error.exit_code());
-                                tell(&News::Ended(rank, code << 8));
+                                tell(&News::Ended(rank, process, code << 8));
                             }
                         }
                     }
                 }
                 Some(Order::Signal(signal)) => ranks.children.signal(signal),
+                Some(Order::Kill(rank, process)) => ranks.children.kill(rank, process),
+                Some(Order::Tell(rank, process, told)) => {
+                    if let Told::Ends(code) = told {
+                        ranks.job_ended.get_or_insert(code);
+                    }
+                    ranks.children.tell(rank, process, &told);
+                }
+                Some(Order::Heard(asked_ms)) => {
+                    ranks.lease.iter().for_each(|it| it.is_heard(asked_ms));
+                }
                 Some(Order::Prepare(_)) => {}
-                Some(order) => ranks.hear(&order),
                 None => {
-                    if let Some(seats) = &ranks.seats {
+                    if ranks.lease.is_some() {
                         if ranks.children.is_empty() {
-                            return seats.roster.over().unwrap_or(ranks.last_code);
+                            return ranks.job_ended.unwrap_or(ranks.last_code);
                         }
-                        give_up(&seats.roster);
+                        give_up();
                     }
                     ranks.children.signal(libc::SIGTERM);
                     end_by = Some(Instant::now() + setup.grace);
                 }
             }
         }
-        let (now, timeout) = (waited.after(PERIOD), setup.timeout);
-        let roster = ranks.seats.as_ref().map(|seats| &*seats.roster);
-        (ranks.children).kill_stopped(&program_name(), now, timeout, roster);
+        for (rank, process, is_stopped) in ranks.children.stopped(waited.after(PERIOD)) {
+            tell(&News::Stopped(rank, process, is_stopped));
+        }
         if ranks.tell_of_ends() {
             idle_since = Some(Instant::now());
         }
         let is_idle = idle_since.is_some_and(|since| since.elapsed() > IDLE_MAX);
-        let is_idle = is_idle && ranks.seats.is_none();
+        let is_idle = is_idle && ranks.lease.is_none();
         let is_gone = end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by);
         if is_idle || is_gone {
             return ranks.last_code;
         }
-        ranks.say();
+        ranks.show_life();
         let signal = orders.signals.next(PERIOD);
         if let Some(signal) = signal.filter(|signal| has_signals && STOPS.contains(signal)) {
             // The launcher may get it, too: that is no second Ctrl-C.
@@ -265,16 +277,18 @@ struct Ranks {
     children: Children,
     printers: Vec<(usize, JoinHandle<()>)>,
     /// In a job that continues without lost ranks.
-    seats: Option<Seats>,
+    lease: Option<Lease>,
     /// How the last rank ended.
     last_code: u8,
+    /// How the job ends, as the launcher has told the ranks.
+    job_ended: Option<u8>,
 }
 
 impl Ranks {
     fn start(
         &mut self,
         setup: &Setup,
-        rank: usize,
+        (rank, process): (usize, u32),
         variables: Vec<(String, String)>,
         listener: Option<TcpListener>,
     ) -> Result<()> {
@@ -286,53 +300,40 @@ impl Ranks {
             .envs(setup.environment.iter().cloned())
             .envs(variables);
         let sockets: Vec<OwnedFd> = listener.into_iter().map(OwnedFd::from).collect();
-        let (children, size) = (&mut self.children, setup.size);
-        let output = match &self.seats {
-            None => children.start(rank, size, '@', &sockets, command)?,
-            Some(seats) => children.start_at(&seats.roster, [rank, size], command)?,
+        let place = (rank, process, setup.size);
+        let output = if self.lease.is_some() {
+            self.children.start_talking(place, command)?
+        } else {
+            self.children.start(place, '@', &sockets, command)?
         };
         let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
         self.printers.extend(printer.map(|printer| (rank, printer)));
         Ok(())
     }
 
-    /// What the launcher says of lost ranks.
-    fn hear(&self, order: &Order) {
-        let Some(seats) = &self.seats else { return };
-        match order {
-            Order::Job(state) => seats.roster.hear_job(state),
-            Order::LeaveOut(seat, pid, is_missed) => {
-                seats.roster.leave_out(&[(*seat, *pid)], *is_missed);
-            }
-            Order::Heard(asked_ms) => seats.is_heard(*asked_ms),
-            Order::Prepare(_) | Order::Start(..) | Order::Signal(_) => {}
+    /// Shows the ranks that this process works, and asks the launcher whether it does.
+    fn show_life(&mut self) {
+        let question = self.lease.as_mut().and_then(Lease::question);
+        if let Some(asked_ms) = question {
+            self.children.show_life();
+            tell(&News::Alive(asked_ms));
         }
     }
 
-    /// Tells what is new of this host's seats.
-    fn say(&mut self) {
-        let Some(seats) = &mut self.seats else { return };
-        let news = seats.news().map(News::Host).into_iter();
-        news.chain(seats.question().map(News::Alive))
-            .for_each(|news| tell(&news));
-    }
-
-    /// Tells which ranks have ended. Whether the last one has.
+    /// Passes on what ranks have said, and tells which have ended. Whether the last one has.
     fn tell_of_ends(&mut self) -> bool {
         let ended = self.children.collect();
         let is_last = !ended.is_empty() && self.children.is_empty();
-        for (rank, status) in ended {
+        for (rank, process, said) in self.children.words() {
+            tell(&News::Said(rank, process, said));
+        }
+        for (rank, process, status) in ended {
             let signal = status.signal().map(of_signal);
             self.last_code = signal.unwrap_or(status.code().unwrap_or_default() as u8);
             // What it has printed comes first.
             let printers = self.printers.extract_if(.., |(of, _)| *of == rank);
             printers.for_each(|(_, printer)| _ = printer.join());
-            if let Some(seats) = &self.seats {
-                seats.roster.has_ended(rank, status);
-            }
-            // How it has ended, and whether it ended the job.
-            self.say();
-            tell(&News::Ended(rank, status.into_raw()));
+            tell(&News::Ended(rank, process, status.into_raw()));
         }
         is_last
     }

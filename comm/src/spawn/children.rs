@@ -4,37 +4,64 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::signals::Signals;
-use super::task::ENDING;
-use crate::error::{Error, Problem, Ranks, Seconds};
+use crate::error::{Error, Problem};
 use crate::launcher::OWN_JOB;
-use crate::process::{Process, is_stopped};
-use crate::roster::Roster;
-use crate::say::print_line;
+use crate::membership::packets::Packets;
+use crate::membership::wire::{Said, Told};
+use crate::process::is_stopped;
 
 /// How often to look whether ranks are stopped.
 const LOOKED_EVERY: Duration = Duration::from_millis(250);
 
+/// What a process of a rank has said: rank, process, what.
+pub(super) type Word = (usize, u32, Said);
+
 /// The ranks that this process has started and that run.
-#[derive(Default)]
 pub(super) struct Children {
-    running: Vec<(usize, Child)>,
-    /// Ranks that are stopped, each with its process and when that was first seen.
-    stopped: Vec<(usize, u32, Duration)>,
-    /// When they were last looked for.
+    running: Vec<Running>,
+    sender: Sender<Word>,
+    words: Receiver<Word>,
+    /// When stopped ones were last looked for.
     looked: Duration,
+    /// Whether they end with this process, also if it is killed.
+    die_with_this: bool,
+}
+
+struct Running {
+    rank: usize,
+    /// The number of its process in the job.
+    process: u32,
+    child: Child,
+    is_stopped: bool,
+    /// In a job that continues without lost ranks: through it they talk.
+    socket: Option<(Arc<Packets>, JoinHandle<()>)>,
 }
 
 impl Children {
-    /// Starts `rank` of `size`. By `mark` (`launcher::OWN_JOB`), `sockets` has its sockets to the
-    /// others, rank 0's listener, or the roster. Returns its standard output if `command` has a
-    /// pipe there.
+    /// `die_with_this`: they end with this process, also if it is killed.
+    pub(super) fn new(die_with_this: bool) -> Children {
+        let (sender, words) = mpsc::channel();
+        Children {
+            running: Vec::new(),
+            sender,
+            words,
+            looked: Duration::ZERO,
+            die_with_this,
+        }
+    }
+
+    /// Starts process `process` as `rank` of `size`. By `mark` (`launcher::OWN_JOB`), `sockets` has
+    /// its sockets to the others, rank 0's listener, or the one to this process. Returns its
+    /// standard output if `command` has a pipe there.
     pub(super) fn start(
         &mut self,
-        rank: usize,
-        size: usize,
+        (rank, process, size): (usize, u32, usize),
         mark: char,
         sockets: &[OwnedFd],
         mut command: Command,
@@ -43,103 +70,130 @@ impl Children {
         let texts: Vec<String> = numbers.iter().map(c_int::to_string).collect();
         command.env(OWN_JOB, format!("{rank}/{size}{mark}{}", texts.join(",")));
         command.stdin(Stdio::null());
-        Signals::prepare(&mut command, numbers);
+        Signals::prepare(&mut command, numbers, self.die_with_this);
         let child = command.spawn();
         let mut child = child.map_err(|error| cannot_start(rank, size, &error))?;
         let output = child.stdout.take();
-        self.running.push((rank, child));
+        self.running.push(Running {
+            rank,
+            process,
+            child,
+            is_stopped: false,
+            socket: None,
+        });
         Ok(output)
+    }
+
+    /// As `start`, in a job that continues without lost ranks.
+    pub(super) fn start_talking(
+        &mut self,
+        (rank, process, size): (usize, u32, usize),
+        command: Command,
+    ) -> Result<Option<ChildStdout>, Error> {
+        let failed = |error| cannot_start(rank, size, &error);
+        let (own, theirs) = Packets::pair().map_err(failed)?;
+        let (own, sender) = (Arc::new(own), self.sender.clone());
+        let heard = Arc::clone(&own);
+        let listen = move || {
+            while let Some(said) = heard.receive() {
+                _ = sender.send((rank, process, said));
+                Signals::wake();
+            }
+        };
+        let listener = Builder::new().name("rank".into()).spawn(listen);
+        let listener = listener.map_err(failed)?;
+        let output = self.start((rank, process, size), '%', &[theirs], command);
+        match (&output, self.running.last_mut()) {
+            (Ok(_), Some(running)) => running.socket = Some((own, listener)),
+            _ => own.stop_listening(),
+        }
+        output
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// As `start`, for a rank of this roster.
-    pub(super) fn start_at(
-        &mut self,
-        roster: &Roster,
-        [rank, size]: [usize; 2],
-        command: Command,
-    ) -> Result<Option<ChildStdout>, Error> {
-        let page = roster.duplicate();
-        let page = page.map_err(|error| cannot_start(rank, size, &error))?;
-        roster.clear(rank);
-        let output = self.start(rank, size, '%', &[page], command)?;
-        let started = self.running.last().map(|(_, child)| child.id());
-        started.inspect(|pid| roster.take(rank, *pid));
-        Ok(output)
+    /// What they have said since the last call.
+    pub(super) fn words(&self) -> Vec<Word> {
+        self.words.try_iter().collect()
+    }
+
+    fn find(&mut self, rank: usize, process: u32) -> Option<&mut Running> {
+        let mut all = self.running.iter_mut();
+        all.find(|it| (it.rank, it.process) == (rank, process))
+    }
+
+    /// Tells a process something, if it still runs.
+    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &Told) {
+        let Some(it) = self.find(rank, process) else {
+            return;
+        };
+        let mut socket = it.socket.iter();
+        let is_told = socket.all(|(socket, _)| socket.send(told, false));
+        if !is_told && *told != Told::Alive {
+            // It has not listened for minutes.
+            _ = it.child.kill();
+        }
+    }
+
+    /// Tells all of them that this process works.
+    pub(super) fn show_life(&self) {
+        let sockets = self.running.iter().filter_map(|it| it.socket.as_ref());
+        sockets.for_each(|(socket, _)| _ = socket.send(&Told::Alive, false));
+    }
+
+    /// Kills a process, if it still runs.
+    pub(super) fn kill(&mut self, rank: usize, process: u32) {
+        let found = self.find(rank, process).into_iter();
+        found.for_each(|it| _ = it.child.kill());
     }
 
     /// Sends all of them a signal.
     pub(super) fn signal(&self, signal: c_int) {
-        for (_, child) in &self.running {
+        for it in &self.running {
             // SAFETY: sends a signal to a child that has not been waited for, so its number is its
             // own.
-            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+            unsafe { libc::kill(it.child.id() as libc::pid_t, signal) };
         }
     }
 
-    /// Kills ranks that have been stopped (SIGSTOP, a debugger) for three timeouts without a break,
-    /// or, once the job ends, for a moment. Also those that have not joined the others yet. Returns
-    /// whether it has killed any.
-    pub(super) fn kill_stopped(
-        &mut self,
-        program: &str,
-        now: Duration,
-        timeout: Duration,
-        roster: Option<&Roster>,
-    ) -> bool {
-        if now >= self.looked + LOOKED_EVERY {
-            self.looked = now;
-            let all = self.running.iter().map(|(rank, child)| (*rank, child.id()));
-            let since = |(rank, pid)| {
-                let before = self.stopped.iter().find(|it| it.1 == pid);
-                (rank, pid, before.map_or(now, |it| it.2))
-            };
-            let stopped = all.filter(|&(_, pid)| is_stopped(pid)).map(since);
-            self.stopped = stopped.collect();
+    /// Those that are stopped (SIGSTOP, a debugger) since the last call, or go on: rank, process
+    /// and which of the two.
+    pub(super) fn stopped(&mut self, now: Duration) -> Vec<(usize, u32, bool)> {
+        if now < self.looked + LOOKED_EVERY {
+            return Vec::new();
         }
-        let limit = match roster.and_then(Roster::over) {
-            Some(_) => ENDING,
-            _ => timeout.saturating_mul(3),
+        self.looked = now;
+        let look = |it: &mut Running| {
+            let is_stopped = is_stopped(it.child.id());
+            let before = std::mem::replace(&mut it.is_stopped, is_stopped);
+            (before != is_stopped).then_some((it.rank, it.process, is_stopped))
         };
-        let late = self.stopped.extract_if(.., |it| now - it.2 >= limit);
-        let late: Vec<(usize, u32)> = late.map(|(rank, pid, _)| (rank, pid)).collect();
-        if late.is_empty() {
-            return false;
-        }
-        let mut ranks: Vec<usize> = late.iter().map(|it| it.0).collect();
-        ranks.sort_unstable();
-        print_line(&format!(
-            "{program}: killed {}, stopped for {} or longer; help: look for a debugger, or for what \
-             sends SIGSTOP\n",
-            Ranks(&ranks),
-            Seconds(limit),
-        ));
-        roster.iter().for_each(|it| it.leave_out(&late, false));
-        // They are children that have not been waited for, so the numbers are theirs.
-        late.iter().for_each(|it| Process::open(it.1).kill());
-        true
+        self.running.iter_mut().filter_map(look).collect()
     }
 
-    /// Those that have ended since the last call, and how.
-    pub(super) fn collect(&mut self) -> Vec<(usize, ExitStatus)> {
-        let mut ended = Vec::new();
-        self.running.retain_mut(|(rank, child)| {
-            let status = child.try_wait().ok().flatten();
-            ended.extend(status.map(|status| (*rank, status)));
-            status.is_none()
+    /// Those that have ended since the last call, and how. `words` has all that they have said.
+    pub(super) fn collect(&mut self) -> Vec<(usize, u32, ExitStatus)> {
+        let has_ended = |it: &mut Running| matches!(it.child.try_wait(), Ok(Some(_)));
+        let ended = self.running.extract_if(.., |it| has_ended(it));
+        let ended = ended.filter_map(|mut it| {
+            let status = it.child.try_wait().ok().flatten()?;
+            if let Some((socket, listener)) = it.socket.take() {
+                socket.stop_listening();
+                _ = listener.join();
+            }
+            Some((it.rank, it.process, status))
         });
-        ended
+        ended.collect()
     }
 }
 
 impl Drop for Children {
     fn drop(&mut self) {
-        for (_, child) in &mut self.running {
-            _ = child.kill();
-            _ = child.wait();
+        for it in &mut self.running {
+            _ = it.child.kill();
+            _ = it.child.wait();
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A job that runs: which rank is where, which have ended and how, and why the job ends.
+//! A job that runs, as its launcher sees it: turns what happens into events, and carries out what
+//! is decided (`membership/decide.rs`).
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -6,23 +7,20 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, Setup};
 use super::children::{Children, cannot_start};
 use super::door::Door;
-use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
-use super::task::{
-    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
-    silence,
-};
-use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
+use super::task::{PERIOD, Task, VERSION};
+use crate::error::Result;
 use crate::identity::host_name;
-use crate::roster::SLOW;
+use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
+use crate::membership::decide::{self, Action, End, Event, silence};
+use crate::membership::state::{self, Rules, State};
 use crate::say::{print_line, warn};
-use crate::stop::STOPS;
 use crate::tcp::{self, SECRET};
 use crate::waited::Waited;
 
@@ -46,12 +44,13 @@ pub(super) struct Job {
     /// The program's name, for messages.
     program: String,
     task: Task,
-    ranks: Vec<Rank>,
+    pub(super) state: State,
+    /// How its ranks find each other.
+    meeting: Meeting,
     /// The ranks of this host.
     here: Children,
+    /// The other hosts, from number 1.
     others: Vec<Remote>,
-    /// Hosts without ranks, each by its index, and how many they have room for.
-    spares: Vec<(usize, usize)>,
     /// What other hosts say, each by its number.
     news: Receiver<Arrived>,
     sender: Sender<Arrived>,
@@ -59,80 +58,89 @@ pub(super) struct Job {
     door: Option<Door>,
     /// How many connections to other hosts there were.
     connections: usize,
-    /// The exit code of the first rank that failed.
-    pub(super) first_failure: Option<u8>,
-    pub(super) stopped_by: Option<c_int>,
-    /// A signal to stop that an agent got.
-    pub(super) asked_by: Option<c_int>,
-    /// When ranks that are left are killed, and how long they had by then.
-    end_by: Option<(Instant, Duration)>,
-    /// Whether they were.
-    has_killed: bool,
-    elastic: Option<Elastic>,
     /// How long the job has lasted, without the time in which this process was stopped.
     waited: Waited,
     now: Duration,
-    /// How long ranks have to save.
-    grace: Duration,
-    /// How long ranks have to end after one has ended well.
-    timeout: Duration,
+    /// A signal to stop that an agent got before ranks were started.
+    pub(super) asked: Option<c_int>,
 }
 
-struct Rank {
-    /// The index of its host, None for this one.
-    other: Option<usize>,
-    /// How many ranks its host has.
-    local_size: usize,
-    is_running: bool,
+/// How the ranks of a job find each other.
+enum Meeting {
+    /// By sockets, of each rank.
+    Sockets(Vec<Vec<OwnedFd>>),
+    /// By variables, and a listener of rank 0 if it is on this host.
+    Variables {
+        listener: Option<OwnedFd>,
+        port: u16,
+        secret: String,
+    },
+    /// The launcher brings them together, generation by generation. By host, its variables.
+    Generations(Vec<Vec<(String, String)>>),
+}
+
+/// The host of a number: None for the launcher's, else its index among the others.
+fn other(host: usize) -> Option<usize> {
+    host.checked_sub(1)
 }
 
 impl Job {
+    /// A job on these hosts, of which the launcher's is the one that `is_here` names.
     pub(super) fn new(
         program: &str,
-        here: Children,
+        hosts: &[Host],
+        is_here: impl Fn(usize) -> bool,
         [grace, timeout]: [Duration; 2],
         task: &Task,
         (sender, news): (Sender<Arrived>, Receiver<Arrived>),
     ) -> Job {
+        let (mut known, mut ranks) = (vec![state::Host::default()], Vec::new());
+        for (index, host) in hosts.iter().enumerate() {
+            let mut number = 0;
+            if !is_here(index) {
+                number = known.len();
+                known.push(state::Host {
+                    name: host.name.clone(),
+                    spare: host.is_spare.then_some(host.ranks),
+                    ..state::Host::default()
+                });
+            }
+            let count = if host.is_spare { 0 } else { host.ranks };
+            ranks.extend(std::iter::repeat_n(number, count));
+        }
+        let losses = task.losses;
+        let rules = Rules {
+            is_elastic: losses.is_some(),
+            min_ranks: losses.map_or(ranks.len(), |losses| losses.min_ranks),
+            restarts: losses.map_or(0, |losses| losses.restarts),
+            timeout,
+            grace,
+            hosts_come: task.place.is_some(),
+        };
         Job {
             program: program.to_string(),
             task: task.clone(),
-            ranks: Vec::new(),
-            here,
+            state: State::new(rules, known, &ranks),
+            meeting: Meeting::Sockets(Vec::new()),
+            here: Children::new(false),
             others: Vec::new(),
-            spares: Vec::new(),
             news,
             sender,
             door: None,
             connections: 0,
-            first_failure: None,
-            stopped_by: None,
-            asked_by: None,
-            end_by: None,
-            elastic: None,
             waited: Waited::new(),
             now: Duration::ZERO,
-            has_killed: false,
-            grace,
-            timeout,
+            asked: None,
         }
     }
 
-    /// Adds the ranks of `host`; `other` is its index, None for this one.
-    pub(super) fn add(&mut self, host: &Host, other: Option<usize>) {
-        if host.is_spare {
-            self.spares.extend(other.map(|index| (index, host.ranks)));
-            return;
-        }
-        self.ranks.extend((0..host.ranks).map(|_| Rank {
-            other,
-            local_size: host.ranks,
-            is_running: false,
-        }));
+    /// Whether it has ranks on other hosts.
+    pub(super) fn has_others(&self) -> bool {
+        self.state.hosts.len() > 1
     }
 
     /// Starts an agent on each of the other hosts, or waits for those that others start.
-    pub(super) fn connect(&mut self, others: &[&Host]) -> Result<()> {
+    pub(super) fn connect(&mut self) -> Result<()> {
         self.door = self.task.place.as_ref().map(Door::open).transpose()?;
         if self.door.is_some() && std::env::var_os(SECRET).is_none() {
             let text = format!(
@@ -141,12 +149,14 @@ impl Job {
             );
             warn(&self.program, &text);
         }
-        self.connections = others.len();
-        for (index, host) in others.iter().enumerate() {
+        let names = self.state.hosts[1..].iter().map(|host| host.name.clone());
+        let names: Vec<String> = names.collect();
+        self.connections = names.len();
+        for (index, name) in names.into_iter().enumerate() {
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
             let other = match &self.door {
-                None => Remote::connect(&host.name, index, &self.task, setup, sender)?,
-                Some(_) => Remote::absent(host.name.clone(), index),
+                None => Remote::connect(&name, index, &self.task, setup, sender)?,
+                Some(_) => Remote::absent(name, index),
             };
             self.others.push(other);
         }
@@ -165,16 +175,10 @@ impl Job {
                 // What starts the agents gives each its own.
                 Some(_) => Vec::new(),
             },
-            size: self.ranks.len(),
-            has_rank_0: self.ranks[0].other == Some(index),
-            grace: self.grace,
-            timeout: self.timeout,
-            seating: self.task.losses.map(|losses| Seating {
-                hosts: self.hosts(),
-                own: index + 1,
-                min_ranks: losses.min_ranks,
-                silence: silence(self.timeout),
-            }),
+            size: self.state.ranks.len(),
+            has_rank_0: other(self.state.ranks[0].host) == Some(index),
+            grace: self.state.rules.grace,
+            silence: (self.task.losses).map(|_| silence(self.state.rules.timeout)),
         })
     }
 
@@ -193,36 +197,35 @@ impl Job {
             self.connections += 1;
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
             self.others[index] = Remote::of_guest(guest, number, launcher.clone(), setup, sender)?;
-            self.others[index].heard = self.now;
         }
         Ok(())
     }
 
     /// Starts an agent again on a host that was lost, if it is there again.
     fn call_again(&mut self) -> Result<()> {
-        let restarts = self.elastic.as_ref().is_some_and(Elastic::restarts);
-        if !restarts || self.stopped_by.is_some() {
+        let (state, now) = (&self.state, self.now);
+        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
+        if !may_start || state.stop.is_some() {
             return Ok(());
         }
-        let now = self.now;
         for index in 0..self.others.len() {
-            let has_ranks = self.ranks.iter().any(|rank| rank.other == Some(index));
+            let host = index + 1;
+            let has_ranks = self.state.ranks.iter().any(|rank| rank.host == host);
             let other = &mut self.others[index];
-            let silent = now - other.heard;
-            if !has_ranks || !other.is_lost || silent < CALLED_EVERY {
+            let since = now.saturating_sub(other.called.max(self.state.hosts[host].heard));
+            if !has_ranks || !self.state.hosts[host].is_lost || since < CALLED_EVERY {
                 continue;
             }
             // A call that is under way may take longer.
-            if other.answer.is_none() && silent < ANSWER_MAX && !other.has_left() {
+            if other.answer.is_none() && since < ANSWER_MAX && !other.has_left() {
                 continue;
             }
-            other.heard = now;
             let (name, refusal) = (other.name.clone(), std::mem::take(&mut other.refusal));
             let number = self.connections;
             self.connections += 1;
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
             let mut other = Remote::connect(&name, number, &self.task, setup, sender)?;
-            (other.heard, other.is_lost, other.refusal) = (now, true, refusal);
+            (other.called, other.refusal) = (now, refusal);
             self.others[index] = other;
         }
         Ok(())
@@ -246,7 +249,7 @@ impl Job {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
                 News::Alive(time) => other.send(&Order::Heard(time)),
-                News::Signal(signal) => self.asked_by = Some(signal),
+                News::Signal(signal) => self.asked = Some(signal),
                 // It may come again.
                 News::Gone if self.door.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
@@ -259,7 +262,7 @@ impl Job {
         let mut silent = others.filter(|(_, other)| other.answer.is_none());
         let limit = match &self.task.place {
             None => ANSWER_MAX,
-            Some(_) => self.timeout.max(GATHERING_MAX),
+            Some(_) => self.state.rules.timeout.max(GATHERING_MAX),
         };
         match (waited > limit, &self.door) {
             (true, Some(door)) => {
@@ -284,9 +287,25 @@ impl Job {
         Err(first)
     }
 
-    /// Starts all ranks on this host, each with its sockets.
-    pub(super) fn start_here(&mut self) -> Result<()> {
-        let size = self.ranks.len();
+    /// Starts all ranks.
+    pub(super) fn start(&mut self) -> Result<()> {
+        self.meeting = if self.task.losses.is_some() {
+            self.generations()?
+        } else if self.has_others() {
+            self.variables()?
+        } else {
+            self.sockets()?
+        };
+        for index in 0..self.others.len() {
+            let address = self.others[index].address().parse().ok();
+            self.state.hosts[index + 1].address = address;
+        }
+        self.happens(Event::Begin)
+    }
+
+    /// A socket from rank 0 to every other rank.
+    fn sockets(&self) -> Result<Meeting> {
+        let size = self.state.ranks.len();
         let mut sockets: Vec<Vec<OwnedFd>> = vec![Vec::new()];
         for rank in 1..size {
             let pair = UnixStream::pair();
@@ -294,139 +313,12 @@ impl Job {
             sockets[0].push(hub.into());
             sockets.push(vec![own.into()]);
         }
-        for (rank, sockets) in sockets.into_iter().enumerate() {
-            let command = self.task.command();
-            self.here.start(rank, size, ':', &sockets, command)?;
-            self.ranks[rank].is_running = true;
-        }
-        Ok(())
+        Ok(Meeting::Sockets(sockets))
     }
 
-    /// The host of each rank: 0 for this one, else 1 + its index.
-    fn hosts(&self) -> Vec<usize> {
-        let number = |rank: &Rank| rank.other.map_or(0, |index| index + 1);
-        self.ranks.iter().map(number).collect()
-    }
-
-    /// Starts all ranks on their hosts, in a job that continues without lost ranks.
-    pub(super) fn start_elastic(&mut self, losses: Losses) -> Result<()> {
-        let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
-        let reached_from = |from| {
-            let places = hosts().map(|host| self.address_of(host, from));
-            places.collect::<Vec<_>>().join(",")
-        };
-        let addresses = hosts().map(reached_from).collect();
-        let elastic = Elastic::new(self.hosts(), &self.task, losses, addresses)?;
-        self.elastic = Some(elastic);
-        (0..self.others.len()).for_each(|index| self.seat(index));
-        (0..self.ranks.len()).try_for_each(|rank| self.start_seat(rank))
-    }
-
-    /// Tells the roster where the ranks of a host are.
-    fn seat(&mut self, index: usize) {
-        let address = self.others[index].address();
-        let ranks = self.ranks.iter().enumerate();
-        for (seat, _) in ranks.filter(|(_, rank)| rank.other == Some(index)) {
-            if let Some(elastic) = &mut self.elastic {
-                elastic.seat(seat, index + 1, &address);
-            }
-        }
-    }
-
-    fn start_seat(&mut self, rank: usize) -> Result<()> {
-        if let Some(elastic) = &self.elastic {
-            elastic.start(rank, &mut self.here, &mut self.others)?;
-            self.ranks[rank].is_running = true;
-        }
-        Ok(())
-    }
-
-    /// A rank has ended. Whether the job continues: it is an elastic one and has not ended, so the
-    /// rank is started again, or the others continue without it.
-    fn continue_without(&mut self, rank: usize, status: ExitStatus) -> bool {
-        let Some(elastic) = &mut self.elastic else {
-            return false;
-        };
-        elastic.roster.has_ended(rank, status);
-        if elastic.roster.over().is_some() || status.success() {
-            return false;
-        }
-        let has_others = self.ranks.iter().any(|rank| rank.is_running);
-        // One that was asked to stop and had nothing to save: so is the job.
-        let asked = match status.code().map(|code| code as u8) {
-            Some(EXIT_STOPPED) => Some(libc::SIGTERM),
-            _ => status.signal().filter(|signal| STOPS.contains(signal)),
-        };
-        self.asked_by = self.asked_by.or(asked);
-        if self.stopped_by.or(asked).is_some() {
-            // The others save.
-            elastic.roster.stays_empty(rank);
-            return has_others;
-        }
-        let mut how = elastic.roster.how_ended(rank, status);
-        if status.signal() == Some(libc::SIGKILL) && how.ends_with('9') {
-            how += " (kill -9, or no memory was left: see dmesg)";
-        }
-        self.start_again(rank, status.code(), &how, "") || has_others
-    }
-
-    /// A lost rank is to be started again, if the job may, perhaps `on_host`: whether it is.
-    fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str, on_host: &str) -> bool {
-        let now = self.now;
-        let Some(elastic) = &mut self.elastic else {
-            return false;
-        };
-        let count = elastic.again(rank, code, now);
-        self.ranks[rank].is_running = count.is_ok();
-        let is_again = count.is_ok();
-        let again = count.map(|count| format!(": starting it again{on_host} {count}"));
-        let again = again.unwrap_or_else(|why| why);
-        print_line(&format!("{}: rank {rank} {how}{again}\n", self.program));
-        is_again
-    }
-
-    /// Starts the lost ranks for which it is time, unless the job ends.
-    fn start_waiting(&mut self) {
-        let Some(elastic) = &mut self.elastic else {
-            return;
-        };
-        let is_ending = self.stopped_by.is_some() || elastic.roster.over().is_some();
-        for rank in elastic.due(self.now, is_ending) {
-            self.ranks[rank].is_running = false;
-            let started = (!is_ending).then(|| self.start_seat(rank));
-            if let Some(Err(error)) = &started {
-                print_line(&format!("{}: {error}\n", self.program));
-            }
-            if let (Some(elastic), false) = (&self.elastic, self.ranks[rank].is_running) {
-                elastic.roster.stays_empty(rank);
-                let is_over = !self.ranks.iter().any(|rank| rank.is_running);
-                let lost = (is_over && !self.is_done()).then_some(EXIT_PEER_LOST);
-                self.first_failure = self.first_failure.or(lost);
-            }
-        }
-    }
-
-    /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
-    /// forms the next generation when its ranks are there.
-    fn arbitrate(&mut self) {
-        let silence = silence(self.timeout) + SILENCE_MARGIN;
-        for index in 0..self.others.len() {
-            let other = &self.others[index];
-            let is_silent = !other.is_lost && self.now - other.heard > silence;
-            if self.elastic.is_some() && is_silent {
-                self.lost(index, &format!("it was silent for {}", Seconds(silence)));
-            }
-        }
-        if let Some(elastic) = &mut self.elastic {
-            elastic.arbitrate(&mut self.others, self.now, self.timeout);
-        }
-    }
-
-    /// Starts all ranks on their hosts.
-    pub(super) fn start_across(&mut self) -> Result<()> {
-        let size = self.ranks.len();
+    fn variables(&self) -> Result<Meeting> {
         let mut listener = None;
-        let port = match self.ranks[0].other {
+        let port = match other(self.state.ranks[0].host) {
             Some(index) => self.others[index].greeting().port,
             None => {
                 let (made, port) = tcp::listen_for_ranks()?;
@@ -435,33 +327,66 @@ impl Job {
             }
         };
         let secret = tcp::job_secret()?;
-        for rank in 0..size {
-            let Rank {
-                other, local_size, ..
-            } = self.ranks[rank];
-            let variables = [
-                ("RANK", rank.to_string()),
-                ("WORLD_SIZE", size.to_string()),
-                ("LOCAL_WORLD_SIZE", local_size.to_string()),
-                ("MASTER_ADDR", self.address_of(self.ranks[0].other, other)),
-                ("MASTER_PORT", port.to_string()),
-                (SECRET, secret.clone()),
-            ];
-            match other {
-                None => {
-                    let mut command = self.task.command();
-                    command.envs(variables);
-                    let sockets: Vec<OwnedFd> =
-                        listener.take_if(|_| rank == 0).into_iter().collect();
-                    self.here.start(rank, size, '@', &sockets, command)?;
-                }
-                Some(index) => {
-                    let variables = variables.map(|(name, value)| (name.to_string(), value));
-                    self.others[index].send(&Order::Start(rank, variables.into()));
-                }
+        Ok(Meeting::Variables {
+            listener,
+            port,
+            secret,
+        })
+    }
+
+    fn generations(&self) -> Result<Meeting> {
+        let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
+        let (secret, job) = (tcp::job_secret()?, tcp::nonce()?);
+        let of_host = |from| {
+            let places = hosts().map(|host| self.address_of(host, from));
+            let addresses = places.collect::<Vec<_>>().join(",");
+            vec![
+                (HOST_ADDRESSES.into(), addresses),
+                (SECRET.into(), secret.clone()),
+                (JOB_NUMBER.into(), job.clone()),
+            ]
+        };
+        Ok(Meeting::Generations(hosts().map(of_host).collect()))
+    }
+
+    /// Starts a process.
+    fn start_process(&mut self, rank: usize, process: u32) -> Result<()> {
+        let (size, host) = (self.state.ranks.len(), self.state.ranks[rank].host);
+        let place = (rank, process, size);
+        let variables = match &self.meeting {
+            Meeting::Sockets(_) => Vec::new(),
+            Meeting::Generations(variables) => variables[host].clone(),
+            Meeting::Variables { port, secret, .. } => {
+                let of_host = self.state.ranks.iter().filter(|it| it.host == host);
+                let first = other(self.state.ranks[0].host);
+                let variables = [
+                    ("RANK", rank.to_string()),
+                    ("WORLD_SIZE", size.to_string()),
+                    ("LOCAL_WORLD_SIZE", of_host.count().to_string()),
+                    ("MASTER_ADDR", self.address_of(first, other(host))),
+                    ("MASTER_PORT", port.to_string()),
+                    (SECRET, secret.clone()),
+                ];
+                variables.map(|(name, value)| (name.into(), value)).into()
             }
-            self.ranks[rank].is_running = true;
+        };
+        if let Some(index) = other(host) {
+            self.others[index].send(&Order::Start(rank, process, variables));
+            return Ok(());
         }
+        let mut command = self.task.command();
+        command.envs(variables);
+        let (mark, sockets) = match &mut self.meeting {
+            Meeting::Generations(_) => {
+                self.here.start_talking(place, command)?;
+                return Ok(());
+            }
+            Meeting::Sockets(sockets) => (':', std::mem::take(&mut sockets[rank])),
+            Meeting::Variables { listener, .. } => {
+                ('@', listener.take_if(|_| rank == 0).into_iter().collect())
+            }
+        };
+        self.here.start(place, mark, &sockets, command)?;
         Ok(())
     }
 
@@ -477,260 +402,168 @@ impl Job {
         }
     }
 
-    /// Kills ranks that stay stopped, or of which none shows progress.
-    fn kill_silent(&mut self) {
-        // Ranks that wait for a stopped one have time to meet the one that comes for it.
-        let (now, limit) = (self.now, self.timeout.saturating_mul(4).max(SLOW));
-        let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
-        if (self.here).kill_stopped(&self.program, now, self.timeout, roster) && roster.is_none() {
-            self.first_failure.get_or_insert(EXIT_PEER_LOST);
-            self.kill(limit);
-        }
-        if let Some(elastic) = &mut self.elastic
-            && elastic.kill_silent(now, limit)
-        {
-            let (program, limit) = (&self.program, Seconds(limit));
-            print_line(&format!(
-                "{program}: no rank has shown progress for {limit} or longer: all are killed; help: find out \
-                 what stopped them (SIGSTOP, a debugger, a stuck disk or GPU)\n"
-            ));
-        }
+    fn print(&self, line: &str) {
+        print_line(&format!("{}: {line}\n", self.program));
     }
 
-    /// Sends all ranks a signal.
-    pub(super) fn signal(&mut self, signal: c_int) {
-        self.here.signal(signal);
-        self.others
-            .iter_mut()
-            .for_each(|other| other.send(&Order::Signal(signal)));
+    /// Takes note of what happens, and carries out what follows. An error if a process cannot be
+    /// started.
+    pub(super) fn happens(&mut self, event: Event) -> Result<()> {
+        let mut result = Ok(());
+        for action in decide::on(&mut self.state, self.now, event) {
+            tracing::trace!("{action:?}");
+            match action {
+                Action::Start { rank, process } => {
+                    if let Err(error) = self.start_process(rank, process) {
+                        let end = End::Code(error.exit_code());
+                        result = result.and(Err((error, Event::Ended { rank, process, end })));
+                    }
+                }
+                Action::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
+                    None => self.here.kill(rank, process),
+                    Some(index) => self.others[index].send(&Order::Kill(rank, process)),
+                },
+                Action::Tell {
+                    rank,
+                    process,
+                    told,
+                } => match other(self.state.ranks[rank].host) {
+                    None => self.here.tell(rank, process, &told),
+                    Some(index) => self.others[index].send(&Order::Tell(rank, process, told)),
+                },
+                Action::Signal(signal) => {
+                    self.here.signal(signal);
+                    let others = self.others.iter_mut();
+                    others.for_each(|other| other.send(&Order::Signal(signal)));
+                }
+                Action::Leave(host) => self.others[host - 1].leave(),
+                Action::Print(line) => self.print(&line),
+            }
+        }
+        let Err((error, ended)) = result else {
+            return Ok(());
+        };
+        if self.state.processes as usize <= self.state.ranks.len() {
+            return Err(error);
+        }
+        // The job has others.
+        self.print(&error.to_string());
+        self.happens(ended)
     }
 
-    /// Ranks that are left after `limit` are killed.
-    pub(super) fn end_within(&mut self, limit: Duration) {
-        let end_by = Instant::now() + limit;
-        if self.end_by.is_none_or(|(earlier, _)| end_by < earlier) {
-            self.end_by = Some((end_by, limit));
+    fn happens_later(&mut self, event: Event) {
+        if let Err(error) = self.happens(event) {
+            self.print(&error.to_string());
         }
     }
 
     /// Takes note of what has happened. Whether any ranks are left.
     pub(super) fn goes_on(&mut self) -> bool {
         self.now = self.waited.after(PERIOD);
-        for (rank, status) in self.here.collect() {
-            self.has_ended(rank, status);
+        let ended = self.here.collect();
+        for (rank, process, said) in self.here.words() {
+            self.happens_later(Event::Said {
+                rank,
+                process,
+                said,
+            });
+        }
+        for (rank, process, status) in ended {
+            let end = end_of(status);
+            self.happens_later(Event::Ended { rank, process, end });
+        }
+        for (rank, process, is_stopped) in self.here.stopped(self.now) {
+            self.happens_later(Event::Stopped {
+                rank,
+                process,
+                is_stopped,
+            });
         }
         if let Err(error) = self.let_in() {
-            print_line(&format!("{}: {error}\n", self.program));
+            self.print(&error.to_string());
         }
         while let Ok((number, news)) = self.news.try_recv() {
-            let Some(index) = self.other_of(number) else {
-                continue;
-            };
-            let is_elastic = self.elastic.is_some();
-            if is_elastic && self.others[index].is_lost && !matches!(news, News::Ready(_)) {
-                if let News::Refused(why) = news
-                    && self.others[index].refusal != why
-                {
-                    let (program, error) = (&self.program, self.others[index].refused(&why));
-                    print_line(&format!("{program}: {error}\n"));
-                    self.others[index].refusal = why;
-                }
-                continue;
-            }
-            match news {
-                // Its ranks may live until its agent counts this process as lost.
-                News::Gone if is_elastic => continue,
-                News::Alive(time) => self.others[index].send(&Order::Heard(time)),
-                News::Signal(signal) => self.asked_by = Some(signal),
-                News::Host(state) => {
-                    if let Some(elastic) = &mut self.elastic {
-                        elastic.hear(index + 1, state);
-                    }
-                }
-                News::Ended(rank, status) => {
-                    let is_its = |it: &Rank| it.other == Some(index);
-                    if self.ranks.get(rank).is_some_and(is_its) {
-                        self.has_ended(rank, ExitStatus::from_raw(status));
-                    }
-                }
-                News::Gone => self.lost(index, "the connection to it was lost"),
-                News::Refused(why) => self.lost(index, &why),
-                News::Ready(greeting) => self.is_back(index, greeting),
-                News::Printed(_) => {}
-            }
-            self.others[index].heard = self.now;
-        }
-        self.start_waiting();
-        self.arbitrate();
-        self.kill_silent();
-        if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
-            match self.has_killed {
-                false => self.kill(limit),
-                // Where it does no good, a host is out of reach.
-                true => {
-                    (0..self.others.len()).for_each(|index| self.lost(index, "it does not answer"))
-                }
+            if let Some(index) = self.other_of(number) {
+                self.hear(index, news);
             }
         }
-        self.ranks.iter().any(|rank| rank.is_running)
+        self.happens_later(Event::Tick);
+        self.state.goes_on()
     }
 
-    /// Whether the job continues without lost ranks, and has done its work.
-    fn is_done(&self) -> bool {
-        let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
-        roster.is_some_and(|roster| roster.over() == Some(0))
-    }
-
-    /// A rank has ended.
-    fn has_ended(&mut self, rank: usize, status: ExitStatus) {
-        self.ranks[rank].is_running = false;
-        // Those that this process kills are not a cause.
-        if self.has_killed || self.continue_without(rank, status) {
+    /// Another host says something.
+    fn hear(&mut self, index: usize, news: News) {
+        let host = index + 1;
+        let is_elastic = self.task.losses.is_some();
+        if is_elastic && self.state.hosts[host].is_lost && !matches!(news, News::Ready(_)) {
+            if let News::Refused(why) = news
+                && self.others[index].refusal != why
+            {
+                self.print(&self.others[index].refused(&why).to_string());
+                self.others[index].refusal = why;
+            }
             return;
         }
-        let signal = status.signal().map(of_signal);
-        let mut code = match self.is_done() {
-            // How a rank ends after the job has done its work does not matter.
-            true => Some(0),
-            false => signal.or(status.code().map(|code| code as u8)),
+        let is_its = |rank: usize| self.state.ranks.get(rank).is_some_and(|it| it.host == host);
+        let event = match news {
+            // Its ranks may live until its agent counts this process as lost.
+            News::Gone if is_elastic => return,
+            News::Gone => Event::HostLost {
+                host,
+                why: "the connection to it was lost".into(),
+            },
+            News::Refused(why) => Event::HostLost { host, why },
+            News::Alive(time) => {
+                self.others[index].send(&Order::Heard(time));
+                Event::HostHeard(host)
+            }
+            News::Signal(signal) => Event::Asked(signal),
+            News::Said(rank, process, said) if is_its(rank) => Event::Said {
+                rank,
+                process,
+                said,
+            },
+            News::Stopped(rank, process, is_stopped) if is_its(rank) => Event::Stopped {
+                rank,
+                process,
+                is_stopped,
+            },
+            News::Ended(rank, process, status) if is_its(rank) => {
+                let end = end_of(ExitStatus::from_raw(status));
+                Event::Ended { rank, process, end }
+            }
+            News::Ready(greeting) => return self.is_back(index, greeting),
+            News::Said(..) | News::Stopped(..) | News::Ended(..) | News::Printed(_) => {
+                Event::HostHeard(host)
+            }
         };
-        let goes_on = (self.elastic.as_ref()).is_some_and(|it| it.roster.over().is_none());
-        let is_killed = status.signal().is_some_and(|it| !STOPS.contains(&it));
-        if goes_on && is_killed {
-            // The last rank was killed.
-            code = Some(EXIT_PEER_LOST);
-            let help = "resume the run from its last checkpoint";
-            print_line(&format!(
-                "{}: no rank is left; help: {help}\n",
-                self.program
-            ));
-        }
-        self.end_within(match code {
-            Some(0) => self.timeout,
-            // Another rank may still save.
-            Some(EXIT_STOPPED) => self.grace,
-            _ => ENDING,
-        });
-        let is_cause = match self.first_failure {
-            None => code != Some(0),
-            // Others may see the end of a killed rank before this process does.
-            Some(EXIT_PEER_LOST) => signal.is_some() && code == signal,
-            Some(_) => false,
-        };
-        if is_cause {
-            // A rank that is killed while the job ends has not made it end.
-            let over = self.elastic.as_ref().and_then(|it| it.roster.over());
-            self.first_failure = over.filter(|&code| code > 0).or(code);
+        self.happens_later(event);
+        if !self.state.hosts[host].is_lost {
+            self.happens_later(Event::HostHeard(host));
         }
     }
 
-    /// A host has come again, and its ranks are started.
+    /// A host has come again.
     fn is_back(&mut self, index: usize, greeting: Greeting) {
         self.others[index].is_ready(greeting);
-        self.others[index].is_lost = false;
-        let (program, name) = (&self.program, &self.others[index].name);
-        print_line(&format!("{program}: {name} has come: starting its ranks\n"));
-        self.seat(index);
-        let ranks = self.ranks.iter().enumerate();
-        let may_come = |rank| self.elastic.as_ref().is_some_and(|it| !it.stays_out(rank));
-        let of_host = ranks.filter(|(rank, it)| it.other == Some(index) && may_come(*rank));
-        let how = format!("was on {}", self.others[index].name);
-        for rank in of_host.map(|(rank, _)| rank).collect::<Vec<_>>() {
-            if self.door.is_none() {
-                self.start_again(rank, None, &how, "");
-            } else if let Err(error) = self.start_seat(rank) {
-                print_line(&format!("{}: {error}\n", self.program));
-            }
-        }
+        let address = self.others[index].address().parse().ok();
+        let host = index + 1;
+        self.happens_later(Event::HostCame { host, address });
     }
+}
 
-    /// A host is lost, and with it its ranks that run.
-    fn lost(&mut self, index: usize, why: &str) {
-        if self.elastic.is_some() {
-            self.others[index].is_lost = true;
-            self.others[index].leave();
-        }
-        let of_host = self.ranks.iter_mut().enumerate();
-        let mut lost = Vec::new();
-        for (rank, it) in of_host.filter(|(_, rank)| rank.other == Some(index)) {
-            if std::mem::take(&mut it.is_running) {
-                lost.push(rank);
-            }
-        }
-        if lost.is_empty() {
-            return;
-        }
-        let (program, host, lost) = (&self.program, &self.others[index].name, Ranks(&lost));
-        print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
-        if let Some(elastic) = &mut self.elastic {
-            lost.0.iter().for_each(|&rank| elastic.cut_off(rank));
-            if elastic.roster.over().is_none() {
-                let lost = lost.0.to_vec();
-                self.replace(index, lost);
-                if self.ranks.iter().any(|rank| rank.is_running) {
-                    return;
-                }
-            }
-        }
-        if !self.is_done() {
-            self.first_failure.get_or_insert(EXIT_PEER_LOST);
-        }
-        self.end_within(ENDING);
-    }
-
-    /// Starts the lost ranks of a host on a spare one, if there is one with room for them.
-    fn replace(&mut self, index: usize, lost: Vec<usize>) {
-        let restarts = self.elastic.as_ref().is_some_and(Elastic::restarts);
-        let may_start = restarts && self.stopped_by.is_none();
-        let has_room = |&(spare, room): &(usize, usize)| {
-            may_start && room >= lost.len() && !self.others[spare].is_lost
-        };
-        let Some(found) = self.spares.iter().position(has_room) else {
-            return;
-        };
-        let (spare, _) = self.spares.remove(found);
-        lost.iter()
-            .for_each(|&rank| self.ranks[rank].other = Some(spare));
-        self.seat(spare);
-        let [how, on_host] = [index, spare].map(|host| &self.others[host].name);
-        let (how, on_host) = (format!("was on {how}"), format!(" on {on_host}"));
-        for rank in lost {
-            self.start_again(rank, None, &how, &on_host);
-        }
-    }
-
-    /// Kills the ranks that are left after `limit`.
-    fn kill(&mut self, limit: Duration) {
-        // After a failure other ranks have named the missing ones; after success none is missing.
-        if self.first_failure.is_none() && !self.is_done() {
-            let all = self.ranks.iter().enumerate();
-            let left: Vec<usize> = all
-                .filter(|(_, rank)| rank.is_running)
-                .map(|(rank, _)| rank)
-                .collect();
-            let (program, ranks, limit) = (&self.program, Ranks(&left), Seconds(limit));
-            let note = match self.stopped_by {
-                Some(_) => ": killed",
-                None => {
-                    " of another's end: killed; help: find out what stopped it (SIGSTOP, a debugger, \
-                     a stuck disk or GPU)"
-                }
-            };
-            print_line(&format!(
-                "{program}: {ranks} did not end within {limit}{note}\n"
-            ));
-            self.first_failure = Some(self.stopped_by.map_or(EXIT_PEER_LOST, of_signal));
-        }
-        self.has_killed = true;
-        self.signal(libc::SIGKILL);
-        self.end_within(ENDING);
+/// How a process has ended that had this status.
+fn end_of(status: ExitStatus) -> End {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => End::Signal(signal),
+        (None, code) => End::Code(code.unwrap_or_default() as u8),
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         self.others.iter_mut().for_each(Remote::leave);
-        let started = Instant::now();
+        let started = std::time::Instant::now();
         while started.elapsed() < LEAVING && !self.others.iter_mut().all(Remote::has_left) {
             std::thread::sleep(Duration::from_millis(10));
         }

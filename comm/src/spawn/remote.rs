@@ -57,10 +57,8 @@ pub(super) struct Remote {
     words: Arc<Words>,
     /// What the agent said first; None until then.
     pub(super) answer: Option<Result<Greeting>>,
-    /// When the launcher last heard of it.
-    pub(super) heard: Duration,
-    /// The job continues without it.
-    pub(super) is_lost: bool,
+    /// When it was last called, after it was lost.
+    pub(super) called: Duration,
     /// Why its agent could not start ranks again, as the user was told.
     pub(super) refusal: String,
 }
@@ -84,8 +82,7 @@ impl Remote {
             readers: Vec::new(),
             words: Arc::default(),
             answer: None,
-            heard: Duration::ZERO,
-            is_lost: false,
+            called: Duration::ZERO,
             refusal: String::new(),
         }
     }
@@ -370,7 +367,7 @@ mod tests {
         let mut host = Remote::absent("far".into(), 0);
         host.write_to(File::from(OwnedFd::from(ours))).unwrap();
         let variables = vec![("A".to_string(), "x".repeat(1 << 20))];
-        (0..8).for_each(|rank| host.send(&Order::Start(rank, variables.clone())));
+        (0..8).for_each(|rank| host.send(&Order::Start(rank, 1, variables.clone())));
         assert!(!host.is_free());
         host.leave();
         assert!(host.is_free());

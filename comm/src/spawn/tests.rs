@@ -83,8 +83,8 @@ fn a_rank_that_stays_after_the_others_have_ended_well_is_killed_and_lost() {
     assert_eq!(code_of(3, "test $rank = 1 && kill -STOP $$; exit 0"), 77);
 }
 
-/// A job of two ranks, of which one may be lost.
-fn elastic(script: &str) -> (Job, Losses) {
+/// A job of two ranks, of which one may be lost, that has started.
+fn elastic(script: &str) -> Job {
     let losses = Losses {
         min_ranks: 1,
         restarts: 9,
@@ -95,21 +95,9 @@ fn elastic(script: &str) -> (Job, Losses) {
     };
     let limits = [Duration::from_secs(60); 2];
     Signals::block();
-    let mut job = Job::new("test", Children::default(), limits, &task, mpsc::channel());
-    job.add(&here(2)[0], None);
-    (job, losses)
-}
-
-#[test]
-fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
-    let script = "test ${DDP_JOB%%/*} = 1 && kill -9 $$; sleep 4; exit 75";
-    let (mut job, losses) = elastic(script);
-    job.stopped_by = Some(libc::SIGTERM);
-    job.start_elastic(losses).unwrap();
-    while job.goes_on() {
-        std::thread::sleep(PERIOD);
-    }
-    assert_eq!(job.first_failure, Some(EXIT_STOPPED));
+    let mut job = Job::new("test", &here(2), |_| true, limits, &task, mpsc::channel());
+    job.start().unwrap();
+    job
 }
 
 #[test]
@@ -132,12 +120,11 @@ fn a_signal_to_stop_waits_until_a_rank_can_handle_it() {
 
 #[test]
 fn a_rank_that_leaves_because_it_was_asked_to_stop_stops_the_job() {
-    let (mut job, losses) = elastic("test ${DDP_JOB%%/*} = 1 && exit 75; exec sleep 1000");
-    job.start_elastic(losses).unwrap();
-    while job.asked_by.is_none() {
+    let mut job = elastic("test ${DDP_JOB%%/*} = 1 && exit 75; exec sleep 1000");
+    while job.state.stop.is_none() {
         assert!(job.goes_on());
         // Sleep: what is waited for is looked at.
         std::thread::sleep(PERIOD);
     }
-    assert_eq!(job.asked_by, Some(libc::SIGTERM));
+    assert_eq!(job.state.stop, Some(libc::SIGTERM));
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::secret::{SECRET, Secret, nonce};
 use crate::error::Result;
-use crate::roster::Roster;
+use crate::membership::client::Client;
 
 /// The program and the version of this protocol.
 const MAGIC: &str = "ddp-train ranks 1";
@@ -26,7 +26,7 @@ pub(crate) struct Pass {
     /// How many ranks the job has.
     size: usize,
     /// In a job that continues without lost ranks: ends waits for ranks that do not come.
-    pub(super) roster: Option<Arc<Roster>>,
+    pub(super) client: Option<Arc<Client>>,
 }
 
 /// What the rank that was called knows about the one that called.
@@ -56,12 +56,12 @@ impl Pass {
             secret,
             rank,
             size,
-            roster: None,
+            client: None,
         }
     }
 
-    pub(crate) fn with(self, roster: Option<Arc<Roster>>) -> Pass {
-        Pass { roster, ..self }
+    pub(crate) fn with(self, client: Option<Arc<Client>>) -> Pass {
+        Pass { client, ..self }
     }
 
     /// A job with a name or number of ranks other than this one's.
@@ -107,12 +107,13 @@ impl Pass {
         let ranks = format!("{rank} {}", self.rank);
         let proof = self.secret.proof(&self.words("called", &ranks, &numbers));
         let said = json!([MAGIC, self.job, numbers[1], proof, is_set]).to_string();
-        let answer = match call[5] == is_set {
-            true => Answer::Known(Caller {
+        let answer = if call[5] == is_set {
+            Answer::Known(Caller {
                 rank: rank as usize,
                 numbers,
-            }),
-            false => Answer::Refused(as_it_says(rank, &difference(is_set))),
+            })
+        } else {
+            Answer::Refused(as_it_says(rank, &difference(is_set)))
         };
         Ok((answer, said.into_bytes()))
     }
@@ -148,16 +149,12 @@ impl Pass {
         let proof: Value = serde_json::from_slice(proof).unwrap_or_default();
         let proof = proof[0].as_str().unwrap_or("none");
         let ranks = format!("{} {}", caller.rank, self.rank);
-        match self
-            .secret
-            .accepts(&self.words("calling", &ranks, &caller.numbers), proof)
-        {
-            true => Answer::Known(()),
-            false => {
-                let reason = format!("it has another {SECRET}");
-                Answer::Refused(as_it_says(caller.rank as u64, &reason))
-            }
+        let words = self.words("calling", &ranks, &caller.numbers);
+        if self.secret.accepts(&words, proof) {
+            return Answer::Known(());
         }
+        let reason = format!("it has another {SECRET}");
+        Answer::Refused(as_it_says(caller.rank as u64, &reason))
     }
 }
 
@@ -166,10 +163,10 @@ fn as_it_says(rank: u64, reason: &str) -> String {
 }
 
 fn difference(is_set: bool) -> String {
-    match is_set {
-        true => format!("it has no {SECRET}, and this rank has one"),
-        false => format!("it has a {SECRET}, and this rank has none"),
+    if is_set {
+        return format!("it has no {SECRET}, and this rank has one");
     }
+    format!("it has a {SECRET}, and this rank has none")
 }
 
 #[cfg(test)]

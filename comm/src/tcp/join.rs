@@ -2,7 +2,7 @@
 //! (`hello.rs`); whoever else connects is dropped without delaying the ranks.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use super::hello::{Answer, Caller, HELLO_BYTES_MAX, Pass};
 use crate::error::{Cause, Error, Ranks, Result, Seconds};
 use crate::frames::{Frames, wait, wait_for};
 use crate::launcher::stopped_note;
+use crate::membership::client;
 use crate::rendezvous::Rendezvous;
-use crate::roster;
 use crate::waited::Waited;
 
 const ACTION: &str = "bring the ranks together";
@@ -97,6 +97,13 @@ pub(crate) fn listen_for_ranks() -> Result<(TcpListener, u16)> {
     made.map_err(|error| Error::setup("listen for ranks", error, "check this host's network"))
 }
 
+/// Listens where no other host reaches this one. Also returns the port.
+pub(crate) fn listen_on_this_host() -> Result<(TcpListener, u16)> {
+    let listener = listen_anywhere(Ipv4Addr::LOCALHOST.into())?;
+    let port = listener.local_addr().map_or(0, |address| address.port());
+    Ok((listener, port))
+}
+
 /// Listens on any port of this address.
 pub(crate) fn listen_anywhere(address: IpAddr) -> Result<TcpListener> {
     let action = format!("listen at {address} for ranks of other hosts");
@@ -156,7 +163,7 @@ impl Guests {
                 return Ok(());
             }
             self.check_joined()?;
-            roster::check(&self.pass.roster)?;
+            client::check(&self.pass.client)?;
             if total >= limit {
                 return Err(self.too_late(&missing, limit, place));
             }
@@ -202,13 +209,13 @@ impl Guests {
         Error::too_late(ACTION, reason)
     }
 
-    /// An error if a rank that has joined is gone. With a roster the others meet again.
+    /// An error if a rank that has joined is gone. Where the job continues the others meet again.
     fn check_joined(&mut self) -> Result<()> {
         for joined in &mut self.joined {
             joined.frames.advance();
             if joined.frames.is_closed() {
                 let reason = format!("rank {} ended before all ranks had met", joined.rank);
-                if self.pass.roster.is_some() {
+                if self.pass.client.is_some() {
                     return Err(Error::of_peer(Cause::of_generation(reason)));
                 }
                 let help = "look above for its error, or at its host";
@@ -341,7 +348,7 @@ pub(crate) fn connect(
     // What the first process to answer said; until then, why there was none.
     let (mut told, mut silent) = (None, "its name has no address".to_string());
     loop {
-        roster::check(&pass.roster)?;
+        client::check(&pass.client)?;
         for address in addresses() {
             match attempt(address, to, pass, bytes_max)? {
                 Attempt::Joined(joined) => return Ok(joined),

@@ -59,10 +59,10 @@ impl Secret {
     /// Whether `proof` is that of these words, in a time that does not depend on it.
     pub(super) fn accepts(&self, words: &[&str], proof: &str) -> bool {
         let hash = |text: &str| blake3::Hash::from_hex(text).ok();
-        match self.is_set() {
-            false => proof.is_empty(),
-            true => hash(proof).is_some_and(|proof| hash(&self.proof(words)) == Some(proof)),
+        if self.is_set() {
+            return hash(proof).is_some_and(|proof| hash(&self.proof(words)) == Some(proof));
         }
+        proof.is_empty()
     }
 }
 

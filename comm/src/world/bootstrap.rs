@@ -155,7 +155,7 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Star
             host: placement.host,
             leaders: placement.other_leaders(),
         }),
-        roster: None,
+        client: None,
         seats: Vec::new(),
     };
     Start {

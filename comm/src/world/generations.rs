@@ -6,7 +6,7 @@ use super::World;
 use crate::allocation;
 use crate::error::{Error, Result};
 use crate::failure::GRACE;
-use crate::roster::Change;
+use crate::membership::Change;
 
 impl World {
     /// Whether the job continues without lost ranks.
@@ -40,19 +40,19 @@ impl World {
     /// The most ranks that any of its generations can have.
     pub fn ranks_max(&self) -> usize {
         let elastic = self.elastic.as_ref();
-        elastic.map_or(self.size(), |it| it.roster.seats())
+        elastic.map_or(self.size(), |it| it.client.ranks())
     }
 
     /// With fewer ranks the job saves and ends.
     pub fn min_ranks(&self) -> usize {
         let elastic = self.elastic.as_ref();
-        elastic.map_or(1, |it| it.roster.min_ranks())
+        elastic.map_or(1, |it| it.client.min_ranks())
     }
 
     /// Whether a process waits to be taken in. Ranks may see it at different times.
     pub fn has_newcomers(&self) -> bool {
         let elastic = self.elastic.as_ref();
-        elastic.is_some_and(|it| it.number > 0 && it.roster.has_newcomers())
+        elastic.is_some_and(|it| it.number > 0 && it.client.has_newcomers())
     }
 
     /// Ends all calls of this world's groups. On GPUs they end soon, without a result, and their
@@ -74,7 +74,7 @@ impl World {
 
     /// The job has done its work: a rank that is lost from now on changes nothing.
     pub fn finish(&self) {
-        self.elastic.iter().for_each(|it| _ = it.roster.end(0));
+        self.elastic.iter().for_each(|it| _ = it.client.end(0));
     }
 
     /// Ends this process because it cannot continue, for example because its GPU has failed. The
@@ -97,7 +97,7 @@ impl World {
         };
         self.end_generation(why);
         self.gpu_watches.stop();
-        let (start, elastic) = elastic.next(self.timeout)?;
+        let (start, elastic) = elastic.next()?;
         let world = World::of_generation(start, elastic)?;
         world.install_panic_hook();
         allocation::report_failures_to(&world.failure);

@@ -15,10 +15,10 @@ use super::options::Options;
 use crate::error::{Cause, Error, Ranks, Remedy, Result, Seconds};
 use crate::frames::{Frames, wait_for};
 use crate::launcher::{OwnJob, patience, stopped_note};
+use crate::membership::client::{self, Client};
 use crate::messages::Comm;
 use crate::placement::Placement;
 use crate::rendezvous::Rendezvous;
-use crate::roster::{self, Roster};
 use crate::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
 
 /// The most bytes of a value.
@@ -50,7 +50,7 @@ struct Network {
     job: String,
     secret: Secret,
     /// In a job that continues without lost ranks.
-    roster: Option<Arc<Roster>>,
+    client: Option<Arc<Client>>,
     /// This end's address of each socket.
     addresses: Vec<IpAddr>,
 }
@@ -81,11 +81,11 @@ impl Star {
     pub(super) fn over_tcp(
         place: Rendezvous,
         listener: Option<TcpListener>,
-        (secret, roster): (Secret, Option<Arc<Roster>>),
+        (secret, client): (Secret, Option<Arc<Client>>),
         options: &Options,
     ) -> Result<Star> {
         let (rank, limit) = (place.rank, options.timeout);
-        let pass = Pass::new(&place.job, secret.clone(), rank, place.size).with(roster.clone());
+        let pass = Pass::new(&place.job, secret.clone(), rank, place.size).with(client.clone());
         let joined = if rank == 0 {
             let listener = match listener {
                 Some(listener) => listener,
@@ -96,7 +96,7 @@ impl Star {
             let gathered = guests.gather(&others, limit, &place.address());
             guests.joined.sort_by_key(|joined| joined.rank);
             if let Err(error) = gathered {
-                let error = misses(&roster, guests.missing(&others), limit, error);
+                let error = misses(&client, guests.missing(&others), limit, error);
                 let mut sockets: Vec<Frames> = guests
                     .joined
                     .into_iter()
@@ -128,7 +128,7 @@ impl Star {
         let network = Some(Network {
             job: place.job,
             secret,
-            roster,
+            client,
             addresses,
         });
         let star = Star::new(rank, place.size, sockets, options.timeout);
@@ -140,14 +140,14 @@ impl Star {
         self.mesh
     }
 
-    fn roster(&self) -> Option<Arc<Roster>> {
-        self.network.as_ref()?.roster.clone()
+    fn client(&self) -> Option<Arc<Client>> {
+        self.network.as_ref()?.client.clone()
     }
 
     /// Rank 0's part: the values of all ranks, which it sends to all.
     fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
-        let roster = self.roster();
+        let client = self.client();
         let has_come = wait_for(self.timeout, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
                 *value = value.take().or_else(|| socket.take());
@@ -155,13 +155,13 @@ impl Star {
                     return Some(false);
                 }
             }
-            if roster::check(&roster).is_err() {
+            if client::check(&client).is_err() {
                 return Some(false);
             }
             came.iter().all(Option::is_some).then_some(true)
         });
         if has_come != Some(true) {
-            roster::check(&roster)?;
+            client::check(&client)?;
             return Err(self.refuse(&came, has_come.is_some()));
         }
         let all = came.into_iter().flatten();
@@ -207,7 +207,7 @@ impl Star {
         let (size, rank) = (self.order.len(), self.rank);
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
-        let roster = self.roster();
+        let client = self.client();
         let limit = self.timeout.saturating_add(patience(rank));
         let done = wait_for(limit, &mut self.sockets, |sockets| {
             while answers.len() < 1 + size
@@ -218,11 +218,11 @@ impl Star {
                     break;
                 }
             }
-            has_ended = sockets[0].is_closed() || roster::check(&roster).is_err();
+            has_ended = sockets[0].is_closed() || client::check(&client).is_err();
             let is_refused = answers.first().is_some_and(|reason| !reason.is_empty());
             (is_refused || answers.len() == 1 + size || has_ended).then_some(())
         });
-        if roster.is_some() && answers.len() < 1 + size {
+        if client.is_some() && answers.len() < 1 + size {
             // The launcher ends no rank: they meet again.
             let reason = "rank 0 did not bring the ranks together";
             return Err(Error::of_peer(Cause::of_generation(reason.into())));
@@ -311,8 +311,8 @@ impl Star {
             rank,
             names.len(),
         );
-        let roster = network.roster.clone();
-        let pass = pass.with(roster.clone());
+        let client = network.client.clone();
+        let pass = pass.with(client.clone());
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
@@ -326,11 +326,11 @@ impl Star {
             // The one below says first whom it misses.
             let limit = limit.saturating_add(patience(rank));
             let connected = tcp::connect(other, parsed, &place, &pass, tcp::FRAME_BYTES_MAX, limit);
-            joined.push(connected.map_err(|error| misses(&roster, vec![other], limit, error))?);
+            joined.push(connected.map_err(|error| misses(&client, vec![other], limit, error))?);
         }
         let mut guests = Guests::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
         let gathered = guests.gather(&above, limit, &format!("{own} on {}", names[rank]));
-        gathered.map_err(|error| misses(&roster, guests.missing(&above), limit, error))?;
+        gathered.map_err(|error| misses(&client, guests.missing(&above), limit, error))?;
         joined.append(&mut guests.joined);
         let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
         for it in joined {
@@ -363,16 +363,16 @@ impl Star {
     }
 }
 
-/// The error of a rank to which others did not connect. With a roster it names those that were too
+/// The error of a rank to which others did not connect. In such a job it names those that were too
 /// late, and the launcher leaves them out.
 fn misses(
-    roster: &Option<Arc<Roster>>,
+    client: &Option<Arc<Client>>,
     missing: Vec<usize>,
     limit: Duration,
     error: Error,
 ) -> Error {
     let is_late = error.remedy() == Some(Remedy::LongerTimeout);
-    if roster.is_none() || !is_late || missing.is_empty() {
+    if client.is_none() || !is_late || missing.is_empty() {
         return error;
     }
     Error::Timeout {

@@ -11,6 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Returns an error with the text of `format!`: `bail!(Usage, "…")` as `Error::Usage`, `bail!("…")`
 /// as a `String`, or as `Error::Data` where the function returns an `Error`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! bail {
     ($kind:ident, $($text:tt)+) => {
         return Err($crate::error::Error::$kind(format!($($text)+)))
@@ -21,16 +23,18 @@ macro_rules! bail {
 }
 
 /// Does so unless a condition holds.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! ensure {
     ($holds:expr, $($error:tt)+) => {
         match $holds {
             true => {}
-            false => $crate::error::bail!($($error)+),
+            false => $crate::bail!($($error)+),
         }
     };
 }
 
-pub(crate) use {bail, ensure};
+pub use {bail, ensure};
 
 /// Everything that can go wrong with data. `Debug` shows the same text as `Display`.
 #[derive(thiserror::Error)]

@@ -109,7 +109,7 @@ impl Scan<'_> {
         };
         if let Some(given) = given
             .as_ref()
-            .filter(|fill| fill.is_none() || source.is_table())
+            .filter(|fill| fill.is_none() || source.is_table)
         {
             return Ok(given.clone());
         }
@@ -133,7 +133,7 @@ impl Scan<'_> {
         }
         let (sums, parts) = found.moments.mean.split_at(width);
         let missing = found.moments.count as f64 * parts.iter().map(|part| 1.0 - part).sum::<f64>();
-        if missing > 0.5 && !source.is_table() && self.same.all.rank() == 0 {
+        if missing > 0.5 && !source.is_table && self.same.all.rank() == 0 {
             tracing::info!(
                 "{} {}: {}{missing:.0} missing numbers{of_rows}, which are filled in",
                 source.setting,

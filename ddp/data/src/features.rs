@@ -58,7 +58,7 @@ pub struct FeaturePlan {
 
 impl ColumnPlan {
     /// A column of numbers.
-    pub(crate) fn number(name: &str) -> ColumnPlan {
+    pub fn number(name: &str) -> ColumnPlan {
         ColumnPlan {
             name: name.to_string(),
             values: None,
@@ -66,17 +66,17 @@ impl ColumnPlan {
     }
 
     /// Whether its values are categories.
-    pub(crate) fn is_categorical(&self) -> bool {
+    pub fn is_categorical(&self) -> bool {
         self.values.is_some()
     }
 
     /// How many features it becomes.
-    pub(crate) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.values.as_ref().map_or(1, Vec::len)
     }
 
     /// The names of its features.
-    pub(crate) fn feature_names(&self) -> Vec<String> {
+    pub fn feature_names(&self) -> Vec<String> {
         let of_value = |value: &String| format!("{}={value}", self.name);
         match &self.values {
             None => vec![self.name.clone()],

@@ -15,13 +15,13 @@ use crate::facts::Facts;
 use crate::features::{Normalization, Normalize};
 use crate::files::Array;
 use crate::files::array::fill_in;
-use crate::files::table::listed_up_to;
 use crate::labels::Labels;
 use crate::open::Source;
 use crate::request::{Data, DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::first_nonfinite;
 use crate::task::{LabelName, TaskSpec};
+use crate::words::listed_up_to;
 
 /// Rows of files.
 #[derive(Clone, Debug)]

@@ -10,16 +10,13 @@
 
 pub mod array;
 pub mod cache;
-mod csv;
 pub mod flat;
 mod format;
 mod idx;
-pub(crate) mod io;
-pub mod kept;
+pub mod io;
 mod numpy;
-pub(crate) mod parquet;
 pub mod safetensors;
-pub mod table;
+mod tables;
 pub mod tokens;
 
 use std::fs::File;
@@ -30,20 +27,18 @@ use ddp_kernels::mapped::Mapped;
 
 pub use self::array::{Array, Element};
 pub(crate) use self::format::DataFile;
-pub use self::format::{Coding, Contents, Format, OddCells, TokenFile};
-use self::format::{Ends, Holds, OpenTable, PLAIN};
+pub use self::format::{Coding, Contents, EXAMPLES_MAX, Format, OddCells, TableFormat, TokenFile};
+use self::format::{Ends, Holds, PLAIN};
 use self::io::{append, map, refuse, unreadable, writing};
 use self::numpy::{PICKLE, WORKBOOK};
-use self::table::{TableReader, TableRequest, convert};
 use crate::error::{Result, bail, ensure};
 
 /// Every format. Where several begin alike, the first counts.
 static FORMATS: &[&Format] = &[
     &numpy::NPY,
     &numpy::NPZ,
-    &csv::CSV,
-    &csv::TSV,
-    &parquet::PARQUET,
+    &tables::CSV,
+    &tables::PARQUET,
     &GZIP,
     &tokens::LLM_C,
     &flat::FLAT,
@@ -155,16 +150,11 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
 /// if given.
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     let name = path.display().to_string();
-    read(&DataFile::new(path, &name, cache_dir), None)
-}
-
-/// The arrays of a file, or those that a table becomes, of which `table` says what is wanted.
-pub(crate) fn read(file: &DataFile<'_>, table: Option<&TableRequest<'_>>) -> Result<Contents> {
-    let format = format(file.path)?;
-    let (expected, got) = match (format.holds, table) {
-        (Holds::Arrays(arrays), _) => return arrays(file),
-        (Holds::Table(open), Some(request)) => return convert::open(file, open, request),
-        (Holds::Packed, _) => {
+    let file = &DataFile::new(path, &name, cache_dir);
+    let format = format(path)?;
+    let (expected, got) = match format.holds {
+        Holds::Arrays(arrays) => return arrays(file),
+        Holds::Packed => {
             let path = &unpacked(file)?;
             let inner = self::format(path)?;
             match inner.holds {
@@ -174,7 +164,7 @@ pub(crate) fn read(file: &DataFile<'_>, table: Option<&TableRequest<'_>>) -> Res
                 _ => (".npy, IDX or .csv in a .gz file", inner),
             }
         }
-        _ => ("a file of arrays", format),
+        Holds::Table(_) | Holds::Tokens(_) => ("a file of arrays", format),
     };
     let help = match got.is(&tokens::TEXT) {
         true => "; help: rename a table of text to .csv",
@@ -209,11 +199,11 @@ fn unpacked(file: &DataFile<'_>) -> Result<PathBuf> {
     })
 }
 
-/// What opens the table at `path`.
-pub(crate) fn opener(path: &Path) -> Result<OpenTable> {
+/// The format of the table at `path`.
+pub fn table_format(path: &Path) -> Result<TableFormat> {
     let format = format(path)?;
     match format.holds {
-        Holds::Table(open) => Ok(open),
+        Holds::Table(format) => Ok(format),
         Holds::Packed => Err(refuse(
             path,
             "it is compressed with gzip, but its name does not end in .gz; help: rename it, as in table.csv.gz",
@@ -223,46 +213,6 @@ pub(crate) fn opener(path: &Path) -> Result<OpenTable> {
             format!("expected a table, got {}", format.name),
         )),
     }
-}
-
-/// The table at `path`, before its first row.
-fn open_reader(path: &Path) -> Result<Box<dyn TableReader>> {
-    opener(path)?(path)
-}
-
-/// The table at `path` as a mapped file of arrays.
-pub fn open_table(
-    path: &Path,
-    request: &TableRequest<'_>,
-    cache_dir: Option<&Path>,
-) -> Result<Contents> {
-    let name = path.display().to_string();
-    let file = DataFile::new(path, &name, cache_dir);
-    convert::open(&file, opener(path)?, request)
-}
-
-/// The names of the columns of the table at `path`. Reads only its header.
-pub fn columns(path: &Path) -> Result<Vec<String>> {
-    Ok(open_reader(path)?.names().to_vec())
-}
-
-/// The place of a cell, for messages: by its line in a text, which is read again up to there.
-pub(crate) fn place(path: &Path, column: &str, row: u64) -> String {
-    let line = || -> Result<Option<String>> {
-        let mut table = open_reader(path)?;
-        let index = table.names().iter().position(|name| name == column);
-        let Some(index) = index else { return Ok(None) };
-        table.select(&[index])?;
-        for _ in 0..=row {
-            table.advance()?;
-        }
-        Ok(Some(table.place(index)))
-    };
-    let place = match line() {
-        Ok(Some(place)) if place.starts_with("line") => place,
-        _ => format!("row {row} (counted from 0)"),
-    };
-    format!("{}, {place}, column \"{column}\"", path.display())
 }
 
 /// Whether the file at `path` is one of tokens by what it says itself.

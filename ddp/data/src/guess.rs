@@ -18,9 +18,6 @@ const CLASSES: u64 = 100;
 const ROWS_OF_A_CLASS: u64 = 10;
 /// More classes than this with one row each are not classes: small examples have fewer.
 const SINGLE: u64 = 20;
-/// The most different texts of a column that is categorical without being named: each becomes a
-/// feature.
-pub(crate) const AUTO_VALUES_MAX: usize = 256;
 /// Features of which one is this many times another's size: the small one is hardly learned.
 const SCALES_APART: f32 = 1000.0;
 /// With fewer f32 steps between the ends of a column, four of its bits are left.
@@ -36,11 +33,6 @@ pub(crate) fn are_classes(task: Option<TaskKind>, any_float: bool) -> bool {
     }
 }
 
-/// The label among the columns of a table: the last one that is nothing else.
-pub(crate) fn label_column(columns: &[String], is_other: impl Fn(&str) -> bool) -> Option<&String> {
-    columns.iter().rev().find(|name| !is_other(name))
-}
-
 /// Whether class numbers are names: not 0, 1, 2 … but 1 to 3, -1 and 1, or 0, 2 and 6. -1, 0 and 1
 /// are classes too, while a single -3 among classes from 0 on is a mistake.
 pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
@@ -50,11 +42,6 @@ pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
         Some(0) => has_gap,
         _ => !(numbers.contains(&0) && has_gap),
     }
-}
-
-/// Whether a cell is a name of digits, as post codes are: a number would lose its leading zeros.
-pub(crate) fn has_leading_zeros(cell: &[u8]) -> bool {
-    cell.len() > 1 && cell[0] == b'0' && cell.iter().all(u8::is_ascii_digit)
 }
 
 /// Whether the numbers of a column are identifiers, since they are whole and no two are alike.
@@ -98,24 +85,6 @@ pub(crate) fn are_too_many(classes: u64, rows: u64) -> bool {
 pub(crate) fn look_like_classes(different: u64, fractions: u64, rows: u64) -> bool {
     let are_few = different <= CLASSES.max(rows / ROWS_OF_A_CLASS);
     different < CLASSES_MAX as u64 && are_few && are_odd(fractions, rows)
-}
-
-/// Whether so many values of so many cells are different that categories say nothing: nine of ten.
-pub(crate) fn are_nearly_unique(different: u64, cells: u64) -> bool {
-    different > SINGLE && different * 10 > 9 * cells
-}
-
-/// Whether the first line of a table, with these numbers in this many cells, is a row rather than
-/// names, so that a row would be lost: half of it are numbers. Numbers in even steps beside a text
-/// are names: 0, 1, 2 … as pandas writes them, years, wavelengths.
-pub(crate) fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
-    if numbers.is_empty() || 2 * numbers.len() < cells {
-        return false;
-    }
-    let step = (numbers[numbers.len() - 1] - numbers[0]) / (numbers.len() as f64 - 1.0);
-    let is_even = |pair: &[f64]| (pair[1] - pair[0] - step).abs() <= 0.01 * step;
-    let has_text = numbers.len() < cells;
-    !(numbers.len() >= 3 && has_text && step > 0.0 && numbers.windows(2).all(is_even))
 }
 
 /// Whether f32 can hardly tell the numbers of a column apart, which are between these ends. Equal
@@ -177,21 +146,6 @@ mod tests {
         assert!(!are_identifiers(
             (0..300).map(|row| row as f32 / 2.0).collect()
         ));
-    }
-
-    #[test]
-    fn whole_numbers_with_leading_zeros_are_names_of_digits() {
-        assert!(
-            ["01067", "00"]
-                .iter()
-                .all(|cell| has_leading_zeros(cell.as_bytes()))
-        );
-        let numbers = ["0", "10", "0.5", "0e1", "-01", ""];
-        assert!(
-            !numbers
-                .iter()
-                .any(|cell| has_leading_zeros(cell.as_bytes()))
-        );
     }
 
     #[test]

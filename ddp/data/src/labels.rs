@@ -3,25 +3,27 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
 
 use crate::error::{Error, Result, bail, ensure};
+use crate::files::Array;
 use crate::files::array::Rows;
-use crate::files::table::{PLAIN_HELP, number, shown_number};
-use crate::files::{Array, place};
 use crate::guess;
 use crate::setting::{LABELS, TASK};
 use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
+use crate::words::{PLAIN_HELP, has_leading_zeros, number, shown_number};
 
 /// The labels of one file: numbers, or if `names` are given, codes of these texts.
 #[derive(Clone, Debug)]
-pub(crate) struct FileLabels {
-    pub(crate) array: Array,
-    pub(crate) names: Option<Vec<String>>,
-    /// The table and its column that they were converted from.
-    pub(crate) column: Option<(PathBuf, String)>,
+pub struct FileLabels {
+    /// A number, or several, for each row.
+    pub array: Array,
+    /// The texts.
+    pub names: Option<Vec<String>>,
+    /// The column of a table that they were converted from.
+    pub column: Option<TableColumn>,
 }
 
 impl FileLabels {
@@ -37,11 +39,22 @@ impl FileLabels {
     /// The name of its column or array, if it has one.
     pub(crate) fn name(&self) -> Option<LabelName> {
         match (&self.column, &*self.array.key) {
-            (Some((_, column)), _) => Some(LabelName::Column(column.clone())),
+            (Some(column), _) => Some(LabelName::Column(column.name.clone())),
             (None, "") => None,
             (None, key) => Some(LabelName::Array(key.to_string())),
         }
     }
+}
+
+/// A column of a table, for messages.
+#[derive(Clone, Debug)]
+pub struct TableColumn {
+    /// Its name, or several with commas between.
+    pub name: String,
+    /// The table.
+    pub path: PathBuf,
+    /// The place of the cell in this row of a column, for messages.
+    pub place: fn(&Path, &str, u64) -> String,
 }
 
 /// The labels of all rows.
@@ -273,7 +286,7 @@ impl Labels {
     /// The first file, and the column in it, for messages.
     pub(crate) fn name(&self) -> String {
         match &self.files[0].column {
-            Some((path, column)) => format!("{}, column \"{column}\"", path.display()),
+            Some(column) => format!("{}, column \"{}\"", column.path.display(), column.name),
             None => self.rows.arrays[0].name().to_string(),
         }
     }
@@ -282,7 +295,7 @@ impl Labels {
     pub(crate) fn place(&self, row: u64) -> String {
         let (file, in_file) = self.rows.find(row);
         match &self.files[file].column {
-            Some((path, column)) => place(path, column, in_file),
+            Some(column) => (column.place)(&column.path, &column.name, in_file),
             None => format!("{} (counted from 0)", self.rows.place(row)),
         }
     }
@@ -340,7 +353,7 @@ impl Labels {
 
     /// The error of texts where numbers are expected: names the first one that is no number.
     fn why_texts(&self, why: &str) -> Error {
-        let is_name = |text: &[u8]| number(text).is_none() || guess::has_leading_zeros(text);
+        let is_name = |text: &[u8]| number(text).is_none() || has_leading_zeros(text);
         let is_odd = |label: Label<'_>| label.is_text_like(|text| is_name(text.as_bytes()));
         let first = self.find(1, is_odd).and_then(|odd| {
             let row = odd.first().copied().unwrap_or(0);

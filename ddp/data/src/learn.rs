@@ -5,7 +5,6 @@ use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
 use crate::features::{FeaturePlan, Moments, Normalization, Normalize};
 use crate::files::Element;
-use crate::files::table::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, some_of};
 use crate::guess;
 use crate::labels::{Label, Labels};
 use crate::open::Source;
@@ -14,6 +13,7 @@ use crate::scan::{self, LabelsFound};
 use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
 use crate::spec::DataSpec;
 use crate::task::{Classes, TaskSpec};
+use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, some_of};
 
 /// Numbers of the first rows in which identifiers are looked for.
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
@@ -261,7 +261,7 @@ pub(crate) fn warn(
             );
         }
     }
-    if source.is_table() {
+    if source.is_table {
         warn_of_identifiers(data, source)?;
     }
     warn_of_labels(request, source, facts);

@@ -3,9 +3,10 @@
 //!
 //! `prepare` turns a request into data in four steps, each of which knows only those before it:
 //! `resolve` finds the files and where their labels are, `open` opens them (`files` reads every
-//! format, `labels` those of several files), `facts` reads all rows once with `scan`, and the rows
-//! become a dataset (`file_rows`), as `learn` says. What is guessed on the way stands in `guess`.
-//! Tokens go a shorter way (`tokens`); `text` makes files of them.
+//! format of arrays, another crate behind `tables` turns tables into such, `labels` are those of
+//! several files), `facts` reads all rows once with `scan`, and the rows become a dataset
+//! (`file_rows`), as `learn` says. What is guessed on the way stands in `guess`. Tokens go a
+//! shorter way (`tokens`); `text` makes files of them.
 
 #![forbid(unsafe_code)]
 
@@ -29,9 +30,11 @@ pub mod resolve;
 pub mod sampler;
 mod scan;
 pub mod spec;
+pub mod tables;
 mod task;
 pub mod text;
 mod tokens;
+pub mod words;
 
 pub use dataset::{Dataset, InMemory, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
@@ -39,10 +42,13 @@ pub use features::{
     AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Normalize, TableSettings,
 };
 pub use files::safetensors;
+pub use labels::{FileLabels, TableColumn};
 pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;
 pub use spec::{DataSpec, FilesSpec, TokensSpec};
-pub use task::{Classes, LabelName, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec, TokenizerId};
+pub use task::{
+    CLASSES_MAX, Classes, LabelName, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec, TokenizerId,
+};

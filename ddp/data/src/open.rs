@@ -16,17 +16,20 @@ use ddp_kernels::mapped::{Identity, Mapped};
 use ddp_kernels::setting::SettingName;
 
 use crate::dataset::RowSpec;
-use crate::error::{Error, Result, bail, ensure};
+use crate::error::{Result, bail, ensure};
 use crate::features::ColumnPlan;
 use crate::files::array::Rows;
-use crate::files::table::{self, TableRequest};
-use crate::files::{self, Array, Contents, DataFile, OddCells};
+use crate::files::io::refuse;
+use crate::files::{self, Array, Contents, OddCells};
 use crate::labels::{FileLabels, Labels};
 use crate::ranks::{Ranks, must_be_alike};
 use crate::request::Trained;
-use crate::resolve::{FoundFiles, LabelPlace, mismatched};
-use crate::setting::{DATA, VAL_DATA};
+use crate::resolve::{self, FoundFiles, LabelPlace, mismatched};
+use crate::setting::{CATEGORICAL, DATA, DROP, VAL_DATA};
+use crate::spec::FilesSpec;
+use crate::tables::{FileParts, KnownColumns, Tables, WantedColumns};
 use crate::task::LabelName;
+use crate::words::difference;
 
 /// Open files of features and labels.
 #[derive(Debug)]
@@ -38,8 +41,9 @@ pub(crate) struct Source {
     pub(crate) labels: Option<Labels>,
     /// The name of the labels in their first file.
     pub(crate) label: Option<LabelName>,
-    /// The files of the features.
+    /// The files of the features, and whether they are tables.
     paths: Vec<PathBuf>,
+    pub(crate) is_table: bool,
     /// The names of the features.
     pub(crate) columns: Option<Vec<String>>,
     /// The columns or arrays of the first file that are neither features nor the label.
@@ -55,11 +59,6 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Whether the files are tables.
-    pub(crate) fn is_table(&self) -> bool {
-        files::is_table(&self.paths[0])
-    }
-
     /// The name of the first file of features, for messages.
     pub(crate) fn place(&self) -> &str {
         self.features.arrays[0].name()
@@ -77,7 +76,7 @@ impl Source {
         let others: Vec<_> = other.paths.iter().map(real).collect();
         let mut files = self.paths.iter().zip(&self.features.arrays);
         // Each model has its own copy of a table.
-        let shared = files.find(|(path, array)| match self.is_table() {
+        let shared = files.find(|(path, array)| match self.is_table {
             true => others.contains(&real(path)),
             false => other.features.has(array),
         });
@@ -143,23 +142,11 @@ pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String
     identities.map(|identity| format!("{identity:?}")).collect()
 }
 
-/// The columns of a table that are read.
-struct TableColumns {
-    label: Option<String>,
-    /// `None` for all but the label.
-    features: Option<Vec<ColumnPlan>>,
-    /// The columns that are neither.
-    left_out: Vec<String>,
-}
-
 /// What is known of columns and label, by the model or by the first file, and what was opened.
 struct Opening<'a> {
     files: &'a FoundFiles<'a>,
-    /// The names of the features, in this order.
-    columns: Option<Vec<String>>,
-    /// The columns of tables that they come from.
-    plan: Option<Vec<ColumnPlan>>,
-    label: Option<LabelName>,
+    tables: Option<&'static dyn Tables>,
+    known: KnownColumns,
     features: Vec<Array>,
     labels: Vec<FileLabels>,
     /// Of the first file, the names of its features, and the columns or arrays that are left out.
@@ -167,45 +154,49 @@ struct Opening<'a> {
     odd_cells: Vec<OddCells>,
 }
 
-/// Opens all of it. Only headers are read, unless files have to be converted first.
-pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
+/// Opens all of it, `tables` those that are tables. Only headers are read, unless files have to be
+/// converted first.
+pub(crate) fn open_files(
+    mut files: FoundFiles<'_>,
+    tables: Option<&'static dyn Tables>,
+) -> Result<Source> {
     let model = files.model;
+    let are_tables: Vec<bool> = files
+        .paths
+        .iter()
+        .map(|path| files::is_table(path))
+        .collect();
+    check_settings(&files, &are_tables)?;
+    if let LabelPlace::Given(text) = &files.labels {
+        files.labels = place_of(text, &files, are_tables[0], tables)?;
+    }
+    let files = &files;
     let mut opening = Opening {
         files,
-        columns: model.and_then(|model| model.columns.clone()),
-        plan: model.and_then(|model| model.plan.columns.clone()),
-        label: model.and_then(|model| model.label.clone()),
+        tables,
+        known: model.map_or_else(KnownColumns::default, |model| KnownColumns {
+            columns: model.columns.clone(),
+            plan: model.plan.columns.clone(),
+            label: model.label.clone(),
+        }),
         features: Vec::new(),
         labels: Vec::new(),
         first: None,
         odd_cells: Vec::new(),
     };
-    if model.is_none() {
-        opening.plan = opening.plan_of_settings()?;
+    let cache_dir = files.request.cache_dir.as_deref();
+    for (path, &is_table) in files.paths.iter().zip(&are_tables) {
+        opening.add(match is_table {
+            true => opening.table(path, None)?,
+            false => opening.arrays_of(path, files::open(path, cache_dir)?)?,
+        });
     }
     let (label_files, part) = files.labels.files();
-    let features = files.paths.iter().map(|path| (path, false));
-    for (path, is_labels) in features.chain(label_files.iter().map(|path| (path, true))) {
-        let columns = match (files::is_table(path), is_labels) {
-            (true, false) => Some(opening.columns_of(path)?),
-            (true, true) => Some(TableColumns {
-                label: Some(
-                    part.map_or_else(|| opening.only_column(path), |part| Ok(part.into()))?,
-                ),
-                features: Some(Vec::new()),
-                left_out: Vec::new(),
-            }),
-            (false, _) => None,
-        };
-        let name = path.display().to_string();
-        let file = DataFile::new(path, &name, files.request.cache_dir.as_deref());
-        let request = columns.as_ref().map(|columns| opening.request(columns));
-        let contents = files::read(&file, request.as_ref())?;
-        match (columns, is_labels) {
-            (Some(columns), _) => opening.add_table(path, contents, columns)?,
-            (None, false) => opening.add_arrays(path, contents)?,
-            (None, true) => opening.add_labels(path, contents, part)?,
-        }
+    for path in label_files {
+        opening.add(match files::is_table(path) {
+            true => opening.table(path, Some(part))?,
+            false => opening.labels_of(path, files::open(path, cache_dir)?, part)?,
+        });
     }
     opening.check_labels()?;
     let given = files.paths.iter().chain(label_files);
@@ -228,15 +219,78 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
             (_, None) => Some(Labels::new(opening.labels, files.request.task)?),
         },
         paths: files.paths.clone(),
+        is_table: are_tables[0],
         columns,
         left_out,
-        plan: opening.plan.filter(is_categorical),
+        plan: opening.known.plan.filter(is_categorical),
         odd_cells: opening.odd_cells,
         has_label_files: matches!(files.labels, LabelPlace::Files(..)),
     };
     source.features.element()?;
     model.map_or(Ok(()), |model| check_width(&source, model))?;
     Ok(source)
+}
+
+/// What reads the table at `path`.
+fn reader(tables: Option<&'static dyn Tables>, path: &Path) -> Result<&'static dyn Tables> {
+    tables.ok_or_else(|| {
+        let why = "expected arrays or tokens, got a table, which this program does not read";
+        refuse(path, format!("{why}; help: save its rows as .npy"))
+    })
+}
+
+/// An error if settings of tables are given for other files.
+fn check_settings(files: &FoundFiles<'_>, are_tables: &[bool]) -> Result<()> {
+    let (table, all) = (
+        &files.request.table,
+        are_tables.iter().all(|is_table| *is_table),
+    );
+    for (setting, names) in [(DROP, &table.drop), (CATEGORICAL, &table.categorical)] {
+        ensure!(
+            all || names.is_empty() || files.model.is_some(),
+            Usage,
+            "{setting} {}: expected tables (.csv, .tsv, .parquet) as {}, got {}; help: leave out {setting}",
+            names.join(","),
+            files.setting,
+            files.spec.path
+        );
+    }
+    Ok(())
+}
+
+/// What `text` means as labels. A column or an array of this name comes before a folder, since
+/// folders have many words as names.
+fn place_of(
+    text: &str,
+    found: &FoundFiles<'_>,
+    is_table: bool,
+    tables: Option<&'static dyn Tables>,
+) -> Result<LabelPlace> {
+    let FilesSpec { path, part } = FilesSpec::split(text);
+    let first = &found.paths[0];
+    let has_part = || -> Result<bool> {
+        if is_table {
+            let columns = reader(tables, first)?.columns(first)?;
+            return Ok(columns.iter().any(|column| column == text));
+        }
+        let arrays = files::open(first, found.request.cache_dir.as_deref())?.arrays;
+        Ok(arrays.iter().any(|array| array.key == text))
+    };
+    let ends_as_data = resolve::ends_as_data(Path::new(&path));
+    let is_file = ends_as_data || Path::new(&path).exists();
+    if !is_file || !ends_as_data && has_part()? {
+        return Ok(LabelPlace::Named(text.to_string()));
+    }
+    let files = resolve::files(&path, found.labels_setting())?;
+    // The table of the features itself: its other columns are the features.
+    let real = |paths: &[PathBuf]| -> Option<Vec<PathBuf>> {
+        let real = paths.iter().map(|path| fs::canonicalize(path).ok());
+        real.collect()
+    };
+    if is_table && real(&files) == real(&found.paths) {
+        return Ok(part.map_or(LabelPlace::Default, LabelPlace::Named));
+    }
+    Ok(LabelPlace::Files(files, part))
 }
 
 /// An error if the model cannot take these rows.
@@ -259,125 +313,30 @@ fn check_width(source: &Source, model: &Trained) -> Result<()> {
 
 impl Opening<'_> {
     /// Takes what a file has. What the first one names is known for the others.
-    fn add(
-        &mut self,
-        features: Option<Array>,
-        labels: Option<FileLabels>,
-        columns: Option<Vec<String>>,
-        left_out: Vec<String>,
-    ) {
-        self.columns = self.columns.take().or_else(|| columns.clone());
-        let name = labels.as_ref().and_then(FileLabels::name);
-        self.label = name.or(self.label.take());
-        self.features.extend(features);
-        self.labels.extend(labels);
-        self.first.get_or_insert((columns, left_out));
+    fn add(&mut self, file: FileParts) {
+        let known = &mut self.known;
+        known.columns = known.columns.take().or_else(|| file.columns.clone());
+        known.plan = known.plan.take().or(file.plan);
+        let name = file.labels.as_ref().and_then(FileLabels::name);
+        known.label = name.or(known.label.take());
+        self.features.extend(file.features);
+        self.labels.extend(file.labels);
+        self.first.get_or_insert((file.columns, file.left_out));
+        OddCells::add(file.odd_cells, &mut self.odd_cells);
     }
 
-    /// The columns of a table to read: its features and the label.
-    fn columns_of(&self, path: &Path) -> Result<TableColumns> {
-        let features = self.feature_columns()?;
-        let names: HashSet<&str> = features.iter().flatten().map(|plan| &*plan.name).collect();
-        let mut left_out = files::columns(path)?;
-        let label = self.label_of(path, &left_out, &names)?;
-        let labels = label.as_ref();
-        let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
-        if let Some(label) = labels.iter().find(|label| names.contains(**label)) {
-            bail!(
-                Usage,
-                "{} {label}: the label must not be a feature of {} as well: a model that sees it learns \
-                 nothing; help: give another label, or other features as in {} {}#a,b",
-                self.files.labels_setting(),
-                path.display(),
-                self.files.setting,
-                self.files.spec.path
-            );
-        }
-        left_out.retain(|name| !labels.contains(&&**name) && !names.contains(&**name));
-        let count = features.as_ref().map_or(left_out.len(), Vec::len);
-        let may_hold_label = features.is_none() && self.files.labels == LabelPlace::Unwanted;
-        self.check_unnamed(path, count, may_hold_label)?;
-        if features.is_none() {
-            left_out.clear();
-        }
-        Ok(TableColumns {
-            label,
-            features,
-            left_out,
-        })
-    }
-
-    /// What is wanted of a table.
-    fn request<'b>(&self, columns: &'b TableColumns) -> TableRequest<'b> {
-        let features = columns.features.as_deref();
-        let has_features = features.is_none_or(|features| !features.is_empty());
-        TableRequest {
-            label: columns.label.as_deref(),
-            features,
-            allows_missing: self.files.allows_missing() && has_features,
-            labels_are_texts: self.files.has_text_classes(),
-            is_for_model: self.files.model.is_some() && has_features,
-        }
-    }
-
-    /// Takes the features and labels of a converted table, or only labels.
-    fn add_table(&mut self, path: &Path, contents: Contents, columns: TableColumns) -> Result<()> {
-        let array_of = |key: &str| match contents.find(key) {
-            Ok(Some(array)) => Ok(array.clone()),
-            Ok(None) => Err(format!(
-                "{}: no columns of {key} are left; help: leave out fewer columns",
-                path.display()
-            )),
-            Err(why) => Err(format!("{}: {why}", path.display())),
+    /// A table, as the crate that reads it gives it.
+    fn table(&self, path: &Path, labels_alone: Option<Option<&str>>) -> Result<FileParts> {
+        let wanted = WantedColumns {
+            files: self.files,
+            known: &self.known,
+            labels_alone,
         };
-        let labels = columns.label.map(|column| {
-            Ok::<_, Error>(FileLabels {
-                array: array_of("labels")?,
-                names: contents.about.classes.clone(),
-                column: Some((path.into(), column)),
-            })
-        });
-        let labels = labels.transpose()?;
-        match columns.features.is_some_and(|features| features.is_empty()) {
-            true => self.add(None, labels, None, Vec::new()),
-            false => {
-                let features = array_of("features")?;
-                self.add(
-                    Some(features),
-                    labels,
-                    contents.about.columns,
-                    columns.left_out,
-                );
-            }
-        }
-        OddCells::add(contents.about.odd_cells, &mut self.odd_cells);
-        Ok(())
+        reader(self.tables, path)?.flatten(path, &wanted)
     }
 
-    /// An error if `count` columns of a table are not the features of a model that was trained on
-    /// rows without names, or may be something else.
-    fn check_unnamed(&self, path: &Path, count: usize, may_hold_label: bool) -> Result<()> {
-        let (Some(model), None) = (self.files.model, &self.columns) else {
-            return Ok(());
-        };
-        let width: usize = model.row_shape.iter().product();
-        let what = match may_hold_label {
-            _ if count != width => format!(
-                "{width} columns of features, as many as the model was trained on, got {count}"
-            ),
-            true => "the names of the features, since the model was trained on rows without names, got a table that may hold \
-                 the label as well"
-                .into(),
-            false => return Ok(()),
-        };
-        let (path, setting) = (path.display(), self.files.setting);
-        bail!(
-            "{setting} {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
-        )
-    }
-
-    /// Takes the features and labels of a file of arrays.
-    fn add_arrays(&mut self, path: &Path, mut contents: Contents) -> Result<()> {
+    /// The features and labels in a file of arrays.
+    fn arrays_of(&self, path: &Path, mut contents: Contents) -> Result<FileParts> {
         let (features, labels) = self.arrays(&contents, path)?;
         let others = contents.arrays.iter().enumerate();
         let others = others.filter(|(index, _)| *index != features && Some(*index) != labels);
@@ -388,7 +347,7 @@ impl Opening<'_> {
         // They may be the names of another array.
         let is_own = |columns: &Vec<String>| columns.len() == features.row_elements;
         let columns = contents.about.columns.filter(is_own);
-        if let (Some(expected), Some(got)) = (&self.columns, &columns) {
+        if let (Some(expected), Some(got)) = (&self.known.columns, &columns) {
             ensure!(
                 expected == got,
                 "{}: expected the columns that the model was trained on, in their order: {}; help: save them in that order, or \
@@ -397,16 +356,25 @@ impl Opening<'_> {
                 difference(expected, got)
             );
         }
-        self.add(Some(features), labels, columns, left_out);
-        Ok(())
+        Ok(FileParts {
+            features: Some(features),
+            labels,
+            columns,
+            left_out,
+            ..FileParts::default()
+        })
     }
 
-    /// Takes a file of arrays that holds only labels.
-    fn add_labels(&mut self, path: &Path, contents: Contents, part: Option<&str>) -> Result<()> {
+    /// The labels in a file of arrays that holds only labels.
+    fn labels_of(&self, path: &Path, contents: Contents, part: Option<&str>) -> Result<FileParts> {
         let index = self.labels_alone(&contents, path, part)?;
-        let labels = FileLabels::new(&contents.arrays[index], contents.about.classes);
-        self.add(None, Some(labels), None, Vec::new());
-        Ok(())
+        Ok(FileParts {
+            labels: Some(FileLabels::new(
+                &contents.arrays[index],
+                contents.about.classes,
+            )),
+            ..FileParts::default()
+        })
     }
 
     /// Checks that there are as many labels as rows, in all if one file has them, else file by
@@ -459,17 +427,5 @@ impl Opening<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// How two lists of columns differ.
-fn difference(expected: &[String], got: &[String]) -> String {
-    let mut pairs = expected.iter().zip(got);
-    match pairs.position(|(expected, got)| expected != got) {
-        Some(index) => {
-            let (expected, got) = (&expected[index], &got[index]);
-            format!("column {}: expected {expected:?}, got {got:?}", index + 1)
-        }
-        None => format!("expected {} columns, got {}", expected.len(), got.len()),
     }
 }

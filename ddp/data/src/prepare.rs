@@ -13,18 +13,24 @@ use crate::learn::{self, learn};
 use crate::open::open_files;
 use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest};
-use crate::resolve::{names_tokens, resolve};
+use crate::resolve::resolve;
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::{DataSpec, FilesSpec};
+use crate::tables::Tables;
 
-/// Opens the data of a request on all ranks together. An error is the same on all of them.
-pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
+/// Opens the data of a request on all ranks together, `tables` those that are tables. An error is
+/// the same on all ranks.
+pub fn prepare(
+    request: &DataRequest,
+    tables: Option<&'static dyn Tables>,
+    ranks: &dyn Ranks,
+) -> Result<Data> {
     request.check(ranks)?;
-    let tokens = names_tokens(&request.data, DATA, ranks)?;
+    let tokens = tokens::named(&request.data, DATA, ranks)?;
     request.check_kind(tokens.is_some())?;
     let is_built_in = matches!(request.data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
     let mut data = match (&tokens, &request.data) {
-        (None, DataSpec::Files(spec)) => of_files(request, spec, ranks),
+        (None, DataSpec::Files(spec)) => of_files(request, spec, tables, ranks),
         (None, _) => built_in(request),
         (Some(spec), _) => tokens::prepare(request, spec, ranks),
     }?;
@@ -45,17 +51,22 @@ pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     Ok(data)
 }
 
-/// Opens the data of `spec` as they are, in one process.
+/// Opens the data of `spec`, which are no tables, as they are, in one process.
 pub fn open(spec: &DataSpec) -> Result<Data> {
-    prepare(&DataRequest::new(spec.clone()), &Alone)
+    prepare(&DataRequest::new(spec.clone()), None, &Alone)
 }
 
 /// Rows of files, to train on or to use a model on.
-fn of_files(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Result<Data> {
+fn of_files(
+    request: &DataRequest,
+    spec: &FilesSpec,
+    tables: Option<&'static dyn Tables>,
+    ranks: &dyn Ranks,
+) -> Result<Data> {
     let read = |setting, spec, model| -> Result<_> {
         // One rank of a host first, which converts files.
         let source = in_turn(ranks, || {
-            open_files(&resolve(request, setting, spec, model)?)
+            open_files(resolve(request, setting, spec, model)?, tables)
         })?;
         source.check_alike(ranks)?;
         let facts = scan(request, &source, model, ranks)?;

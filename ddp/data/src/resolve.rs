@@ -10,12 +10,11 @@ use glob::MatchOptions;
 
 use crate::error::{Error, Result, bail, ensure};
 use crate::features::Missing;
+use crate::files;
 use crate::files::io::is_packed;
-use crate::files::{self, says_tokens};
-use crate::ranks::{Ranks, SAME_FILES, in_turn};
 use crate::request::{DataRequest, Trained};
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
-use crate::spec::{DataSpec, FilesSpec, TokensSpec};
+use crate::spec::FilesSpec;
 
 const HELP: &str = "give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
                     synthetic:regression";
@@ -29,21 +28,24 @@ const PURPOSES: [&[&str]; 3] = [
 
 /// Files that were found, and what is wanted of their rows.
 #[derive(Debug)]
-pub(crate) struct FoundFiles<'a> {
+pub struct FoundFiles<'a> {
     /// The setting that names the files, for messages.
-    pub(crate) setting: SettingName<'static>,
-    pub(crate) spec: &'a FilesSpec,
-    pub(crate) paths: Vec<PathBuf>,
-    pub(crate) labels: LabelPlace,
+    pub setting: SettingName<'static>,
+    /// The names of the files, as they were given.
+    pub spec: &'a FilesSpec,
+    /// The files of features.
+    pub paths: Vec<PathBuf>,
+    /// Where their labels are.
+    pub labels: LabelPlace,
     /// The model that the rows are for, or what was learned from the rows that are trained on.
-    pub(crate) model: Option<&'a Trained>,
+    pub model: Option<&'a Trained>,
     /// What the user asks for besides.
-    pub(crate) request: &'a DataRequest,
+    pub request: &'a DataRequest,
 }
 
 impl FoundFiles<'_> {
     /// The setting that names the labels.
-    pub(crate) fn labels_setting(&self) -> SettingName<'static> {
+    pub fn labels_setting(&self) -> SettingName<'static> {
         match self.setting == DATA {
             true => LABELS,
             false => VAL_LABELS,
@@ -52,24 +54,24 @@ impl FoundFiles<'_> {
 
     /// Whether the model has learned texts as classes: then labels are texts, even if all could be
     /// numbers.
-    pub(crate) fn has_text_classes(&self) -> bool {
+    pub fn has_text_classes(&self) -> bool {
         let classes = self.model.and_then(|model| model.task.classes());
         classes.is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none())
     }
 
     /// The columns of tables that are left out; a model says itself what it reads.
-    pub(crate) fn dropped(&self) -> &[String] {
+    pub fn dropped(&self) -> &[String] {
         self.model.map_or(&self.request.table.drop, |_| &[])
     }
 
     /// Whether numbers in tables may be missing.
-    pub(crate) fn allows_missing(&self) -> bool {
+    pub fn allows_missing(&self) -> bool {
         let asked = self.request.table.missing != Missing::Error;
         self.model.map_or(asked, |model| model.plan.fill.is_some())
     }
 
     /// The columns that the name of the data has: `table.csv#a,b`.
-    pub(crate) fn named_columns(&self) -> Option<Vec<String>> {
+    pub fn named_columns(&self) -> Option<Vec<String>> {
         let part = self.spec.part.as_ref()?;
         let names = part.split(',').map(|name| name.trim().to_string());
         Some(names.collect())
@@ -78,7 +80,7 @@ impl FoundFiles<'_> {
 
 /// Where labels are.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum LabelPlace {
+pub enum LabelPlace {
     /// In the usual place of the format.
     Default,
     /// In the column or array of this name.
@@ -87,44 +89,21 @@ pub(crate) enum LabelPlace {
     Files(Vec<PathBuf>, Option<String>),
     /// In files beside those of the features, one each.
     Beside(Vec<PathBuf>),
+    /// In a column or array of this name or in these files: the first file says which.
+    Given(String),
     /// They are not needed.
     Unwanted,
 }
 
 impl LabelPlace {
     /// The files that hold only labels, and the array or column in each.
-    pub(crate) fn files(&self) -> (&[PathBuf], Option<&str>) {
+    pub fn files(&self) -> (&[PathBuf], Option<&str>) {
         match self {
             LabelPlace::Files(files, part) => (files, part.as_deref()),
             LabelPlace::Beside(files) => (files, None),
             _ => (&[], None),
         }
     }
-}
-
-/// The files of tokens that `spec` names; `None` if it names rows of features.
-pub(crate) fn names_tokens(
-    spec: &DataSpec,
-    setting: SettingName<'static>,
-    ranks: &dyn Ranks,
-) -> Result<Option<TokensSpec>> {
-    let path = match spec {
-        DataSpec::Tokens(spec) => return Ok(Some(spec.clone())),
-        DataSpec::Files(FilesSpec { path, part: None }) => path,
-        _ => return Ok(None),
-    };
-    let are_tokens = in_turn(ranks, || says_tokens(&files(path, setting)?[0]))?;
-    // Ranks with other files would wait for each other in different places.
-    let kind = match are_tokens {
-        true => "tokens",
-        false => "rows of features",
-    };
-    let what = format!("what the files of {setting} hold");
-    ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
-    Ok(are_tokens.then(|| TokensSpec {
-        path: path.clone(),
-        ..TokensSpec::default()
-    }))
 }
 
 /// Finds the files of features and of labels that `setting` names. `model` is that of the rows, or
@@ -156,40 +135,10 @@ pub(crate) fn resolve<'a>(
         }
         Some(text) => match text.strip_prefix('#') {
             Some(name) => LabelPlace::Named(name.to_string()),
-            None => named_or_files(&found, text)?,
+            None => LabelPlace::Given(text.clone()),
         },
     };
     Ok(found)
-}
-
-/// What `text` means as labels. A column or an array of this name comes before a folder, since
-/// folders have many words as names.
-fn named_or_files(found: &FoundFiles<'_>, text: &str) -> Result<LabelPlace> {
-    let FilesSpec { path, part } = FilesSpec::split(text);
-    let ends_as_data = ending(Path::new(&path)).is_some();
-    let (is_file, first) = (ends_as_data || Path::new(&path).exists(), &found.paths[0]);
-    if !is_file || !ends_as_data && has_part(first, text, found.request.cache_dir.as_deref())? {
-        return Ok(LabelPlace::Named(text.to_string()));
-    }
-    let files = files(&path, found.labels_setting())?;
-    // The table of the features itself: its other columns are the features.
-    let real = |paths: &[PathBuf]| -> Option<Vec<PathBuf>> {
-        let real = paths.iter().map(|path| fs::canonicalize(path).ok());
-        real.collect()
-    };
-    if files::is_table(first) && real(&files) == real(&found.paths) {
-        return Ok(part.map_or(LabelPlace::Default, LabelPlace::Named));
-    }
-    Ok(LabelPlace::Files(files, part))
-}
-
-/// Whether the file has a column or an array of this name.
-fn has_part(path: &Path, name: &str, cache_dir: Option<&Path>) -> Result<bool> {
-    if files::is_table(path) {
-        return Ok(files::columns(path)?.iter().any(|column| column == name));
-    }
-    let arrays = files::open(path, cache_dir)?.arrays;
-    Ok(arrays.iter().any(|array| array.key == name))
 }
 
 /// What files are sorted by: their names, in which numbers count as numbers.
@@ -368,6 +317,11 @@ fn ending(path: &Path) -> Option<&'static str> {
     let (_, ending) = files::named(path)?;
     let is_read = files::endings().any(|known| known == ending);
     is_read.then(|| ending.trim_start_matches(['.', '-']))
+}
+
+/// Whether a name ends as those of data files do.
+pub(crate) fn ends_as_data(path: &Path) -> bool {
+    ending(path).is_some()
 }
 
 fn is_idx(path: &Path) -> bool {

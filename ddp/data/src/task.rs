@@ -10,7 +10,7 @@ use crate::error::ensure;
 /// The most tokens of a window, and of a vocabulary.
 pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most classes of labels in files.
-pub(crate) const CLASSES_MAX: usize = 1 << 16;
+pub const CLASSES_MAX: usize = 1 << 16;
 
 /// What is to be learned from rows, as a checkpoint says it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,7 +25,7 @@ use std::thread;
 use ddp_kernels::files as disk;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-pub use self::documents::{Piece, ReadOptions, documents};
+pub use self::documents::{Piece, ReadOptions, ReadTexts, TextSink, documents};
 use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
@@ -59,6 +59,8 @@ pub struct TokenizeOptions {
     pub out: PathBuf,
     /// How texts are divided.
     pub sizes: Sizes,
+    /// What reads `.parquet`, if the program does.
+    pub columns: Option<ReadTexts>,
 }
 
 /// How texts are divided.
@@ -210,6 +212,7 @@ impl TokenizeOptions {
             encoder,
             piece_bytes: self.sizes.piece_bytes,
             read_bytes,
+            columns: self.columns,
         }
     }
 }

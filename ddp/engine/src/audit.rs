@@ -82,9 +82,10 @@ impl Audit {
         let ranks = ledgers.iter().enumerate();
         // Those of ranks that came later say nothing of the program.
         let steps = ledgers.iter().map(|ledger| ledger.workload.steps);
-        let differences = match steps.clone().min() == steps.max() {
-            true => differences::find(ledgers),
-            false => Vec::new(),
+        let differences = if steps.clone().min() == steps.max() {
+            differences::find(ledgers)
+        } else {
+            Vec::new()
         };
         Audit {
             steps: ledgers.first().map_or(0, |ledger| ledger.workload.steps),

@@ -74,12 +74,12 @@ impl Config {
         Ok(config)
     }
 
-    /// The settings of scope `Fixed` that have changed since `then`: `lr` 0.01 (was 0.001).
+    /// The settings of scope `Run` that have changed since `then`: `lr` 0.01 (was 0.001).
     pub fn changes(&self, then: &Config) -> Vec<String> {
         let (then, now) = (then.to_json(), self.to_json());
         let fixed = SETTINGS
             .iter()
-            .filter(|setting| setting.scope == Scope::Fixed);
+            .filter(|setting| setting.scope == Scope::Run);
         let shown = |value: Option<&Value>| value.map_or("not given".into(), as_flag);
         let describe = |name: &str| {
             let (now, then) = (now.get(name), then.get(name));

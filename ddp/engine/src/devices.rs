@@ -1,4 +1,6 @@
-//! Names of devices and versions, and where ranks train.
+//! Names of devices and versions, and where ranks train. `find.rs` decides on which devices.
+
+mod find;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +10,8 @@ use ddp_kernels::{Device, matmuls, simd, threads};
 
 use crate::error::Result;
 use crate::exchange;
+
+pub use self::find::{find_devices, help_for, of_run, too_old};
 
 /// The device as people know it: `cuda:0 NVIDIA H200`.
 pub fn described(device: Device) -> String {

@@ -81,9 +81,10 @@ impl Digests {
         sum_over_ranks: impl FnOnce(&Tensor) -> Result<()>,
     ) -> Result<()> {
         let half = self.quanta.count() / 2;
-        let (arena, all) = match weights {
-            false => (params.gradients(), self.quanta.slice(0..half)?),
-            true => (params.trained_values(), self.quanta.slice(half..2 * half)?),
+        let (arena, all) = if weights {
+            (params.trained_values(), self.quanta.slice(half..2 * half)?)
+        } else {
+            (params.gradients(), self.quanta.slice(0..half)?)
         };
         if clip.is_shared() {
             ops::zero(&all)?;
@@ -92,10 +93,10 @@ impl Digests {
             let quanta = DIGEST * quanta.start..DIGEST * quanta.end;
             ops::digest_quanta(&all.slice(quanta)?, &arena.slice(range)?, chunks)?;
         }
-        match clip.is_shared() && half > 0 {
-            true => sum_over_ranks(&all.named("digests")),
-            false => Ok(()),
+        if clip.is_shared() && half > 0 {
+            return sum_over_ranks(&all.named("digests"));
         }
+        Ok(())
     }
 
     /// The gradients and the weights by layer. `divisor` is what makes sums of gradients means.

@@ -9,6 +9,8 @@ use ddp_comm::RemoteError;
 use ddp_kernels::files::FileError;
 use ddp_kernels::setting::SettingName;
 
+use crate::shown::{shown, shown_lines};
+
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -122,6 +124,9 @@ impl From<Error> for ddp_data::Error {
     }
 }
 
+/// The exit code of a run that was asked to stop, and can be resumed.
+pub(crate) const EXIT_STOPPED: u8 = 75;
+
 impl Error {
     /// An error that rank `rank` reports.
     pub(crate) fn remote(rank: usize, text: String, exit_code: u8) -> Error {
@@ -150,6 +155,27 @@ impl Error {
         }
     }
 
+    /// `text`, this error's with what a program adds, with control characters escaped, which names
+    /// from data and files may contain.
+    pub fn escaped(&self, text: &str) -> String {
+        match self {
+            Error::Data(_)
+            | Error::OtherVersion(_)
+            | Error::Remote { .. }
+            | Error::Io(_)
+            | Error::Stopped(_) => {
+                // Lines that describe columns are indented, so that none can pose as a message.
+                let lines: Vec<_> = text.split("\n  ").map(shown).collect();
+                lines.join("\n  ")
+            }
+            // Lists of flags, ranks and tensors have several lines: all but the first are indented.
+            _ => {
+                let text = shown_lines(text).replace('\n', "\n  ");
+                text.replace("\n  \n", "\n\n")
+            }
+        }
+    }
+
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -163,7 +189,7 @@ impl Error {
             Error::Io(_) => 74,
             Error::Remote(error) => error.exit_code,
             Error::Unhealthy(_) => 69,
-            Error::Stopped(_) => 75,
+            Error::Stopped(_) => EXIT_STOPPED,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }

@@ -37,9 +37,10 @@ pub(crate) fn broadcast<T: Serialize + DeserializeOwned>(
     source: usize,
     own: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let mut bytes = match world.rank() == source {
-        true => written(&own()?)?,
-        false => Vec::new(),
+    let mut bytes = if world.rank() == source {
+        written(&own()?)?
+    } else {
+        Vec::new()
     };
     world.broadcast_bytes(&mut bytes, source)?;
     serde_json::from_slice(&bytes).map_err(unreadable)

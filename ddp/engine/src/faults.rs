@@ -103,7 +103,7 @@ enum FaultKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fault {
+struct InjectedFault {
     rank: usize,
     point: FaultPoint,
     step: u64,
@@ -116,8 +116,8 @@ static STEP: AtomicU64 = AtomicU64::new(0);
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
 /// The faults of this rank.
-fn faults() -> &'static [Fault] {
-    static FAULTS: OnceLock<Vec<Fault>> = OnceLock::new();
+fn faults() -> &'static [InjectedFault] {
+    static FAULTS: OnceLock<Vec<InjectedFault>> = OnceLock::new();
     let read = |text: &str| {
         let fault = parse(text);
         if fault.is_none() {
@@ -135,12 +135,12 @@ fn faults() -> &'static [Fault] {
     })
 }
 
-fn parse(text: &str) -> Option<Fault> {
+fn parse(text: &str) -> Option<InjectedFault> {
     fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
         serde_json::from_value(name.into()).ok()
     }
     let [rank, point, step, kind] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
-    Some(Fault {
+    Some(InjectedFault {
         rank: rank.parse().ok()?,
         point: named(point)?,
         step: step.parse().ok()?,
@@ -217,7 +217,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
 }
 
 /// Says where this rank is, for tests that wait for it.
-fn say(fault: &Fault) {
+fn say(fault: &InjectedFault) {
     let point = format!("{:?}", fault.point).to_lowercase();
     // In one piece: other ranks write to the same pipe.
     let line = format!("at {}:{point}:{}\n", fault.rank, fault.step);
@@ -226,7 +226,7 @@ fn say(fault: &Fault) {
 
 /// The fault of the point `Newcomer` after step `step`: waits for `has_come`.
 pub(crate) fn await_newcomer(step: u64, has_come: impl Fn() -> bool) {
-    let is_now = |fault: &Fault| fault.point == FaultPoint::Newcomer && fault.step == step;
+    let is_now = |fault: &InjectedFault| fault.point == FaultPoint::Newcomer && fault.step == step;
     if faults().iter().any(is_now) {
         hold_until(step, has_come);
     }
@@ -244,7 +244,7 @@ fn hold_until(step: u64, is_so: impl Fn() -> bool) {
 /// Changes the first of these f32 gradients, if that is the fault of this step.
 pub(crate) fn flip(gradients: &Tensor) -> Result<()> {
     let step = STEP.load(Ordering::Relaxed);
-    let is_now = |fault: &&Fault| fault.kind == FaultKind::Flip && fault.step == step;
+    let is_now = |fault: &&InjectedFault| fault.kind == FaultKind::Flip && fault.step == step;
     if faults().iter().find(is_now).is_none() {
         return Ok(());
     }
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn faults_are_parsed() {
-        let fault = Fault {
+        let fault = InjectedFault {
             rank: 1,
             point: FaultPoint::Optimizer,
             step: 3,

@@ -38,9 +38,10 @@ pub struct Coding {
 impl Coding {
     /// That of `tokenizer`. Texts end with the token `end`, by default a usual one.
     pub fn of_tokenizer(tokenizer: &Vocabulary, end: Option<usize>) -> Result<Coding> {
-        let encoder = match tokenizer.hash == Vocabulary::bytes().hash {
-            true => Encoder::Bytes,
-            false => Encoder::of(tokenizer).map_err(Error::Data)?,
+        let encoder = if tokenizer.hash == Vocabulary::bytes().hash {
+            Encoder::Bytes
+        } else {
+            Encoder::of(tokenizer).map_err(Error::Data)?
         };
         let end = end.and_then(|end| u32::try_from(end).ok());
         let end = end.or_else(|| tokenizer.end_of_text(None).ok());
@@ -151,7 +152,7 @@ pub fn generate(
     let mut decoder = Decoder::new(model, context.min(room))?;
     let mut random = Random::new(options.seed);
     let mut stream = TextStream::after(&coding.encoder, &new);
-    let mut output = Output {
+    let mut output = TextOutput {
         stop: &options.stop,
         held: String::new(),
         each,
@@ -200,13 +201,13 @@ pub fn generate(
 }
 
 /// Gives text out, except for what may be the beginning of the text at which it ends.
-struct Output<'a> {
+struct TextOutput<'a> {
     stop: &'a str,
     held: String,
     each: &'a mut dyn FnMut(&str) -> Result<()>,
 }
 
-impl Output<'_> {
+impl TextOutput<'_> {
     /// Returns whether the text ends here.
     fn push(&mut self, text: &str) -> Result<bool> {
         self.held += text;
@@ -246,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds `parts` to an `Output`, the last one as its end. Returns the texts that it passed on,
+    /// Feeds `parts` to `TextOutput`, the last one as its end. Returns the texts that it passed on,
     /// and whether it found `stop`.
     fn given(stop: &str, parts: &[&str]) -> (Vec<String>, bool) {
         let mut given = Vec::new();
@@ -254,7 +255,7 @@ mod tests {
             given.push(text.to_string());
             Ok(())
         };
-        let mut output = Output {
+        let mut output = TextOutput {
             stop,
             held: String::new(),
             each: &mut each,

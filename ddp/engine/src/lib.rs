@@ -26,5 +26,6 @@ pub mod step;
 pub mod tasks;
 pub mod trace;
 pub mod trainer;
+pub mod units;
 
 pub use error::{Error, Result};

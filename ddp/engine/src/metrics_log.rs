@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::digest::{LayerDigest, StepDigests};
-use crate::error::{Error, Result};
+use crate::error::{EXIT_STOPPED, Error, Result};
 use crate::samples::Confusion;
 use crate::setting::{OUT, RESUME};
 use crate::tasks::{BestBy, ColumnErrors};
@@ -135,10 +135,10 @@ impl StartWorld {
     /// Why another run may have other bits. Empty if it has the same.
     pub fn why_bits_may_differ(&self) -> String {
         let names = self.bits_may_differ.join(", ");
-        match names.is_empty() {
-            true => names,
-            false => format!("may differ from run to run, since these are not 0: {names}"),
+        if names.is_empty() {
+            return names;
         }
+        format!("may differ from run to run, since these are not 0: {names}")
     }
 }
 
@@ -286,12 +286,51 @@ impl fmt::Display for RanksEvent {
     }
 }
 
+/// Why a run ended that has taken all its steps.
+pub(crate) const DONE: &str = "done";
+
+/// In which way a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunOutcome {
+    /// All steps are taken.
+    Done,
+    /// It had enough of them: evaluations were no longer better.
+    Early,
+    /// It was asked to stop, and can be resumed.
+    Stopped,
+    /// By an error.
+    Failed,
+}
+
+impl RunOutcome {
+    /// That of a run that ended with an error of this exit code.
+    pub(crate) fn of_error(exit_code: u8) -> RunOutcome {
+        if exit_code == EXIT_STOPPED {
+            RunOutcome::Stopped
+        } else {
+            RunOutcome::Failed
+        }
+    }
+
+    /// That of a run whose log, of an older version, says only this.
+    pub fn of_reason(reason: &str, exit_code: u8) -> RunOutcome {
+        match exit_code {
+            0 if reason == DONE => RunOutcome::Done,
+            0 => RunOutcome::Early,
+            code => RunOutcome::of_error(code),
+        }
+    }
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct End<'a> {
     /// The time, in seconds since 1970.
     pub time_unix_s: f64,
-    /// Why it ended: `done`, or the error.
+    /// In which way.
+    pub outcome: RunOutcome,
+    /// Why: `done`, that it stopped early, or the error.
     pub reason: &'a str,
     /// The exit code of the process.
     pub exit_code: u8,

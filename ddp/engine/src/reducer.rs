@@ -36,7 +36,7 @@ use ddp_nn::pass::Listener;
 pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
-use self::job::{CommQueue, Job};
+use self::job::{CommJob, CommQueue};
 pub(crate) use self::options::SHARDS_MAX;
 pub use self::options::{Overlap, ReducerOptions, check_ranks, overlaps, owned};
 use self::options::{check_shards, jobs, plan_of, trained};
@@ -130,17 +130,17 @@ impl Reducer {
             buckets_of[parameter.id.0] = first..last;
         }
         let (sums, mut jobs) = jobs(params, &buckets, &group, options)?;
-        let copies = jobs.iter().position(|job| matches!(job, Job::Copy(_)));
+        let copies = jobs.iter().position(|job| matches!(job, CommJob::Copy(_)));
         let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
         let buffers = shared_buffers.map(|buffers| {
-            jobs.push(Job::Broadcast(buffers));
+            jobs.push(CommJob::Broadcast(buffers));
             jobs.len() - 1
         });
         let (device, now) = (params.device(), Instant::now());
         let (queue_group, overlap) = (group.clone(), options.overlap);
         let queue: Box<dyn CommQueue> = match device {
             Device::Cpu => Box::new(HostQueue::new(queue_group, jobs, overlap)?),
-            _ => Box::new(DeviceQueue::new(queue_group, device, jobs, overlap)?),
+            Device::Cuda(_) => Box::new(DeviceQueue::new(queue_group, device, jobs, overlap)?),
         };
         Ok(Reducer {
             waiting: vec![0; buckets.len()],
@@ -312,10 +312,10 @@ impl Reducer {
         let mut jobs = gathers.chain(self.buffers);
         jobs.try_for_each(|job| self.queue.start(job, false))?;
         self.queue.join()?;
-        match self.is_shared {
-            true => Ok(params.refresh(0..params.gradients().count())?),
-            false => Ok(()),
+        if self.is_shared {
+            return Ok(params.refresh(0..params.gradients().count())?);
         }
+        Ok(())
     }
 
     /// Starts the sum of a small tensor over the ranks, such as losses and counts. On a GPU it goes

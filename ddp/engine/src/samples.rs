@@ -169,10 +169,10 @@ impl Samples {
             return Err(refused(&format!("expected at most {SAMPLES_MAX} samples")));
         }
         let mut pictures = samples.samples.iter().filter_map(|it| it.picture.as_ref());
-        match pictures.all(Picture::is_sound) {
-            true => Ok(Some(samples)),
-            false => Err(refused("the pixels of a picture do not fit its sizes")),
+        if pictures.all(Picture::is_sound) {
+            return Ok(Some(samples));
         }
+        Err(refused("the pixels of a picture do not fit its sizes"))
     }
 }
 
@@ -237,9 +237,10 @@ impl SampleCollector {
 
     fn count(&mut self, row: u64, truth: usize, logits: &[f32]) {
         let predicted = self.counts.count(truth, logits);
-        let seen = match truth == predicted {
-            true => &mut self.seen.right,
-            false => &mut self.seen.wrong,
+        let seen = if truth == predicted {
+            &mut self.seen.right
+        } else {
+            &mut self.seen.wrong
         };
         if seen.len() < SAMPLES_MAX {
             let confidence = Some(confidence(logits, predicted));

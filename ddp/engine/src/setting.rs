@@ -6,8 +6,8 @@ ddp_kernels::setting_names! {
     STEPS "steps" EPOCHS "epochs" BATCH_TOKENS "batch-tokens" OPTIMIZER "optimizer" LR "lr"
     MIN_LR "min-lr" SCHEDULE "schedule" WARMUP_STEPS "warmup-steps" MOMENTUM "momentum"
     NESTEROV "nesterov" GRAD_CLIP "grad-clip" GROUP "group" FREEZE "freeze" DROPOUT "dropout"
-    LABEL_SMOOTHING "label-smoothing" CLASS_WEIGHTS "class-weights" DEVICE "device" GRAPH "graph"
-    DEVICES_PER_RANK "devices-per-rank" SAME_BITS "same-bits" ZERO "zero"
-    RESUME "resume" OVERRIDE "override" INIT_FROM "init-from" CONFIG "config" SAMPLE "sample" MIN_RANKS "min-ranks"
+    LABEL_SMOOTHING "label-smoothing" CLASS_WEIGHTS "class-weights" DEVICE "device" DTYPE "dtype" GRAPH "graph"
+    DEVICES_PER_RANK "devices-per-rank" SHARE_GPUS "share-gpus" SAME_BITS "same-bits" ZERO "zero"
+    RESUME "resume" OVERRIDE "override" INIT_FROM "init-from" CONFIG "config" SAMPLE "sample" RANKS "ranks" MIN_RANKS "min-ranks"
     TRACE "trace" EVAL_EVERY "eval-every" BEST "best" STOP_AFTER "stop-after" POSITION "position" NORM "norm" MLP "mlp" BIAS "bias"
 }

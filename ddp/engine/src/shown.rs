@@ -39,9 +39,11 @@ pub fn table(rows: &[Vec<String>], left: usize) -> Vec<String> {
     };
     let line = |row: &Vec<String>| {
         let cells = row.iter().enumerate();
-        let cells = cells.map(|(column, cell)| match column < left {
-            true => format!("{cell:0$}", width(column)),
-            false => format!("{cell:>0$}", width(column)),
+        let cells = cells.map(|(column, cell)| {
+            if column < left {
+                return format!("{cell:0$}", width(column));
+            }
+            format!("{cell:>0$}", width(column))
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
@@ -64,9 +66,10 @@ pub fn significant(value: f64, digits: usize) -> String {
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
-        match is_escaped(character) {
-            true => line.extend(character.escape_default()),
-            false => line.push(character),
+        if is_escaped(character) {
+            line.extend(character.escape_default())
+        } else {
+            line.push(character)
         }
     }
     line

@@ -40,7 +40,7 @@ use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::model::TrainedModel;
 use self::stage::StagePass;
-pub use self::stage::{Part, Stage};
+pub use self::stage::{Stage, StageSpec};
 pub use self::stats::{Stats, StepReport};
 use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
@@ -110,7 +110,7 @@ impl Step {
         group: Group,
         options: &StepOptions,
     ) -> Result<Step> {
-        let part = Part {
+        let part = StageSpec {
             model,
             optimizer,
             group,
@@ -121,7 +121,7 @@ impl Step {
     /// Steps of a model whose layers are split over several devices. `parts` are in the order of
     /// the layers, as [`Model::split`](ddp_nn::models::Model::split) returns them. Inputs are on
     /// the first device, targets on the last. Ranks are compared as in `new`.
-    pub fn over(parts: Vec<Part>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
+    pub fn over(parts: Vec<StageSpec>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
         let mut step = Step::of_agreeing(parts, loss.into(), options)?;
         step.stages().iter().try_for_each(Stage::begin_alike)?;
         step.compared = Some(Vec::new());
@@ -130,7 +130,7 @@ impl Step {
 
     /// As `over`, for ranks that compare models and data themselves.
     pub(crate) fn of_agreeing(
-        parts: Vec<Part>,
+        parts: Vec<StageSpec>,
         loss: Arc<dyn Loss>,
         options: &StepOptions,
     ) -> Result<Step> {
@@ -287,9 +287,10 @@ impl Step {
         let mut received = Vec::new();
         let state = || self.model.stages.iter().flat_map(Stage::state);
         for tensor in state().filter(|tensor| tensor.count() > 0) {
-            let target = match behind {
-                true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
-                false => tensor.to(Device::Cpu)?,
+            let target = if behind {
+                Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?
+            } else {
+                tensor.to(Device::Cpu)?
             };
             let (all, count) = (target.flatten()?, target.count());
             for start in (0..count).step_by(GIVEN_AT_ONCE) {
@@ -421,7 +422,7 @@ impl Step {
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),
-            _ => work(),
+            StepMode::Eager | StepMode::Launch(_) => work(),
         }
     }
 
@@ -430,9 +431,10 @@ impl Step {
         announced("the log", || {
             let stats = Stats::read(self.model.stats())?;
             let last = self.model.last();
-            let grad_norm = match self.measures_norm || last.clip.is_on() {
-                true => Some(stats::read(last.clip.out())?[1]),
-                false => None,
+            let grad_norm = if self.measures_norm || last.clip.is_on() {
+                Some(stats::read(last.clip.out())?[1])
+            } else {
+                None
             };
             let report = StepReport {
                 stats,

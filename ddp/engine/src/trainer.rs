@@ -30,6 +30,7 @@ pub use self::resume::is_same_data;
 pub use self::setup::{EVAL_TOKENS_MAX, step_options};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
+use crate::devices;
 pub use crate::devices::program as program_version;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
@@ -49,7 +50,7 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
     let (mut carried, mut later) = (Carried::default(), None);
     if world.is_newcomer() {
         // A GPU that cannot be used is found while the others do not wait.
-        program.devices(world)?;
+        devices::of_run(options, world)?;
         let open = || setup::data(options, program, world, None);
         // It has nothing to save, and the others need not wait for it.
         let ending = world.leave_when_asked(&stops, Error::Stopped(String::new()).exit_code())?;
@@ -116,11 +117,10 @@ fn train_with(
     // A rank that joins with other settings leaves.
     let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();
-    match is_of_new || carried::continues_after(&error, world, &carried.devices()) {
-        true => {
-            carried.halt(&error, world);
-            Ok(Next::Meet(Some(error)))
-        }
-        false => Err(error),
+    if is_of_new || carried::continues_after(&error, world, &carried.devices()) {
+        carried.halt(&error, world);
+        Ok(Next::Meet(Some(error)))
+    } else {
+        Err(error)
     }
 }

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp::data::files::table::TableRequest;
 use ddp::data::files::{self, Array, Element};
-use ddp::data::{Error, Result, text};
+use ddp::data::{ColumnPlan, Error, Result, text};
+use ddp::tables::{self, READER, TableRequest};
 
 /// The most bytes that deflate unpacks one byte to.
 const RATIO_MAX: usize = 1032;
@@ -110,14 +110,15 @@ fn read_in_every_way(array: &Array) -> Result<()> {
 /// label. Returns how many numbers that were; an error if both fail.
 pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
-        let names = files::columns(path)?;
+        let names = READER.columns(path)?;
         let read = |label: Option<&String>| {
-            let label = label.map(String::as_str);
+            let others = names.iter().filter(|name| Some(*name) != label);
             let request = TableRequest {
-                label,
+                label: label.cloned(),
+                features: others.map(|name| ColumnPlan::number(name)).collect(),
                 ..Default::default()
             };
-            let contents = files::open_table(path, &request, Some(folder))?;
+            let contents = tables::open_table(path, &request, Some(folder))?;
             contents
                 .arrays
                 .iter()
@@ -162,6 +163,7 @@ pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
                 encoder: Some(&text::Encoder::Bytes),
                 piece_bytes: 64,
                 read_bytes: &Default::default(),
+                columns: Some(tables::texts),
             };
             text::documents(path, &options, &mut |piece| {
                 count += piece.text.len();

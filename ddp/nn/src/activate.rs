@@ -1,11 +1,11 @@
-//! Layers without parameters. ReLU and GELU: in a `Sequential` a linear layer below applies them,
-//! and a linear layer above multiplies their derivative into its own backward. Activations of
-//! transformers, SwiGLU and ReLU², stay layers of their own. Dropout: which elements are dropped
-//! follows from the seed, the layer, the step and the row's position in the global batch: it does
-//! not depend on the number of ranks or on micro-batches.
+//! Layers without parameters. Activations: in a `Sequential` a linear layer below applies them, and
+//! a linear layer above multiplies their derivative into its own backward. SwiGLU stays a layer of
+//! its own. Dropout: which elements are dropped follows from the seed, the layer, the step and the
+//! row's position in the global batch: it does not depend on the number of ranks or on
+//! micro-batches.
 
 use ddp_kernels::Tensor;
-use ddp_kernels::ops::{self, Activation, DropoutKey, Gelu};
+use ddp_kernels::ops::{self, Activation, DropoutKey};
 
 use crate::build::Build;
 use crate::error::Result;
@@ -40,12 +40,12 @@ impl Activate {
 
     /// z·Φ(z), as `torch.nn.GELU()`.
     pub fn gelu() -> Activate {
-        Activate::new(Activation::Gelu(Gelu::Erf))
+        Activate::new(Activation::Gelu)
     }
 
     /// GELU by tanh, as `torch.nn.GELU("tanh")` and GPT-2.
     pub fn gelu_tanh() -> Activate {
-        Activate::new(Activation::Gelu(Gelu::Tanh))
+        Activate::new(Activation::GeluTanh)
     }
 }
 
@@ -56,59 +56,37 @@ impl Layer for Activate {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        if self.is_applied || self.activation == Activation::Identity {
+        if self.is_applied {
             return Ok(x.clone());
         }
         let y = pass.take(x.shape())?;
-        let kept = match self.activation {
-            Activation::Gelu(kind) => {
-                ops::gelu_into(&y, x, kind)?;
-                x
-            }
-            _ => {
-                ops::relu_into(&y, x)?;
-                &y
-            }
-        };
+        ops::activate_into(&y, x, self.activation)?;
         if pass.is_training() {
-            pass.save(kept);
+            pass.save(if self.activation.keeps_input() { x } else { &y });
         }
         Ok(y)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        if self.activation == Activation::Identity {
-            return Ok(Some(dy.clone()));
-        }
-        // Saved by the layer below if that applies the activation.
-        let kept = pass.restore().reshape(dy.shape())?;
+        // The layer below saved it if it applies the activation.
+        let saved = pass.restore().reshape(dy.shape())?;
         if self.is_derived {
             return Ok(Some(dy.clone()));
         }
         let dx = pass.take(dy.shape())?;
-        match self.activation {
-            Activation::Gelu(kind) => ops::gelu_backward_into(&dx, dy, &kept, kind)?,
-            _ => ops::relu_backward_into(&dx, dy, &kept)?,
-        }
+        ops::activate_backward_into(&dx, dy, &saved, self.activation)?;
         Ok(Some(dx))
     }
 }
 
-/// SwiGLU or ReLU². Letters: H columns of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// silu(gate)·up, of (…, 2·H): the first half of the columns is the gate.
-    Swiglu,
-    /// max(z, 0)².
-    ReluSquared,
-}
+/// silu(gate)·up, of (…, 2·H): the first half of the columns is the gate. Letters: H columns of the
+/// output.
+#[derive(Clone, Copy, Debug)]
+pub struct Swiglu;
 
-impl Layer for Gate {
+impl Layer for Swiglu {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         let mut shape = shape.to_vec();
-        if *self == Gate::ReluSquared {
-            return Ok(shape);
-        }
         let Some(columns) = shape.last_mut().filter(|columns| columns.is_multiple_of(2)) else {
             return Err(build.refuse(
                 "an even number of columns: gate and up",
@@ -122,32 +100,19 @@ impl Layer for Gate {
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let (rows, columns) = rows(x)?;
-        let y = match self {
-            Gate::Swiglu => {
-                let y = pass.take(&[rows.shape()[0], columns / 2])?;
-                ops::swiglu_into(&y, &rows)?;
-                y
-            }
-            Gate::ReluSquared => {
-                let y = pass.take(rows.shape())?;
-                ops::relu_squared_into(&y, &rows)?;
-                y
-            }
-        };
+        let y = pass.take(&[rows.shape()[0], columns / 2])?;
+        ops::swiglu_into(&y, &rows)?;
         if pass.is_training() {
             pass.save(&rows);
         }
-        with_last_of(&y, x, y.shape()[1])
+        with_last_of(&y, x, columns / 2)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let x = pass.restore();
         let (dy_rows, _) = rows(dy)?;
         let dx = pass.take(x.shape())?;
-        match self {
-            Gate::Swiglu => ops::swiglu_backward_into(&dx, &dy_rows, &x)?,
-            Gate::ReluSquared => ops::relu_squared_backward_into(&dx, &dy_rows, &x)?,
-        }
+        ops::swiglu_backward_into(&dx, &dy_rows, &x)?;
         Ok(Some(with_last_of(&dx, dy, x.shape()[1])?))
     }
 }

@@ -15,7 +15,7 @@
 use std::any::Any;
 use std::ops::Range;
 
-use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::ops;
 use ddp_kernels::{DType, Tensor};
 
 use crate::activate::Activate;
@@ -121,14 +121,12 @@ impl Sequential {
 /// Lets built neighbours share passes over memory. Their bits stay those of each alone.
 fn fuse(below: &mut dyn Any, above: &mut dyn Any) {
     if let Some(activate) = above.downcast_mut::<Activate>() {
-        if let Some(linear) = below.downcast_mut::<Linear>()
-            && activate.activation != Activation::Identity
-        {
-            (linear.above, activate.is_applied) = (activate.activation, true);
+        if let Some(linear) = below.downcast_mut::<Linear>() {
+            (linear.above, activate.is_applied) = (Some(activate.activation), true);
         }
     } else if let Some(linear) = above.downcast_mut::<Linear>() {
         if let Some(activate) = below.downcast_mut::<Activate>() {
-            (linear.below, activate.is_derived) = (activate.activation, true);
+            (linear.below, activate.is_derived) = (Some(activate.activation), true);
         }
     } else if let Some(residual) = below.downcast_mut::<Residual>() {
         residual.above = match above.downcast_ref::<Residual>() {

@@ -24,7 +24,7 @@ pub mod pass;
 pub mod scratch;
 pub mod vocabulary;
 
-pub use activate::{Activate, Dropout, Gate};
+pub use activate::{Activate, Dropout, Swiglu};
 pub use attention::SelfAttention;
 pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};

@@ -1,7 +1,7 @@
 //! Linear: y = x·Wᵀ + b, with PyTorch's layout and initial weights. Letters: B rows of the input
 //! (all its dimensions but the last), I inputs, O outputs.
 
-use ddp_kernels::ops::{self, Activation, Below, Gelu};
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::shape::RANK_MAX;
 use ddp_kernels::{Device, Tensor};
 
@@ -23,10 +23,10 @@ pub struct Linear {
     /// What weight and bias start with, if not PyTorch's.
     init: Option<[Init; 2]>,
     /// The activation above it, which it applies. In training it then saves, after its own tensor,
-    /// what that activation's backward needs: the output for ReLU, the input for GELU.
-    pub(crate) above: Activation,
+    /// what that activation's backward needs.
+    pub(crate) above: Option<Activation>,
     /// The activation below it, whose derivative it multiplies into the gradient of its input.
-    pub(crate) below: Activation,
+    pub(crate) below: Option<Activation>,
     /// Whether it is a model's first or last layer.
     is_outer: bool,
     /// The outputs of each layer that is merged into this one.
@@ -51,8 +51,8 @@ impl Linear {
             name: String::new(),
             tie: None,
             init: None,
-            above: Activation::Identity,
-            below: Activation::Identity,
+            above: None,
+            below: None,
             is_outer: false,
             parts: vec![outputs],
             built: None,
@@ -130,11 +130,13 @@ impl Linear {
         let weight = self.built().weight;
         let rows = self.rows(x)?;
         let shape = [rows.shape()[0], self.outputs];
-        let keeps_pre_activation = matches!(self.above, Activation::Gelu(_)) && pass.is_training();
-        // On the CPU the layer above rarely keeps a GELU's output: see `gelu_again`.
-        let y = match keeps_pre_activation && x.device() == Device::Cpu {
-            true => pass.take_brief(&shape)?,
-            false => pass.take(&shape)?,
+        let keeps_pre_activation =
+            self.above.is_some_and(Activation::keeps_input) && pass.is_training();
+        // On the CPU the layer above rarely keeps the activation's output: see `computed_again`.
+        let y = if keeps_pre_activation && x.device() == Device::Cpu {
+            pass.take_brief(&shape)?
+        } else {
+            pass.take(&shape)?
         };
         let pre_activation = keeps_pre_activation
             .then(|| pass.take(&shape))
@@ -142,10 +144,10 @@ impl Linear {
         let weight = pass.value(weight)?;
         ops::linear_into(&y, &rows, weight, bias, self.above, pre_activation.as_ref())?;
         if pass.is_training() {
-            if self.needs_input(pass) && self.gelu_again(&rows).is_none() {
+            if self.needs_input(pass) && self.computed_again(&rows).is_none() {
                 pass.save(&rows);
             }
-            if self.above != Activation::Identity {
+            if self.above.is_some() {
                 pass.save(pre_activation.as_ref().unwrap_or(&y));
             }
         }
@@ -158,13 +160,12 @@ impl Linear {
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
     }
 
-    /// The GELU with which backward computes this layer's input again, instead of keeping it: GELU
-    /// already keeps its own input. On the CPU alone: there it costs little and has the same bits.
-    fn gelu_again(&self, on_its_device: &Tensor) -> Option<Gelu> {
-        match self.below {
-            Activation::Gelu(kind) if on_its_device.device() == Device::Cpu => Some(kind),
-            _ => None,
-        }
+    /// The activation with which backward computes this layer's input again, instead of keeping it,
+    /// since it keeps its own input already. On the CPU alone: there it costs little and has the
+    /// same bits.
+    fn computed_again(&self, on_its_device: &Tensor) -> Option<Activation> {
+        let is_again = |it: &Activation| it.keeps_input() && on_its_device.device() == Device::Cpu;
+        self.below.filter(is_again)
     }
 
     /// dw = dyᵀ·x and db = Σ rows of dy, for `x` (B, I) and `dy` (B, O).
@@ -241,7 +242,7 @@ impl Layer for Linear {
             weight,
             bias,
         });
-        (self.above, self.below) = (Activation::Identity, Activation::Identity);
+        (self.above, self.below) = (None, None);
         self.name = build.path().to_string();
         Ok([&shape[..shape.len() - 1], &[self.outputs]].concat())
     }
@@ -257,11 +258,11 @@ impl Layer for Linear {
         let (inputs, weight) = (built.inputs, built.weight);
         let dy_rows = dy.reshape(&[dy.count() / self.outputs, self.outputs])?;
         if self.needs_input(pass) {
-            let x = match self.gelu_again(dy) {
-                Some(kind) => {
+            let x = match self.computed_again(dy) {
+                Some(activation) => {
                     let z = pass.top().reshape(&[dy_rows.shape()[0], inputs])?;
                     let x = pass.take_brief(z.shape())?;
-                    ops::gelu_into(&x, &z, kind)?;
+                    ops::activate_into(&x, &z, activation)?;
                     x
                 }
                 None => pass.restore(),
@@ -275,23 +276,17 @@ impl Layer for Linear {
             return Ok(None);
         }
         let shape = [dy_rows.shape()[0], inputs];
-        let dx = match self.gelu_again(dy) {
+        let dx = match self.computed_again(dy) {
             // Where the input was.
             Some(_) => pass.take_brief(&shape)?,
             None => pass.take(&shape)?,
         };
         // The activation's own backward takes what it needs off the stack.
-        let kept = match self.below {
-            Activation::Identity => None,
-            _ => Some(pass.top().reshape(&shape)?),
-        };
-        let row_sums = kept.as_ref().map(|_| pass.take_row_sums(&dx));
+        let saved = self.below.map(|_| pass.top().reshape(&shape));
+        let saved = saved.transpose()?;
+        let row_sums = self.below.map(|_| pass.take_row_sums(&dx));
         let row_sums = row_sums.transpose()?.flatten();
-        let below = match (self.below, &kept) {
-            (Activation::Relu, Some(y)) => Below::Relu(y),
-            (Activation::Gelu(kind), Some(z)) => Below::Gelu(kind, z),
-            _ => Below::Identity,
-        };
+        let below = self.below.zip(saved.as_ref());
         let weight = pass.value(weight)?;
         ops::linear_backward_input_summed_into(&dx, row_sums.as_ref(), &dy_rows, weight, below)?;
         Ok(Some(with_last_of(&dx, dy, inputs)?))

@@ -76,9 +76,10 @@ impl Loss for CrossEntropy {
         // (B, T, C) with targets (B, T) has B·T rows.
         let rows = output.count() / classes;
         let logits = output.reshape(&[rows, classes])?;
-        let targets = match targets.count() == rows {
-            true => &targets.reshape(&[rows])?,
-            false => targets,
+        let targets = if targets.count() == rows {
+            &targets.reshape(&[rows])?
+        } else {
+            targets
         };
         let dtype = math_dtype(output);
         let losses = pass.take_as(&[rows], dtype)?;

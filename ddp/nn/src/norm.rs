@@ -150,10 +150,9 @@ impl Normalize {
         let (dy_rows, options) = (self.rows(dy)?, self.options(pass)?);
         // The layer below a norm with a bias mostly has one, too.
         let has_biases = bias_sums.is_some() && ops::prefers_row_sums(rows);
-        let row_sums = match ops::norm_sums_rows(&gradients, &dy_rows, &x, &options) {
-            true if has_biases => pass.take_row_sums(&dx)?,
-            _ => None,
-        };
+        let sums_rows = has_biases && ops::norm_sums_rows(&gradients, &dy_rows, &x, &options);
+        let row_sums = sums_rows.then(|| pass.take_row_sums(&dx)).transpose()?;
+        let row_sums = row_sums.flatten();
         gradients.row_sums = row_sums.as_ref();
         ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &options)?;
         for (parameter, sums) in [(Some(weight), weight_sums), (bias, bias_sums)] {

@@ -30,7 +30,7 @@ use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
-use self::rule::{Part, Update, Variant, pieces_of, runs, variant_of, variants};
+use self::rule::{ArenaPart, Update, Variant, pieces_of, runs, variant_of, variants};
 use crate::error::Result;
 use crate::params::Params;
 
@@ -388,7 +388,8 @@ impl Optimizer {
             for number in update.numbers(step, rate, variant.weight_decay)? {
                 match dtype {
                     DType::F64 => message.extend(number.to_ne_bytes()),
-                    _ => message.extend((number as f32).to_ne_bytes()),
+                    DType::F32 => message.extend((number as f32).to_ne_bytes()),
+                    other => unreachable!("masters are f32 or f64, not {other}"),
                 }
             }
         }
@@ -489,7 +490,7 @@ impl Optimizer {
             let (_, all, _) = all.find(|moment| moment.0 == name).expect("its name");
             Ok(all.slice(slice.at..slice.at + slice.range.len())?)
         };
-        update.apply(&Part {
+        update.apply(&ArenaPart {
             values: &params.trained_values().slice(slice.range.clone())?,
             gradients: &params.gradients().slice(slice.range.clone())?,
             moment: &moment,

@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Tensor, ops};
 use crate::build::{ParamId, UseIndex};
 use crate::error::{Error, Result};
 use crate::params::Params;
-use crate::scratch::{Cache, Pool, Scratch};
+use crate::scratch::{Cache, Scratch, ScratchPool};
 
 /// The settings of a pass.
 #[derive(Clone, Copy, Debug)]
@@ -263,7 +263,7 @@ impl<'a> Pass<'a> {
     /// As `take`, for a tensor that only the next layer reads.
     #[track_caller]
     pub(crate) fn take_brief(&mut self, shape: &[usize]) -> Result<Tensor> {
-        let before = self.scratch.take_from(Pool::Brief);
+        let before = self.scratch.take_from(ScratchPool::Brief);
         let result = self.take(shape);
         self.scratch.take_from(before);
         result
@@ -361,7 +361,7 @@ impl<'a> Pass<'a> {
 
     /// Runs `body`, a forward that backward repeats, with buffers apart from the others.
     pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.scratch.take_from(Pool::Again);
+        let before = self.scratch.take_from(ScratchPool::Again);
         let result = body(self);
         self.scratch.take_from(before);
         result

@@ -10,16 +10,16 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct Scratch {
     device: Device,
-    /// By `Pool`.
+    /// By `ScratchPool`.
     buffers: [Vec<Tensor>; 3],
     /// Which buffers `take` uses.
-    pool: Pool,
+    pool: ScratchPool,
 }
 
 /// Buffers are separate by lifetime, so that a small long-lived tensor does not occupy the large
 /// buffer of a short-lived one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pool {
+pub(crate) enum ScratchPool {
     /// Activations that are kept for backward, and all else.
     Kept,
     /// A forward that backward runs again.
@@ -34,7 +34,7 @@ impl Scratch {
         Scratch {
             device,
             buffers: [const { Vec::new() }; 3],
-            pool: Pool::Kept,
+            pool: ScratchPool::Kept,
         }
     }
 
@@ -57,7 +57,7 @@ impl Scratch {
     }
 
     /// Makes `take` use the buffers of `pool`. Returns the previous pool.
-    pub(crate) fn take_from(&mut self, pool: Pool) -> Pool {
+    pub(crate) fn take_from(&mut self, pool: ScratchPool) -> ScratchPool {
         std::mem::replace(&mut self.pool, pool)
     }
 

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use ddp_kernels::ops::{self, Activation, Below, EmbeddingScratch};
+use ddp_kernels::ops::{self, EmbeddingScratch};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -231,7 +231,7 @@ impl Head {
         let (rows, targets) = (x.shape()[0], targets.flatten()?);
         let piece = match x.device() {
             Device::Cpu => ROWS_CPU,
-            _ => ROWS_GPU,
+            Device::Cuda(_) => ROWS_GPU,
         };
         // Without rows there is one piece without rows, which sets the gradient to 0.
         for start in (0..rows.max(1)).step_by(piece) {
@@ -239,7 +239,7 @@ impl Head {
             let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
             let logits = pass.take(&[rows.len(), self.linear.outputs])?;
             let weight = pass.value(weight)?;
-            ops::linear_into(&logits, &x, weight, mask, Activation::Identity, None)?;
+            ops::linear_into(&logits, &x, weight, mask, None, None)?;
             body(pass, rows, [&x, &targets, &logits])?;
         }
         Ok(())
@@ -263,12 +263,7 @@ impl Head {
             }
             let dx = dx.slice(rows)?;
             let weight = pass.value(weight)?;
-            Ok(ops::linear_backward_input_into(
-                &dx,
-                logits,
-                weight,
-                Below::Identity,
-            )?)
+            Ok(ops::linear_backward_input_into(&dx, logits, weight, None)?)
         })?;
         Ok(dx.reshape(x.shape())?)
     }

@@ -2,19 +2,15 @@
 
 use clap::Subcommand;
 
-use crate::bench::Bench;
-use crate::compare::{self, CompareFlags};
 use crate::config::Config;
-use crate::doctor::DoctorFlags;
 use crate::export::{self, ExportFlags};
+use crate::flags::bench::Bench;
+use crate::flags::tools::{self, CompareFlags, DoctorFlags, InspectFlags, ReportFlags, WatchFlags};
 use crate::flags::{PlaceFlags, RankFlags};
-use crate::inspect::{self, InspectFlags};
-use crate::report::{self, ReportFlags};
 use crate::tokenize::{self, TokenizeFlags};
 use crate::using::eval::{self, EvalFlags};
 use crate::using::generate::{self, GenerateFlags};
 use crate::using::predict::{self, PredictFlags};
-use crate::watch::{self, WatchFlags};
 
 /// What a command line asks for.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
@@ -35,16 +31,16 @@ pub(crate) enum Command {
     #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
     Tokenize(TokenizeFlags),
     /// Describe a checkpoint, a model, a run or a dataset
-    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
+    #[command(after_help = tools::INSPECT_EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
     /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
-    #[command(after_help = report::EXAMPLES, max_term_width = 120)]
+    #[command(after_help = tools::REPORT_EXAMPLES, max_term_width = 120)]
     Report(ReportFlags),
     /// Find the first step and layer in which two runs differ
-    #[command(after_help = compare::EXAMPLES, max_term_width = 120)]
+    #[command(after_help = tools::COMPARE_EXAMPLES, max_term_width = 120)]
     Compare(CompareFlags),
     /// Show a run live in the terminal
-    #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
+    #[command(after_help = tools::WATCH_EXAMPLES, max_term_width = 120)]
     Watch(WatchFlags),
     /// Check that this machine has what training needs
     Doctor(DoctorFlags),
@@ -74,7 +70,7 @@ impl Command {
         match self {
             Command::Eval(flags) => Some(&flags.using.ranks),
             Command::Predict(flags) => Some(&flags.using.ranks),
-            Command::Bench(bench) => Some(bench.ranks()),
+            Command::Bench(bench) => Some(&bench.common().ranks),
             _ => None,
         }
     }

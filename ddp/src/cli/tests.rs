@@ -3,14 +3,14 @@
 mod help;
 
 use super::*;
-use crate::bench::Bench;
 use crate::config::*;
-use crate::doctor::DoctorFlags;
+use crate::flags::bench::Bench;
+use crate::flags::tools::{DoctorFlags, InspectFlags};
 use crate::flags::{PlaceFlags, Taken};
-use crate::inspect::InspectFlags;
+use crate::kernels::ops::Activation;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
-use crate::models::mlp::{Activation, MlpSpec};
+use crate::models::mlp::MlpSpec;
 use crate::models::vit::{Pool, VitSpec};
 use crate::optim::Method;
 

@@ -80,9 +80,10 @@ pub(crate) fn flag(setting: &'static Setting) -> Arg {
     };
     let short = format!("{short}{found}{default}");
     let value = |(name, help): &(&'static str, &'static str)| PossibleValue::new(*name).help(*help);
-    let parser = match setting.choices.is_empty() {
-        true => ValueParser::os_string(),
-        false => PossibleValuesParser::new(setting.choices.iter().map(value)).into(),
+    let parser = if setting.choices.is_empty() {
+        ValueParser::os_string()
+    } else {
+        PossibleValuesParser::new(setting.choices.iter().map(value)).into()
     };
     let flag = Arg::new(name)
         .long(name)
@@ -288,9 +289,11 @@ fn on_one_line(value: &Value) -> String {
 
 /// As JSON has it, which TOML also reads, without what cannot be seen.
 fn in_quotes(text: &str) -> String {
-    let escaped = |character: char| match is_unseen(character) {
-        true => format!("\\U{:08X}", u32::from(character)),
-        false => character.into(),
+    let escaped = |character: char| {
+        if is_unseen(character) {
+            return format!("\\U{:08X}", u32::from(character));
+        }
+        character.into()
     };
     let quoted = serde_json::Value::from(text).to_string();
     quoted.chars().map(escaped).collect()

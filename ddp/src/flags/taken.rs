@@ -9,7 +9,7 @@ use ddp_kernels::Device;
 
 use super::layers::{Layer, Layers, SettingFlags, flag, variable};
 use crate::config::{Config, SETTINGS, Setting};
-use crate::device::find_devices;
+use crate::devices::find_devices;
 use crate::error::{Error, Result};
 
 /// The settings of a run that another command takes, from its flags and the environment.

@@ -1,21 +1,13 @@
 //! The checkpoint that a path means: its own folder, or in a run's folder the best by validation,
-//! else the newest intact one; and whether it is of the run in whose folder it is.
+//! else the newest intact one.
 
-use ddp_data::setting::DATA;
 use std::fs;
 use std::path::Path;
 
-use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE};
-use crate::config::Config;
+use crate::checkpoint::{self, CHECKPOINTS, Chosen, MODEL_FILE, STATE_FILE, is_checkpoint};
 use crate::error::{Error, Result};
 use crate::hugging_face;
-use crate::metrics::Run;
-use crate::metrics_log::EVENTS_FILE;
 use crate::shown::shown;
-use crate::trainer::is_same_data;
-
-/// The folder of a run that holds its checkpoints.
-const CHECKPOINTS: &str = "checkpoints";
 
 /// The checkpoint that `path` means.
 pub(crate) fn choose(path: &Path) -> Result<Chosen> {
@@ -51,52 +43,6 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 pub(crate) fn described(Chosen { opened, why }: &Chosen) -> String {
     let (folder, step) = (shown(&opened.folder.to_string_lossy()), opened.state.step);
     format!("{folder} ({why}), after step {step}")
-}
-
-/// Refuses a checkpoint of another run: settings or data that its run never had, according to the
-/// metrics log of the run in whose folder it is. Call it when all ranks have opened the checkpoint:
-/// a job in training may remove it while the log is read.
-pub(crate) fn check_run(opened: &Opened) -> Result<()> {
-    let folder = opened.folder.canonicalize().unwrap_or_default();
-    let parent = folder.parent();
-    let checkpoints = parent.filter(|parent| parent.ends_with(CHECKPOINTS));
-    let Some(out) = checkpoints.and_then(Path::parent) else {
-        return Ok(());
-    };
-    if !out.join(EVENTS_FILE).exists() {
-        return Ok(());
-    }
-    // There may be millions of steps.
-    let run = Run::read_log(out, |line| !line.starts_with(b"{\"event\":\"step\""))?;
-    // Without its first line, or with one of another version, a log says nothing.
-    let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
-    let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {
-        return Ok(());
-    };
-    let mut changes = Config::of_checkpoint(opened)?.changes(&then);
-    if !is_same_data(&opened.state.fingerprint, &run.start.fingerprint) {
-        changes.push(format!("{DATA} with other rows"));
-    }
-    // A resume with --override may have changed them.
-    let overridden = || run.resumes.iter().flat_map(|resume| &resume.overridden);
-    let change = changes.into_iter().find(|change| {
-        let name = change.split_inclusive(' ').next().unwrap_or_default();
-        !overridden().any(|known| known.starts_with(name))
-    });
-    change.map_or(Ok(()), |change| {
-        Err(Error::Data(format!(
-            "{}: expected a checkpoint of the run in {}, got one of another run, with {change}; \
-             help: move it to the run that it is of, or out of this one",
-            opened.folder.display(),
-            out.display()
-        )))
-    })
-}
-
-/// Whether the folder has files of a checkpoint.
-pub(crate) fn is_checkpoint(folder: &Path) -> bool {
-    let names = [MODEL_FILE, STATE_FILE];
-    names.iter().any(|name| folder.join(name).exists())
 }
 
 /// The checkpoint in `folder`.

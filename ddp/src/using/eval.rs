@@ -15,9 +15,9 @@ use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::nn::Loss;
-use crate::output::Say;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
+use ddp_tools::output::Say;
 
 /// Printed after the help of `eval`.
 pub(crate) const EXAMPLES: &str = "\

@@ -92,9 +92,10 @@ impl Forward {
             seed: 0,
             position: &self.position,
         };
-        let scratch = match is_on_host {
-            true => &mut self.host,
-            false => &mut self.scratch,
+        let scratch = if is_on_host {
+            &mut self.host
+        } else {
+            &mut self.scratch
         };
         let (params, saved) = (&self.model.params, &mut self.saved);
         let pass = Pass::new(params, scratch, saved, options, &mut ignored);

@@ -20,9 +20,9 @@ use crate::generate::{self, Coding, GenerateOptions, Generated};
 use crate::hugging_face;
 use crate::models::{DataShape, Model};
 use crate::nn::Sampling;
-use crate::output::print;
 use crate::shown::{shown, significant};
 use crate::units::plural;
+use ddp_tools::output::print;
 
 /// Printed after the help of `generate`.
 pub(crate) const EXAMPLES: &str = "\

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use clap::Args;
 use ddp_comm::{Field, World};
 use ddp_kernels::{DType, Device, threads};
+use ddp_tools::metrics::check_run;
 
-use super::choose::{check_run, choose};
+use super::choose::choose;
 use super::forward::Forward;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, Precision, SettingValue};
@@ -19,6 +20,7 @@ use crate::flags::{RankFlags, whole};
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
+use crate::tables::READER;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
 
 /// The most rows that go through a model at a time.
@@ -124,7 +126,7 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())
     };
-    let data = data::prepare(&request, &WorldRanks(world))?;
+    let data = data::prepare(&request, Some(READER), &WorldRanks(world))?;
     if world.rank() == 0 {
         tracing::info!("{}", shown(&data.description));
     }

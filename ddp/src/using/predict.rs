@@ -13,11 +13,11 @@ use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::data::files::kept::{self, KeptCells};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
+use crate::tables::{self, KeptCells};
 use crate::tasks::{self, Format, PredictionOptions, Predictions};
 
 /// Printed after the help of `predict`.
@@ -82,7 +82,7 @@ impl PredictFlags {
         match (&self.using.data, self.out.format) {
             (DataSpec::Files(spec), Format::Csv) => {
                 let files = resolve::files(&spec.path, DATA)?;
-                Ok(Some(kept::keep(files, keep)?))
+                Ok(Some(tables::keep(files, keep)?))
             }
             _ => {
                 let expected = "tables as --data and a .csv as --out";
@@ -151,9 +151,10 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         let out = &out.path;
         let write =
             |file: &mut File| write_all(&mut ready, (encoder, kept), world, Some(file), out);
-        let written = match flags.overwrite {
-            true => files::replace_file(out, write),
-            false => files::new_file(out, write),
+        let written = if flags.overwrite {
+            files::replace_file(out, write)
+        } else {
+            files::new_file(out, write)
         };
         written.map_err(|error| is_taken(error, out))
     })?;
@@ -193,13 +194,13 @@ fn check_out(flags: &PredictFlags) -> Result<()> {
 
 fn check_folder(out: &Path) -> Result<()> {
     let folder = out.parent().unwrap_or(Path::new(""));
-    let (kind, help) = match folder.exists() {
-        _ if folder.as_os_str().is_empty() || folder.is_dir() => return Ok(()),
-        true => (ErrorKind::NotADirectory, "give another --out".into()),
-        false => {
-            let make = format!("make the folder: mkdir -p {}", folder.display());
-            (ErrorKind::NotFound, make)
-        }
+    let (kind, help) = if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    } else if folder.exists() {
+        (ErrorKind::NotADirectory, "give another --out".into())
+    } else {
+        let make = format!("make the folder: mkdir -p {}", folder.display());
+        (ErrorKind::NotFound, make)
     };
     Err(Error::io("write", out, help)(kind.into()))
 }
@@ -262,9 +263,10 @@ fn write_all(
         file.write_all(&head).map_err(failed())?;
     }
     for round in 0..ready.batches.rounds() {
-        let bytes = match round < ready.batches.count() {
-            true => part(ready, &mut writers, round)?,
-            false => Vec::new(),
+        let bytes = if round < ready.batches.count() {
+            part(ready, &mut writers, round)?
+        } else {
+            Vec::new()
         };
         let of_ranks = world.all_gather_bytes(&bytes)?;
         if let Some(file) = &mut file {

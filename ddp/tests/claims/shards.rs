@@ -6,7 +6,7 @@ use crate::support::training::{Case, Way, worlds};
 use crate::{turn, ways};
 use ddp::optim::{Method, Rule};
 use ddp_kernels::DType;
-use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
+use ddp_kernels::ops::{Activation, SgdConstants};
 
 /// Shards of 1 and 2 rows; the last batch of an epoch leaves some of them without rows.
 const SHARDS: usize = 7;
@@ -49,7 +49,7 @@ fn shards_with_zero_clipping_dropout_and_micro_batches_do() {
         clip_norm: 0.05,
         dropout: 0.2,
         micro: Some(1),
-        activation: Activation::Gelu(Gelu::Tanh),
+        activation: Some(Activation::GeluTanh),
         ..plain()
     });
 }

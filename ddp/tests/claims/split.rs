@@ -16,10 +16,10 @@ use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
-use ddp::step::{Part, Stats, Step, StepOptions, StepReport};
+use ddp::step::{StageSpec, Stats, Step, StepOptions, StepReport};
 use ddp::tasks::{self, LossOptions};
 use ddp_comm::{Group, World};
-use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::ops::Activation;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -168,13 +168,13 @@ impl Recipe {
                 Model::with_shares(layers, shape, self.dtype, device, 3, &frozen, shares)
             },
         )?;
-        let part = |(model, group): (Model, Group)| -> Result<Part> {
+        let part = |(model, group): (Model, Group)| -> Result<StageSpec> {
             let optimizer = Optimizer::of_slices(
                 self.rule,
                 &model.params,
                 &ddp::reducer::owned(&model.params, &group, reducer),
             )?;
-            Ok(Part {
+            Ok(StageSpec {
                 model,
                 optimizer,
                 group,
@@ -484,7 +484,7 @@ fn a_step_of_a_split_model_is_the_one_computed_by_hand() {
 #[test]
 fn split_models_train_to_the_same_bits() {
     everywhere_the_same_bits("plain", &Recipe::regression());
-    let gelu = Activation::Gelu(Gelu::Erf);
+    let gelu = Activation::Gelu;
     let all = Recipe {
         activation: gelu,
         dropout: 0.25,
@@ -502,7 +502,7 @@ fn split_models_with_a_tied_weight_train_to_the_same_bits() {
     let plain = Recipe::regression().tied();
     everywhere_the_same_bits("tied", &plain);
     let all = Recipe {
-        activation: Activation::Gelu(Gelu::Erf),
+        activation: Activation::Gelu,
         dropout: 0.25,
         clip_norm: 0.25,
         micro: Some(5),

@@ -17,7 +17,7 @@
 //!
 //! Letters: B rows, I inputs, O outputs of a layer.
 
-use ddp_kernels::ops::{self, Activation, AdamwConstants, DropoutKey, Gelu, SgdConstants};
+use ddp_kernels::ops::{self, Activation, AdamwConstants, DropoutKey, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 
 use ddp::config::Precision;
@@ -204,15 +204,24 @@ fn activate(z: &Uncertain, activation: Activation) -> (Uncertain, Uncertain) {
                 |_, z: f64, e: f64| (f64::from(z > 0.0), f64::from(z.abs() <= e && e > 0.0));
             (z.map(|_, z, e| (z.max(0.0), e)), z.map(slope))
         }
-        Activation::Gelu(Gelu::Erf) => {
-            let y = in_f64(&z.value, |z| ops::gelu(z, Gelu::Erf).unwrap());
+        Activation::LeakyRelu => {
+            let at = |z: f64| if z > 0.0 { 1.0 } else { 0.01 };
+            let near = |z: f64, e: f64| 0.99 * f64::from(z.abs() <= e && e > 0.0);
+            // The factor of 0.01 is rounded, and so is the product.
+            (
+                z.map(|_, z, e| (z * at(z), e + 2.01 * U * (z.abs() + e))),
+                z.map(|_, z, e| (at(z), near(z, e) + 2.01 * U)),
+            )
+        }
+        Activation::Gelu => {
+            let y = in_f64(&z.value, |z| ops::activate(z, activation).unwrap());
             let slope = in_f64(&z.value, |z| {
                 let dx = z.empty_like().unwrap();
-                ops::gelu_backward_into(&dx, &z.ones_like().unwrap(), z, Gelu::Erf).unwrap();
+                ops::activate_backward_into(&dx, &z.ones_like().unwrap(), z, activation).unwrap();
                 dx
             });
             // Slope at most 1.13, curvature at most 2 φ(0) < 0.8; f32's own errors as documented at
-            // ops::Gelu.
+            // its formula.
             let forward =
                 z.map(|index, z, e| (y[index], 1.13 * e + 4.0 * U * (z.abs() + e).max(1.0)));
             (

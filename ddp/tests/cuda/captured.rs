@@ -8,7 +8,7 @@ use ddp::optim::{Optimizer, Rule};
 use ddp::step::{Step, StepOptions};
 use ddp::{Error, Result};
 use ddp_comm::Group;
-use ddp_kernels::ops::{self, Activation, Gelu};
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -54,7 +54,7 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
     let all = Setup {
-        activation: Activation::Gelu(Gelu::Erf),
+        activation: Activation::Gelu,
         dropout: 0.25,
         clip_norm: 0.5,
         micro: Some(5),
@@ -62,7 +62,7 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
         ..setup()
     };
     let tanh = Setup {
-        activation: Activation::Gelu(Gelu::Tanh),
+        activation: Activation::GeluTanh,
         rule: Rule::muon(),
         hidden: vec![9, 8],
         ..setup()
@@ -176,7 +176,7 @@ impl Layer for Wasteful {
         Ok(shape.to_vec())
     }
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
-        let y = ops::relu(x)?;
+        let y = ops::activate(x, Activation::Relu)?;
         if pass.is_training() {
             pass.save(&y);
         }
@@ -185,7 +185,7 @@ impl Layer for Wasteful {
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
         let y = pass.restore();
         let dx = pass.take(dy.shape())?;
-        ops::relu_backward_into(&dx, dy, &y)?;
+        ops::activate_backward_into(&dx, dy, &y, Activation::Relu)?;
         Ok(Some(dx))
     }
 }

@@ -38,9 +38,10 @@ impl Dataset for Mislabelled {
         })?;
         Ok(targets.with_slice_mut(|classes: &mut [i64]| {
             for (&row, class) in rows.iter().zip(classes) {
-                *class = match row == BAD.0 {
-                    true => BAD.1,
-                    false => (row % 4) as i64,
+                *class = if row == BAD.0 {
+                    BAD.1
+                } else {
+                    (row % 4) as i64
                 };
             }
         })?)

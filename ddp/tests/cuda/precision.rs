@@ -8,9 +8,9 @@ use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
-use ddp::step::{Part, Step, StepOptions};
+use ddp::step::{StageSpec, Step, StepOptions};
 use ddp_comm::{Group, World};
-use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
+use ddp_kernels::ops::{Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, memory};
 
 use crate::agree::every_step_is_within_its_bound;
@@ -59,7 +59,7 @@ fn steps_in_bf16_are_those_of_the_cpu_but_for_their_roundings() {
     let device = gpu.device;
     let glyphs = bf16(Setup::new("glyphs,rows=200,held-out=0"));
     every_step_is_within_its_bound("bf16, relu, adamw", &glyphs, device);
-    let gelu = Activation::Gelu(Gelu::Erf);
+    let gelu = Activation::Gelu;
     let all = Setup {
         activation: gelu,
         dropout: 0.25,
@@ -208,7 +208,7 @@ fn where_numbers_are_exact_bf16_has_the_bits_of_the_cpus_f32_and_sums_of_more_bi
             ..plain.clone()
         },
         Case {
-            activation: Activation::Identity,
+            activation: None,
             ..plain.clone()
         },
         Case {
@@ -324,9 +324,8 @@ fn updates_too_small_for_bf16_add_up_in_the_masters() {
 fn bf16_has_the_same_bits_captured_and_eager() {
     let Some(gpu) = gpu() else { return };
     let glyphs = || bf16(Setup::new("glyphs,rows=50,held-out=0"));
-    let gelu = |kind| Activation::Gelu(kind);
     let all = Setup {
-        activation: gelu(Gelu::Erf),
+        activation: Activation::Gelu,
         dropout: 0.25,
         clip_norm: 0.5,
         micro: Some(5),
@@ -334,7 +333,7 @@ fn bf16_has_the_same_bits_captured_and_eager() {
         ..glyphs()
     };
     let tanh = Setup {
-        activation: gelu(Gelu::Tanh),
+        activation: Activation::GeluTanh,
         hidden: vec![16, 8],
         ..bf16(numbers())
     };
@@ -578,12 +577,12 @@ fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
     let models = Model::split(layers, &[8], &[gpu.device; 2], |layers, shape, device| {
         Model::new(layers, shape, Precision::Bf16, device, 3, &|_| false)
     });
-    let part = |model: Model| Part {
+    let part = |model: Model| StageSpec {
         optimizer: Optimizer::new(setup.rule, &model.params).unwrap(),
         group: Group::alone(),
         model,
     };
-    let parts: Vec<Part> = models.unwrap().into_iter().map(part).collect();
+    let parts: Vec<StageSpec> = models.unwrap().into_iter().map(part).collect();
     assert_eq!(parts.len(), 2);
     let options = StepOptions {
         graph: GraphChoice::Off,

@@ -172,9 +172,10 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
         (tied, "2.weight", 0),
     ] {
         let recipe = Recipe { frozen, ..recipe };
-        let (widths, quanta) = match recipe.tied {
-            true => (&[40; 3][..], tied_quanta),
-            false => (widths, quanta),
+        let (widths, quanta) = if recipe.tied {
+            (&[40; 3][..], tied_quanta)
+        } else {
+            (widths, quanta)
         };
         let mut quanta = quanta.to_vec();
         quanta[..lowest].fill(0);

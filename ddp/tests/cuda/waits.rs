@@ -141,12 +141,13 @@ impl Case {
                     .env("SIMCUDA_SCHEDULE", "lazy")
                     .env("SIMCUDA_DEVICES", "2");
                 let output = command.output().expect("this program can be started again");
-                match output.status.success() {
-                    true => Ok(Outcome {
+                if output.status.success() {
+                    Ok(Outcome {
                         model: Vec::new(),
                         numbers: Vec::new(),
-                    }),
-                    false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+                    })
+                } else {
+                    Err(String::from_utf8_lossy(&output.stderr).into_owned())
                 }
             }
         }

@@ -36,9 +36,10 @@ fn ranks_of_an_mpi_that_this_program_does_not_have_are_refused_and_rank_0_says_s
         let job = folder.alone(QUICK).env("OMPI_COMM_WORLD_RANK", rank);
         let ended = job.env("OMPI_COMM_WORLD_SIZE", "2").run();
         assert_eq!(ended.exit_code(), Some(2), "{ended}");
-        let told = match cfg!(feature = "mpi") {
-            true => "this program's MPI library do not match",
-            false => "this program was built without MPI",
+        let told = if cfg!(feature = "mpi") {
+            "this program's MPI library do not match"
+        } else {
+            "this program was built without MPI"
         };
         let says_so = ended.causes().iter().any(|cause| cause.contains(told));
         assert_eq!(says_so, rank == "0", "{ended}");

@@ -42,8 +42,8 @@ fn ended_early(folder: &Folder, ended: &Ended) -> (u64, u64) {
     );
     let end = log.end().unwrap();
     assert_eq!(
-        (&end["reason"], &end["exit_code"]),
-        (&Value::from(&*reason), &Value::from(0))
+        (&end["outcome"], &end["reason"], &end["exit_code"]),
+        (&"early".into(), &Value::from(&*reason), &0.into())
     );
     assert!(ended.stderr.contains(&reason), "{ended}");
     let saved = saved(folder);

@@ -88,7 +88,7 @@ fn every_event_has_exactly_its_fields() {
     let log = log_of("--epochs 2 --log-every 1");
     let start = "event time_unix_s config versions devices world data fingerprint held_out_fingerprint parameters steps steps_per_epoch initial_weights";
     let step = "event step epoch loss accuracy lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms digests";
-    let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
+    let end = "event time_unix_s outcome reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
     for event in &log.0 {
         let expected = match event["event"].as_str().unwrap() {
             "start" => start,
@@ -155,8 +155,8 @@ fn the_end_sums_up_what_came_before() {
     let log = log_of("--epochs 2 --log-every 5");
     let end = log.end().expect("the run came to its end");
     assert_eq!(
-        (&end["reason"], &end["exit_code"]),
-        (&"done".into(), &0.into())
+        (&end["outcome"], &end["reason"], &end["exit_code"]),
+        (&"done".into(), &"done".into(), &0.into())
     );
     assert_eq!((&end["steps"], &end["samples"]), (&16.into(), &512.into()));
     assert_eq!(end["loss"], log.all("step").last().unwrap()["loss"]);

@@ -59,9 +59,10 @@ fn stop_both(running: &mut Running) {
 fn a_job_of_which_all_processes_are_stopped_ends_or_starts_them_again() {
     all_at_once([true, false], |is_elastic| {
         let folder = Folder::new("frozen-all");
-        let words = match is_elastic {
-            true => format!("{QUICK} --min-ranks 2 --restarts 9 --timeout-s 5"),
-            false => format!("{ENDLESS} --timeout-s 5"),
+        let words = if is_elastic {
+            format!("{QUICK} --min-ranks 2 --restarts 9 --timeout-s 5")
+        } else {
+            format!("{ENDLESS} --timeout-s 5")
         };
         let mut running = folder.started(2, &words).start();
         stop_both(&mut running);

@@ -216,9 +216,10 @@ fn a_process_can_be_lost_while_it_joins() {
         let timeout = if fault.contains("stop") { SHORT } else { "" };
         let words = format!("{RUN} --min-ranks 1 --restarts 1 {timeout}");
         // In a meeting: of the third generation, if it does not come before the second.
-        let (comes, awaited) = match fault.contains("meeting") {
-            true => (format!("{rank}:joining:0:hold,"), "newcomer:14:hold"),
-            false => (String::new(), "forward:14:hold"),
+        let (comes, awaited) = if fault.contains("meeting") {
+            (format!("{rank}:joining:0:hold,"), "newcomer:14:hold")
+        } else {
+            (String::new(), "forward:14:hold")
         };
         let other = 1 - rank;
         let faults = format!("{comes}{rank}:forward:9:kill,{rank}:{fault},{other}:{awaited}");

@@ -266,7 +266,9 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
         );
         if let Some(end) = log.end() {
             assert!(
-                end["exit_code"] == 76 && end["reason"].as_str().unwrap().contains("step 2"),
+                end["outcome"] == "failed"
+                    && end["exit_code"] == 76
+                    && end["reason"].as_str().unwrap().contains("step 2"),
                 "{end}"
             );
         }

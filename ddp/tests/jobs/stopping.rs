@@ -359,7 +359,9 @@ fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
         let log = folder.metrics_log();
         let end = log.end().unwrap_or_else(|| panic!("{log:?}: {ended}"));
         assert!(
-            end["exit_code"] == 75 && end["reason"].as_str().unwrap().contains("by SIGTERM"),
+            end["outcome"] == "stopped"
+                && end["exit_code"] == 75
+                && end["reason"].as_str().unwrap().contains("by SIGTERM"),
             "{end}: {ended}"
         );
         assert_eq!(

@@ -69,9 +69,10 @@ fn a_rank_that_is_stopped_at_any_moment_ends_the_job_with_77_and_is_named() {
     all_at_once(cases, |(number, delay)| {
         // Every other job would not end by itself; the rest may be over before the rank is stopped.
         let (rank, ends) = (number % 3, !number.is_multiple_of(2));
-        let words = match ends {
-            true => format!("{QUICK} --checkpoint-every 2"),
-            false => QUICK.replace("--epochs 1", "--steps 1000000 --checkpoint-every 0"),
+        let words = if ends {
+            format!("{QUICK} --checkpoint-every 2")
+        } else {
+            QUICK.replace("--epochs 1", "--steps 1000000 --checkpoint-every 0")
         };
         let (ended, is_done) = stopped_after(delay, rank, &words);
         if ends && is_done {

@@ -65,9 +65,10 @@ impl Dataset for Lines {
         Ok(targets.with_slice_mut(|targets: &mut [i32]| {
             for (&row, row_targets) in rows.iter().zip(targets.chunks_exact_mut(LINES)) {
                 for (line, class) in (0..).zip(row_targets) {
-                    *class = match self.bad == Some((row, line)) {
-                        true => CLASSES as i32,
-                        false => drawn(2, row * LINES as u64 + line) as i32,
+                    *class = if self.bad == Some((row, line)) {
+                        CLASSES as i32
+                    } else {
+                        drawn(2, row * LINES as u64 + line) as i32
                     };
                 }
             }

@@ -9,7 +9,7 @@ use ddp::config::{Config, GraphChoice, Precision};
 use ddp::data::sampler::Shards;
 use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
-use ddp::nn::Sequential;
+use ddp::nn::{Linear, Sequential};
 use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
@@ -23,6 +23,9 @@ use ddp_kernels::{DType, Device, Tensor, threads};
 
 use super::random::mixed;
 use super::test_name;
+
+#[path = "../../engine/src/checkpoint/tests/testing.rs"]
+mod testing;
 
 /// Rows whose numbers are drawn by a function of stream and index.
 #[derive(Debug)]
@@ -141,7 +144,8 @@ pub(crate) fn worlds(
 pub(crate) struct Case {
     pub(crate) data: Arc<Rows>,
     pub(crate) hidden: Vec<usize>,
-    pub(crate) activation: Activation,
+    /// Between the layers; None for linear layers in a row.
+    pub(crate) activation: Option<Activation>,
     pub(crate) dropout: f64,
     pub(crate) batch: u64,
     pub(crate) micro: Option<usize>,
@@ -197,7 +201,7 @@ impl Case {
         Case {
             data: Arc::new(Rows::new(rows, 6, task, draw)),
             hidden: vec![16],
-            activation: Activation::Relu,
+            activation: Some(Activation::Relu),
             dropout: 0.0,
             batch: 12,
             micro: None,
@@ -264,10 +268,15 @@ impl Case {
 
     pub(crate) fn step(&self, world: &World) -> Result<Step> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
+        let Some(activation) = self.activation else {
+            let linear = |layers: Sequential, width: &usize| layers.then(Linear::new(*width));
+            let layers = hidden.iter().fold(Sequential::new(), linear);
+            return self.step_of(world, layers.then(Linear::new(outputs).outer()));
+        };
         let mlp = Mlp {
             hidden,
             outputs,
-            activation: self.activation,
+            activation,
             dropout: self.dropout,
         };
         self.step_of(world, mlp.layers())
@@ -329,46 +338,23 @@ impl Case {
 
 /// The state in a checkpoint besides tensors, after `step` steps of `ranks` ranks on these rows.
 pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
+    let state = testing::state(step);
     State {
-        format: 1,
-        program: "a test".into(),
-        versions: Default::default(),
-        step,
         samples: 11 * step,
         config: Config::default().to_json(),
         position: Position {
-            seed: 7,
-            epoch: 0,
-            in_epoch: step,
             rows: rows.rows,
             batch: 11,
-            drop_last: false,
+            ..state.position
         },
-        schedule: ScheduleState {
-            steps: 100,
-            warmup_steps: 10,
-            learning_rate: 0.1 + 0.2,
-        },
-        optimizer_since: 0,
         world: WorldState {
             ranks,
-            optimizer_parts: 1,
             devices: vec!["cpu".into(); ranks],
+            ..state.world
         },
         task: rows.task().clone(),
         row_shape: rows.row_shape().to_vec(),
-        image: Vec::new(),
-        normalization: None,
-        target_normalization: None,
-        plan: Default::default(),
-        columns: None,
-        class_weights: Vec::new(),
-        label: None,
-        fingerprint: "rows".into(),
-        held_out: Some("other rows".into()),
-        best: None,
-        last: None,
-        progress: ddp::checkpoint::Progress::default(),
+        ..state
     }
 }
 

@@ -311,7 +311,7 @@ fn a_perceptron_whose_dropout_layers_have_numbers_is_restored() {
         let mut layers = Sequential::new();
         for &width in &case.hidden {
             layers = layers.then(Linear::new(width));
-            layers = layers.then(Activate::new(case.activation));
+            layers = layers.then(Activate::new(case.activation.unwrap()));
             layers = layers.then(Dropout::new(case.dropout));
         }
         layers.then(Linear::new(4))

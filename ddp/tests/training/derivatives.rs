@@ -7,7 +7,7 @@ use ddp::nn::check::{DerivativeCheck, Objective};
 use ddp::nn::{
     Activate, CrossEntropy, Dropout, Layer, Linear, Loss, Mse, Residual, Sequential, Tie,
 };
-use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::ops::Activation;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 /// From `check::Derivative::error`: the error of the differences is about 1e-10 times a third
@@ -42,16 +42,6 @@ fn assert_derivatives_of(
     }
 }
 
-/// Every way to put an activation between two linear layers.
-fn activations() -> [Activation; 4] {
-    [
-        Activation::Identity,
-        Activation::Relu,
-        Activation::Gelu(Gelu::Erf),
-        Activation::Gelu(Gelu::Tanh),
-    ]
-}
-
 #[test]
 fn linear_with_and_without_bias_on_rows_of_one_and_more_dimensions() {
     assert_derivatives(Linear::new(3), &[4]);
@@ -69,7 +59,7 @@ fn linear_with_and_without_bias_on_rows_of_one_and_more_dimensions() {
 
 #[test]
 fn activations_alone_fused_unfused_and_twice_in_a_row() {
-    for activation in activations() {
+    for activation in Activation::all() {
         let act = || Activate::new(activation);
         assert_derivatives(act(), &[7]);
         assert_derivatives(Sequential::new().then(act()).then(act()), &[7]);
@@ -93,7 +83,7 @@ fn activations_alone_fused_unfused_and_twice_in_a_row() {
 
 #[test]
 fn dropout_drops_the_same_elements_forward_and_backward() {
-    for activation in activations() {
+    for activation in Activation::all() {
         for probability in [0.0, 0.5] {
             let net = Sequential::new()
                 .then(Linear::new(6))
@@ -109,7 +99,7 @@ fn dropout_drops_the_same_elements_forward_and_backward() {
 
 #[test]
 fn sequentials_in_sequentials() {
-    for activation in activations() {
+    for activation in Activation::all() {
         let act = || Activate::new(activation);
         let inner = || {
             Sequential::new()
@@ -143,7 +133,7 @@ fn sequentials_in_sequentials() {
 
 #[test]
 fn residuals_with_anything_inside() {
-    for activation in activations() {
+    for activation in Activation::all() {
         let act = || Activate::new(activation);
         let inner = || {
             Sequential::new()
@@ -261,7 +251,7 @@ fn squared_error() {
 #[test]
 fn derivatives_of_a_perceptron_with_every_option_are_right() {
     let targets = Tensor::from_slice(&[2u8, 0, 1, 1, 2], &[ROWS], Device::Cpu).unwrap();
-    for activation in activations() {
+    for activation in Activation::all() {
         let mlp = Mlp {
             hidden: vec![6, 5],
             outputs: 3,

@@ -8,7 +8,7 @@ use ddp::nn::{
     Sequential, Tie,
 };
 use ddp::optim::{Clip, Method, Optimizer, Rule};
-use ddp_kernels::ops::{self, Activation, Gelu, SgdConstants};
+use ddp_kernels::ops::{self, Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -97,7 +97,7 @@ fn cases() -> [Case; 5] {
         ),
         case(
             "gelu_momentum_clipped",
-            || mlp(Activation::Gelu(Gelu::Erf)),
+            || mlp(Activation::Gelu),
             sgd(false),
             0.0625,
             |_| Box::new(CrossEntropy::default()),
@@ -106,7 +106,7 @@ fn cases() -> [Case; 5] {
             ignores: true,
             ..case(
                 "gelu_tanh_nesterov_smoothed_weighted",
-                || mlp(Activation::Gelu(Gelu::Tanh)),
+                || mlp(Activation::GeluTanh),
                 sgd(true),
                 0.0,
                 |dtype| {
@@ -121,7 +121,7 @@ fn cases() -> [Case; 5] {
         },
         case(
             "gelu_adamw_smoothed_clipped",
-            || mlp(Activation::Gelu(Gelu::Erf)),
+            || mlp(Activation::Gelu),
             adamw(0.0),
             0.25,
             |_| {

@@ -18,7 +18,7 @@ use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
 use ddp::step::{Step, StepOptions};
 use ddp_comm::World;
-use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
+use ddp_kernels::ops::{Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -45,11 +45,8 @@ fn number(case: &Value, key: &str) -> f64 {
 /// The step that `case` describes, with the golden file's initial weights.
 fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
     let sizes = sizes(golden);
-    let activation = match case["activation"].as_str() {
-        None => Activation::Relu,
-        Some("gelu") => Activation::Gelu(Gelu::Erf),
-        Some(_) => Activation::Gelu(Gelu::Tanh),
-    };
+    let activation = case["activation"].as_str();
+    let activation = activation.map_or(Activation::Relu, |name| name.parse().unwrap());
     let (hidden, outputs) = (sizes[1..sizes.len() - 1].to_vec(), *sizes.last().unwrap());
     let layers = Mlp {
         hidden,

@@ -33,18 +33,20 @@ fn images(channels_last: bool) -> Vec<f64> {
         let (pixel, channel) = (index / channels % (height * width), index % channels);
         planes[index / PIXELS * PIXELS + channel * height * width + pixel]
     };
-    match channels_last {
-        true => (0..planes.len()).map(at).collect(),
-        false => planes,
+    if channels_last {
+        (0..planes.len()).map(at).collect()
+    } else {
+        planes
     }
 }
 
 /// Loss, output and gradients of a model, as the script has them.
 fn run(pool: Pool, channels_last: bool, dtype: DType) -> Vec<(String, Vec<f64>)> {
     let [channels, height, width] = SHAPE;
-    let image = match channels_last {
-        true => format!("{height}x{width}x{channels}"),
-        false => format!("{channels}x{height}x{width}"),
+    let image = if channels_last {
+        format!("{height}x{width}x{channels}")
+    } else {
+        format!("{channels}x{height}x{width}")
     };
     let spec = ModelSpec::from(VitSpec {
         layers: 2,

@@ -12,7 +12,7 @@ use ddp::nn::{
     Saved, Scratch, Sequential, Tie,
 };
 use ddp::params::ParamId;
-use ddp_kernels::ops::{self, Activation, Gelu};
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 const CPU: Device = Device::Cpu;
@@ -181,11 +181,7 @@ fn bits(x: &[f64]) -> Vec<u64> {
 
 #[test]
 fn fusing_changes_no_bit() {
-    for activation in [
-        Activation::Relu,
-        Activation::Gelu(Gelu::Erf),
-        Activation::Gelu(Gelu::Tanh),
-    ] {
+    for activation in Activation::all() {
         for dropout in [0.0, 0.3] {
             let run = |layers: Sequential| {
                 let mut bench = Bench::new(layers, &[13], DType::F32, &|_| false);
@@ -438,7 +434,7 @@ fn zero_rows_give_zero_gradients_or_leave_those_there() {
         let none = Tensor::zeros(&[0, 13], DType::F32, CPU).unwrap();
         let net = Sequential::new()
             .then(Residual::new(Dropout::new(0.2)))
-            .then(mlp(Activation::Gelu(Gelu::Erf), 0.5));
+            .then(mlp(Activation::Gelu, 0.5));
         let mut bench = Bench::new(net, &[13], DType::F32, &|_| false);
         let params = &bench.model.params;
         let trained: Vec<_> = params
@@ -478,7 +474,7 @@ fn zero_rows_give_zero_gradients_or_leave_those_there() {
 #[test]
 fn evaluation_saves_and_drops_nothing_and_alternates_two_buffers() {
     let hidden = vec![64; 8];
-    let activation = Activation::Gelu(Gelu::Tanh);
+    let activation = Activation::GeluTanh;
     let layers = |dropout| {
         Mlp {
             hidden: hidden.clone(),

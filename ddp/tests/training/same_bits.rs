@@ -291,9 +291,10 @@ fn every_combination_of_settings_has_the_same_bits_on_other_ranks() {
     for number in ddp_slice::of("same-bits, combinations", all.len(), 4) {
         let (model, settings) = &all[number];
         let one = trained(model, settings, 1);
-        let sizes = match ddp_slice::is_all() {
-            true => SIZES[1..].to_vec(),
-            false => vec![SIZES[1 + number % 8], SIZES[1 + (number / 8 + 3) % 8]],
+        let sizes = if ddp_slice::is_all() {
+            SIZES[1..].to_vec()
+        } else {
+            vec![SIZES[1 + number % 8], SIZES[1 + (number / 8 + 3) % 8]]
         };
         for size in sizes {
             assert_eq!(

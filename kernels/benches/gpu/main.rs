@@ -137,9 +137,10 @@ impl Bench {
     fn attention(&self) -> Result<()> {
         for [batch, heads, time, head_size] in [[32, 12, 1024, 64], [4, 32, 4096, 128]] {
             let case = format!("{batch}x{heads}x{time}x{head_size}");
-            let [batch, heads, time] = match self.simulated {
-                true => [1, 2, 96],
-                false => [batch, heads, time],
+            let [batch, heads, time] = if self.simulated {
+                [1, 2, 96]
+            } else {
+                [batch, heads, time]
             };
             let (rows, width) = (batch * time, heads * head_size);
             let randn = |columns| self.randn(&[rows, columns], DType::BF16);
@@ -194,12 +195,15 @@ impl Bench {
         );
         self.say(
             "relu f32",
-            gb(8) / self.seconds(calls, || ops::relu_into(&x, &y))?,
+            gb(8) / self.seconds(calls, || ops::activate_into(&x, &y, ops::Activation::Relu))?,
             "GB/s",
         );
         self.say(
             "gelu f32",
-            gb(8) / self.seconds(calls, || ops::gelu_into(&x, &y, ops::Gelu::Tanh))?,
+            gb(8)
+                / self.seconds(calls, || {
+                    ops::activate_into(&x, &y, ops::Activation::GeluTanh)
+                })?,
             "GB/s",
         );
         self.say(

@@ -1,6 +1,6 @@
 //! Matmuls, and layers made of them.
 
-use ddp_kernels::ops::{self, Activation, Below};
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
@@ -149,10 +149,10 @@ fn layers(
     let (dx, dw, db) = (x.zeros_like()?, weight.zeros_like()?, bias.zeros_like()?);
     let bodies: [(&str, &mut dyn FnMut() -> Result<()>); 3] = [
         ("linear 128x784->1024, bias and relu", &mut || {
-            ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None)
+            ops::linear_into(&y, &x, &weight, Some(&bias), Some(Activation::Relu), None)
         }),
         ("linear backward dx, relu below folded", &mut || {
-            ops::linear_backward_input_into(&dx, &dy, &weight, Below::Relu(&x))
+            ops::linear_backward_input_into(&dx, &dy, &weight, Some((Activation::Relu, &x)))
         }),
         ("linear backward dw and db", &mut || {
             ops::linear_backward_weight_into(&dw, Some(&db), &dy, &x, false)

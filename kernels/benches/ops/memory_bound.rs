@@ -3,7 +3,7 @@
 //! shape that the operation requires. Then the cost of a call, of a ledger entry and of a scope.
 
 use ddp_kernels::ops::{
-    self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOptions, CrossEntropyOut, Gelu,
+    self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOptions, CrossEntropyOut,
     SgdConstants, SgdScalars,
 };
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
@@ -78,8 +78,16 @@ fn elementwise(count: usize, measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<(
     measure(vec![
         body("copy", 8, run!(|a, out| out.copy_from(&a))),
         body("fill", 4, run!(|out| ops::fill_into(&out, 0.5))),
-        body("relu", 8, run!(|a, out| ops::relu_into(&out, &a))),
-        body("relu in place", 8, run!(|out| ops::relu_into(&out, &out))),
+        body(
+            "relu",
+            8,
+            run!(|a, out| ops::activate_into(&out, &a, ops::Activation::Relu)),
+        ),
+        body(
+            "relu in place",
+            8,
+            run!(|out| ops::activate_into(&out, &out, ops::Activation::Relu)),
+        ),
         body("add", 12, run!(|a, b, out| ops::add_into(&out, &a, &b))),
         body(
             "add in place",
@@ -95,17 +103,17 @@ fn elementwise(count: usize, measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<(
         body(
             "gelu tanh",
             8,
-            run!(|a, out| ops::gelu_into(&out, &a, Gelu::Tanh)),
+            run!(|a, out| ops::activate_into(&out, &a, ops::Activation::GeluTanh)),
         ),
         body(
             "gelu erf",
             8,
-            run!(|a, out| ops::gelu_into(&out, &a, Gelu::Erf)),
+            run!(|a, out| ops::activate_into(&out, &a, ops::Activation::Gelu)),
         ),
         body(
             "gelu erf backward",
             12,
-            run!(|a, b, out| ops::gelu_backward_into(&out, &a, &b, Gelu::Erf)),
+            run!(|a, b, out| ops::activate_backward_into(&out, &a, &b, ops::Activation::Gelu)),
         ),
         body(
             "cast f32 to bf16",

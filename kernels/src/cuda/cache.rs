@@ -42,19 +42,19 @@ impl Key {
 }
 
 /// Where one image is on disk, if anywhere.
-pub(crate) struct Entry {
+pub(crate) struct CacheEntry {
     path: Option<PathBuf>,
     key: u128,
 }
 
-impl Entry {
+impl CacheEntry {
     /// The file in the folder that the environment names. `label` makes its name readable.
-    pub(crate) fn of_process(label: &str, key: u128) -> Entry {
-        Entry::new(folder(|name| std::env::var_os(name)), label, key)
+    pub(crate) fn of_process(label: &str, key: u128) -> CacheEntry {
+        CacheEntry::new(folder(|name| std::env::var_os(name)), label, key)
     }
 
-    fn new(folder: Option<PathBuf>, label: &str, key: u128) -> Entry {
-        Entry {
+    fn new(folder: Option<PathBuf>, label: &str, key: u128) -> CacheEntry {
+        CacheEntry {
             path: folder.map(|folder| folder.join(format!("{label}-{key:032x}.kernels"))),
             key,
         }

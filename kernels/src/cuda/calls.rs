@@ -111,7 +111,7 @@ codes! {
 functions! {
     /// The driver's functions, as in NVIDIA's cuda.h. What it writes has no enums.
     /// `cuEventElapsedTime` is the first version: drivers before CUDA 12.8 lack the second.
-    pub(crate) struct Functions {
+    pub(crate) struct DriverFunctions {
         fn cuGetErrorName(CUresult, *mut *const c_char) -> CUresult;
         fn cuGetErrorString(CUresult, *mut *const c_char) -> CUresult;
         fn cuDeviceGet(*mut c_int, c_int) -> CUresult;
@@ -167,13 +167,13 @@ functions! {
 }
 
 /// The functions, looked up at the first call; or what is missing, with help.
-pub(crate) fn functions() -> Result<&'static Functions, &'static str> {
-    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+pub(crate) fn functions() -> Result<&'static DriverFunctions, &'static str> {
+    static FUNCTIONS: OnceLock<Result<DriverFunctions, String>> = OnceLock::new();
     let load = || {
         let help = "update the NVIDIA driver to one for CUDA 11.4 or later";
         let names = ["libcuda.so.1", "libcuda.so"];
         Library::first(&discover().driver, &names, |library| {
-            Functions::load(library, help)
+            DriverFunctions::load(library, help)
         })
     };
     FUNCTIONS.get_or_init(load).as_ref().map_err(String::as_str)
@@ -181,13 +181,13 @@ pub(crate) fn functions() -> Result<&'static Functions, &'static str> {
 
 /// A call that the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct DriverFault {
     pub(crate) function: &'static str,
     pub(crate) code: CUresult,
 }
 
 /// The outcome of a call of the driver.
-pub(crate) type Outcome<T> = Result<T, Fault>;
+pub(crate) type Outcome<T> = Result<T, DriverFault>;
 
 /// Calls a function of the driver, as in `driver!(cuStreamSynchronize(stream))`, and turns its code
 /// into an `Outcome`. It must be in an unsafe block with a SAFETY comment for the call.
@@ -209,11 +209,11 @@ pub(crate) fn outcome(function: &'static str, code: CUresult) -> Outcome<()> {
     if code == CUresult::CUDA_SUCCESS {
         Ok(())
     } else {
-        Err(Fault { function, code })
+        Err(DriverFault { function, code })
     }
 }
 
-impl Fault {
+impl DriverFault {
     /// Whether the device runs no more work of this process.
     pub(crate) fn is_of_a_lost_device(self) -> bool {
         use CUresult as Code;
@@ -321,7 +321,7 @@ mod tests {
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
         ] {
-            let fault = Fault {
+            let fault = DriverFault {
                 function: "cuStreamSynchronize",
                 code,
             };

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
 
 use super::calls::CUresult;
-use super::calls::{Fault, Outcome, describe, driver};
+use super::calls::{DriverFault, Outcome, describe, driver};
 use super::devices::GPUS_MAX;
 use crate::Device;
 use crate::error::{Caller, Result};
@@ -178,7 +178,7 @@ impl Gpu {
     /// which it would break.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
         if self.has_captures() {
-            return Err(Fault {
+            return Err(DriverFault {
                 function: "cuCtxSynchronize",
                 code: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
             });

@@ -20,7 +20,7 @@ use cudarc::driver::sys::{
 
 use super::cache;
 use super::calls::CUresult;
-use super::calls::{Fault, Outcome, describe, driver};
+use super::calls::{DriverFault, Outcome, describe, driver};
 use super::devices::GPUS_MAX;
 use super::gpu::{Gpu, Handle};
 use super::queue::is_capturing;
@@ -56,7 +56,7 @@ impl Source {
     }
 }
 
-/// The name of a kernel: `relu_f32` is `("relu", DType::F32)`.
+/// The name of a kernel: `activate_f32` is `("activate", DType::F32)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelName {
     base: &'static str,
@@ -150,7 +150,7 @@ impl Making {
                 }
                 write(&module.kernels).insert(name, Handle(function));
             }
-            Err(Fault {
+            Err(DriverFault {
                 code: CUresult::CUDA_ERROR_NOT_FOUND,
                 ..
             }) => {
@@ -194,11 +194,11 @@ impl Making {
         let (name, architecture) = (self.source.name, target.0);
         let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
         let text = compiler::text_of(name, self.source.text);
-        let entry = cache::Entry::of_process(&label, key(compiler, target, &text));
+        let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
         if let Some(image) = entry.read() {
             match self.load(&image) {
                 Ok(handle) => return Ok((image.into(), handle)),
-                Err(Fault { code, .. }) => {
+                Err(DriverFault { code, .. }) => {
                     tracing::debug!("compiling {name} again: the cached one gave {code:?}");
                 }
             }
@@ -235,12 +235,12 @@ impl Making {
         ))
     }
 
-    fn refused(&self, fault: Fault) -> Error {
+    fn refused(&self, fault: DriverFault) -> Error {
         fault.of(self.by, self.gpu.device())
     }
 
     /// The error for an image of this compiler that the driver does not load.
-    fn unloadable(&self, fault: Fault, compiler: &Compiler) -> Error {
+    fn unloadable(&self, fault: DriverFault, compiler: &Compiler) -> Error {
         let of_versions = [
             CUresult::CUDA_ERROR_INVALID_IMAGE,
             CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::sys::{self, CUevent, CUgraph, CUstream, CUstreamCaptureMode};
 
 use super::calls::CUresult;
-use super::calls::{Fault, Outcome, driver};
+use super::calls::{DriverFault, Outcome, driver};
 use super::devices::GPUS_MAX;
 use super::gpu::Gpu;
 use crate::panics::lock;
@@ -35,15 +35,15 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 /// The streams that this process keeps for one device.
-struct Kept {
+struct DeviceStreams {
     default: OnceLock<Arc<Queue>>,
     reaper: OnceLock<Arc<Queue>>,
     /// Private streams for captures.
     spare: Mutex<Vec<Arc<Queue>>>,
 }
 
-static KEPT: [Kept; GPUS_MAX] = [const {
-    Kept {
+static KEPT: [DeviceStreams; GPUS_MAX] = [const {
+    DeviceStreams {
         default: OnceLock::new(),
         reaper: OnceLock::new(),
         spare: Mutex::new(Vec::new()),
@@ -138,7 +138,7 @@ impl Queue {
     /// Joins the capture `id`, which must be this thread's.
     fn join(self: &Arc<Self>, id: u64) -> Outcome<()> {
         if CAPTURE.get() != id {
-            return Err(Fault {
+            return Err(DriverFault {
                 function: "cuStreamWaitEvent",
                 code: CUresult::CUDA_ERROR_CAPTURED_EVENT,
             });
@@ -167,7 +167,7 @@ impl Queue {
     /// Blocks until all work given to this stream is done.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
         if self.is_captured() {
-            return Err(Fault {
+            return Err(DriverFault {
                 function: "cuStreamSynchronize",
                 code: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
             });
@@ -305,13 +305,13 @@ impl Mark {
         let ask = || unsafe { driver!(cuEventQuery(self.event)) };
         let answer = self.gpu.bind().and_then(|()| outside_capture(ask));
         // A passing error says nothing about the work: host memory stays in use.
-        answer.map_or_else(Fault::is_of_a_lost_device, |()| true)
+        answer.map_or_else(DriverFault::is_of_a_lost_device, |()| true)
     }
 
     /// Blocks until all work before it is done.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
         if self.capture != 0 {
-            return Err(Fault {
+            return Err(DriverFault {
                 function: "cuEventSynchronize",
                 code: CUresult::CUDA_ERROR_CAPTURED_EVENT,
             });

@@ -137,7 +137,7 @@ fn release(path: &Path) -> Option<String> {
 }
 
 /// The functions of the first library that the loader accepts, with its name; or what is wrong.
-fn load(names: &[OsString]) -> Result<(Functions, &OsStr), Library> {
+fn load(names: &[OsString]) -> Result<(DiscoveryFunctions, &OsStr), Library> {
     let unusable = |found, advice| Library {
         what: WHAT,
         found,
@@ -153,7 +153,7 @@ fn load(names: &[OsString]) -> Result<(Functions, &OsStr), Library> {
         match unsafe { Loaded::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
             Ok(handle) => {
                 let library = LoadedLibrary::new(handle.into(), WHAT);
-                return match Functions::load(library, HELP) {
+                return match DiscoveryFunctions::load(library, HELP) {
                     Ok(functions) => Ok((functions, name)),
                     Err(lacks) => Err(unusable(Some(name.into()), format!("broken: {lacks}"))),
                 };
@@ -191,7 +191,7 @@ fn is_absence(message: &str, name: &str) -> bool {
 
 functions! {
     /// The driver's functions that discovery calls, as in NVIDIA's cuda.h.
-    struct Functions {
+    struct DiscoveryFunctions {
         fn cuInit(c_uint) -> c_int;
         fn cuDriverGetVersion(*mut c_int) -> c_int;
         fn cuDeviceGetCount(*mut c_int) -> c_int;
@@ -203,7 +203,7 @@ functions! {
     }
 }
 
-impl Functions {
+impl DiscoveryFunctions {
     /// The newest CUDA it supports. It can be asked before cuInit.
     fn version(&self) -> Option<(u32, u32)> {
         // SAFETY: the driver writes one int, and `to` points to one.

@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::launch::{F32Math, f32_math};
 use crate::panics::{lock, read, write};
 use crate::{DType, Tensor};
-use library::{Blas, Fault};
+use library::{Blas, BlasFault};
 pub(crate) use library::{Epilogue, Function};
 use plan::{Kind, Operands, Plan, WORKSPACE_BYTES};
 
@@ -179,7 +179,7 @@ impl Launcher {
         self.gpu.bind().map_err(|fault| self.failed(fault))
     }
 
-    fn failed(&self, fault: calls::Fault) -> Error {
+    fn failed(&self, fault: calls::DriverFault) -> Error {
         fault.of(self.by, self.gpu.device())
     }
 
@@ -197,10 +197,11 @@ impl Launcher {
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = match self.leaves(kind)? {
-            true => None,
-            false => Plan::make(&engine.blas, kind, refused)
-                .map_err(|fault| self.refused(engine, fault, matmul))?,
+        let plan = if self.leaves(kind)? {
+            None
+        } else {
+            Plan::make(&engine.blas, kind, refused)
+                .map_err(|fault| self.refused(engine, fault, matmul))?
         };
         let plan = match plan {
             Some(plan) => {
@@ -252,7 +253,7 @@ impl Launcher {
         Err(self.by.capture(self.gpu.device(), what, help))
     }
 
-    fn refused(&self, engine: &Engine, fault: Fault, matmul: &Matmul) -> Error {
+    fn refused(&self, engine: &Engine, fault: BlasFault, matmul: &Matmul) -> Error {
         // Of a lost device cuBLASLt says only that it failed; the driver says why.
         if let Err(mut why) = self.queue.record(false)
             && why.is_of_a_lost_device()

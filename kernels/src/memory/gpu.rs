@@ -21,7 +21,7 @@ use super::pool::{PoolState, Wanted, pool};
 use crate::Device;
 use crate::cuda::Gpu;
 use crate::cuda::calls::CUresult;
-use crate::cuda::calls::{Fault, Outcome, driver};
+use crate::cuda::calls::{DriverFault, Outcome, driver};
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Result};
@@ -55,7 +55,7 @@ pub(super) fn allocate(index: usize, wanted: Wanted) -> Result<(NonNull<u8>, usi
     }
     free_deferred(index);
     let capacity_bytes = wanted.bytes.next_multiple_of(STEP_BYTES);
-    let failed = |fault: Fault| fault.of(by, device);
+    let failed = |fault: DriverFault| fault.of(by, device);
     let gpu = owner.gpu;
     let pool = pool(device).expect("a GPU in use has a pool");
     let mut state = pool.lock();
@@ -64,7 +64,7 @@ pub(super) fn allocate(index: usize, wanted: Wanted) -> Result<(NonNull<u8>, usi
         refresh(device, &mut state);
         return Err(state.out_of_memory(&wanted, free_bytes(index, &state)));
     }
-    let is_full = |fault: &Fault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let is_full = |fault: &DriverFault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
     let mut taken = take(&owner, capacity_bytes);
     if taken.as_ref().is_err_and(is_full) {
         // Memory freed in the order of a stream that is not there yet counts as taken: wait for it,
@@ -127,7 +127,7 @@ impl Users {
         }
         let ordered = if self.owner.is_captured() {
             // A stream outside the capture cannot wait for an event inside it.
-            Err(Fault {
+            Err(DriverFault {
                 function: "cuStreamWaitEvent",
                 code: CUresult::CUDA_ERROR_CAPTURED_EVENT,
             })
@@ -171,7 +171,7 @@ impl Users {
             self.free_after(&visitors, address)
         };
         // A lost device reports its error at the next call that waits; its memory is lost too.
-        if let Err(Fault { function, code }) = freed {
+        if let Err(DriverFault { function, code }) = freed {
             let device = self.owner.gpu.device();
             tracing::debug!("{function} on {device} failed with {code:?} as a tensor was dropped");
         }

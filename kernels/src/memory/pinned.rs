@@ -8,7 +8,7 @@ use super::host;
 use super::pool::{PINNED, Wanted};
 use crate::cuda::Gpu;
 use crate::cuda::calls::CUresult;
-use crate::cuda::calls::{Fault, Outcome, driver};
+use crate::cuda::calls::{DriverFault, Outcome, driver};
 use crate::cuda::queue::is_capturing;
 use crate::error::Result;
 use crate::panics::lock;
@@ -16,7 +16,7 @@ use crate::stream::Event;
 
 /// A buffer kept for reuse.
 #[derive(Debug)]
-struct Kept {
+struct SpareBuffer {
     pointer: NonNull<u8>,
     capacity_bytes: usize,
     /// Copies that may still use it.
@@ -24,11 +24,11 @@ struct Kept {
 }
 
 // SAFETY: the list owns the bytes at the address; only copies in `pending` refer to them.
-unsafe impl Send for Kept {}
+unsafe impl Send for SpareBuffer {}
 
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<SpareBuffer>> = Mutex::new(Vec::new());
 
-impl Kept {
+impl SpareBuffer {
     /// Whether no copy uses it any more.
     fn is_idle(&mut self) -> bool {
         self.pending.retain(|event| !event.is_done());
@@ -49,7 +49,7 @@ pub(super) fn allocate(wanted: Wanted) -> Result<(NonNull<u8>, usize, bool)> {
 
 /// The smallest idle buffer that fits and is at most twice as large. The lock is not held while the
 /// driver is asked: each candidate is taken out of the list first.
-fn reuse(capacity_bytes: usize) -> Option<Kept> {
+fn reuse(capacity_bytes: usize) -> Option<SpareBuffer> {
     let fits = capacity_bytes..=2 * capacity_bytes;
     let next = || {
         let mut kept = lock(&KEPT);
@@ -84,7 +84,7 @@ fn take(capacity_bytes: usize, wanted: &Wanted) -> Result<NonNull<u8>> {
         let help = "make the tensor before the capture";
         return Err(by.capture(gpu.device(), why, help));
     }
-    let is_full = |fault: &Fault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let is_full = |fault: &DriverFault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
     let mapped = match map(gpu, capacity_bytes) {
         Err(fault) if is_full(&fault) && empty_cache() > 0 => map(gpu, capacity_bytes),
         other => other,
@@ -115,7 +115,7 @@ fn map(gpu: &Gpu, bytes: usize) -> Outcome<NonNull<u8>> {
 
 /// Keeps a buffer for reuse once the copies in `pending` are done.
 pub(super) fn give_back(pointer: NonNull<u8>, capacity_bytes: usize, pending: Vec<Event>) {
-    lock(&KEPT).push(Kept {
+    lock(&KEPT).push(SpareBuffer {
         pointer,
         capacity_bytes,
         pending,

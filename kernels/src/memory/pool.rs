@@ -73,24 +73,24 @@ pub(super) struct PoolState {
 }
 
 #[derive(Debug)]
-pub(super) struct Pool(LazyLock<Mutex<PoolState>>);
+pub(super) struct BlockPool(LazyLock<Mutex<PoolState>>);
 
 /// The CPU's pool, then one for each GPU.
-static POOLS: [Pool; 1 + GPUS_MAX] = [const { Pool::new() }; 1 + GPUS_MAX];
+static POOLS: [BlockPool; 1 + GPUS_MAX] = [const { BlockPool::new() }; 1 + GPUS_MAX];
 /// Pinned host memory.
-pub(super) static PINNED: Pool = Pool::new();
+pub(super) static PINNED: BlockPool = BlockPool::new();
 
 /// The pool of a device; None for an index that no device can have.
-pub(super) fn pool(device: Device) -> Option<&'static Pool> {
+pub(super) fn pool(device: Device) -> Option<&'static BlockPool> {
     match device {
         Device::Cpu => POOLS.first(),
         Device::Cuda(index) => POOLS[1..].get(index),
     }
 }
 
-impl Pool {
-    const fn new() -> Pool {
-        Pool(LazyLock::new(Mutex::default))
+impl BlockPool {
+    const fn new() -> BlockPool {
+        BlockPool(LazyLock::new(Mutex::default))
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {

@@ -1,91 +1,131 @@
-//! relu, relu² and gelu, and their derivatives: functions that a linear layer can apply to its
-//! sums, and operations of their own. NaN stays NaN.
+//! Activations: functions that a linear layer can apply to its sums, and operations of their own.
+//! NaN stays NaN.
 //!
-//! gelu is `x Φ(x)` (`Erf`, PyTorch's default) or its tanh form (`Tanh`, as in GPT-2). f32 uses
-//! `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞ gives −0
-//! where PyTorch gives NaN.
-
+//! f32 uses `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞
+//! gives −0 in gelu and silu, where PyTorch gives NaN.
+//!
+//! A new one is a variant of `Activation`, a type with its formulas, its name in `with_function!`,
+//! and the same in common.cuh; tests take it from `Activation::all`.
 //!
 //! swiglu is `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). Letters: R rows, H columns of the
 //! result.
 
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{Argument, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::elementwise::{Binary, Unary, binary_op, of_elements, unary_op};
+use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::float::Float;
+use crate::setting::Choice;
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
-use crate::{Tensor, math};
+use crate::{Tensor, choices, math};
 
 static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
 
-/// What a layer applies to `x·Wᵀ + b`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    Identity,
-    /// max(z, 0).
-    Relu,
-    /// z·Φ(z), by tanh or erf.
-    Gelu(Gelu),
+choices! {
+    /// A function of each element, which a linear layer can apply.
+    #[derive(Default)]
+    pub enum Activation {
+        /// max(z, 0)
+        #[default]
+        Relu = "relu",
+        /// z if it is positive, else 0.01·z
+        LeakyRelu = "leaky-relu",
+        /// max(z, 0)²
+        ReluSquared = "relu2",
+        /// z·Φ(z), exact
+        Gelu = "gelu",
+        /// z·Φ(z), approximated with tanh
+        GeluTanh = "gelu-tanh",
+    }
 }
 
-// Not max(): that would turn NaN into 0.
-of_elements! {
-    /// relu, and its derivative (0 at 0, as in PyTorch) times `dy`, from relu's input or output.
-    pub(crate) Relu(): (x) => if x < T::ZERO { T::ZERO } else { x },
-        (dy, y) => if y > T::ZERO { dy } else { T::ZERO };
-    /// relu² of one element, and its derivative at x times `dy`.
-    ReluSquared(): (x) => if x < T::ZERO { T::ZERO } else { x * x },
-        (dy, x) => if x <= T::ZERO { T::ZERO } else { dy * (x + x) };
-}
+impl Activation {
+    /// Every activation.
+    pub fn all() -> impl Iterator<Item = Activation> {
+        Activation::ALL.iter().map(|&(activation, ..)| activation)
+    }
 
-/// Which formula of gelu.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Gelu {
-    /// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³). f32 is off by at most 4ε max(|x|, 1),
-    /// ε = 2⁻²⁴; its derivative by 8ε.
-    Tanh,
-    /// x Φ(x), Φ being the normal distribution. f32 is off by at most 4ε max(|x|, 1); its
-    /// derivative by 6ε.
-    Erf,
-}
+    /// Its number in common.cuh, where 0 is none.
+    pub(crate) fn number(self) -> u32 {
+        self as u32 + 1
+    }
 
-/// gelu of one element in its tanh form, and its derivative times `dy`.
-#[derive(Clone, Copy)]
-pub(crate) struct GeluTanh;
-
-/// gelu of one element in its exact form, and its derivative times `dy`.
-#[derive(Clone, Copy)]
-pub(crate) struct GeluErf;
-
-macro_rules! formula {
-    ($Form:ident, $T:ty, $value:path, $slope:path) => {
-        impl Unary<$T> for $Form {
-            const MEMORY_BOUND: bool = false;
-            #[inline(always)]
-            fn apply(self, x: $T) -> $T {
-                $value(x)
-            }
+    /// Whether its derivative is computed from its input; else from its output.
+    pub fn keeps_input(self) -> bool {
+        match self {
+            Activation::Relu | Activation::LeakyRelu => false,
+            Activation::ReluSquared | Activation::Gelu | Activation::GeluTanh => true,
         }
-        impl Binary<$T> for $Form {
-            const MEMORY_BOUND: bool = false;
-            #[inline(always)]
-            fn apply(self, dy: $T, x: $T) -> $T {
-                dy * $slope(x)
-            }
+    }
+}
+
+/// The expression with `$f` as the type of an activation's formulas, compiled for each.
+macro_rules! with_function {
+    ($activation:expr, $f:ident => $value:expr) => {
+        with_function!($activation, $f => $value; Relu LeakyRelu ReluSquared Gelu GeluTanh)
+    };
+    ($activation:expr, $f:ident => $value:expr; $($Name:ident)+) => {
+        match $activation {
+            $($crate::ops::activation::Activation::$Name => {
+                let $f = $crate::ops::activation::$Name;
+                $value
+            })+
         }
     };
 }
-formula!(GeluTanh, f32, math::gelu_tanh, math::gelu_tanh_grad);
-formula!(GeluTanh, f64, in_f64::gelu_tanh, in_f64::gelu_tanh_grad);
-formula!(GeluErf, f32, math::gelu_erf, math::gelu_erf_grad);
-formula!(GeluErf, f64, in_f64::gelu_erf, in_f64::gelu_erf_grad);
+pub(crate) use with_function;
 
-/// The four formulas in f64, within a few 2⁻⁵³ of max(|x|, 1): for finite differences.
+// Each with its derivative times `dy`. Not max(): that would turn NaN into 0.
+of_elements! {
+    /// The derivative is 0 at 0, as in PyTorch.
+    pub(crate) Relu(): (x) => if x < T::ZERO { T::ZERO } else { x },
+        (dy, y) => if y > T::ZERO { dy } else { T::ZERO };
+    /// The derivative is 0.01 at 0, as in PyTorch.
+    pub(crate) LeakyRelu(): (x) => if x > T::ZERO { x } else { x * T::from_f64(0.01) },
+        (dy, y) => if y > T::ZERO { dy } else { dy * T::from_f64(0.01) };
+    pub(crate) ReluSquared(): (x) => if x < T::ZERO { T::ZERO } else { x * x },
+        (dy, x) => if x <= T::ZERO { T::ZERO } else { dy * (x + x) };
+}
+
+/// Functions that f32 and f64 compute in different ways.
+pub(crate) trait Formulas: Float {
+    /// silu and its derivative.
+    fn silu(self) -> (Self, Self);
+    fn gelu_erf(self) -> Self;
+    fn gelu_erf_grad(self) -> Self;
+    fn gelu_tanh(self) -> Self;
+    fn gelu_tanh_grad(self) -> Self;
+}
+
+macro_rules! formulas {
+    ($T:ty, $from:ident: $($name:ident -> $To:ty),+) => {
+        impl Formulas for $T {
+            $(
+                #[inline(always)]
+                fn $name(self) -> $To {
+                    $from::$name(self)
+                }
+            )+
+        }
+    };
+}
+formulas!(f32, math: silu -> (f32, f32), gelu_erf -> f32, gelu_erf_grad -> f32, gelu_tanh -> f32,
+    gelu_tanh_grad -> f32);
+formulas!(f64, in_f64: silu -> (f64, f64), gelu_erf -> f64, gelu_erf_grad -> f64, gelu_tanh -> f64,
+    gelu_tanh_grad -> f64);
+
+of_elements! { of Formulas =>
+    /// x Φ(x), Φ being the normal distribution. f32 is off by at most 4ε max(|x|, 1), ε = 2⁻²⁴; its
+    /// derivative by 6ε.
+    pub(crate) Gelu(): (x) => x.gelu_erf(), (dy, x) => dy * x.gelu_erf_grad();
+    /// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³). f32 is off by at most 4ε max(|x|, 1);
+    /// its derivative by 8ε.
+    pub(crate) GeluTanh(): (x) => x.gelu_tanh(), (dy, x) => dy * x.gelu_tanh_grad();
+}
+
+/// In f64, within a few 2⁻⁵³ of max(|x|, 1): for finite differences.
 mod in_f64 {
     use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -131,110 +171,47 @@ mod in_f64 {
         let density = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (-0.5 * x * x).exp();
         0.5 * erfc(-x * FRAC_1_SQRT_2) + x * density
     }
-}
 
-/// relu of `x` in a new tensor.
-#[track_caller]
-pub fn relu(x: &Tensor) -> Result<Tensor> {
-    let out = x.empty_like()?;
-    relu_into(&out, x)?;
-    Ok(out)
-}
-
-/// `out = relu(x)`; `out` may be `x`.
-#[track_caller]
-pub fn relu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    unary_op("relu", out, x, Relu, (&ACTIVATION, "relu"), None)
-}
-
-/// `dx = dy` where `y > 0`, else 0; `y` is relu's input or output, `dx` may be `dy`.
-#[track_caller]
-pub fn relu_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
-    let operands = [("dx", dx), ("dy", dy), ("y", y)];
-    let kernel = (&ACTIVATION, "relu_backward");
-    binary_op("relu_backward", operands, Relu, kernel, None)
-}
-
-/// relu² of `x` in a new tensor.
-#[track_caller]
-pub fn relu_squared(x: &Tensor) -> Result<Tensor> {
-    let out = x.empty_like()?;
-    relu_squared_into(&out, x)?;
-    Ok(out)
-}
-
-/// `out = max(x, 0)²`; `out` may be `x`.
-#[track_caller]
-pub fn relu_squared_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let kernel = (&ACTIVATION, "relu_squared");
-    unary_op("relu_squared", out, x, ReluSquared, kernel, None)
-}
-
-/// `dx = dy · 2 max(x, 0)`; `x` is the input of relu², `dx` may be `dy`.
-#[track_caller]
-pub fn relu_squared_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor) -> Result<()> {
-    let operands = [("dx", dx), ("dy", dy), ("x", x)];
-    let kernel = (&ACTIVATION, "relu_squared_backward");
-    binary_op("relu_squared_backward", operands, ReluSquared, kernel, None)
-}
-
-/// gelu of `x` in a new tensor.
-#[track_caller]
-pub fn gelu(x: &Tensor, kind: Gelu) -> Result<Tensor> {
-    let out = x.empty_like()?;
-    gelu_into(&out, x, kind)?;
-    Ok(out)
-}
-
-/// `out = gelu(x)`; `out` may be `x`.
-#[track_caller]
-pub fn gelu_into(out: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
-    let kernel = |name| (&ACTIVATION, name);
-    match kind {
-        Gelu::Tanh => unary_op("gelu", out, x, GeluTanh, kernel("gelu_tanh"), None),
-        Gelu::Erf => unary_op("gelu", out, x, GeluErf, kernel("gelu_erf"), None),
+    pub(super) fn silu(x: f64) -> (f64, f64) {
+        // At ±750 e^−|x| is 0 already; beyond, ∞ × 0 would give NaN.
+        let x = if x < -750.0 { -750.0 } else { x };
+        let s = 1.0 / (1.0 + (-x).exp());
+        let near = if x > 750.0 { 750.0 } else { x };
+        (x * s, s + near * s * (1.0 - s))
     }
 }
 
-/// `dx = dy · gelu′(x)`; `x` is gelu's input, `dx` may be `dy`.
+/// `activation` of `x` in a new tensor.
 #[track_caller]
-pub fn gelu_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
-    let operands = [("dx", dx), ("dy", dy), ("x", x)];
-    let (op, kernel) = ("gelu_backward", |name| (&ACTIVATION, name));
-    match kind {
-        Gelu::Tanh => binary_op(op, operands, GeluTanh, kernel("gelu_tanh_backward"), None),
-        Gelu::Erf => binary_op(op, operands, GeluErf, kernel("gelu_erf_backward"), None),
-    }
+pub fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let out = x.empty_like()?;
+    activate_into(&out, x, activation)?;
+    Ok(out)
+}
+
+/// `out = activation(x)`; `out` may be `x`.
+#[track_caller]
+pub fn activate_into(out: &Tensor, x: &Tensor, activation: Activation) -> Result<()> {
+    let kernel = (&ACTIVATION, "activate", Some(activation.number().word()));
+    with_function!(activation, f => unary_op("activate", out, x, f, kernel))
+}
+
+/// `dx = dy · activation′`, from what `Activation::keeps_input` says was saved of forward; `dx` may
+/// be `dy`.
+#[track_caller]
+pub fn activate_backward_into(
+    dx: &Tensor,
+    dy: &Tensor,
+    saved: &Tensor,
+    activation: Activation,
+) -> Result<()> {
+    let operands = [("dx", dx), ("dy", dy), ("saved", saved)];
+    let op = "activate_backward";
+    let kernel = (&ACTIVATION, op, Some(activation.number().word()));
+    with_function!(activation, f => binary_op(op, operands, f, kernel, None))
 }
 
 static SWIGLU: Source = Source::new("swiglu.cu", include_str!("swiglu.cu"));
-
-/// A type whose silu is known.
-trait Silu: Float {
-    /// silu and its derivative.
-    fn silu(self) -> (Self, Self);
-}
-
-impl Silu for f32 {
-    #[inline(always)]
-    fn silu(self) -> (f32, f32) {
-        math::silu(self)
-    }
-}
-
-impl Silu for f64 {
-    fn silu(self) -> (f64, f64) {
-        // Beyond these e⁻ᶻ would overflow, or ∞ × 0 give NaN.
-        let x = if self < -700.0 { -700.0 } else { self };
-        let s = 1.0 / (1.0 + (-x).exp());
-        let slope = if x > 700.0 {
-            1.0
-        } else {
-            s + x * s * (1.0 - s)
-        };
-        (x * s, slope)
-    }
-}
 
 /// `out = silu(gate) · up`: `x` (R, 2 H), gate and then up in each row; `out` (R, H).
 #[track_caller]
@@ -316,15 +293,16 @@ fn launch_swiglu(
     columns: usize,
     args: &[u64],
 ) -> Result<()> {
-    let grid = match columns.is_multiple_of(4) {
-        true => Grid::elements(half.count / 4),
-        false => Grid::elements(half.count),
+    let grid = if columns.is_multiple_of(4) {
+        Grid::elements(half.count / 4)
+    } else {
+        Grid::elements(half.count)
     };
     gpu.launch(&SWIGLU, (name, half.dtype), grid, args)
 }
 
 multiversion! {
-    fn swiglu_run[T: Silu](out: &mut [T], x: &[T], columns: usize) {
+    fn swiglu_run[T: Formulas](out: &mut [T], x: &[T], columns: usize) {
         for (out, x) in out.chunks_exact_mut(columns.max(1)).zip(x.chunks_exact(2 * columns.max(1))) {
             let (gate, up) = x.split_at(columns);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
@@ -336,7 +314,7 @@ multiversion! {
 
 multiversion! {
     /// `dx` holds x.
-    fn swiglu_backward_run[T: Silu](dx: &mut [T], dout: &[T], columns: usize) {
+    fn swiglu_backward_run[T: Formulas](dx: &mut [T], dout: &[T], columns: usize) {
         let rows = dx.chunks_exact_mut(2 * columns.max(1));
         for (dx, dout) in rows.zip(dout.chunks_exact(columns.max(1))) {
             let (gate, up) = dx.split_at_mut(columns);

@@ -112,7 +112,7 @@ pub(super) fn check_copies(call: &Call<'_>, copies: Option<Slot>, values: Slot) 
 
 /// What the update of an element needs besides its own four numbers.
 #[derive(Clone, Copy)]
-struct Update<T> {
+struct AdamwUpdate<T> {
     gradient_scale: T,
     /// 1 − lr wd, or 1 in chunks without decay.
     keep: T,
@@ -129,15 +129,15 @@ struct Update<T> {
     guards: bool,
 }
 
-impl<T: Float> Update<T> {
+impl<T: Float> AdamwUpdate<T> {
     fn new(
         constants: &AdamwConstants,
         scalars: &Buffer<'_>,
         gradient_scale: T,
         guards: bool,
-    ) -> Update<T> {
+    ) -> AdamwUpdate<T> {
         let scalars = scalars.elements::<T>();
-        Update {
+        AdamwUpdate {
             gradient_scale,
             keep: scalars[0],
             step_size: scalars[1],
@@ -154,7 +154,7 @@ impl<T: Float> Update<T> {
 multiversion! {
     /// Whether all gradients are finite or are not looked at.
     fn adamw_run[T: Float](
-        values: &mut [T], grads: &[T], first: &mut [T], second: &mut [T], update: &Update<T>,
+        values: &mut [T], grads: &[T], first: &mut [T], second: &mut [T], update: &AdamwUpdate<T>,
     ) -> bool {
         let u = *update;
         let mut all = true;
@@ -235,7 +235,7 @@ pub fn adamw(
         if !step::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
                 let scale = step::read_scale(scale.as_ref());
-                let update = Update::<T>::new(constants, &scalars, scale, guards);
+                let update = AdamwUpdate::<T>::new(constants, &scalars, scale, guards);
                 if !run([values, grads, first, second], chunks, update) {
                     step::mark_gradient(flag.as_mut());
                 }
@@ -248,9 +248,9 @@ pub fn adamw(
 fn run<T: Float>(
     [mut values, grads, mut first, mut second]: [Buffer<'_>; 4],
     chunks: &ChunkTable,
-    decaying: Update<T>,
+    decaying: AdamwUpdate<T>,
 ) -> bool {
-    let keeping = Update {
+    let keeping = AdamwUpdate {
         keep: T::ONE,
         ..decaying
     };

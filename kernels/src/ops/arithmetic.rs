@@ -3,7 +3,7 @@
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
 use crate::error::{Caller, Result};
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{Argument, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
@@ -44,7 +44,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     let operands = [("out", out), ("a", a), ("b", b)];
     let vector = Some("add_vector");
-    binary_op("add", operands, Add, (&SOURCE, "add"), vector)
+    binary_op("add", operands, Add, (&SOURCE, "add", None), vector)
 }
 
 /// `a - b` in a new tensor, on the device where the transfer policy in force brings them together.
@@ -64,7 +64,7 @@ pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn sub_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     let operands = [("out", out), ("a", a), ("b", b)];
     let vector = Some("sub_vector");
-    binary_op("sub", operands, Sub, (&SOURCE, "sub"), vector)
+    binary_op("sub", operands, Sub, (&SOURCE, "sub", None), vector)
 }
 
 /// `a b` in a new tensor, on the device where the transfer policy in force brings them together.
@@ -84,7 +84,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     let operands = [("out", out), ("a", a), ("b", b)];
     let vector = Some("mul_vector");
-    binary_op("mul", operands, Mul, (&SOURCE, "mul"), vector)
+    binary_op("mul", operands, Mul, (&SOURCE, "mul", None), vector)
 }
 
 /// `factor · x` in a new tensor.
@@ -100,8 +100,8 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
 /// Backward: `dx = factor · dout`, with `scale_into`.
 #[track_caller]
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
-    let kernel = (&SOURCE, "scale");
-    unary_op("scale", out, x, Scale(factor), kernel, Some(factor as f32))
+    let kernel = (&SOURCE, "scale", Some((factor as f32).word()));
+    unary_op("scale", out, x, Scale(factor), kernel)
 }
 
 /// `out = factor · x` on a GPU, for operands that another operation has entered.
@@ -115,15 +115,15 @@ pub(super) fn scale_on(gpu: &Launcher, [out, x]: [&Buffer<'_>; 2], factor: f64) 
 /// below.
 #[track_caller]
 pub fn rsqrt_into(out: &Tensor, x: &Tensor, epsilon: f64) -> Result<()> {
-    let (op, kernel) = (Rsqrt(epsilon), (&SOURCE, "rsqrt"));
-    unary_op("rsqrt", out, x, op, kernel, Some(epsilon as f32))
+    let kernel = (&SOURCE, "rsqrt", Some((epsilon as f32).word()));
+    unary_op("rsqrt", out, x, Rsqrt(epsilon), kernel)
 }
 
 /// `dx = -dy · y³ / 2`; `y` is rsqrt's output, `dx` may be `dy`.
 #[track_caller]
 pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
     let operands = [("dx", dx), ("dy", dy), ("y", y)];
-    let kernel = (&SOURCE, "rsqrt_backward");
+    let kernel = (&SOURCE, "rsqrt_backward", None);
     binary_op("rsqrt_backward", operands, RsqrtBackward, kernel, None)
 }
 
@@ -144,10 +144,8 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x] = placed.enter([y, x])?;
         if let Some(gpu) = placed.launcher() {
-            let name = match y.dtype == x.dtype {
-                true => "axpy",
-                false => "axpy_to_f32",
-            };
+            let is_same = y.dtype == x.dtype;
+            let name = if is_same { "axpy" } else { "axpy_to_f32" };
             let (grid, args) = (
                 Grid::packs(y.count, y.dtype),
                 args![y, x, y.count, a as f32],

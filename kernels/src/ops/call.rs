@@ -3,7 +3,7 @@
 //! line.
 //!
 //! ```text
-//! let mut call = Call::new("relu");
+//! let mut call = Call::new("scale");
 //! let out = call.writes("out", out);            // operand 0 decides on which device operands meet
 //! let x = call.reads("x", x);
 //! call.elementwise(&[out, x])?;                 // or any other check
@@ -56,7 +56,7 @@ impl Versions {
     fn on(&self, device: Device) -> &'static [DType] {
         match device {
             Device::Cpu => self.cpu,
-            _ => self.cuda,
+            Device::Cuda(_) => self.cuda,
         }
     }
 }

@@ -645,6 +645,61 @@ INLINE float gelu_erf_grad(float x) {
     return fmaf(x * 0.3989423f, e, integral);
 }
 
+// ---- activations: their values and derivatives times dy, as in activation.rs ----
+
+struct Identity {
+    static INLINE float value(float z) { return z; }
+    static INLINE float chain(float dy, float) { return dy; }
+};
+struct Relu {
+    // Not fmaxf: that would turn NaN into 0.
+    static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
+    static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : 0.0f; }
+};
+struct LeakyRelu {
+    static INLINE float value(float z) { return z > 0.0f ? z : z * 0.01f; }
+    static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : dy * 0.01f; }
+};
+struct ReluSquared {
+    static INLINE float value(float z) { return z < 0.0f ? 0.0f : z * z; }
+    static INLINE float chain(float dy, float z) { return z <= 0.0f ? 0.0f : dy * (z + z); }
+};
+struct Gelu {
+    static INLINE float value(float z) { return gelu_erf(z); }
+    static INLINE float chain(float dy, float z) { return dy * gelu_erf_grad(z); }
+};
+template <class T> struct GeluTanh {
+    static INLINE float value(float z) { return gelu_tanh(z); }
+    static INLINE float chain(float dy, float z) { return dy * gelu_tanh_grad(z); }
+};
+/// With the GPU's own 2ˣ and quotient, which are exact enough for bf16.
+template <> struct GeluTanh<bf16> {
+    /// sigmoid(2u), where tanh u is in the formula; z is from −15 up, or NaN.
+    static INLINE float sigmoid_of(float z) {
+        return __fdividef(1.0f, 1.0f + exp2_of(z * fmaf(TWICE_U_3, z * z, TWICE_U_1) * -LOG2_E));
+    }
+    static INLINE float value(float z) {
+        z = at_least(z, -15.0f);
+        return z * sigmoid_of(z);
+    }
+    static INLINE float chain(float dy, float z) {
+        z = at_most(at_least(z, -15.0f), 15.0f);
+        const float s = sigmoid_of(z), slope = fmaf(3.0f * TWICE_U_3, z * z, TWICE_U_1);
+        return dy * fmaf(z * slope * s, 1.0f - s, s);
+    }
+};
+
+/// The statement with F as the activation of this number, exact enough for elements of type T.
+#define WITH_ACTIVATION(NUMBER, T, F, ...)                                                                             \
+    switch (NUMBER) {                                                                                                  \
+    case 0: { typedef Identity F; __VA_ARGS__ } break;                                                                 \
+    case 1: { typedef Relu F; __VA_ARGS__ } break;                                                                     \
+    case 2: { typedef LeakyRelu F; __VA_ARGS__ } break;                                                                \
+    case 3: { typedef ReluSquared F; __VA_ARGS__ } break;                                                              \
+    case 4: { typedef Gelu F; __VA_ARGS__ } break;                                                                     \
+    case 5: { typedef GeluTanh<T> F; __VA_ARGS__ } break;                                                              \
+    }
+
 /// (sin 2πu, cos 2πu) for u in [0, 1).
 INLINE float2 sin_cos_turns(float u) {
     const float shifted = fmaf(u, 4.0f, ROUND_TO_INTEGER);

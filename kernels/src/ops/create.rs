@@ -72,7 +72,7 @@ fn drawn(
 ) -> Result<Tensor> {
     let (fits, expected) = match distribution {
         Distribution::Below(_) => (!dtype.is_float(), "u8, i32 or i64"),
-        _ => (
+        Distribution::Uniform | Distribution::Normal => (
             dtype.is_float() && dtype != DType::F16,
             "f32, bf16 or f64 (use randint for integers)",
         ),

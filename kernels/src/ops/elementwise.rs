@@ -32,34 +32,44 @@ pub(crate) trait Binary<T>: Copy + Send + Sync {
 
 /// Declares functions of elements as types that are `Unary`, `Binary` or both; a number in brackets
 /// is f64, and T the type of elements:
-/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
+/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`. After `of Trait =>` T has its
+/// methods, and arithmetic is the bottleneck.
 macro_rules! of_elements {
     (@struct [$($head:tt)*] ()) => { $($head)*; };
     (@struct [$($head:tt)*] ($number:ident)) => { $($head)*(f64); };
-    (@impl $Name:ident ($($number:ident)?) ($x:ident) => $value:expr) => {
-        impl<T: $crate::ops::float::Float> $crate::ops::elementwise::Unary<T> for $Name {
+    (@impl [$($of:tt)*] $Name:ident $number:tt ($x:ident) => $value:expr) => {
+        $crate::ops::elementwise::of_elements! {
+            @impl [$($of)*] $Name $number Unary [$x: T] => $value
+        }
+    };
+    (@impl [$($of:tt)*] $Name:ident $number:tt ($a:ident, $b:ident) => $value:expr) => {
+        $crate::ops::elementwise::of_elements! {
+            @impl [$($of)*] $Name $number Binary [$a: T, $b: T] => $value
+        }
+    };
+    (@impl [$Of:path, $memory:literal] $Name:ident ($($number:ident)?) $Kind:ident
+        [$($x:ident: T),+] => $value:expr) => {
+        impl<T: $Of> $crate::ops::elementwise::$Kind<T> for $Name {
+            const MEMORY_BOUND: bool = $memory;
             #[inline(always)]
-            fn apply(self, $x: T) -> T {
+            fn apply(self, $($x: T),+) -> T {
                 $(let $Name($number) = self;)?
                 $value
             }
         }
     };
-    (@impl $Name:ident ($($number:ident)?) ($a:ident, $b:ident) => $value:expr) => {
-        impl<T: $crate::ops::float::Float> $crate::ops::elementwise::Binary<T> for $Name {
-            #[inline(always)]
-            fn apply(self, $a: T, $b: T) -> T {
-                $(let $Name($number) = self;)?
-                $value
-            }
-        }
-    };
-    ($($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
+    (@all $of:tt $($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
         $crate::ops::elementwise::of_elements! {
             @struct [$(#[$meta])* #[derive(Clone, Copy)] $seen struct $Name] $number
         }
-        $($crate::ops::elementwise::of_elements! { @impl $Name $number $args => $value })+
+        $($crate::ops::elementwise::of_elements! { @impl $of $Name $number $args => $value })+
     )*};
+    (of $Of:path => $($all:tt)*) => {
+        $crate::ops::elementwise::of_elements! { @all [$Of, false] $($all)* }
+    };
+    ($($all:tt)*) => {
+        $crate::ops::elementwise::of_elements! { @all [$crate::ops::float::Float, true] $($all)* }
+    };
 }
 pub(crate) use of_elements;
 
@@ -221,19 +231,18 @@ impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
     }
 }
 
-/// The file and the name of an operation's kernels, of which there is one for each dtype.
-pub(crate) type Kernel = (&'static Source, &'static str);
+/// The file and the name of an operation's kernels, of which there is one for each dtype, and the
+/// argument that they get last, if any.
+pub(crate) type Kernel = (&'static Source, &'static str, Option<u64>);
 
-/// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`. The kernel gets `number` last, if
-/// given.
+/// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`.
 #[track_caller]
 pub(crate) fn unary_op(
     op: &'static str,
     out: &Tensor,
     x: &Tensor,
     f: impl Unary<f32> + Unary<f64>,
-    (source, name): Kernel,
-    number: Option<f32>,
+    (source, name, last): Kernel,
 ) -> Result<()> {
     let mut call = Call::new(op);
     let out = call.writes("out", out);
@@ -243,8 +252,8 @@ pub(crate) fn unary_op(
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![out, x, out.count, number];
-            let args = &args[..3 + usize::from(number.is_some())];
+            let args = args![out, x, out.count, last];
+            let args = &args[..3 + usize::from(last.is_some())];
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
         }
@@ -262,7 +271,7 @@ pub(crate) fn binary_op(
     op: &'static str,
     [out, a, b]: [(&'static str, &Tensor); 3],
     f: impl Binary<f32> + Binary<f64>,
-    (source, name): Kernel,
+    (source, name, last): Kernel,
     vector: Option<&'static str>,
 ) -> Result<()> {
     let mut call = Call::new(op);
@@ -296,12 +305,13 @@ pub(crate) fn binary_op(
         if let Some(gpu) = placed.launcher() {
             let (count, dtype) = (out.count, out.dtype);
             let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
-            let args = args![out, a, b, count, columns, by_row];
-            let (grid, args) = match by_vector {
-                None => (Grid::packs(count, dtype), &args[..4]),
-                Some(_) => (Grid::elements(count), &args[..]),
-            };
-            return gpu.launch(source, (name, dtype), grid, args);
+            if by_vector.is_some() {
+                let args = args![out, a, b, count, columns, by_row];
+                return gpu.launch(source, (name, dtype), Grid::elements(count), args);
+            }
+            let args = args![out, a, b, count, last];
+            let args = &args[..4 + usize::from(last.is_some())];
+            return gpu.launch(source, (name, dtype), Grid::packs(count, dtype), args);
         }
         with_float!(placed.dtype, T => match by_vector {
             None => binary::<T, _>(&mut out, &a, &b, f),

@@ -3,49 +3,6 @@
 
 // ---- bias, activation and its derivative ----
 
-struct Identity {
-    static INLINE float value(float z) { return z; }
-    static INLINE float chain(float dy, float) { return dy; }
-};
-struct Relu {
-    // Not fmaxf: that would turn NaN into 0.
-    static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
-    static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : 0.0f; }
-};
-template <class T> struct GeluTanh {
-    static INLINE float value(float z) { return gelu_tanh(z); }
-    static INLINE float chain(float dy, float z) { return dy * gelu_tanh_grad(z); }
-};
-/// With the GPU's own 2ˣ and quotient, which are exact enough for bf16.
-template <> struct GeluTanh<bf16> {
-    /// sigmoid(2u), where tanh u is in the formula; z is from −15 up, or NaN.
-    static INLINE float sigmoid_of(float z) {
-        return __fdividef(1.0f, 1.0f + exp2_of(z * fmaf(TWICE_U_3, z * z, TWICE_U_1) * -LOG2_E));
-    }
-    static INLINE float value(float z) {
-        z = at_least(z, -15.0f);
-        return z * sigmoid_of(z);
-    }
-    static INLINE float chain(float dy, float z) {
-        z = at_most(at_least(z, -15.0f), 15.0f);
-        const float s = sigmoid_of(z), slope = fmaf(3.0f * TWICE_U_3, z * z, TWICE_U_1);
-        return dy * fmaf(z * slope * s, 1.0f - s, s);
-    }
-};
-struct GeluErf {
-    static INLINE float value(float z) { return gelu_erf(z); }
-    static INLINE float chain(float dy, float z) { return dy * gelu_erf_grad(z); }
-};
-
-/// The statement with F as the activation of this number in linear/gpu.rs, for elements of type T.
-#define WITH_ACTIVATION(NUMBER, T, F, ...)                                                                             \
-    switch (NUMBER) {                                                                                                  \
-    case 0: { typedef Identity F; __VA_ARGS__ } break;                                                                 \
-    case 1: { typedef Relu F; __VA_ARGS__ } break;                                                                     \
-    case 2: { typedef GeluTanh<T> F; __VA_ARGS__ } break;                                                              \
-    case 3: { typedef GeluErf F; __VA_ARGS__ } break;                                                                  \
-    }
-
 /// y = activation(z); z may be y.
 #define ACTIVATE(NAME, T)                                                                                              \
     KERNEL(BLOCK_THREADS) activate_##NAME(T* y, const T* z, u64 count, u32 activation) {                               \

@@ -13,44 +13,16 @@
 pub(super) mod gpu;
 
 use crate::error::Result;
-use crate::ops::activation::{Activation, Gelu, GeluErf, GeluTanh, Relu};
+use crate::ops::activation::{Activation, Formulas, with_function};
 use crate::ops::arithmetic::Add;
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::elementwise::{Binary, Unary, binary_in_place, unary_in_place};
+use crate::ops::elementwise::{binary_in_place, unary_in_place};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-/// The activation of the layer below, whose derivative is folded into the gradient that goes to it.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum Below<'a> {
-    /// No activation there (or it is applied elsewhere).
-    #[default]
-    Identity,
-    /// relu there; its output (or input), (B, I).
-    Relu(&'a Tensor),
-    /// gelu there; its input, (B, I).
-    Gelu(Gelu, &'a Tensor),
-}
-
-impl<'a> Below<'a> {
-    fn activation(self) -> Activation {
-        match self {
-            Below::Identity => Activation::Identity,
-            Below::Relu(_) => Activation::Relu,
-            Below::Gelu(form, _) => Activation::Gelu(form),
-        }
-    }
-
-    fn saved(self) -> Option<&'a Tensor> {
-        match self {
-            Below::Identity => None,
-            Below::Relu(saved) | Below::Gelu(_, saved) => Some(saved),
-        }
-    }
-}
-
-/// `y = activation(x·Wᵀ + bias)`. `pre_activation` receives `x·Wᵀ + bias` for gelu's backward.
+/// `y = activation(x·Wᵀ + bias)`. `pre_activation` receives `x·Wᵀ + bias`, for the backward of
+/// activations of which `Activation::keeps_input` is true.
 ///
 /// `y` (B, O), `x` (B, I), `weight` (O, I), `bias` (O), `pre_activation` (B, O).
 #[track_caller]
@@ -59,7 +31,7 @@ pub fn linear_into(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    activation: Activation,
+    activation: Option<Activation>,
     pre_activation: Option<&Tensor>,
 ) -> Result<()> {
     let mut call = Call::new("linear");
@@ -93,7 +65,7 @@ pub fn linear_into(
             return gpu::forward(&gpu, [&y, &x, &weight], optional, activation, sizes);
         }
         with_float!(placed.dtype, T => {
-            let finish = Forward {
+            let finish = BiasAndActivation {
                 bias: bias.as_ref().map(|bias| bias.elements::<T>()),
                 activation,
                 pre: pre.as_mut().map(|pre| pre.elements_mut::<T>().as_mut_ptr()),
@@ -107,15 +79,17 @@ pub fn linear_into(
     })
 }
 
-/// `dx = (dy·W) ⊙ f'(below)`: the gradient at the pre-activation of the layer below.
+/// `dx = (dy·W) ⊙ f'(below)`: the gradient at the pre-activation of the layer below, given its
+/// activation, unless that is applied elsewhere, and what was saved of it.
 ///
-/// `dx` (B, I), `dy` (B, O; the gradient at this layer's pre-activation), `weight` (O, I).
+/// `dx` (B, I), `dy` (B, O; the gradient at this layer's pre-activation), `weight` (O, I), `below`
+/// (B, I).
 #[track_caller]
 pub fn linear_backward_input_into(
     dx: &Tensor,
     dy: &Tensor,
     weight: &Tensor,
-    below: Below<'_>,
+    below: Option<(Activation, &Tensor)>,
 ) -> Result<()> {
     linear_backward_input_summed_into(dx, None, dy, weight, below)
 }
@@ -143,13 +117,13 @@ pub fn linear_backward_input_summed_into(
     row_sums: Option<&Tensor>,
     dy: &Tensor,
     weight: &Tensor,
-    below: Below<'_>,
+    below: Option<(Activation, &Tensor)>,
 ) -> Result<()> {
     let mut call = Call::new("linear_backward_input");
     let dx = call.writes("dx", dx);
     let dy = call.reads("dy", dy);
     let weight = call.reads("weight", weight);
-    let saved = call.reads_some("below", below.saved());
+    let saved = call.reads_some("below", below.map(|(_, saved)| saved));
     let row_sums = call.writes_some("row_sums", row_sums);
     let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
     let [weight_rows, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
@@ -169,7 +143,7 @@ pub fn linear_backward_input_summed_into(
         call.math_dtype(row_sums, dx)?;
         call.row_major(row_sums)?;
     }
-    let (activation, sizes) = (below.activation(), [rows, inputs, outputs]);
+    let (activation, sizes) = (below.map(|(of, _)| of), [rows, inputs, outputs]);
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dy, weight] = placed.enter([dx, dy, weight])?;
         let (saved, mut row_sums) = (placed.enter_some(saved)?, placed.enter_some(row_sums)?);
@@ -180,9 +154,9 @@ pub fn linear_backward_input_summed_into(
         with_float!(placed.dtype, T => {
             let dy = Matrix::new(dy.elements(), rows, outputs, false);
             let weight = Matrix::new(weight.elements(), outputs, inputs, false);
+            let saved = saved.as_ref().map(|saved| saved.elements::<T>());
             let finish = FoldBelow {
-                activation,
-                saved: saved.as_ref().map_or(&[][..], |saved| saved.elements::<T>()),
+                below: activation.zip(saved),
                 inputs,
             };
             matmul::matmul(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
@@ -372,10 +346,10 @@ multiversion! {
 }
 
 /// What is done to the tiles of forward.
-struct Forward<'a, T> {
+struct BiasAndActivation<'a, T> {
     /// (O)
     bias: Option<&'a [T]>,
-    activation: Activation,
+    activation: Option<Activation>,
     /// Where the pre-activation (B, O) goes.
     pre: Option<*mut T>,
     outputs: usize,
@@ -383,13 +357,9 @@ struct Forward<'a, T> {
 
 // SAFETY: tiles do not overlap, so neither do the parts of the pre-activation that are written for
 // them.
-unsafe impl<T: Send + Sync> Sync for Forward<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for BiasAndActivation<'_, T> {}
 
-impl<T: Real> Finish<T> for Forward<'_, T>
-where
-    GeluTanh: Unary<T>,
-    GeluErf: Unary<T>,
-{
+impl<T: Real + Formulas> Finish<T> for BiasAndActivation<'_, T> {
     fn finish(&self, mut tile: Tile<'_, T>) {
         let columns = tile.columns.clone();
         for row in tile.rows.clone() {
@@ -406,11 +376,8 @@ where
                 };
                 pre.copy_from_slice(z);
             }
-            match self.activation {
-                Activation::Identity => {}
-                Activation::Relu => unary_in_place(z, Relu),
-                Activation::Gelu(Gelu::Tanh) => unary_in_place(z, GeluTanh),
-                Activation::Gelu(Gelu::Erf) => unary_in_place(z, GeluErf),
+            if let Some(activation) = self.activation {
+                with_function!(activation, f => unary_in_place(z, f));
             }
         }
     }
@@ -418,31 +385,21 @@ where
 
 /// Multiplies tiles by the derivative of the activation below.
 struct FoldBelow<'a, T> {
-    activation: Activation,
-    /// (B, I); empty for `Identity`.
-    saved: &'a [T],
+    /// The activation and what was saved of it, (B, I).
+    below: Option<(Activation, &'a [T])>,
     inputs: usize,
 }
 
-impl<T: Real> Finish<T> for FoldBelow<'_, T>
-where
-    GeluTanh: Binary<T>,
-    GeluErf: Binary<T>,
-{
+impl<T: Real + Formulas> Finish<T> for FoldBelow<'_, T> {
     fn finish(&self, mut tile: Tile<'_, T>) {
-        if self.activation == Activation::Identity {
+        let Some((activation, saved)) = self.below else {
             return;
-        }
+        };
         for row in tile.rows.clone() {
             let first = row * self.inputs + tile.columns.start;
-            let saved = &self.saved[first..first + tile.columns.len()];
+            let saved = &saved[first..first + tile.columns.len()];
             let dx = tile.row(row);
-            match self.activation {
-                Activation::Identity => {}
-                Activation::Relu => binary_in_place(dx, saved, Relu),
-                Activation::Gelu(Gelu::Tanh) => binary_in_place(dx, saved, GeluTanh),
-                Activation::Gelu(Gelu::Erf) => binary_in_place(dx, saved, GeluErf),
-            }
+            with_function!(activation, f => binary_in_place(dx, saved, f));
         }
     }
 }

@@ -17,8 +17,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use pack::{Panels, Turn};
-use tile::{ALONG_MAX, Matmul, TILE_MAX, store};
-pub(crate) use tile::{AsIs, Finish, Kernel, Matrix, Plain, Tile};
+use tile::{ALONG_MAX, TILE_MAX, TiledMatmul, store};
+pub(crate) use tile::{AsIs, Finish, Matrix, Plain, Tile, TileKernel};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
 
@@ -43,7 +43,7 @@ pub(crate) fn matmul<T: Real>(
 ) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && out.len() == m * n);
-    let work = Matmul {
+    let work = TiledMatmul {
         out: out.as_mut_ptr(),
         stride: n,
         a,
@@ -67,7 +67,7 @@ pub(crate) fn matmul<T: Real>(
 
 /// One piece per thread. The longer side is cut, since each piece packs its own part of that side
 /// and all of the other.
-fn in_pieces<T: Real>(work: &Matmul<'_, T>, threads: usize, finish: &impl Finish<T>) {
+fn in_pieces<T: Real>(work: &TiledMatmul<'_, T>, threads: usize, finish: &impl Finish<T>) {
     let (m, n) = (work.a.rows, work.b.columns);
     let side = m.max(n);
     let pieces = threads.min(side.div_ceil(PIECE_GRAIN));
@@ -93,7 +93,7 @@ pub(crate) trait Real: Turn {
     /// # Safety
     /// The rows and columns lie within the output, and no other thread reads or writes them.
     unsafe fn piece(
-        work: &Matmul<'_, Self>,
+        work: &TiledMatmul<'_, Self>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<Self>,
@@ -105,8 +105,8 @@ pub(crate) trait Real: Turn {
 /// # Safety
 /// The rows and columns lie within the output, and no other thread reads or writes them. The
 /// processor has the instructions of `K`.
-unsafe fn piece<T: Real, K: Kernel<T>>(
-    work: &Matmul<'_, T>,
+unsafe fn piece<T: Real, K: TileKernel<T>>(
+    work: &TiledMatmul<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
     finish: &impl Finish<T>,
@@ -150,8 +150,8 @@ unsafe fn piece<T: Real, K: Kernel<T>>(
 ///
 /// # Safety
 /// As for `piece`; `left` and `right` hold `along` steps of these rows and columns.
-unsafe fn tiles<T: Real, K: Kernel<T>>(
-    work: &Matmul<'_, T>,
+unsafe fn tiles<T: Real, K: TileKernel<T>>(
+    work: &TiledMatmul<'_, T>,
     rows: &Range<usize>,
     columns: &Range<usize>,
     along: usize,
@@ -194,7 +194,7 @@ thread_local! {
 
 impl Real for f32 {
     unsafe fn piece(
-        work: &Matmul<'_, f32>,
+        work: &TiledMatmul<'_, f32>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<f32>,
@@ -225,7 +225,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     unsafe fn piece(
-        work: &Matmul<'_, f64>,
+        work: &TiledMatmul<'_, f64>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<f64>,

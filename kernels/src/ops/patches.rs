@@ -59,9 +59,10 @@ impl Patches {
         );
         let line = token / across * side + at / side;
         let column = token % across * side + at % side;
-        Some(match self.channels_last {
-            true => (line * self.width + column) * self.channels + channel,
-            false => (channel * self.height + line) * self.width + column,
+        Some(if self.channels_last {
+            (line * self.width + column) * self.channels + channel
+        } else {
+            (channel * self.height + line) * self.width + column
         })
     }
 }
@@ -185,13 +186,14 @@ fn mean_or_spread<'a>(
         let (sizes, size) = ([time, columns, tokens], (time * columns).max(1));
         with_float!(placed.dtype, T => {
             let (to, from) = (to.elements_mut::<T>(), from.elements());
-            match is_backward {
-                false => threads::split_mut(to, columns.max(1), |first, out| {
-                    write_means(out, &from[first * time..], sizes);
-                }),
-                true => threads::split_mut(to, size, |first, dx| {
+            if is_backward {
+                threads::split_mut(to, size, |first, dx| {
                     spread(dx, &from[first / time..], sizes);
-                }),
+                })
+            } else {
+                threads::split_mut(to, columns.max(1), |first, out| {
+                    write_means(out, &from[first * time..], sizes);
+                })
             }
         });
         Ok(())

@@ -47,7 +47,7 @@ impl SgdScalars {
 
 /// What the update of an element needs besides its own numbers.
 #[derive(Clone, Copy)]
-struct Update<T> {
+struct SgdUpdate<T> {
     gradient_scale: T,
     learning_rate: T,
     /// 0 in chunks without decay.
@@ -57,7 +57,7 @@ struct Update<T> {
     guards: bool,
 }
 
-impl<T: Float> Update<T> {
+impl<T: Float> SgdUpdate<T> {
     /// The gradient, scaled and with weight decay.
     #[inline(always)]
     fn decayed(&self, grad: T, value: T) -> T {
@@ -67,7 +67,7 @@ impl<T: Float> Update<T> {
 
 multiversion! {
     /// Whether all gradients are finite or are not looked at.
-    fn plain_run[T: Float](values: &mut [T], grads: &[T], update: &Update<T>) -> bool {
+    fn plain_run[T: Float](values: &mut [T], grads: &[T], update: &SgdUpdate<T>) -> bool {
         let u = *update;
         let mut all = true;
         for (value, &grad) in values.iter_mut().zip(grads) {
@@ -83,7 +83,7 @@ multiversion! {
 multiversion! {
     /// As `plain_run`.
     fn momentum_run[T: Float](
-        values: &mut [T], grads: &[T], momentum: &mut [T], nesterov: bool, update: &Update<T>,
+        values: &mut [T], grads: &[T], momentum: &mut [T], nesterov: bool, update: &SgdUpdate<T>,
     ) -> bool {
         let u = *update;
         let mut all = true;
@@ -160,7 +160,7 @@ pub fn sgd(
         if !step::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
                 let scalars = scalars.elements::<T>();
-                let update = Update {
+                let update = SgdUpdate {
                     gradient_scale: step::read_scale(scale.as_ref()),
                     learning_rate: scalars[0],
                     decay: scalars[1],
@@ -201,9 +201,9 @@ fn run<T: Float>(
     momentum: Option<Buffer<'_>>,
     chunks: &ChunkTable,
     nesterov: bool,
-    decaying: Update<T>,
+    decaying: SgdUpdate<T>,
 ) -> bool {
-    let keeping = Update {
+    let keeping = SgdUpdate {
         decay: T::ZERO,
         ..decaying
     };

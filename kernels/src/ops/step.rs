@@ -173,10 +173,10 @@ pub fn decide_step(
                 let good = [finite(stats.elements()), finite(&result)];
                 let is_stopped = stopped.is_some_and(|it| it.elements::<f32>()[0] != 0.0);
                 let (flags, step) = (flags.elements_mut(), step.elements::<i64>()[0]);
-                match is_stopped {
-                    true if flags[0] == 0 => flags[0] = -1,
-                    true => {}
-                    false => mark(flags, own.as_mut(), good, step),
+                if !is_stopped {
+                    mark(flags, own.as_mut(), good, step);
+                } else if flags[0] == 0 {
+                    flags[0] = -1;
                 }
             }
         });

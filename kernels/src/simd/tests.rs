@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ops::testing::{alone_with_the_pool, cpu, cpu_of, random_f32};
-use crate::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOut, Gelu};
+use crate::ops::{self, Activation, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOut};
 use crate::{DType, Device, Random, Tensor};
 
 /// The bits of what loops of every kind make of the same inputs.
@@ -13,15 +13,17 @@ fn bits() -> Vec<u32> {
         cpu(&random_f32(COUNT, 2), &[COUNT]),
     );
     let mut made = vec![
-        ops::gelu(&x, Gelu::Erf).unwrap(),
-        ops::gelu(&x, Gelu::Tanh).unwrap(),
-        ops::relu(&x).unwrap(),
         ops::add(&x, &y).unwrap(),
         ops::sum(&x).unwrap(),
         ops::cast(&ops::cast(&x, DType::BF16).unwrap(), DType::F32).unwrap(),
         ops::cast(&ops::cast(&x, DType::F16).unwrap(), DType::F32).unwrap(),
         Tensor::rand(&[COUNT], DType::F32, Device::Cpu, &mut Random::new(3)).unwrap(),
     ];
+    for activation in Activation::all() {
+        let dx = ops::activate(&y, activation).unwrap();
+        ops::activate_backward_into(&dx, &dx, &x, activation).unwrap();
+        made.extend([ops::activate(&x, activation).unwrap(), dx]);
+    }
     ops::axpy(&y, 0.3, &x).unwrap();
     let [values, first, second] = [x.clone(), x.zeros_like().unwrap(), x.zeros_like().unwrap()];
     let values = ops::scale(&values, 2.0).unwrap();

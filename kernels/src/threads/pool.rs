@@ -27,7 +27,7 @@ const STARTING: u8 = 4;
 const SPIN: Duration = Duration::from_micros(40);
 
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct ThreadPool {
     workers: Vec<Worker>,
     /// How many pieces of each sharer are taken, the caller's first.
     taken: Vec<Taken>,
@@ -53,18 +53,18 @@ struct Taken(AtomicUsize);
 #[repr(align(128))]
 struct Mailbox {
     state: AtomicU8,
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<PoolJob>>,
 }
 
 // SAFETY: the state hands the cell over. The caller writes it only while IDLE or ASLEEP; the worker
 // reads it only after it saw POSTED (acquire), and sets IDLE when it is done.
 unsafe impl Sync for Mailbox {}
-// SAFETY: as above; a job's pointers are to `Sync` data (see `Job`).
+// SAFETY: as above; a job's pointers are to `Sync` data (see `PoolJob`).
 unsafe impl Send for Mailbox {}
 
 /// One worker's share of a job. The pointers are valid until this worker counts `open` down.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct PoolJob {
     shared: *const Shared<'static>,
     /// Which of `sharers` this worker is; 0 is the caller.
     sharer: usize,
@@ -98,9 +98,9 @@ impl Shared<'_> {
     }
 }
 
-impl Pool {
+impl ThreadPool {
     /// If pinned, thread `i` runs on core number `pinned_from + i`; the caller is thread 0.
-    pub(super) fn new(count: usize, pinned_from: Option<usize>) -> Pool {
+    pub(super) fn new(count: usize, pinned_from: Option<usize>) -> ThreadPool {
         let cores = cores();
         let spins = count <= cores.len().max(1);
         let core_of = |index: usize| {
@@ -143,7 +143,7 @@ impl Pool {
             std::thread::yield_now();
         }
         let taken = (0..=workers.len()).map(|_| Taken::default()).collect();
-        Pool {
+        ThreadPool {
             workers,
             taken,
             busy: Mutex::new(()),
@@ -181,7 +181,7 @@ impl Pool {
             panic: Mutex::new(None),
         };
         for (index, worker) in self.workers.iter().take(sharers - 1).enumerate() {
-            worker.post(Job {
+            worker.post(PoolJob {
                 shared: std::ptr::from_ref(&shared).cast(),
                 sharer: index + 1,
             });
@@ -241,7 +241,7 @@ fn wait_until(spins: bool, done: impl Fn() -> bool) {
 }
 
 impl Worker {
-    fn post(&self, job: Job) {
+    fn post(&self, job: PoolJob) {
         // SAFETY: the mailbox is IDLE or ASLEEP, because its last job was counted down before `run`
         // returned. `busy` is held, so no other thread posts.
         unsafe { *self.mailbox.job.get() = Some(job) };
@@ -253,7 +253,7 @@ impl Worker {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         for worker in &mut self.workers {
             worker.mailbox.state.store(CLOSED, Ordering::Release);
@@ -288,7 +288,7 @@ fn serve(mailbox: &Mailbox, spins: bool) {
         }
         // SAFETY: POSTED was seen with acquire, so the job is written; it is not written again
         // before the count-down.
-        let Some(Job { shared, sharer }) = (unsafe { *mailbox.job.get() }) else {
+        let Some(PoolJob { shared, sharer }) = (unsafe { *mailbox.job.get() }) else {
             continue;
         };
         // SAFETY: the caller keeps `shared` alive until `open` is zero, after the count-down below.

@@ -42,7 +42,7 @@ impl TransferKind {
         match (source, target) {
             (Device::Cpu, _) => TransferKind::Upload,
             (_, Device::Cpu) => TransferKind::Download,
-            _ => TransferKind::Peer,
+            (Device::Cuda(_), Device::Cuda(_)) => TransferKind::Peer,
         }
     }
 }

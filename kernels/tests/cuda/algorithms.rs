@@ -28,7 +28,7 @@ fn full(value: f64, shape: &[usize]) -> Tensor {
 fn layer(value: f64) -> f32 {
     let [x, weight, y] = [value, 1.0, 0.0].map(|value| full(value, &[SIDE, SIDE]));
     let bias = full(0.0, &[SIDE]);
-    ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None).unwrap();
+    ops::linear_into(&y, &x, &weight, Some(&bias), Some(Activation::Relu), None).unwrap();
     y.to_vec::<f32>().unwrap()[SIDE * SIDE - 1]
 }
 
@@ -37,7 +37,7 @@ fn nodes(activation: Activation, dtype: DType) -> String {
     let [x, weight, y] = [1.0, 0.5, 0.0].map(|value| full(value, &[SIDE, SIDE]));
     let [x, weight, y] = [&x, &weight, &y].map(|it| it.to_dtype(dtype).unwrap());
     let bias = full(0.0, &[SIDE]).to_dtype(dtype).unwrap();
-    let layer = || ops::linear_into(&y, &x, &weight, Some(&bias), activation, None);
+    let layer = || ops::linear_into(&y, &x, &weight, Some(&bias), Some(activation), None);
     layer().unwrap();
     let graph = Graph::capture(&Stream::default_of(GPU).unwrap(), layer).unwrap();
     let kinds: Vec<_> = graph.nodes().iter().map(|node| node.kind).collect();
@@ -61,7 +61,7 @@ fn gelu_in_a_process_of_its_own() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let nodes = nodes(Activation::Gelu(ops::Gelu::Tanh), DType::BF16);
+    let nodes = nodes(Activation::GeluTanh, DType::BF16);
     println!("\nresult: {}; {nodes}", matmuls::gelu(GPU).unwrap());
 }
 

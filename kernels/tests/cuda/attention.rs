@@ -331,9 +331,10 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
         std::fs::write(folder.join("attention_bf16.cu"), source).unwrap();
         for seed in 0..seeds {
             // In forward only heads of 64 columns have the first wait.
-            let (test, width) = match (index + seed) % 2 == 0 || index % 5 == 1 {
-                true => ("several_tiles", 64),
-                false => ("several_wide_tiles", 128),
+            let (test, width) = if (index + seed) % 2 == 0 || index % 5 == 1 {
+                ("several_tiles", 64)
+            } else {
+                ("several_wide_tiles", 128)
             };
             let seed = seed.to_string();
             let variables = [

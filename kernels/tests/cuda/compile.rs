@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ddp_kernels::device::{Library, discover};
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::{devices, skip};
 
@@ -23,7 +24,7 @@ fn in_a_process_of_its_own() {
     };
     let result = Tensor::ones(&[2, 2], DType::F32, Device::Cuda(0)).and_then(|x| {
         let result = if what == "relu" {
-            ops::relu(&x)?
+            ops::activate(&x, Activation::Relu)?
         } else {
             ops::addmm(&x, &x, &x, 1.0, 1.0)?
         };

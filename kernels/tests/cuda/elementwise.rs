@@ -3,7 +3,7 @@
 //! which the CPU does not compute with, are the f32 result of the widened operands, rounded once.
 
 use ddp_kernels::dtype::bf16;
-use ddp_kernels::ops::{self, DropoutKey, Gelu};
+use ddp_kernels::ops::{self, Activation, DropoutKey};
 use ddp_kernels::{DType, Device, Element, Error, Tensor};
 
 use crate::tiles::Odd;
@@ -45,12 +45,10 @@ fn assert_untouched(buffer: &Tensor, skipped: usize, what: &str) {
     }
 }
 
-/// What an operation is given: its output and its inputs, all of one shape and dtype.
-type Operation = fn(&Tensor, &[Tensor]);
-
-/// Compares `operation` of `inputs` operands on a device with the CPU, apart and in place of
-/// each input in `in_place`, in every dtype, size and alignment.
-fn check(name: &str, inputs: usize, in_place: &[usize], operation: Operation) {
+/// Compares `operation`, which is given its output and its `inputs` of one shape and dtype, on a
+/// device with the CPU, apart and in place of each input in `in_place`, in every dtype, size and
+/// alignment.
+fn check(name: &str, inputs: usize, in_place: &[usize], operation: impl Fn(&Tensor, &[Tensor])) {
     let cases = SIZES
         .into_iter()
         .flat_map(|size| WIDE.map(|dtype| (size, dtype)));
@@ -90,29 +88,15 @@ fn check(name: &str, inputs: usize, in_place: &[usize], operation: Operation) {
 }
 
 #[test]
-fn relu_and_its_derivative_have_the_cpu_s_bits() {
-    check("relu", 1, &[0], |out, x| {
-        ops::relu_into(out, &x[0]).unwrap()
-    });
-    check("relu_backward", 2, &[0], |dx, x| {
-        ops::relu_backward_into(dx, &x[0], &x[1]).unwrap()
-    });
-}
-
-#[test]
-fn both_gelus_and_their_derivatives_have_the_cpu_s_bits() {
-    check("gelu tanh", 1, &[0], |out, x| {
-        ops::gelu_into(out, &x[0], Gelu::Tanh).unwrap()
-    });
-    check("gelu erf", 1, &[0], |out, x| {
-        ops::gelu_into(out, &x[0], Gelu::Erf).unwrap()
-    });
-    check("gelu tanh backward", 2, &[0], |dx, x| {
-        ops::gelu_backward_into(dx, &x[0], &x[1], Gelu::Tanh).unwrap()
-    });
-    check("gelu erf backward", 2, &[0], |dx, x| {
-        ops::gelu_backward_into(dx, &x[0], &x[1], Gelu::Erf).unwrap()
-    });
+fn activations_and_their_derivatives_have_the_cpu_s_bits() {
+    for activation in Activation::all() {
+        check(&format!("{activation:?}"), 1, &[0], |out, x| {
+            ops::activate_into(out, &x[0], activation).unwrap()
+        });
+        check(&format!("{activation:?} backward"), 2, &[0], |dx, x| {
+            ops::activate_backward_into(dx, &x[0], &x[1], activation).unwrap()
+        });
+    }
 }
 
 #[test]
@@ -234,30 +218,31 @@ fn more_elements_than_a_grid_takes_at_once_are_all_computed() {
         let x = Tensor::from_slice(&numbers, &[COUNT], Device::Cpu).unwrap();
         let there = x.to(device).unwrap();
         ops::add_into(&there, &there, &x.to(device).unwrap()).unwrap();
-        ops::relu_into(&there, &there).unwrap();
-        ops::relu_into(&x, &x).unwrap();
+        ops::activate_into(&there, &there, Activation::Relu).unwrap();
+        ops::activate_into(&x, &x, Activation::Relu).unwrap();
         assert_same_bits(&there, &ops::scale(&x, 2.0).unwrap(), "relu of a sum");
     }
 }
 
 #[test]
-fn every_exponent_and_sign_goes_through_gelu_with_the_cpu_s_bits() {
+fn every_exponent_and_sign_goes_through_activations_with_the_cpu_s_bits() {
     for device in devices() {
-        // Every 40,009th f32 there is: subnormals, infinities and NaNs among them.
-        let all: Vec<f32> = (0..=u32::MAX).step_by(40_009).map(f32::from_bits).collect();
+        // Every 40,009th f32 there is, with subnormals and NaNs, and the infinities.
+        let all = (0..=u32::MAX).step_by(40_009).map(f32::from_bits);
+        let all: Vec<f32> = all.chain([f32::INFINITY, f32::NEG_INFINITY]).collect();
         let x = Tensor::from_slice(&all, &[all.len()], Device::Cpu).unwrap();
         let there = x.to(device).unwrap();
-        for kind in [Gelu::Tanh, Gelu::Erf] {
+        for activation in Activation::all() {
             assert_same_bits(
-                &ops::gelu(&there, kind).unwrap(),
-                &ops::gelu(&x, kind).unwrap(),
-                "gelu",
+                &ops::activate(&there, activation).unwrap(),
+                &ops::activate(&x, activation).unwrap(),
+                &format!("{activation:?}"),
             );
             let one = x.ones_like().unwrap();
             let dx = one.to(device).unwrap();
-            ops::gelu_backward_into(&dx, &dx, &there, kind).unwrap();
-            ops::gelu_backward_into(&one, &one, &x, kind).unwrap();
-            assert_same_bits(&dx, &one, "gelu_backward");
+            ops::activate_backward_into(&dx, &dx, &there, activation).unwrap();
+            ops::activate_backward_into(&one, &one, &x, activation).unwrap();
+            assert_same_bits(&dx, &one, &format!("{activation:?} backward"));
         }
     }
 }
@@ -534,9 +519,12 @@ fn every_sum_that_is_rounded_to_bf16_goes_to_the_nearest() {
             let (a, b): (Vec<_>, Vec<_>) = upper.iter().map(|a| sum(*a, lower)).unzip();
             let expected: Vec<u16> = (a.iter().zip(&b))
                 .map(|(a, b)| a.to_f32() + b.to_f32())
-                .map(|sum| match sum.is_nan() {
-                    true => 0x7fff,
-                    false => bf16::from_f32(sum).to_bits(),
+                .map(|sum| {
+                    if sum.is_nan() {
+                        0x7fff
+                    } else {
+                        bf16::from_f32(sum).to_bits()
+                    }
                 })
                 .collect();
             let upload = |x: &[bf16]| Tensor::from_slice(x, &[1 << 16], device).unwrap();
@@ -588,12 +576,16 @@ fn fill_and_zero_write_what_they_are_given_and_nothing_beside_it() {
 fn there_is_no_math_in_f64_f16_or_integers_and_the_error_says_what_there_is() {
     for device in devices() {
         for dtype in [DType::F64, DType::F16, DType::I32] {
-            let error = ops::relu(&Tensor::ones(&[3], dtype, device).unwrap()).unwrap_err();
+            let error = ops::activate(
+                &Tensor::ones(&[3], dtype, device).unwrap(),
+                Activation::Relu,
+            )
+            .unwrap_err();
             assert!(matches!(error, Error::NoVersion(_)), "{error:?}");
             let text = error.to_string();
             assert!(
                 text.contains(&format!(
-                    "relu: there is no version for {dtype} on {device}"
+                    "activate: there is no version for {dtype} on {device}"
                 )),
                 "{text}"
             );

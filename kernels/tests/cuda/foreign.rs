@@ -47,7 +47,9 @@ fn a_call_owns_its_operands_until_it_returns() {
         );
         // Readers do not disturb each other.
         enter(&stream, &operand(false), |_| {
-            stream.scope(|| ops::relu(&x)).map(drop)
+            stream
+                .scope(|| ops::activate(&x, ops::Activation::Relu))
+                .map(drop)
         })
         .unwrap()
         .unwrap();

@@ -99,9 +99,10 @@ impl<'a> Case<'a> {
         let stats = self.empty(&[shape[0], self.norm.statistics()], true);
         if adds {
             let residual = (self.place)(&self.residual);
-            let sum = match self.scaled {
-                true => residual.clone(),
-                false => self.empty(shape, false),
+            let sum = if self.scaled {
+                residual.clone()
+            } else {
+                self.empty(shape, false)
             };
             let operands = [&self.x, &residual];
             ops::add_norm_into(&sum, &out, &stats, operands, &self.options()).unwrap();

@@ -41,19 +41,6 @@ fn check(
 }
 
 #[test]
-fn relu_squared_and_its_derivative_have_the_cpu_s_bits() {
-    for count in [0, 1, 33, 1027] {
-        let x = cpu(&random_f32(count, 91), &[count]);
-        let dy = cpu(&random_f32(count, 92), &[count]);
-        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::relu_squared_into(out, x);
-        check("relu_squared", forward, &[count], [&x, &x], true);
-        let backward =
-            |dx: &Tensor, [dy, x]: [&Tensor; 2]| ops::relu_squared_backward_into(dx, dy, x);
-        check("relu_squared_backward", backward, &[count], [&dy, &x], true);
-    }
-}
-
-#[test]
 fn swiglu_and_its_gradient_have_the_cpu_s_bits() {
     for [rows, columns] in [[0, 4], [2, 0], [1, 1], [5, 3], [3, 8], [7, 260]] {
         let x = cpu(&random_f32(2 * rows * columns, 93), &[rows, 2 * columns]);

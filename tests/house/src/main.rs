@@ -80,9 +80,10 @@ fn check_all() -> Outcome {
         .flatten()
         .filter_map(|name| Some(name.as_str()?.to_owned()))
         .collect();
-    let acyclic = match names.is_empty() {
-        true => true,
-        false => check_cycles(&packages::find(&names)?)?,
+    let acyclic = if names.is_empty() {
+        true
+    } else {
+        check_cycles(&packages::find(&names)?)?
     };
     let comments = check_comments(number("long_comments_max")?)?;
     let rooms = check_rooms()?;

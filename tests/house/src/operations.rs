@@ -67,11 +67,12 @@ pub(crate) fn page() -> Result<String, String> {
 /// Whether the page is up to date.
 pub(crate) fn check() -> Result<bool, String> {
     let is_same = fs::read_to_string(PAGE).is_ok_and(|there| Ok(there) == page());
-    match is_same {
-        true => println!("{PAGE} is up to date"),
-        false => println!(
+    if is_same {
+        println!("{PAGE} is up to date")
+    } else {
+        println!(
             "{PAGE} is not what the source says; help: cargo run -p ddp-house operations >{PAGE}"
-        ),
+        )
     }
     Ok(is_same)
 }
@@ -177,10 +178,12 @@ fn paragraphs(function: &ItemFn) -> Vec<String> {
                 .replace("`]", "`")
                 .replace('|', "\\|");
             let last = paragraphs.last_mut().expect("there is one");
-            match line.is_empty() {
-                true => paragraphs.push(String::new()),
-                false if last.is_empty() => *last = line,
-                false => *last += &format!(" {line}"),
+            if line.is_empty() {
+                paragraphs.push(String::new());
+            } else if last.is_empty() {
+                *last = line;
+            } else {
+                *last += &format!(" {line}");
             }
         }
     }
@@ -227,8 +230,8 @@ fn backward(one: &Operation, all: &[Operation]) -> String {
         of_file.partition(|other| other.name.starts_with(one.name.trim_end_matches("_into")));
     let names = if own.is_empty() { others } else { own };
     let names: Vec<String> = names.iter().map(|it| format!("`{}`", it.name)).collect();
-    match names.is_empty() {
-        true => "none".into(),
-        false => names.join(", "),
+    if names.is_empty() {
+        return "none".into();
     }
+    names.join(", ")
 }

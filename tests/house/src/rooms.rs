@@ -8,14 +8,26 @@ use crate::packages::Package;
 
 /// For each package under these rules: the packages of this workspace that it may depend on, tests
 /// apart. The compiler forbids cycles; this forbids a new direction.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("ddp-kernels", &[]),
     ("ddp-comm", &["ddp-kernels"]),
     ("ddp-nn", &["ddp-kernels"]),
     ("ddp-data", &["ddp-kernels"]),
+    ("ddp-tables", &["ddp-kernels", "ddp-data"]),
     (
         "ddp-engine",
         &["ddp-kernels", "ddp-comm", "ddp-nn", "ddp-data"],
+    ),
+    (
+        "ddp-tools",
+        &[
+            "ddp-kernels",
+            "ddp-comm",
+            "ddp-nn",
+            "ddp-data",
+            "ddp-tables",
+            "ddp-engine",
+        ],
     ),
     (
         "ddp",
@@ -24,7 +36,9 @@ const MAY_USE: [(&str, &[&str]); 8] = [
             "ddp-comm",
             "ddp-nn",
             "ddp-data",
+            "ddp-tables",
             "ddp-engine",
+            "ddp-tools",
         ],
     ),
     ("ddp-simcuda", &[]),
@@ -57,10 +71,18 @@ const WORDS: [(&str, &[&str]); 3] = [
 ];
 
 /// The libraries, whose texts name no flags: those are the program's.
-const LIBRARIES: [&str; 5] = ["kernels/", "comm/", "ddp/nn/", "ddp/data/", "ddp/engine/"];
+const LIBRARIES: [&str; 7] = [
+    "kernels/",
+    "comm/",
+    "ddp/nn/",
+    "ddp/data/",
+    "ddp/tables/",
+    "ddp/engine/",
+    "ddp/tools/",
+];
 
-/// Flags of other programs that libraries may name.
-const OTHERS_FLAGS: [&str; 13] = [
+/// Flags of other programs that libraries may name, and a variable of the report's style.
+const OTHERS_FLAGS: [&str; 15] = [
     "--bind-to",
     "--cpu-bind",
     "--cpus-per-task",
@@ -74,6 +96,8 @@ const OTHERS_FLAGS: [&str; 13] = [
     "--release",
     "--shm-size",
     "--std",
+    "--v",
+    "--version",
 ];
 
 /// What breaks a rule, one line each.

@@ -23,13 +23,15 @@ pub(crate) fn of(path: &Path, text: &str) -> Waits {
     // The simulator is a program below tests/.
     let in_src = path.iter().skip_while(|part| *part != "src");
     let in_src: PathBuf = in_src.collect();
-    let is_all_tests = match in_src.as_os_str().is_empty() {
-        true => is_test(path),
-        false => is_test(&in_src),
+    let is_all_tests = if in_src.as_os_str().is_empty() {
+        is_test(path)
+    } else {
+        is_test(&in_src)
     };
-    let product: Vec<usize> = match is_all_tests {
-        true => Vec::new(),
-        false => product_lines(text).into_iter().map(|it| it.1).collect(),
+    let product: Vec<usize> = if is_all_tests {
+        Vec::new()
+    } else {
+        product_lines(text).into_iter().map(|it| it.1).collect()
     };
     let raw: Vec<&str> = text.lines().collect();
     let mut found = Waits::default();

@@ -9,6 +9,7 @@
 //! | `ncclFUNCTION@K[/DEVICE]=NCCL` | the K-th call returns this NCCL code and does nothing |
 //! | `ncclFUNCTION@K[/DEVICE]=hang` | the K-th call never returns |
 //! | `nccl@K[/DEVICE]=hang` | the K-th NCCL call to run hangs until ncclCommAbort |
+//! | `nccl/ncclAllGather@K=…` | the same for the K-th of this function |
 //! | `nccl@K=async_error`, `async_error(NCCL)` | so, and ncclCommGetAsyncError reports it |
 //! | `nccl@K=slow(NS)` | it is delayed by this many nanoseconds, in wall time and simulated time |
 //! | `nccl@K=flip`, `flip(BIT)` | one bit of what this rank receives is inverted silently |
@@ -74,8 +75,8 @@ enum Class {
 enum Target {
     Function(String),
     Operation(Class),
-    /// NCCL calls that reach their turn.
-    Nccl,
+    /// NCCL calls that reach their turn: of all functions, or of this one.
+    Nccl(Option<String>),
     /// Searches of cuBLASLt for an algorithm.
     Heuristic,
 }
@@ -175,8 +176,9 @@ impl Plan {
             "stream" => Target::Operation(Class::Any),
             "kernel" => Target::Operation(Class::Kernel),
             "copy" => Target::Operation(Class::Copy),
-            "nccl" => Target::Nccl,
+            "nccl" => Target::Nccl(None),
             "heuristic" => Target::Heuristic,
+            name if name.starts_with("nccl/") => Target::Nccl(Some(name[5..].to_owned())),
             function
                 if ["cu", "nvrtc", "nccl"]
                     .iter()
@@ -271,7 +273,7 @@ fn parse_number(text: &str) -> Result<u64, String> {
 
 fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
     match target {
-        Target::Nccl => return nccl::parse_effect(kind).map(Effect::Nccl),
+        Target::Nccl(_) => return nccl::parse_effect(kind).map(Effect::Nccl),
         Target::Heuristic => return heuristic::parse_effect(kind).map(Effect::Heuristic),
         Target::Function(name) if name.starts_with("nccl") => {
             if kind == "hang" {

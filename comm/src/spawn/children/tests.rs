@@ -3,7 +3,6 @@ use std::time::Instant;
 
 use super::*;
 
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// The end of patience with the system.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,55 +26,72 @@ fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
 
 /// Stops a rank, or lets it continue.
 fn send(ranks: &Children, rank: usize, signal: c_int) {
-    let pid = ranks.running.iter().find(|it| it.0 == rank).unwrap().1.id();
+    let pid = ranks
+        .running
+        .iter()
+        .find(|it| it.rank == rank)
+        .unwrap()
+        .child
+        .id();
     // SAFETY: sends a signal to a child that has not been waited for.
     unsafe { libc::kill(pid as libc::pid_t, signal) };
     until(|| (is_stopped(pid) == (signal == libc::SIGSTOP)).then_some(()));
 }
 
-fn kills(ranks: &mut Children, roster: Option<&Roster>, seconds: u64) -> bool {
-    ranks.kill_stopped("test", Duration::from_secs(seconds), TIMEOUT, roster)
-}
-
-fn ended(ranks: &mut Children) -> (usize, ExitStatus) {
+fn ended(ranks: &mut Children) -> (usize, u32, ExitStatus) {
     until(|| ranks.collect().pop())
 }
 
 #[test]
-fn a_rank_that_stays_stopped_for_three_timeouts_is_killed() {
-    let mut ranks = Children::default();
+fn ranks_that_are_stopped_and_go_on_are_seen_once() {
+    let mut ranks = Children::new(false);
     for rank in 0..3 {
-        ranks.start(rank, 3, ':', &[], sleeper()).unwrap();
+        ranks.start((rank, 7, 3), ':', &[], sleeper()).unwrap();
     }
     send(&ranks, 1, libc::SIGSTOP);
+    let mut seconds = 0;
+    let mut seen = |ranks: &mut Children| {
+        seconds += 1;
+        ranks.stopped(Duration::from_secs(seconds))
+    };
+    assert_eq!(seen(&mut ranks), [(1, 7, true)]);
+    assert_eq!(seen(&mut ranks), []);
+    send(&ranks, 1, libc::SIGCONT);
     send(&ranks, 2, libc::SIGSTOP);
-    assert!(!kills(&mut ranks, None, 100));
-    send(&ranks, 2, libc::SIGCONT);
-    assert!(!kills(&mut ranks, None, 110));
-    send(&ranks, 2, libc::SIGSTOP);
-    assert!(!kills(&mut ranks, None, 129));
-    assert!(kills(&mut ranks, None, 130));
-    let (rank, status) = ended(&mut ranks);
-    assert_eq!((rank, status.signal()), (1, Some(libc::SIGKILL)));
-    // The other one has run in between.
-    assert!(!kills(&mut ranks, None, 158));
-    assert!(kills(&mut ranks, None, 159));
-    assert_eq!(ended(&mut ranks).0, 2);
-    assert!(!kills(&mut ranks, None, 1000));
-    assert_eq!(ranks.running.len(), 1);
+    assert_eq!(seen(&mut ranks), [(1, 7, false), (2, 7, true)]);
+    // Another process of the rank than the one that runs stays alone.
+    ranks.kill(2, 6);
+    ranks.kill(2, 7);
+    let (rank, process, status) = ended(&mut ranks);
+    assert_eq!(
+        (rank, process, status.signal()),
+        (2, 7, Some(libc::SIGKILL))
+    );
+    assert_eq!(ranks.running.len(), 2);
 }
 
 #[test]
-fn a_rank_that_is_stopped_while_the_job_ends_is_killed_soon_and_the_roster_says_why() {
-    let (roster, mut ranks) = (Roster::new(1, 1).unwrap(), Children::default());
-    ranks.start_at(&roster, [0, 1], sleeper()).unwrap();
-    send(&ranks, 0, libc::SIGSTOP);
-    assert!(!kills(&mut ranks, Some(&roster), 1));
-    assert!(!kills(&mut ranks, Some(&roster), 10));
-    roster.end(0);
-    assert!(kills(&mut ranks, Some(&roster), 11));
-    let (rank, status) = ended(&mut ranks);
-    roster.has_ended(rank, status);
-    let why = roster.how_ended(rank, status);
-    assert_eq!(why, "killed because it showed no progress");
+fn what_a_rank_has_said_is_there_when_its_end_is_seen() {
+    let mut ranks = Children::new(false);
+    let mut command = Command::new("bash");
+    let script = r#"exec {out}>&${DDP_JOB#*%}; printf '{"Ends":65}' >&$out; exit 9"#;
+    command.args(["-c", script]);
+    ranks.start_talking((0, 7, 1), command).unwrap();
+    let (.., status) = ended(&mut ranks);
+    assert_eq!(status.code(), Some(9));
+    assert_eq!(ranks.words(), [(0, 7, Said::Ends(65))]);
+}
+
+#[test]
+fn a_rank_ends_with_the_thread_that_started_it_if_that_is_wanted() {
+    let pid = std::thread::spawn(|| {
+        let mut ranks = Children::new(true);
+        ranks.start((0, 1, 1), ':', &[], sleeper()).unwrap();
+        let pid = ranks.running[0].child.id();
+        std::mem::forget(ranks);
+        pid
+    });
+    let pid = pid.join().unwrap();
+    let is_left = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    until(|| is_left().contains(") Z").then_some(()));
 }

@@ -3,6 +3,9 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 use super::*;
+use crate::membership::client::tests::{client, generation};
+use crate::membership::packets::Packets;
+use crate::membership::wire::Told;
 
 /// The ranks of a job, by socket pairs.
 fn stars(size: usize, timeout: Duration) -> Vec<Star> {
@@ -103,34 +106,30 @@ fn meets(rank: usize, (generation, secret): (u32, &str), at: &Meetings) -> Resul
     };
     let listener = (rank == 0).then(|| at.listener.try_clone().unwrap());
     let secret = Secret::read(&|_| Some(secret.into()))?;
-    let roster = Some(Arc::clone(&at.roster));
-    Star::over_tcp(place, listener, (secret, roster), &options)
+    let client = Some(Arc::clone(&at.client));
+    Star::over_tcp(place, listener, (secret, client), &options)
 }
 
-/// Where ranks meet whose roster knows one generation.
+/// Where ranks of the first generation meet.
 struct Meetings {
     listener: TcpListener,
     port: u16,
-    roster: Arc<Roster>,
+    client: Arc<Client>,
+    launcher: Arc<Packets>,
     timeout: Duration,
     size: usize,
 }
 
 fn meetings(timeout: Duration) -> Meetings {
     let (listener, port) = tcp::listen_for_ranks().unwrap();
-    let roster = Arc::new(Roster::new(1, 1).unwrap());
-    roster.take(0, std::process::id());
-    std::thread::scope(|scope| {
-        let met = scope.spawn(|| roster.meet(0, 0, Duration::from_secs(60)));
-        while roster.current() == 0 {
-            roster.form().unwrap();
-        }
-        met.join().unwrap().unwrap();
-    });
+    let first = Told::Formed(generation(1, &[0]));
+    let (client, launcher) = client(0, 1, &[first]);
+    assert!(matches!(client.meet(0, 0), client::Meeting::Formed(_)));
     Meetings {
         listener,
         port,
-        roster,
+        client,
+        launcher: Arc::new(launcher),
         timeout,
         size: 2,
     }
@@ -143,7 +142,8 @@ fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
     let patient = Meetings {
         timeout: Duration::from_secs(600),
         listener: at.listener.try_clone().unwrap(),
-        roster: Arc::clone(&at.roster),
+        client: Arc::clone(&at.client),
+        launcher: Arc::clone(&at.launcher),
         ..at
     };
     std::thread::scope(|scope| {
@@ -165,7 +165,8 @@ fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
     let late = Meetings {
         timeout: Duration::from_millis(500),
         listener: at.listener.try_clone().unwrap(),
-        roster: Arc::clone(&at.roster),
+        client: Arc::clone(&at.client),
+        launcher: Arc::clone(&at.launcher),
         ..at
     };
     std::thread::scope(|scope| {
@@ -192,10 +193,10 @@ fn a_generation_that_is_over_ends_every_wait() {
         let first = scope.spawn(|| meets(0, (1, "a"), &at));
         let second = scope.spawn(move || {
             let closed = Meetings { port: 1, ..other };
-            closed.roster.end_current();
+            closed.launcher.send(&Told::Over(1), true);
             meets(1, (1, "a"), &closed)
         });
-        at.roster.end_current();
+        at.launcher.send(&Told::Over(1), true);
         for ended in [first, second] {
             assert!(ended.join().unwrap().unwrap_err().is_rank_lost());
         }

@@ -14,7 +14,7 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::setting::Choice;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::files::table::shown_number;
+use crate::words::shown_number;
 
 /// Bytes converted at a time: a piece stays in the L1 cache.
 const PIECE_BYTES: usize = 4096;

@@ -55,7 +55,7 @@ struct WantedCopy<'a> {
 
 /// The copy that `make` makes of `source`, or the one made earlier. `make` gets the path to write,
 /// in a new folder.
-pub(crate) fn converted(
+pub fn converted(
     source: &Path,
     cache_dir: Option<&Path>,
     request: &str,

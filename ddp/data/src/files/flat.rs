@@ -42,11 +42,11 @@ use twox_hash::XxHash3_64;
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::array::{ArrayPlace, Element};
 use crate::files::cache;
-use crate::files::format::{Contents, Entry, Format, Holds, PLAIN};
+use crate::files::format::{Contents, Format, Holds, PLAIN};
 use crate::files::io::{map, refuse, writing};
 use crate::task::TOKENS_MAX;
 
-pub(crate) use super::format::About;
+pub use super::format::{About, Entry};
 
 pub(super) static FLAT: Format = Format {
     name: "a flat .bin file",
@@ -69,7 +69,7 @@ const HEADER_BYTES_MAX: u64 = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The arrays of the file at `path`, called `file` in messages.
-pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
+pub fn open(path: &Path, file: &str) -> Result<Contents> {
     let mapped = map(path)?;
     let mut contents = Contents::default();
     let header = header(&mapped).map_err(|why| refuse(path, why))?;
@@ -213,7 +213,7 @@ impl Entry {
 }
 
 /// Writes a flat file: one array after another, each in pieces.
-pub(crate) struct Writer {
+pub struct Writer {
     path: PathBuf,
     file: BufWriter<File>,
     position: u64,
@@ -224,12 +224,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Begins the array `name` of rows of this shape. Rows are counted as they are written.
-    pub(crate) fn begin(
-        &mut self,
-        name: &str,
-        element: Element,
-        row_shape: &[usize],
-    ) -> Result<()> {
+    pub fn begin(&mut self, name: &str, element: Element, row_shape: &[usize]) -> Result<()> {
         self.end_array();
         let gap = self.position.next_multiple_of(ALIGNMENT) - self.position;
         self.put(&[0; ALIGNMENT as usize][..gap as usize])?;
@@ -245,14 +240,14 @@ impl Writer {
     }
 
     /// Appends bytes, little-endian, to the current array.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         heartbeat::beat(Work::ConvertsData);
         self.hash.write(bytes);
         self.put(bytes)
     }
 
     /// Appends numbers to the current array. `to_bytes` gives their little-endian bytes.
-    pub(crate) fn write_numbers<T: Copy, const SIZE: usize>(
+    pub fn write_numbers<T: Copy, const SIZE: usize>(
         &mut self,
         numbers: &[T],
         to_bytes: impl Fn(T) -> [u8; SIZE],
@@ -329,7 +324,7 @@ impl Writer {
 }
 
 /// Makes a flat file at `path`, where none may be, with what `fill` writes.
-pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut Writer) -> Result<About>) -> Result<()> {
+pub fn write(path: &Path, fill: impl FnOnce(&mut Writer) -> Result<About>) -> Result<()> {
     let file = File::create_new(path).map_err(writing(path))?;
     let mut writer = Writer {
         path: path.into(),

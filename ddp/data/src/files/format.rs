@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::files::array::{Array, ArrayPlace, Element};
 use crate::files::io::{map, refuse};
-use crate::files::table::TableReader;
 
 /// A format of data files. A new one is a file with such a static, and a line in `files.rs`.
 #[derive(Debug)]
@@ -27,20 +26,26 @@ pub struct Format {
     pub(crate) holds: Holds,
 }
 
-/// Opens a table before its first row.
-pub(crate) type OpenTable = fn(&Path) -> Result<Box<dyn TableReader>>;
-
 /// What files of a format hold, and how that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Holds {
     /// Arrays of numbers: read by ranges of rows from a mapped file, or from a converted copy.
     Arrays(fn(&DataFile<'_>) -> Result<Contents>),
-    /// A table, which is converted: what opens it before its first row.
-    Table(OpenTable),
+    /// A table, which another crate turns into a flat file.
+    Table(TableFormat),
     /// Tokens, and nothing else.
     Tokens(fn(&DataFile<'_>) -> Result<TokenFile>),
     /// A file of another format, which is unpacked.
     Packed,
+}
+
+/// A format of tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableFormat {
+    /// Text between commas, semicolons or tabs.
+    Csv,
+    /// Parquet.
+    Parquet,
 }
 
 /// What most formats have in common.
@@ -112,13 +117,13 @@ pub struct Contents {
     /// The names of the others, and why each cannot be used.
     pub others: Vec<(String, String)>,
     /// What the file says besides.
-    pub(crate) about: About,
+    pub about: About,
 }
 
 /// An array in the header of a flat file (`flat.rs`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Entry {
+pub struct Entry {
     pub(super) name: String,
     pub(super) element: Element,
     pub(super) shape: Vec<usize>,
@@ -130,33 +135,34 @@ pub(crate) struct Entry {
 /// What the header of a flat file says.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct About {
-    pub(crate) arrays: Vec<Entry>,
+pub struct About {
+    /// Its arrays.
+    pub arrays: Vec<Entry>,
     /// The names of classes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) classes: Option<Vec<String>>,
+    pub classes: Option<Vec<String>>,
     /// The names of features.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) columns: Option<Vec<String>>,
+    pub columns: Option<Vec<String>>,
     /// The file it was made from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<String>,
+    pub source: Option<String>,
     /// Of a converted table: the columns that had some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) odd_cells: Vec<OddCells>,
+    pub odd_cells: Vec<OddCells>,
     /// Of tokens: all are below this.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) vocabulary: Option<usize>,
+    pub vocabulary: Option<usize>,
     /// Of tokens: the one after each document.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) end_of_text: Option<usize>,
+    pub end_of_text: Option<usize>,
     /// Of tokens: a hash of their vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tokenizer: Option<String>,
+    pub tokenizer: Option<String>,
 }
 
 /// How many unknown values of a column are kept for messages.
-pub(super) const EXAMPLES_MAX: usize = 3;
+pub const EXAMPLES_MAX: usize = 3;
 
 /// Cells of a column that were missing or had an unknown category when a table was converted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

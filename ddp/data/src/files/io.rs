@@ -25,12 +25,12 @@ pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
 }
 
 /// The error of a file whose content is not what it should be.
-pub(crate) fn refuse(path: &Path, why: impl fmt::Display) -> Error {
+pub fn refuse(path: &Path, why: impl fmt::Display) -> Error {
     Error::Data(format!("cannot read {}: {why}", path.display()))
 }
 
 /// The error of a file that the system does not let us read.
-pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| match source.kind() {
         ErrorKind::InvalidInput => refuse(path, source),
         _ => failed("read", path, source, "check that it exists and may be read"),
@@ -38,7 +38,7 @@ pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
 }
 
 /// The error of a file in the cache that cannot be written.
-pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let help = format!(
         "check the folder's permissions and the space left on its disk, or set {CACHE_DIR} to another folder"
     );
@@ -125,7 +125,7 @@ impl Seek for MappedReader<'_> {
 }
 
 /// Deflate packs at most this many bytes into one.
-pub(super) const RATIO_MAX: u64 = 1032;
+pub const RATIO_MAX: u64 = 1032;
 /// Rows of zeros come near deflate's own limit; real data pack 5 to 20 bytes into one.
 const USUAL_RATIO_MAX: u64 = 250;
 /// The ratio is not checked before this much has been unpacked.
@@ -138,7 +138,7 @@ pub(crate) fn is_packed(path: &Path) -> bool {
 }
 
 /// The bytes of a file, unpacked if its name ends in `.gz`.
-pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
+pub fn reader(path: &Path) -> Result<Box<dyn Read>> {
     let file = File::open(path).map_err(reading(path))?;
     if !is_packed(path) {
         return Ok(Box::new(file));
@@ -182,7 +182,7 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 /// The encoding of a text that begins with the byte-order mark of another one than UTF-8.
-pub(crate) fn other_encoding(start: &[u8]) -> Option<&'static str> {
+pub fn other_encoding(start: &[u8]) -> Option<&'static str> {
     match start {
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16"),
@@ -191,7 +191,7 @@ pub(crate) fn other_encoding(start: &[u8]) -> Option<&'static str> {
 }
 
 /// The error of a failure to unpack: bad data, or a file that cannot be read.
-pub(crate) fn unreadable(path: &Path, error: io::Error) -> Error {
+pub fn unreadable(path: &Path, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => refuse(
             path,

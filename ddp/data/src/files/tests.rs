@@ -332,15 +332,15 @@ fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
         }
     }
     for (name, bytes, expected) in [
-        ("a.csv", &b"a,b\n"[..], &csv::CSV),
-        ("A.CSV", b"a,b\n", &csv::CSV),
-        ("a.tsv", b"a\tb\n", &csv::TSV),
-        ("a.csv.gz", b"\x1f\x8b\x08", &csv::CSV),
-        ("a.data", b"PAR1....\x01\0\0\0PAR1", &parquet::PARQUET),
+        ("a.csv", &b"a,b\n"[..], &tables::CSV),
+        ("A.CSV", b"a,b\n", &tables::CSV),
+        ("a.tsv", b"a\tb\n", &tables::CSV),
+        ("a.csv.gz", b"\x1f\x8b\x08", &tables::CSV),
+        ("a.data", b"PAR1....\x01\0\0\0PAR1", &tables::PARQUET),
         // Columns may be called as other files begin, and labels as they end.
-        ("a.csv", b"PAR1,PAR2\n1,2\n", &csv::CSV),
-        ("a.csv", b"PAR1,y\n1,PAR1", &csv::CSV),
-        ("a.csv", b"MATLAB score,y\n1,2\n", &csv::CSV),
+        ("a.csv", b"PAR1,PAR2\n1,2\n", &tables::CSV),
+        ("a.csv", b"PAR1,y\n1,PAR1", &tables::CSV),
+        ("a.csv", b"MATLAB score,y\n1,2\n", &tables::CSV),
         ("a-idx1-ubyte", b"\x01", &idx::IDX),
         ("b.csv", b"\0\0\x08\x03", &idx::IDX),
     ] {

@@ -2,16 +2,15 @@
 //! bit, the same errors.
 
 mod names;
-mod tables;
-mod targets;
+mod support;
 mod tokens;
 mod truth;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use self::support::*;
 use super::*;
-use crate::open::Source;
 use crate::ranks::tests::ranks;
 use crate::{
     Dataset, FeaturePlan, LabelName, Missing, Normalization, Normalize, TaskKind, TaskSpec,
@@ -19,62 +18,8 @@ use crate::{
 };
 use ddp_kernels::files::testing::Scratch;
 
-fn npy(scratch: &Scratch, name: &str, descr: &str, shape: &[usize], data: &[u8]) -> PathBuf {
-    let shape: String = shape.iter().map(|size| format!("{size},")).collect();
-    let mut header =
-        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-    header.push_str(&" ".repeat((64 - (10 + header.len() + 1) % 64) % 64));
-    header.push('\n');
-    let path = scratch.path().join(name);
-    let length = (header.len() as u16).to_le_bytes();
-    fs::write(
-        &path,
-        [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), data].concat(),
-    )
-    .unwrap();
-    path
-}
-
-fn bytes<T: Copy, const N: usize>(numbers: &[T], to_bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    numbers
-        .iter()
-        .flat_map(|&number| to_bytes(number))
-        .collect()
-}
-
-fn floats(scratch: &Scratch, name: &str, rows: &[&[f32]]) -> PathBuf {
-    npy(
-        scratch,
-        name,
-        "<f4",
-        &[rows.len(), rows[0].len()],
-        &bytes(&rows.concat(), f32::to_le_bytes),
-    )
-}
-
-fn whole(scratch: &Scratch, name: &str, labels: &[i64]) -> PathBuf {
-    npy(
-        scratch,
-        name,
-        "<i8",
-        &[labels.len()],
-        &bytes(labels, i64::to_le_bytes),
-    )
-}
-
-fn request(data: &Path, labels: Option<&Path>) -> DataRequest {
-    let mut request = DataRequest::new(data.to_str().unwrap().parse().unwrap());
-    request.labels = labels.map(|labels| labels.to_str().unwrap().to_string());
-    request
-}
-
-/// All rows and their classes.
-fn all(data: &dyn Dataset) -> Vec<(Vec<f32>, i64)> {
-    let row = |row| {
-        let [x, class] = read_rows(data, &[row]).unwrap();
-        (x.to_vec().unwrap(), class.to_vec().unwrap()[0])
-    };
-    (0..data.rows()).map(row).collect()
+fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
+    super::prepare(request, None, ranks)
 }
 
 /// Many rows of three features, no two alike, and their classes.
@@ -214,97 +159,6 @@ fn trained() -> Trained {
     }
 }
 
-fn table(scratch: &Scratch, text: &str) -> DataRequest {
-    let path = scratch.path().join("t.csv");
-    fs::write(&path, text).unwrap();
-    DataRequest {
-        trained: Some(trained()),
-        ..request(&path, None)
-    }
-}
-
-#[test]
-fn eval_uses_the_models_columns_classes_and_normalization() {
-    let scratch = Scratch::new();
-    let world = crate::Alone;
-    let text = "kind,b,more,a\ncow,6,x,1\nbee,4,y,3\n";
-    let mut request = table(&scratch, text);
-    request.labels = Some("kind".into());
-    let data = prepare(&request, &world).unwrap();
-    assert_eq!(
-        all(&*data.train),
-        [(vec![0.0, 2.0], 2), (vec![4.0, 1.0], 1)]
-    );
-    assert_eq!(
-        (data.held_out.rows(), data.columns.unwrap()),
-        (0, vec!["a".to_string(), "b".to_string()])
-    );
-    // Without labels every class is 0, and the column need not be there.
-    request.trained.as_mut().unwrap().needs_labels = false;
-    request.labels = None;
-    assert_eq!(
-        all(&*prepare(&request, &world).unwrap().train),
-        [(vec![0.0, 2.0], 0), (vec![4.0, 1.0], 0)]
-    );
-    // Arrays have no names: then they are taken in their order.
-    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0], &[3.0, 4.0]]);
-    let request = DataRequest {
-        trained: request.trained,
-        ..super::tests::request(&x, None)
-    };
-    assert_eq!(
-        all(&*prepare(&request, &world).unwrap().train),
-        [(vec![0.0, 2.0], 0), (vec![4.0, 1.0], 0)]
-    );
-}
-
-#[test]
-fn rows_that_a_model_was_not_trained_for_are_refused_with_their_place() {
-    let scratch = Scratch::new();
-    let error = |request: &DataRequest| {
-        let errors = ranks(2, |world| prepare(request, world).unwrap_err().to_string());
-        assert_eq!(errors[0], errors[1]);
-        errors[0].clone()
-    };
-    let message = error(&table(&scratch, "a,b,kind\n1,2,ant\n1,2,dog\n1,2,emu\n"));
-    assert!(
-        message.contains("t.csv")
-            && message
-                .contains("line 3, column \"kind\": the label: expected one of the 3 classes"),
-        "{message}"
-    );
-    let message = error(&table(&scratch, "a,c,kind\n1,2,ant\n"));
-    assert!(
-        message.contains("t.csv") && message.contains('b'),
-        "{message}"
-    );
-    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0, 3.0]]);
-    let y = whole(&scratch, "y.npy", &[0]);
-    let needs_labels = false;
-    let message = error(&DataRequest {
-        trained: Some(Trained {
-            needs_labels,
-            ..trained()
-        }),
-        ..request(&x, None)
-    });
-    assert!(
-        message.contains("x.npy: expected 2 features a row") && message.contains("got 3"),
-        "{message}"
-    );
-    let mut other = trained();
-    other.task = TaskSpec::Regression { outputs: 2 };
-    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0]]);
-    let message = error(&DataRequest {
-        trained: Some(other),
-        ..request(&x, Some(&y))
-    });
-    assert!(
-        message.contains("y.npy: expected 2 numbers as the label of each row"),
-        "{message}"
-    );
-}
-
 #[test]
 fn a_number_that_is_not_finite_is_found_when_a_model_reads_it() {
     let scratch = Scratch::new();
@@ -438,4 +292,29 @@ fn how_long_gathering_takes() {
             later.len()
         );
     }
+}
+
+#[test]
+fn missing_numbers_in_arrays_are_filled_in() {
+    let scratch = Scratch::new();
+    let x = floats(
+        &scratch,
+        "x.npy",
+        &[&[1.0, f32::NAN], &[f32::NAN, 4.0], &[3.0, 8.0]],
+    );
+    let y = whole(&scratch, "y.npy", &[0, 1, 0]);
+    let mut request = request(&x, Some(&y));
+    request.table.missing = Missing::Mean;
+    let data = prepare(&request, &crate::Alone).unwrap();
+    let expected = [
+        (vec![1.0, 6.0], 0),
+        (vec![2.0, 4.0], 1),
+        (vec![3.0, 8.0], 0),
+    ];
+    assert_eq!(all(&*data.train), expected);
+    request.trained = Some(names::trained_on(&data));
+    assert_eq!(
+        all(&*prepare(&request, &crate::Alone).unwrap().train),
+        expected
+    );
 }

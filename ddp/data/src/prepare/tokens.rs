@@ -9,14 +9,14 @@ use twox_hash::XxHash3_64;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result, bail, ensure};
 use crate::file_rows::read_in_any_order;
-use crate::files::{Array, Coding};
+use crate::files::{Array, Coding, says_tokens};
 use crate::open::identity_of;
-use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn, must_be_alike};
+use crate::ranks::{Alone, Ranks, SAME_FILES, SameFiles, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
-use crate::resolve::names_tokens;
+use crate::resolve::files;
 use crate::scan;
 use crate::setting::{DATA, MODEL, VAL_DATA, VAL_SPLIT};
-use crate::spec::{DataSpec, TokensSpec};
+use crate::spec::{DataSpec, FilesSpec, TokensSpec};
 use crate::task::{TOKENS_MAX, TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
 use crate::tokens::{Known, TokenFiles, Windows};
@@ -48,10 +48,35 @@ pub struct TokenSummary {
 /// A model of this many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
 
+/// The files of tokens that `spec` names; `None` if it names rows of features.
+pub(super) fn named(
+    spec: &DataSpec,
+    setting: SettingName<'static>,
+    ranks: &dyn Ranks,
+) -> Result<Option<TokensSpec>> {
+    let path = match spec {
+        DataSpec::Tokens(spec) => return Ok(Some(spec.clone())),
+        DataSpec::Files(FilesSpec { path, part: None }) => path,
+        _ => return Ok(None),
+    };
+    let are_tokens = in_turn(ranks, || says_tokens(&files(path, setting)?[0]))?;
+    // Ranks with other files would wait for each other in different places.
+    let kind = match are_tokens {
+        true => "tokens",
+        false => "rows of features",
+    };
+    let what = format!("what the files of {setting} hold");
+    ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
+    Ok(are_tokens.then(|| TokensSpec {
+        path: path.clone(),
+        ..TokensSpec::default()
+    }))
+}
+
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.
 pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
     request.check(&Alone)?;
-    let Some(spec) = names_tokens(&request.data, DATA, &Alone)? else {
+    let Some(spec) = named(&request.data, DATA, &Alone)? else {
         return Ok(None);
     };
     request.check_kind(true)?;
@@ -180,7 +205,7 @@ fn open_val(
     ranks: &dyn Ranks,
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
-    let Some(named) = names_tokens(spec, VAL_DATA, ranks)? else {
+    let Some(named) = named(spec, VAL_DATA, ranks)? else {
         bail!(
             "{VAL_DATA} {spec}: expected tokens, as {DATA} has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"

@@ -16,7 +16,6 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, bail};
 use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
-use crate::files::parquet;
 use crate::files::tokens::BYTE_ORDER_MARK;
 use crate::setting::{FIELD, LOSSY};
 use crate::text::tokenizer::Encoder;
@@ -49,7 +48,14 @@ pub struct ReadOptions<'a> {
     pub piece_bytes: usize,
     /// Counts bytes read from files.
     pub read_bytes: &'a AtomicU64,
+    /// What reads `.parquet`, if the program does.
+    pub columns: Option<ReadTexts>,
 }
+
+/// Gives the texts of a column of a table to a sink. A null is an empty text.
+pub type ReadTexts = fn(&Path, &str, TextSink<'_>) -> Result<()>;
+/// What takes the texts of a column, with the place of each for messages.
+pub type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
 
 /// What takes pieces.
 type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<()>;
@@ -191,7 +197,9 @@ impl TextFile<'_> {
     /// The rows of a column of a `.parquet` of this many bytes.
     fn rows(&mut self, bytes: u64) -> Result<()> {
         let (path, options) = (self.path, self.options);
-        parquet::texts(path, options.field, &mut |bytes, place| {
+        let why = "this program does not read Parquet; help: write .jsonl";
+        let texts = options.columns.ok_or_else(|| self.bad(why))?;
+        texts(path, options.field, &mut |bytes, place| {
             let valid = std::str::from_utf8(bytes);
             let at = valid.map_or_else(|error| error.valid_up_to(), str::len);
             if valid.is_err() && !options.lossy {

@@ -48,6 +48,7 @@ fn read(path: &Path, lossy: bool, encoder: &Encoder) -> Result<(Vec<String>, usi
         encoder: Some(encoder),
         piece_bytes: SMALL.piece_bytes,
         read_bytes: &AtomicU64::new(0),
+        columns: None,
     };
     documents(path, &options, &mut |piece| {
         if is_new {
@@ -70,6 +71,7 @@ fn options(file: &Path, out: PathBuf) -> TokenizeOptions {
         val_split: 0.0,
         out,
         sizes: SMALL,
+        columns: None,
     }
 }
 
@@ -496,62 +498,6 @@ fn the_end_of_documents_is_a_special_token() {
         let why = Vocabulary::of_bytes(bad.to_vec()).unwrap_err();
         assert!(why.contains("expected a tokenizer.json"), "{why}");
     }
-}
-
-#[cfg(feature = "parquet")]
-#[test]
-fn the_rows_of_a_parquet_column_are_documents() {
-    let scratch = Scratch::new();
-    let path = scratch.path().join("a.parquet");
-    write_parquet(&path, &["first", "None", "", "12"]);
-    let out = scratch.path().join("out");
-    let done = run(&options(&path, out.clone())).unwrap();
-    // Words that mark missing values in tables are texts here.
-    assert_eq!(shards(&out), [as_bytes(&["first", "None", "12"])]);
-    assert_eq!(done.empty_documents, 1);
-    for (field, part) in [
-        (
-            "content",
-            "expected a column \"content\", got [number, text]",
-        ),
-        ("number", "got numbers"),
-    ] {
-        let asked = TokenizeOptions {
-            field: field.into(),
-            ..options(&path, scratch.path().join("refused"))
-        };
-        let text = refusal(run(&asked), 65);
-        assert!(text.contains(part), "{text}");
-    }
-}
-
-/// A table with a column of numbers and one of texts.
-#[cfg(feature = "parquet")]
-fn write_parquet(path: &Path, texts: &[&str]) {
-    use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
-    use parquet::file::writer::SerializedFileWriter;
-    use parquet::schema::parser::parse_message_type;
-    let schema = "message rows { REQUIRED INT32 number; REQUIRED BYTE_ARRAY text (UTF8); }";
-    let schema = std::sync::Arc::new(parse_message_type(schema).unwrap());
-    let file = fs::File::create(path).unwrap();
-    let mut writer = SerializedFileWriter::new(file, schema, Default::default()).unwrap();
-    let mut group = writer.next_row_group().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    let numbers: Vec<i32> = (0..texts.len() as i32).collect();
-    column
-        .typed::<Int32Type>()
-        .write_batch(&numbers, None, None)
-        .unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    let texts: Vec<ByteArray> = texts.iter().map(|text| ByteArray::from(*text)).collect();
-    column
-        .typed::<ByteArrayType>()
-        .write_batch(&texts, None, None)
-        .unwrap();
-    column.close().unwrap();
-    group.close().unwrap();
-    writer.close().unwrap();
 }
 
 #[cfg(feature = "tokenizers")]

@@ -122,9 +122,11 @@ impl Audit {
         let differences =
             differences.map(|it| format!("moved unequally: {}", self.difference_text(it)));
         notes.extend(limited(differences, DIFFERENCES_MAX, "differences"));
-        let hint = |RankedHint { ranks, text, .. }: &RankedHint| match is_alone {
-            true => format!("hint: {text}"),
-            false => format!("hint, {}: {text}", ranks_text(ranks)),
+        let hint = |RankedHint { ranks, text, .. }: &RankedHint| {
+            if is_alone {
+                return format!("hint: {text}");
+            }
+            format!("hint, {}: {text}", ranks_text(ranks))
         };
         notes.extend(limited(self.hints.iter().map(hint), HINTS_MAX, "hints"));
         notes

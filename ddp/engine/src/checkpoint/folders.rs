@@ -13,6 +13,8 @@ use super::files::unreadable;
 use crate::error::Result;
 use ddp_kernels::files;
 
+/// The folder of a run that holds its checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
 /// The file with the model.
 pub const MODEL_FILE: &str = "model.safetensors";
 /// The file with everything but tensors.
@@ -30,12 +32,18 @@ pub(super) fn optimizer_file(part: usize, parts: usize) -> String {
 
 /// The folder of a run's checkpoints.
 pub(super) fn checkpoints(out: &Path) -> PathBuf {
-    out.join("checkpoints")
+    out.join(CHECKPOINTS)
 }
 
 /// The folder of the checkpoint of step `step` in a run's folder.
 pub fn folder(out: &Path, step: u64) -> PathBuf {
     checkpoints(out).join(name(step))
+}
+
+/// Whether the folder has files of a checkpoint.
+pub fn is_checkpoint(folder: &Path) -> bool {
+    let names = [MODEL_FILE, STATE_FILE];
+    names.iter().any(|name| folder.join(name).exists())
 }
 
 /// The name of the folder of step `step`.

@@ -74,10 +74,10 @@ impl Opened {
 
     /// What made the tokens that the model takes, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
-        match self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
-            true => Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?)),
-            false => Ok(None),
+        if self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
+            return Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?));
         }
+        Ok(None)
     }
 
     /// The files with the optimizer's moments, in the order of their parts.
@@ -176,10 +176,10 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
     let manifest = Manifest::parse(&bytes).map_err(|why| {
         let value: Option<Value> = serde_json::from_slice(&bytes).ok();
         let format = value.and_then(|value| value.get("format")?.as_u64());
-        match format > Some(u64::from(FORMAT)) {
-            true => of_other_version(folder, MANIFEST_FILE, &why),
-            false => damaged(folder, format!("{MANIFEST_FILE} {why}")),
+        if format > Some(u64::from(FORMAT)) {
+            return of_other_version(folder, MANIFEST_FILE, &why);
         }
+        damaged(folder, format!("{MANIFEST_FILE} {why}"))
     })?;
     check_names(folder, &manifest)?;
     let mut files = open_first(folder, &manifest)?;

@@ -103,11 +103,11 @@ impl ModelFile<'_> {
             fill(params, parameter, |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
-                match self.is_foreign {
-                    true => check_plausible(&parameter.name, values)
-                        .map_err(|why| refuse(self.path, why)),
-                    false => Ok(()),
+                if self.is_foreign {
+                    return check_plausible(&parameter.name, values)
+                        .map_err(|why| refuse(self.path, why));
                 }
+                Ok(())
             })?;
         }
         Ok(())

@@ -52,9 +52,10 @@ impl Outgoing {
             for piece in pieces {
                 let parameter = params.parameter(piece.parameter);
                 let (start, length) = (piece.start, piece.length);
-                let (range, shape) = match length == parameter.range.len() {
-                    true => (String::new(), parameter.shape.clone()),
-                    false => (format!("[{start}..{}]", start + length), vec![length]),
+                let (range, shape) = if length == parameter.range.len() {
+                    (String::new(), parameter.shape.clone())
+                } else {
+                    (format!("[{start}..{}]", start + length), vec![length])
                 };
                 let moments = optimizer.moments().map(|(name, _)| name).zip(before..);
                 for (name, moment) in moments.filter(|(name, _)| piece.moments.contains(name)) {

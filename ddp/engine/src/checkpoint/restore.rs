@@ -43,9 +43,11 @@ pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result
             moments.map(move |name| (p.name.as_str(), *name, p.range.len()))
         })
     });
-    let saved = SavedMoments::read(opened.optimizer_files())?.map(|saved| match model.is_renamed {
-        true => saved.without_dropout(),
-        false => saved,
+    let saved = SavedMoments::read(opened.optimizer_files())?.map(|saved| {
+        if model.is_renamed {
+            return saved.without_dropout();
+        }
+        saved
     });
     let saved = match saved.and_then(|saved| saved.check(wanted).map(|()| saved)) {
         Ok(saved) => saved,

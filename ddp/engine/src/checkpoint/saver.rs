@@ -17,7 +17,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::folders::{self, clear_up};
 use super::snapshot::Snapshot;
 use super::state::{FORMAT, State};
-use super::writer::{Job, Writer};
+use super::writer::{SaveJob, Writer};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::step::Step;
@@ -39,7 +39,7 @@ pub struct Saver {
     rank: usize,
     ranks: usize,
     /// None once this is dropped, which ends the thread.
-    jobs: Option<mpsc::Sender<Job>>,
+    jobs: Option<mpsc::Sender<SaveJob>>,
     done: mpsc::Receiver<Done>,
     thread: Option<JoinHandle<()>>,
     /// Whether the thread works, and does not wait for other ranks.
@@ -143,7 +143,8 @@ impl Saver {
         snapshot.fill(step)?;
         let jobs = self.jobs.as_ref().expect("it is not dropped");
         let step = state.step;
-        jobs.send(Job { snapshot, state }).map_err(|_| ended())?;
+        jobs.send(SaveJob { snapshot, state })
+            .map_err(|_| ended())?;
         self.writing = Some((step, Instant::now()));
         Ok(())
     }
@@ -183,9 +184,10 @@ impl Saver {
             }
             // While the thread waits for other ranks, that wait has its own limit.
             let before = std::mem::replace(&mut beats, heartbeat::total());
-            quiet = match beats == before && self.is_at_work.load(Ordering::Relaxed) {
-                true => quiet + LOOK_EVERY.min(limit),
-                false => Duration::ZERO,
+            quiet = if beats == before && self.is_at_work.load(Ordering::Relaxed) {
+                quiet + LOOK_EVERY.min(limit)
+            } else {
+                Duration::ZERO
             };
             if quiet >= limit {
                 return Err(self.stuck(step));
@@ -226,7 +228,7 @@ impl Saver {
 }
 
 /// Writes one checkpoint after the other, until the saver is dropped.
-fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>) {
+fn serve(writer: &Writer, jobs: &mpsc::Receiver<SaveJob>, done: &mpsc::Sender<Done>) {
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
             let folder = trace::record(WRITE, || writer.write(&job));

@@ -25,14 +25,14 @@ use ddp_nn::params::Params;
 /// The part of a checkpoint that this rank writes.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    pub(super) model: Option<Part>,
+    pub(super) model: Option<FilePart>,
     /// This rank's.
-    pub(super) moments: Option<Part>,
+    pub(super) moments: Option<FilePart>,
 }
 
 /// What a file is made of.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct FilePart {
     header: Header,
     /// In the order of the header: which copy, and the range in it.
     list: Vec<(usize, Range<usize>)>,
@@ -44,9 +44,10 @@ impl Snapshot {
     pub(super) fn new(step: &Step, writes_model: bool, writes_moments: bool) -> Result<Snapshot> {
         // Refuses values that a checkpoint would round.
         parts(step)?;
+        let moments = writes_moments.then(|| FilePart::of_moments(step));
         Ok(Snapshot {
-            model: writes_model.then(|| Part::of_model(step)).transpose()?,
-            moments: writes_moments.then(|| Part::of_moments(step)).transpose()?,
+            model: writes_model.then(|| FilePart::of_model(step)).transpose()?,
+            moments: moments.transpose()?,
         })
     }
 
@@ -76,24 +77,24 @@ fn moments(step: &Step) -> impl Iterator<Item = &Tensor> {
     stages.flat_map(|stage| stage.optimizer().moments().map(|(_, moment)| moment))
 }
 
-impl Part {
-    fn of_model(step: &Step) -> Result<Part> {
+impl FilePart {
+    fn of_model(step: &Step) -> Result<FilePart> {
         let parts = parts(step)?;
         let stages = parts.iter().enumerate();
         let of_stage = stages.flat_map(|(stage, params)| {
             let parameters = params.in_order().into_iter();
             parameters.map(move |parameter| (stage, parameter.range.clone()))
         });
-        Ok(Part {
+        Ok(FilePart {
             header: model::header(&model::in_order(&parts)),
             list: of_stage.collect(),
             copies: values(step).map(copy_of).collect::<Result<_>>()?,
         })
     }
 
-    fn of_moments(step: &Step) -> Result<Part> {
+    fn of_moments(step: &Step) -> Result<FilePart> {
         let outgoing = Outgoing::of(step);
-        Ok(Part {
+        Ok(FilePart {
             header: optimizer::header(&outgoing),
             list: outgoing.into_iter().map(|it| it.source).collect(),
             copies: moments(step).map(copy_of).collect::<Result<_>>()?,

@@ -4,12 +4,16 @@ mod damage;
 mod disk;
 mod pruning;
 mod states;
+mod testing;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::{DType, Device, ops};
 
+use ddp_data::TaskSpec;
+
+use self::testing::state;
 use super::tensors::PIECE;
 use super::*;
 use crate::error::Result;
@@ -391,50 +395,6 @@ fn run(seed: u64) -> (ddp_comm::World, crate::step::Step) {
     )
     .unwrap();
     (world, step)
-}
-
-fn state(step: u64) -> State {
-    State {
-        format: 1,
-        program: "a test".into(),
-        versions: Default::default(),
-        step,
-        samples: 4 * step,
-        config: serde_json::Map::new(),
-        position: Position {
-            seed: 7,
-            epoch: 0,
-            in_epoch: step,
-            rows: 40,
-            batch: 4,
-            drop_last: false,
-        },
-        schedule: ScheduleState {
-            steps: 100,
-            warmup_steps: 10,
-            learning_rate: 0.1,
-        },
-        optimizer_since: 0,
-        world: WorldState {
-            ranks: 1,
-            optimizer_parts: 1,
-            devices: vec!["cpu".into()],
-        },
-        task: ddp_data::TaskSpec::Regression { outputs: 3 },
-        row_shape: vec![5],
-        image: Vec::new(),
-        normalization: None,
-        target_normalization: None,
-        plan: Default::default(),
-        columns: None,
-        class_weights: Vec::new(),
-        label: None,
-        fingerprint: "rows".into(),
-        held_out: Some("other rows".into()),
-        best: None,
-        last: None,
-        progress: Progress::default(),
-    }
 }
 
 /// Saves these steps of a run in `out`.

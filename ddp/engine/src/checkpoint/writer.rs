@@ -15,7 +15,7 @@ use super::folders::{
     self, MANIFEST_FILE, MODEL_FILE, REPLACED, STATE_FILE, UNFINISHED, optimizer_file, prune,
 };
 use super::manifest::{FileEntry, Manifest, open};
-use super::snapshot::{Part, Snapshot};
+use super::snapshot::{FilePart, Snapshot};
 use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -29,7 +29,7 @@ const SEEN_MAX: Duration = Duration::from_secs(5);
 
 /// A checkpoint to write.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct SaveJob {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
 }
@@ -55,7 +55,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Writes a checkpoint, removes those that are no longer kept, and returns its folder.
-    pub(super) fn write(&self, job: &Job) -> Result<PathBuf> {
+    pub(super) fn write(&self, job: &SaveJob) -> Result<PathBuf> {
         let name = folders::name(job.state.step);
         let aside = format!("{UNFINISHED}{}-{name}", self.generation);
         let aside = self.checkpoints.join(aside);
@@ -76,11 +76,13 @@ impl Writer {
         self.group.rank() == 0
     }
 
-    fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
+    fn attempt(&self, job: &SaveJob, aside: &Path, folder: &Path) -> Result<()> {
         self.at_work(|| faults::at_step(FaultPoint::Save, job.state.step))?;
-        let first = |work: &dyn Fn() -> Result<()>| match self.is_first() {
-            true => self.at_work(work),
-            false => Ok(()),
+        let first = |work: &dyn Fn() -> Result<()>| {
+            if self.is_first() {
+                return self.at_work(work);
+            }
+            Ok(())
         };
         if job.state.world.optimizer_parts == 1 {
             let all = || {
@@ -112,7 +114,7 @@ impl Writer {
     }
 
     /// Writes this rank's snapshot.
-    fn write_mine(&self, job: &Job, aside: &Path) -> Result<Vec<FileEntry>> {
+    fn write_mine(&self, job: &SaveJob, aside: &Path) -> Result<Vec<FileEntry>> {
         if !self.is_first() && !is_seen(|| aside.is_dir()) {
             return Err(not_seen(aside));
         }
@@ -120,7 +122,7 @@ impl Writer {
         let Snapshot { model, moments } = &job.snapshot;
         let parts = [(MODEL_FILE, model), (&*name, moments)].into_iter();
         let parts = parts.filter_map(|(name, part)| Some((name, part.as_ref()?)));
-        let entry = |(name, part): (&str, &Part)| -> Result<FileEntry> {
+        let entry = |(name, part): (&str, &FilePart)| -> Result<FileEntry> {
             Ok(FileEntry::new(
                 name,
                 part.write(&aside.join(name), &self.group)?,
@@ -132,7 +134,7 @@ impl Writer {
     /// On rank 0: writes state and manifest, renames the folder, and removes old checkpoints.
     fn complete(
         &self,
-        job: &Job,
+        job: &SaveJob,
         aside: &Path,
         folder: &Path,
         mut entries: Vec<FileEntry>,

@@ -231,13 +231,13 @@ fn owners(name: &str) -> String {
 /// Refuses the value of a setting, unless it is right. The text says what is expected and what
 /// helps.
 fn require(is_right: bool, name: &str, got: impl Display, text: &str) -> Result<()> {
-    match is_right {
-        true => Ok(()),
-        false => Err(Error::Setting {
-            setting: name.to_string(),
-            text: format!("{got}: expected {text}"),
-        }),
+    if is_right {
+        return Ok(());
     }
+    Err(Error::Setting {
+        setting: name.to_string(),
+        text: format!("{got}: expected {text}"),
+    })
 }
 
 /// Refuses a path that is not UTF-8: TOML files and the metrics log cannot hold it.

@@ -29,7 +29,7 @@ use crate::reducer::SHARDS_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// On all ranks and whenever the run is resumed: what is computed depends on it.
-    Fixed,
+    Run,
     /// On all ranks; it may change when the run is resumed.
     Job,
     /// Nowhere: each rank may have its own.
@@ -218,7 +218,7 @@ settings! {
     ["Model"]
     /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
     /// 0,2.bias or 'blocks.?,*.bias'
-    Fixed freeze "NAMES": Vec<String> = vec![];
+    Run freeze "NAMES": Vec<String> = vec![];
 
     ["Data"]
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of
@@ -238,83 +238,83 @@ settings! {
     Job val_labels "SPEC": Option<String> = None;
     /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
     /// ones); an alternative to `val-data`
-    Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
+    Run val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether the rows that `val-split` keeps have the classes' shares of all rows
-    Fixed stratify "BOOL": bool = false;
+    Run stratify "BOOL": bool = false;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
-    Fixed task "TASK" [inspect]: Option<TaskKind> = None;
+    Run task "TASK" [inspect]: Option<TaskKind> = None;
     /// Columns of tables to leave out, separated by commas
-    Fixed drop "NAMES" [inspect]: Vec<String> = vec![];
+    Run drop "NAMES" [inspect]: Vec<String> = vec![];
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
     /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
-    Fixed categorical "NAMES" [inspect]: Vec<String> = vec![];
+    Run categorical "NAMES" [inspect]: Vec<String> = vec![];
     /// How missing numbers (empty cells, NA, null, ?, - or NaN) are treated
-    Fixed missing "HOW" [inspect]: Missing = Missing::Error;
+    Run missing "HOW" [inspect]: Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
-    Fixed normalize "HOW": Normalize = Normalize::None;
+    Run normalize "HOW": Normalize = Normalize::None;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
     Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]
-    Fixed batch_size "ROWS": Option<u64> = None, COUNT;
+    Run batch_size "ROWS": Option<u64> = None, COUNT;
     /// Global batch size in tokens, a multiple of the model's context; an alternative to
     /// `batch-size`
-    Fixed batch_tokens "TOKENS": Option<u64> = None, COUNT;
+    Run batch_tokens "TOKENS": Option<u64> = None, COUNT;
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
-    Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
+    Run micro_batch "ROWS": Option<usize> = None, COUNT;
     /// Steps to train, instead of `epochs`; 0 saves the untrained model
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
     /// Skip an epoch's last batch if it is smaller than the others
-    Fixed drop_last "BOOL": bool = false;
+    Run drop_last "BOOL": bool = false;
 
     ["Optimization"]
     /// Optimizer
-    Fixed optimizer "NAME" [mlp gpt]: OptimizerKind = OptimizerKind::Adamw;
+    Run optimizer "NAME" [mlp gpt]: OptimizerKind = OptimizerKind::Adamw;
     /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]
-    Fixed lr "RATE": Option<f64> = None, POSITIVE;
+    Run lr "RATE": Option<f64> = None, POSITIVE;
     /// muon: peak learning rate of the parameters that adamw updates, on the same schedule
     /// [default: 0.0003]
-    Fixed adam_lr "RATE": Option<f64> = None, POSITIVE;
+    Run adam_lr "RATE": Option<f64> = None, POSITIVE;
     /// Learning rate of the last step, unless the schedule is constant
-    Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
+    Run min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
-    Fixed schedule "NAME": Schedule = Schedule::Cosine;
+    Run schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
     /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]
-    Fixed weight_decay "X": Option<f64> = None, POSITIVE;
+    Run weight_decay "X": Option<f64> = None, POSITIVE;
     /// What weight decay applies to
-    Fixed decay "WHAT": Decayed = Decayed::Matrices;
+    Run decay "WHAT": Decayed = Decayed::Matrices;
     /// adamw, muon: first-moment decay β₁ [default: 0.9]
-    Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
+    Run beta1 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw, muon: second-moment decay β₂ [default: 0.999, 0.95 for muon]
-    Fixed beta2 "X": Option<f64> = None, Limits::BelowOne;
+    Run beta2 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]
-    Fixed eps "X": Option<f64> = None;
+    Run eps "X": Option<f64> = None;
     /// sgd, muon: momentum; muon always uses Nesterov's [default: 0.9, 0.95 for muon]
-    Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
+    Run momentum "X": Option<f64> = None, Limits::BelowOne;
     /// sgd: Nesterov's momentum
-    Fixed nesterov "BOOL": bool = false;
+    Run nesterov "BOOL": bool = false;
     /// Parameters with another learning rate or weight decay, by name, as in
     /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
     /// weight-decay. The first group that matches a name counts
-    Fixed group "GROUPS": Groups = Groups::default();
+    Run group "GROUPS": Groups = Groups::default();
     /// Largest norm of all gradients together; 0 turns clipping off
-    Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
+    Run grad_clip "NORM": f64 = 0.0, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes
-    Fixed label_smoothing "X": f64 = 0.0, Limits::BelowOne;
+    Run label_smoothing "X": f64 = 0.0, Limits::BelowOne;
     /// Weight of each class in the loss: balanced (all classes count the same, however many rows
     /// they have), numbers in the order of the classes, as in 1,2.5, or by name, as in
     /// stays=1,moves=4
-    Fixed class_weights "WEIGHTS": ClassWeights = ClassWeights::Equal;
+    Run class_weights "WEIGHTS": ClassWeights = ClassWeights::Equal;
     /// Seed of everything random in training
-    Fixed seed "N": u64 = 0;
+    Run seed "N": u64 = 0;
 
     ["Machine"]
     /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
@@ -326,7 +326,7 @@ settings! {
     Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce]: bool = false;
     /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
     /// moments stay f32
-    Fixed dtype "TYPE" [mlp gpt addmm]: Precision = Precision::F32;
+    Run dtype "TYPE" [mlp gpt addmm]: Precision = Precision::F32;
     /// Keep all training data in GPU memory; auto: where it fits
     Job data_on_device "WHEN": Resident = Resident::Auto;
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
@@ -340,10 +340,10 @@ settings! {
     /// [default: 25 on GPUs, 4 on the CPU]
     Job bucket_mb "MB" [mlp gpt]: Option<f64> = None, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
-    Fixed reduce_dtype "TYPE" [mlp gpt]: FloatType = FloatType::F32;
+    Run reduce_dtype "TYPE" [mlp gpt]: FloatType = FloatType::F32;
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     /// shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md
-    Fixed same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
+    Run same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
     Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 1);
@@ -428,7 +428,7 @@ fn model_setting() -> Setting {
         ),
         group: "Model".to_string(),
         value_name: "MODEL",
-        scope: Scope::Fixed,
+        scope: Scope::Run,
         form: Form::One,
         choices: Vec::new(),
         default: ModelSpec::default().name().into(),
@@ -461,16 +461,13 @@ fn settings_of_families() -> Vec<Setting> {
 }
 
 fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
-    let name = setting.name.clone();
+    let (name, fixed) = (setting.name.clone(), setting.changes_results);
     Setting {
         name: setting.name,
         help: setting.help,
         group: String::new(),
         value_name: setting.value_name,
-        scope: match setting.changes_results {
-            true => Scope::Fixed,
-            false => Scope::Job,
-        },
+        scope: if fixed { Scope::Run } else { Scope::Job },
         form: setting.field.form(),
         choices: setting.field.choices(),
         default: setting.field.value(),

@@ -133,9 +133,12 @@ fn write(
 /// The rows `here` of a parameter as the tensor that they are there.
 fn there(here: &[f32], part: &Part) -> Result<Tensor> {
     let there = Tensor::empty(&part.shape_there(), DType::F32, Device::Cpu)?;
-    there.with_slice_mut(|values: &mut [f32]| match part.is_transposed {
-        true => transpose(here, values, part.shape[1]),
-        false => values.copy_from_slice(here),
+    there.with_slice_mut(|values: &mut [f32]| {
+        if part.is_transposed {
+            transpose(here, values, part.shape[1]);
+        } else {
+            values.copy_from_slice(here);
+        }
     })?;
     Ok(there)
 }

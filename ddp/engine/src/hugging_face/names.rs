@@ -96,10 +96,10 @@ pub(super) fn with_prefix(architecture: Architecture, name: &str) -> String {
         Architecture::Gpt2 => "transformer.",
         Architecture::Llama => "model.",
     };
-    match name.starts_with(prefix) || name.starts_with("lm_head.") {
-        true => name.to_string(),
-        false => format!("{prefix}{name}"),
+    if name.starts_with(prefix) || name.starts_with("lm_head.") {
+        return name.to_string();
     }
+    format!("{prefix}{name}")
 }
 
 /// Whether a tensor holds no values of the model, but a mask or angles, which old versions saved.

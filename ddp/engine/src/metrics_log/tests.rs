@@ -110,6 +110,7 @@ fn a_run_is_its_events_in_order() {
     }
     let end = End {
         time_unix_s: 2.5,
+        outcome: RunOutcome::Done,
         reason: "done",
         exit_code: 0,
         steps: 3,

@@ -14,14 +14,14 @@ use ddp_kernels::stream::{Event, Stream};
 use ddp_kernels::trace;
 use ddp_kernels::{Device, Tensor};
 
-use super::job::{self, CommQueue, Job};
+use super::job::{self, CommJob, CommQueue};
 use crate::error::Result;
 
 /// Communication of a GPU's memory.
 #[derive(Debug)]
 pub(super) struct DeviceQueue {
     device: Device,
-    jobs: Vec<Job>,
+    jobs: Vec<CommJob>,
     group: Group,
     /// For jobs that another job of the step follows.
     followed: Group,
@@ -42,7 +42,7 @@ impl DeviceQueue {
     pub(super) fn new(
         group: Group,
         device: Device,
-        jobs: Vec<Job>,
+        jobs: Vec<CommJob>,
         overlap: bool,
     ) -> Result<DeviceQueue> {
         let has_own = overlap && group.size() > 1;
@@ -91,19 +91,17 @@ impl CommQueue for DeviceQueue {
     fn start(&self, job: usize, is_followed: bool) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
         // Messages between pairs of ranks have marks apart from the collectives that follow.
-        let along_tree = matches!(job, Job::Sum(bucket) if bucket.along.is_some());
-        let group = match is_followed && !along_tree {
-            true => &self.followed,
-            false => &self.group,
-        };
+        let along_tree = matches!(job, CommJob::Sum(bucket) if bucket.along.is_some());
+        let along = is_followed && !along_tree;
+        let group = if along { &self.followed } else { &self.group };
         let (mut small, mut held) = (self.small.borrow_mut(), self.held.borrow_mut());
         let first = held.len();
-        if matches!(job, Job::Sum(_)) {
+        if matches!(job, CommJob::Sum(_)) {
             held.append(&mut small);
         }
         let run = || job.run(group, &held[first..], &stream);
         trace::record_stream(&stream, job.label(index), run)?;
-        if let (Job::Gather(_) | Job::Broadcast(_), Some(own)) = (job, &self.own) {
+        if let (CommJob::Gather(_) | CommJob::Broadcast(_), Some(own)) = (job, &self.own) {
             self.after.borrow_mut()[index] = Some(own.record()?);
         }
         Ok(())

@@ -12,7 +12,7 @@ use ddp_kernels::trace;
 use ddp_kernels::transfer::{self, Phase, current_phase, in_phase};
 use ddp_kernels::{Device, Tensor};
 
-use super::job::{self, CommQueue, Job};
+use super::job::{self, CommJob, CommQueue};
 use crate::error::{Error, Result};
 
 /// The most sums of small tensors between two joins.
@@ -22,7 +22,7 @@ const SUMS_MAX: usize = 8;
 #[derive(Debug, Default)]
 struct Queue {
     /// Each with the phase of the run under which it is booked.
-    started: Vec<(Entry, Phase)>,
+    started: Vec<(QueueEntry, Phase)>,
     /// How many are done.
     done: usize,
     /// When each job last began and ended.
@@ -33,7 +33,7 @@ struct Queue {
 }
 
 #[derive(Clone, Debug)]
-enum Entry {
+enum QueueEntry {
     Job(usize),
     Sum(Tensor),
 }
@@ -46,7 +46,7 @@ struct Shared {
     more: Condvar,
     /// Signalled when something is done.
     idle: Condvar,
-    jobs: Vec<Job>,
+    jobs: Vec<CommJob>,
     group: Group,
     stream: Stream,
 }
@@ -62,7 +62,7 @@ pub(super) struct HostQueue {
 
 impl HostQueue {
     /// A queue for these jobs.
-    pub(super) fn new(group: Group, jobs: Vec<Job>, overlap: bool) -> Result<HostQueue> {
+    pub(super) fn new(group: Group, jobs: Vec<CommJob>, overlap: bool) -> Result<HostQueue> {
         let (now, stream) = (Instant::now(), Stream::default_of(Device::Cpu)?);
         let queue = Queue {
             started: Vec::with_capacity(jobs.len() + SUMS_MAX),
@@ -91,7 +91,7 @@ impl HostQueue {
         })
     }
 
-    fn push(&self, entry: Entry) -> Result<()> {
+    fn push(&self, entry: QueueEntry) -> Result<()> {
         let mut queue = self.shared.lock();
         if let Some(error) = queue.error.take() {
             return Err(error);
@@ -114,17 +114,17 @@ impl CommQueue for HostQueue {
     }
 
     fn start(&self, job: usize, _is_followed: bool) -> Result<()> {
-        self.push(Entry::Job(job))
+        self.push(QueueEntry::Job(job))
     }
 
     fn start_sum(&self, tensor: &Tensor) -> Result<()> {
-        self.push(Entry::Sum(tensor.clone()))
+        self.push(QueueEntry::Sum(tensor.clone()))
     }
 
     fn wait_for(&self, job: usize) -> Result<()> {
         let mut queue = self.shared.lock();
         let mut started = queue.started.iter();
-        let is_it = |entry: &Entry| matches!(entry, Entry::Job(index) if *index == job);
+        let is_it = |entry: &QueueEntry| matches!(entry, QueueEntry::Job(index) if *index == job);
         let Some(position) = started.position(|(entry, _)| is_it(entry)) else {
             return Ok(());
         };
@@ -222,18 +222,18 @@ impl Shared {
 
         let started = Instant::now();
         let label = match &entry {
-            Entry::Job(index) => self.jobs[*index].label(*index),
-            Entry::Sum(_) => job::SMALL_SUM,
+            QueueEntry::Job(index) => self.jobs[*index].label(*index),
+            QueueEntry::Sum(_) => job::SMALL_SUM,
         };
         let run = || match &entry {
-            Entry::Job(index) => self.jobs[*index].run(&self.group, &[], &self.stream),
-            Entry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
+            QueueEntry::Job(index) => self.jobs[*index].run(&self.group, &[], &self.stream),
+            QueueEntry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
         };
         let result = in_phase(phase, || trace::record(label, run));
         let ended = Instant::now();
 
         let mut queue = self.lock();
-        if let Entry::Job(index) = entry {
+        if let QueueEntry::Job(index) = entry {
             queue.times[index] = (started, ended);
         }
         queue.busy += ended - started;

@@ -16,7 +16,7 @@ use crate::faults::{self, FaultPoint};
 
 /// What is done with a bucket.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum CommJob {
     /// It, or this rank's slice of it, becomes the sum over the ranks.
     Sum(Arc<Reduced>),
     /// The sums of this rank's slice of it go to the rank that keeps the slice, too.
@@ -47,10 +47,10 @@ impl Copies {
                 group.send(&self.own, self.to, stream)?;
             }
             group.receive(&self.kept, self.from, stream)?;
-            match self.sends_first {
-                true => Ok(()),
-                false => group.send(&self.own, self.to, stream),
+            if self.sends_first {
+                return Ok(());
             }
+            group.send(&self.own, self.to, stream)
         })?)
     }
 }
@@ -58,17 +58,19 @@ impl Copies {
 /// The sum of a small tensor, in a trace.
 pub(super) const SMALL_SUM: Label = Label::new(Lane::Reductions, "sum of losses");
 
-impl Job {
+impl CommJob {
     /// What a trace shows job `index` as.
     pub(super) fn label(&self, index: usize) -> Label {
         let named = |name| Label::new(Lane::Reductions, name);
         match self {
-            Job::Sum(bucket) if bucket.along.is_some() => named("sum bucket over shards").at(index),
-            Job::Sum(bucket) if bucket.scatters() => named("reduce-scatter bucket").at(index),
-            Job::Sum(_) => named("all-reduce bucket").at(index),
-            Job::Copy(_) => named("copy slice to its keeper"),
-            Job::Gather(_) => named("all-gather values"),
-            Job::Broadcast(_) => named("broadcast buffers"),
+            Self::Sum(bucket) if bucket.along.is_some() => {
+                named("sum bucket over shards").at(index)
+            }
+            Self::Sum(bucket) if bucket.scatters() => named("reduce-scatter bucket").at(index),
+            Self::Sum(_) => named("all-reduce bucket").at(index),
+            Self::Copy(_) => named("copy slice to its keeper"),
+            Self::Gather(_) => named("all-gather values"),
+            Self::Broadcast(_) => named("broadcast buffers"),
         }
     }
 
@@ -76,10 +78,10 @@ impl Job {
     /// runs it.
     pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         match self {
-            Job::Sum(bucket) => bucket.sum(group, small, stream),
-            Job::Copy(copies) => copies.run(group, stream),
-            Job::Gather(values) => Ok(group.all_gather(values, stream)?),
-            Job::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),
+            CommJob::Sum(bucket) => bucket.sum(group, small, stream),
+            CommJob::Copy(copies) => copies.run(group, stream),
+            CommJob::Gather(values) => Ok(group.all_gather(values, stream)?),
+            CommJob::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),
         }
     }
 }

@@ -8,7 +8,7 @@ use ddp_comm::{Group, SumTree, World};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::{Parameter, Params};
 
-use super::job::{Copies, Job};
+use super::job::{CommJob, Copies};
 use super::plan::{self, Bucket, BucketSizes};
 use super::reduced::{Reduced, received};
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ impl ReducerOptions {
         };
         let arrives = match device {
             Device::Cpu => 0,
-            _ => received(&tree, rank, longest) * bytes,
+            Device::Cuda(_) => received(&tree, rank, longest) * bytes,
         };
         elements
             .saturating_mul(kept + given)
@@ -197,7 +197,7 @@ pub(super) fn jobs(
     buckets: &[Bucket],
     group: &Group,
     options: ReducerOptions,
-) -> Result<(Vec<Arc<Reduced>>, Vec<Job>)> {
+) -> Result<(Vec<Arc<Reduced>>, Vec<CommJob>)> {
     let shares = options.shares(group.size());
     let (dtype, rank) = (options.dtype, group.rank());
     let along = |shards: usize| -> Result<_> {
@@ -205,7 +205,7 @@ pub(super) fn jobs(
         let longest = buckets.iter().map(|bucket| bucket.range.len()).max();
         let count = match params.device() {
             Device::Cpu => 0,
-            _ => received(&tree, rank, longest.unwrap_or(0)),
+            Device::Cuda(_) => received(&tree, rank, longest.unwrap_or(0)),
         };
         let received = Tensor::empty(&[count], dtype, params.device())?;
         Ok((tree, received.named("partial sums of others")))
@@ -224,11 +224,12 @@ pub(super) fn jobs(
     };
     let sums = buckets.iter().enumerate().map(sum);
     let sums = sums.collect::<Result<Vec<_>>>()?;
-    let mut jobs: Vec<Job> = sums.iter().cloned().map(Job::Sum).collect();
+    let mut jobs: Vec<CommJob> = sums.iter().cloned().map(CommJob::Sum).collect();
     let mut gather = |arena: &Tensor, name: &str| -> Result<()> {
         for (index, bucket) in buckets.iter().enumerate() {
             let part = arena.slice(bucket.range.clone())?;
-            jobs.push(Job::Gather(part.named(&format!("{name}, bucket {index}"))));
+            let part = part.named(&format!("{name}, bucket {index}"));
+            jobs.push(CommJob::Gather(part));
         }
         Ok(())
     };
@@ -242,7 +243,7 @@ pub(super) fn jobs(
     let kept = options.kept_by(rank, shares);
     for (bucket, from) in buckets.iter().filter_map(|it| Some((it, kept?))) {
         let slice = |of: usize| params.gradients().slice(bucket.slice(of, shares));
-        jobs.push(Job::Copy(Copies {
+        jobs.push(CommJob::Copy(Copies {
             own: slice(rank)?,
             kept: slice(from)?,
             from,

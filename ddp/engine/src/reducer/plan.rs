@@ -32,7 +32,7 @@ impl BucketSizes {
     pub fn of_device(device: Device) -> BucketSizes {
         BucketSizes::of_bytes(match device {
             Device::Cpu => 4_000_000,
-            _ => 25_000_000,
+            Device::Cuda(_) => 25_000_000,
         })
     }
 

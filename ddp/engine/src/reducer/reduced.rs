@@ -65,12 +65,11 @@ impl Reduced {
         rank: usize,
         along: Option<&(Arc<SumTree>, Tensor)>,
     ) -> Result<Reduced> {
-        let travels = match dtype == gradients.dtype() {
-            true => gradients.clone(),
-            false => {
-                let name = gradients.name().unwrap_or("gradients");
-                Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name)
-            }
+        let travels = if dtype == gradients.dtype() {
+            gradients.clone()
+        } else {
+            let name = gradients.name().unwrap_or("gradients");
+            Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name)
         };
         let along = along
             .map(|(tree, received)| AlongTree::new(tree, rank, [&gradients, &travels], received));
@@ -101,14 +100,15 @@ impl Reduced {
 
     /// Copies the gradients to what travels, before they are summed, or the sums back.
     fn convert(&self, is_back: bool, stream: &Stream) -> Result<()> {
-        let [to, from] = match is_back {
-            true => [&self.own, &self.own_travels],
-            false => [&self.travels, &self.gradients],
+        let [to, from] = if is_back {
+            [&self.own, &self.own_travels]
+        } else {
+            [&self.travels, &self.gradients]
         };
-        match self.is_narrow() {
-            true => Ok(stream.scope(|| ops::cast_into(to, from))?),
-            false => Ok(()),
+        if self.is_narrow() {
+            return Ok(stream.scope(|| ops::cast_into(to, from))?);
         }
+        Ok(())
     }
 
     /// The sum with other ranks' gradients, and those of the `small` tensors: NCCL runs such calls
@@ -123,9 +123,10 @@ impl Reduced {
         }
         self.convert(false, stream)?;
         group.grouped(|| {
-            match self.scatters() {
-                true => group.reduce_scatter(&self.travels, Reduce::Sum, stream)?,
-                false => sum(&self.travels)?,
+            if self.scatters() {
+                group.reduce_scatter(&self.travels, Reduce::Sum, stream)?
+            } else {
+                sum(&self.travels)?
             }
             small.iter().try_for_each(sum)
         })?;
@@ -142,9 +143,10 @@ impl Reduced {
             let kept = &along.kept[left - 1 - number];
             // The last sum stays where it is kept, unless it is about to be given.
             let stays = !is_last && number + 1 == additions;
-            let [sum, added] = match stays {
-                true => [kept, &self.gradients],
-                false => [&self.gradients, kept],
+            let [sum, added] = if stays {
+                [kept, &self.gradients]
+            } else {
+                [&self.gradients, kept]
             };
             ops::axpy(sum, 1.0, added)?;
             self.round(sum)?;
@@ -178,7 +180,7 @@ impl Reduced {
         let (travels, scatters) = (&self.travels, self.scatters());
         match travels.device() {
             Device::Cpu => group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?,
-            _ => along.exchange(group, travels, scatters, stream)?,
+            Device::Cuda(_) => along.exchange(group, travels, scatters, stream)?,
         }
         self.convert(true, stream)
     }
@@ -217,9 +219,10 @@ impl AlongTree {
             Ok(all.named("partial sums of gradients"))
         };
         let all_kept = rows_of(tree.kept_by(rank), gradients)?;
-        let rows = match gradients.dtype() == travels.dtype() {
-            true => all_kept.slice(0..before_last * count)?,
-            false => rows_of(before_last, travels)?,
+        let rows = if gradients.dtype() == travels.dtype() {
+            all_kept.slice(0..before_last * count)?
+        } else {
+            rows_of(before_last, travels)?
         };
         let each = |all: &Tensor| -> Result<Vec<Tensor>> {
             let starts = (0..all.count()).step_by(count);

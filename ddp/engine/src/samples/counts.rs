@@ -150,9 +150,11 @@ pub fn balanced_accuracy(scores: &[ClassScores]) -> f64 {
 /// all numbers.
 pub(crate) fn first_largest(logits: &[f32]) -> usize {
     let larger = |a: f32, b: f32| a > b || (a.is_nan() && !b.is_nan());
-    (1..logits.len()).fold(0, |best, index| match larger(logits[index], logits[best]) {
-        true => index,
-        false => best,
+    (1..logits.len()).fold(0, |best, index| {
+        if larger(logits[index], logits[best]) {
+            return index;
+        }
+        best
     })
 }
 

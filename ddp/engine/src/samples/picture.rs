@@ -63,9 +63,10 @@ impl Layout {
             [count] if count.isqrt().pow(2) == count => (count.isqrt(), count.isqrt(), 1, false),
             _ => return None,
         };
-        let strides = match is_mixed {
-            true => [channels, 1],
-            false => [1, width * height],
+        let strides = if is_mixed {
+            [channels, 1]
+        } else {
+            [1, width * height]
         };
         (height.min(width) >= SIDE_MIN).then_some(Layout {
             width,

@@ -6,7 +6,7 @@ use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Optimizer, Rule};
 
-use super::{GraphChoice, Part, Step, StepOptions};
+use super::{GraphChoice, StageSpec, Step, StepOptions};
 use crate::error::Result;
 use crate::reducer::{self, ReducerOptions};
 
@@ -77,11 +77,11 @@ impl StepBuilder {
             rule,
             options,
         } = self;
-        let part = |(index, model): (usize, Model)| -> Result<Part> {
+        let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
             let group = gradient_group(world, index, model.params.device())?;
             let owned = reducer::owned(&model.params, &group, options.reducer);
             let optimizer = Optimizer::of_slices(rule, &model.params, &owned)?;
-            Ok(Part {
+            Ok(StageSpec {
                 model,
                 optimizer,
                 group,

@@ -26,7 +26,7 @@ use ddp_nn::pass::Listener as _;
 use ddp_nn::pass::observe;
 
 use super::scalars::StepScalars;
-use super::stage::{Part, Stage, StagePass};
+use super::stage::{Stage, StagePass, StageSpec};
 use super::stats;
 use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ impl TrainedModel {
     /// Gradients are reduced as `reducer` says, and clipped to the norm `clip_norm`; 0 for no
     /// limit.
     pub(super) fn new(
-        parts: Vec<Part>,
+        parts: Vec<StageSpec>,
         reducer: ReducerOptions,
         clip_norm: f64,
     ) -> Result<TrainedModel> {

@@ -24,7 +24,7 @@ use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
 
 /// What a stage is made from.
 #[derive(Debug)]
-pub struct Part {
+pub struct StageSpec {
     /// The layers on its device, and their parameters.
     pub model: Model,
     /// Updates these parameters.
@@ -77,15 +77,15 @@ pub(super) struct StagePass {
 impl StagePass {
     /// What a trace shows a part of the forward as.
     pub(super) fn label(&self, name: &'static str) -> Label {
-        match self.training {
-            true => Label::new(Lane::Forward, name).at(self.micro_batch),
-            false => Label::new(Lane::Evaluation, name),
+        if self.training {
+            return Label::new(Lane::Forward, name).at(self.micro_batch);
         }
+        Label::new(Lane::Evaluation, name)
     }
 }
 
 impl Stage {
-    pub(super) fn new(part: Part, options: ReducerOptions, clip_norm: f64) -> Result<Stage> {
+    pub(super) fn new(part: StageSpec, options: ReducerOptions, clip_norm: f64) -> Result<Stage> {
         let device = part.model.params.device();
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;
@@ -379,9 +379,11 @@ impl Stage {
         let label = Label::new(Lane::Backward, "backward").at(how.micro_batch);
         let device = self.device();
         let (model, mut pass) = self.pass(how, false);
-        let backward = || match wants_input_gradient {
-            true => model.backward_to_input(&mut pass, gradient),
-            false => model.backward(&mut pass, gradient).map(|()| None),
+        let backward = || {
+            if wants_input_gradient {
+                return model.backward_to_input(&mut pass, gradient);
+            }
+            model.backward(&mut pass, gradient).map(|()| None)
         };
         Ok(trace::record_on(device, label, backward)?)
     }

@@ -49,7 +49,7 @@ pub(crate) fn sliced(world: &World, rule: Rule) -> Step {
         .ranges(&model.params, options.reducer);
     let [owned, kept] = &ranges;
     let optimizer = Optimizer::of_groups(rule, &[], &model.params, [owned, kept]).unwrap();
-    let part = Part {
+    let part = StageSpec {
         model,
         optimizer,
         group,

@@ -17,8 +17,8 @@ pub(super) fn put_numbers(into: &mut Vec<u8>, values: &[f32]) {
 /// A text as a cell: in quotes if it needs them.
 pub fn cell(text: &str) -> String {
     let needs = text.is_empty() || text.contains([',', '"', '\n', '\r']) || text.trim() != text;
-    match needs {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_string(),
+    if needs {
+        return format!("\"{}\"", text.replace('"', "\"\""));
     }
+    text.to_string()
 }

@@ -48,10 +48,8 @@ impl Summary {
         let (mut parts, mut beside) = (BTreeMap::new(), BTreeMap::new());
         for (rank, span) in all() {
             let name = rank.name(span);
-            let map = match is_beside(span.lane, name) {
-                true => &mut beside,
-                false => &mut parts,
-            };
+            let aside = is_beside(span.lane, name);
+            let map = if aside { &mut beside } else { &mut parts };
             let length_ns = span.end_ns - span.begin_ns;
             for (part, sign) in part_of(span.lane, name) {
                 *map.entry(part.to_string()).or_insert(0) += sign * length_ns;
@@ -133,9 +131,10 @@ impl Late {
         let mean_ms = sum as f64 / late.max(1) as f64 / 1e6;
         let worst = by_ns.iter().max_by_key(|(_, ns)| **ns);
         let worst = worst.map_or((0, 0.0), |(step, ns)| (*step, *ns as f64 / 1e6));
-        let how = match late * 2 >= steps {
-            true => "steadily late",
-            false => "late in passing",
+        let how = if late * 2 >= steps {
+            "steadily late"
+        } else {
+            "late in passing"
         };
         format!(
             "rank {rank} is {how}: in {late} of {steps} steps, by {mean_ms:.2} ms on average, \

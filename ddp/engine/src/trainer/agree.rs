@@ -72,9 +72,11 @@ pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<F
         step.stages().iter().map(text).collect()
     };
     let shapes = of_stages(&|stage| Ok(stage.shapes()))?;
-    let values = |stage: &Stage| match has_values {
-        true => Ok(format!("{:016x}", stage.model().params.values_hash()?)),
-        false => Ok("given later".into()),
+    let values = |stage: &Stage| {
+        if has_values {
+            return Ok(format!("{:016x}", stage.model().params.values_hash()?));
+        }
+        Ok("given later".into())
     };
     let values = of_stages(&values)?;
     let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
@@ -136,7 +138,7 @@ mod tests {
         };
         change(&mut options);
         let world = World::single().unwrap();
-        let data = setup::open(&options, &world, None).unwrap();
+        let data = setup::open(&options, None, &world, None).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
         let fields = fields(&data, &step, true).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));

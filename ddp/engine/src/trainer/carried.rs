@@ -604,7 +604,7 @@ mod tests {
             data: "glyphs,rows=64,held-out=16".parse().unwrap(),
             ..Config::default()
         };
-        let data = setup::open(&options, world, None).unwrap();
+        let data = setup::open(&options, None, world, None).unwrap();
         let built = setup::step(&options, world, &data, &[Device::Cpu], None).unwrap();
         let mut kept = Kept::new(built, None, true);
         for tensor in state(&kept) {

@@ -29,6 +29,13 @@ pub struct Plan {
     pub checkpoint_every: u64,
 }
 
+impl Plan {
+    /// Whether a run that has taken this many steps has taken all.
+    pub fn is_over(&self, taken: u64) -> bool {
+        taken >= self.steps
+    }
+}
+
 impl Config {
     /// The run in steps, over these data. Checks the options that depend on them.
     pub fn plan(&self, data: &Data) -> Result<Plan> {

@@ -1,11 +1,10 @@
-//! What the trainer needs of the program around it: devices, progress, the report.
+//! What the trainer needs of the program around it: progress, the report.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ddp_comm::World;
 use ddp_data::Data;
-use ddp_kernels::Device;
+use ddp_data::tables::Tables;
 use ddp_nn::Loss;
 
 use crate::error::Result;
@@ -13,9 +12,6 @@ use crate::metrics_log::{EvalEvent, StepEvent};
 
 /// The program around a run. Only rank 0 shows anything.
 pub trait Program {
-    /// This rank's devices, checked against the settings. All ranks call it together.
-    fn devices(&self, world: &World) -> Result<Vec<Device>>;
-
     /// A loss of the program itself, in place of the one that follows from the data.
     fn loss(&self) -> Option<Arc<dyn Loss>> {
         None
@@ -23,6 +19,11 @@ pub trait Program {
 
     /// Data of the program itself, in place of what the settings name.
     fn data(&self) -> Option<Data> {
+        None
+    }
+
+    /// What reads tables, if the program reads some.
+    fn tables(&self) -> Option<&'static dyn Tables> {
         None
     }
 

@@ -80,9 +80,10 @@ fn newest(out: &Path) -> Result<Option<Opened>> {
         )));
     }
     let out = out.display();
-    match has_run {
-        true => tracing::warn!("the run in {out} ended before anything was saved: it starts over"),
-        false => tracing::info!("{out} holds no run to resume: a new one starts"),
+    if has_run {
+        tracing::warn!("the run in {out} ended before anything was saved: it starts over")
+    } else {
+        tracing::info!("{out} holds no run to resume: a new one starts")
     }
     Ok(None)
 }
@@ -210,9 +211,10 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
                 .to_string()
         };
         let (now, then) = (shown(&now), shown(then));
-        let how = match now == then {
-            true => format!("the same {now}, but other values"),
-            false => format!("{now} (was {then})"),
+        let how = if now == then {
+            format!("the same {now}, but other values")
+        } else {
+            format!("{now} (was {then})")
         };
         changes.push(format!("{DATA} with other rows: {how}"));
     }
@@ -339,10 +341,12 @@ pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> R
         _ => Some(data.held_out.fingerprint()?),
     };
     let both = now.as_ref().zip(state.held_out.as_ref());
-    let what = match both.is_some_and(|(now, then)| !is_same_data(now, then)) {
-        true => "held-out rows are not those",
-        false if best.by().0 != options.best => "figure that decides is not that",
-        false => return Ok(()),
+    let what = if both.is_some_and(|(now, then)| !is_same_data(now, then)) {
+        "held-out rows are not those"
+    } else if best.by().0 != options.best {
+        "figure that decides is not that"
+    } else {
+        return Ok(());
     };
     tracing::warn!(
         "the {what} of step {}, the best so far: from here on the best is determined anew",

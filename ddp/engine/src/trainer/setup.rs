@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ddp_comm::{Group, World};
 use ddp_data::sampler::Shards;
+use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
@@ -35,7 +36,7 @@ use crate::reducer::{self, Cut, ReducerOptions};
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
 };
-use crate::step::{GRADIENT_GROUPS, GraphChoice, Part, Step, StepOptions, gradient_group};
+use crate::step::{GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group};
 use crate::tasks;
 
 /// The most rows that pass through the model at a time in evaluation.
@@ -107,7 +108,7 @@ pub(super) fn assemble(
     };
     faults::at_step(FaultPoint::Setup, 0)?;
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
-    let devices = program.devices(world)?;
+    let devices = devices::of_run(options, world)?;
     let device = devices[0];
     let before = carried.devices();
     if !before.is_empty() && before != devices {
@@ -133,7 +134,7 @@ pub(super) fn assemble(
         resume::forget_best(options, &data, &mut opened.state)?;
     }
     let is_finished = |opened: &mut Opened| {
-        opened.state.step == plan.steps || options.has_stopped_early(&opened.state.progress)
+        plan.is_over(opened.state.step) || options.has_stopped_early(&opened.state.progress)
     };
     if let Some(opened) = resumed.take_if(is_finished) {
         // It may have been stopped, or its ranks lost, before all of its end was written.
@@ -223,16 +224,21 @@ pub(super) fn data(
 ) -> Result<Data> {
     program
         .data()
-        .map_or_else(|| open(options, world, resumed), Ok)
+        .map_or_else(|| open(options, program.tables(), world, resumed), Ok)
 }
 
 /// Opens the data that the settings name. All ranks call it together.
-pub(super) fn open(options: &Config, world: &World, resumed: Option<&Opened>) -> Result<Data> {
+pub(super) fn open(
+    options: &Config,
+    tables: Option<&'static dyn Tables>,
+    world: &World,
+    resumed: Option<&Opened>,
+) -> Result<Data> {
     let mut request = options.data_request();
     // A run that began with targets as they are continues with them.
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
-    Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
+    Ok(ddp_data::prepare(&request, tables, &WorldRanks(world))?)
 }
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.
@@ -390,12 +396,12 @@ pub(super) fn step(
         .model_options()
         .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
-    let part = |(index, model): (usize, Model)| -> Result<Part> {
+    let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
         let cut = Cut::of(0, [group.rank(), group.size()], reducer);
         let [owned, kept] = &cut.ranges(&model.params, reducer);
         let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
-        Ok(Part {
+        Ok(StageSpec {
             model,
             optimizer,
             group,

@@ -42,11 +42,8 @@ pub(super) struct StopPoll {
 impl StopPoll {
     /// Polls for `stops` in a run of which `taken` steps are done. All ranks call it together.
     pub(super) fn new(world: &World, stops: StopSignals, taken: u64) -> Result<StopPoll> {
-        let group = if world.size() > 1 {
-            Some(world.group("pulse")?)
-        } else {
-            None
-        };
+        let has_others = world.size() > 1;
+        let group = has_others.then(|| world.group("stop poll")).transpose()?;
         let message = Tensor::zeros(&[3], DType::F64, Device::Cpu)?.named("stop poll");
         Ok(StopPoll {
             stops,

@@ -143,10 +143,10 @@ impl Clock {
 
     /// NaN on simulated GPUs.
     fn seconds(&self, time: Duration) -> f64 {
-        match self.has_rates {
-            true => time.as_secs_f64(),
-            false => f64::NAN,
+        if self.has_rates {
+            return time.as_secs_f64();
         }
+        f64::NAN
     }
 
     /// Seconds since the first step, and rows a second.

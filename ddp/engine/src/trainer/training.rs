@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, StepEvent};
+use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, RunOutcome, StepEvent};
 use crate::process;
 use crate::setting::{MIN_RANKS, RESUME, STOP_AFTER};
 use crate::tasks::Task;
@@ -34,12 +34,19 @@ use crate::trace::RunTrace;
 /// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-/// How a run ends that has taken all its steps.
-const DONE: &str = "done";
-
 /// What a trace shows of the loop.
 const STEP: Label = Label::new(Lane::Step, "step");
 const LOG: Label = Label::new(Lane::Step, "log");
+
+/// What follows a step.
+enum AfterStep {
+    /// The next one.
+    Step,
+    /// The ranks meet again, because processes have come that are to be taken in.
+    Meet,
+    /// Nothing: it was the last one.
+    End,
+}
 
 /// A training run, on one rank.
 pub(super) struct Trainer<'a> {
@@ -71,17 +78,18 @@ pub(super) struct Trainer<'a> {
 impl Trainer<'_> {
     /// Trains. The metrics log's last line says how the run ended, also after an error.
     pub(super) fn train(mut self) -> Result<Next> {
-        let mut trained = self.train_steps();
-        if matches!(trained, Ok(false)) {
-            // All steps are complete on all ranks, so none is repeated.
-            let settled = self.kept.step.settle();
-            let settled = settled.and_then(|()| Ok(self.world.barrier()?));
-            if settled.is_ok() {
-                return Ok(self.leave(None));
+        let trained = match self.train_steps() {
+            Ok(AfterStep::Meet) => {
+                // All steps are complete on all ranks, so none is repeated.
+                let settled = self.kept.step.settle();
+                match settled.and_then(|()| Ok(self.world.barrier()?)) {
+                    Ok(()) => return Ok(self.leave(None)),
+                    Err(error) => Err(error),
+                }
             }
-            trained = settled.map(|()| false);
-        }
-        let trained = trained.and_then(|_| self.save_last(self.run.plan.steps));
+            Ok(AfterStep::Step | AfterStep::End) => self.save_last(self.run.plan.steps),
+            Err(error) => Err(error),
+        };
         let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
@@ -99,7 +107,7 @@ impl Trainer<'_> {
             carried::leave_if_alone(error, self.world);
         }
         let (reason, exit_code) = match &result {
-            Ok(_) => (self.outcome(), 0),
+            Ok(_) => (self.early().unwrap_or_else(|| metrics_log::DONE.into()), 0),
             Err(Error::Remote(error)) if error.rank > 0 => {
                 (format!("rank {}: {error}", error.rank), error.exit_code)
             }
@@ -109,7 +117,12 @@ impl Trainer<'_> {
         let has_failed = result.is_err() && !all_know;
         // The cause, such as a disk that does not answer, may hold up the metrics log too.
         let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
-        let closed = self.close(&reason, exit_code);
+        let outcome = match &result {
+            Ok(_) if self.early().is_some() => RunOutcome::Early,
+            Ok(_) => RunOutcome::Done,
+            Err(_) => RunOutcome::of_error(exit_code),
+        };
+        let closed = self.close(outcome, &reason, exit_code);
         let report = self.report();
         drop(ending);
         if has_failed {
@@ -134,9 +147,10 @@ impl Trainer<'_> {
             && self.metrics_log.is_none()
         {
             // Rank 0 may be lost before it has closed the metrics log: another one does it then.
-            return match carried::continues_after(&error, self.world, &self.run.devices) {
-                true => Ok(self.leave(Some(error))),
-                false => Err(error),
+            return if carried::continues_after(&error, self.world, &self.run.devices) {
+                Ok(self.leave(Some(error)))
+            } else {
+                Err(error)
             };
         }
         if self.world.rank() == 0 {
@@ -150,9 +164,8 @@ impl Trainer<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
-        let outcome = self.outcome();
-        if outcome != DONE {
-            self.program.note(&outcome);
+        if let Some(early) = self.early() {
+            self.program.note(&early);
         }
         let best = self.kept.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
@@ -164,17 +177,15 @@ impl Trainer<'_> {
         self.program.finish();
     }
 
-    /// `DONE`, or that the run has stopped early.
-    fn outcome(&self) -> String {
+    /// After which step the run has stopped early, and why.
+    fn early(&self) -> Option<String> {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
         let [_, figure] = self.options.best.names();
-        match self.options.stop_after.filter(|_| step < steps) {
-            None => DONE.into(),
-            Some(most) => format!(
-                "stopped early after step {step} of {steps}: the held-out {figure} has not become \
-                 better ({STOP_AFTER} {most})"
-            ),
-        }
+        let most = self.options.stop_after.filter(|_| step < steps)?;
+        Some(format!(
+            "stopped early after step {step} of {steps}: the held-out {figure} has not become \
+             better ({STOP_AFTER} {most})"
+        ))
     }
 
     /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.
@@ -188,14 +199,15 @@ impl Trainer<'_> {
         Next::Meet(why)
     }
 
-    /// All steps, with evaluations and checkpoints between them. False if processes have come that
-    /// are to be taken in.
-    fn train_steps(&mut self) -> Result<bool> {
-        let (steps, taken) = (self.run.plan.steps, self.kept.totals.steps);
+    /// Takes steps, with evaluations and checkpoints between them, until the ranks meet or the run
+    /// ends.
+    fn train_steps(&mut self) -> Result<AfterStep> {
+        let taken = self.kept.totals.steps;
         // A stop may have been requested during set-up. The others do not wait for new ranks.
-        let asked = match taken < steps {
-            true => self.stop_poll.requested(taken, true, self.world)?,
-            false => None,
+        let asked = if self.is_over() {
+            None
+        } else {
+            self.stop_poll.requested(taken, true, self.world)?
         };
         // Before anything is saved or compared.
         self.kept.give_state(&self.run.main)?;
@@ -210,17 +222,25 @@ impl Trainer<'_> {
         asked.map_or(Ok(()), |signal| self.stop(taken, signal))?;
         self.stop_early(taken);
         self.check_ranks()?;
-        while self.kept.totals.steps < self.run.plan.steps {
+        while !self.is_over() {
             let step0 = self.kept.totals.steps;
             let number = step0 + 1;
             self.trace.before(number, self.world)?;
             trace::record(STEP, || self.take_step(step0))?;
-            if !self.finish_step(number)? {
-                return Ok(false);
+            match self.finish_step(number)? {
+                AfterStep::Step => {}
+                AfterStep::Meet => return Ok(AfterStep::Meet),
+                AfterStep::End => break,
             }
         }
         // Also if the run stops early: only the last evaluation keeps samples.
-        self.evaluate(self.run.plan.steps).map(|()| true)
+        self.evaluate(self.run.plan.steps)?;
+        Ok(AfterStep::End)
+    }
+
+    /// Whether all steps are taken.
+    fn is_over(&self) -> bool {
+        self.run.plan.is_over(self.kept.totals.steps)
     }
 
     /// Makes step `number`, after its evaluation, the last one if the run stops early there.
@@ -235,7 +255,7 @@ impl Trainer<'_> {
     /// Whether step `number` is logged.
     fn logs(&self, number: u64) -> bool {
         number == 1
-            || number == self.run.plan.steps
+            || self.run.plan.is_over(number)
             || number.is_multiple_of(self.options.log_every)
     }
 
@@ -243,7 +263,7 @@ impl Trainer<'_> {
     fn check_ranks(&mut self) -> Result<()> {
         let (ranks, least) = (self.world.size(), self.world.min_ranks());
         let step = self.kept.totals.steps;
-        if ranks >= least || step == self.run.plan.steps {
+        if ranks >= least || self.is_over() {
             return Ok(());
         }
         let folder = self.save_last(step)?;
@@ -258,12 +278,11 @@ impl Trainer<'_> {
     }
 
     /// What follows step `number`, but for its line in the metrics log: its evaluation, its
-    /// checkpoint. False if processes have come that are to be taken in. The last step is evaluated
-    /// later.
-    fn finish_step(&mut self, number: u64) -> Result<bool> {
+    /// checkpoint. The last step is evaluated later.
+    fn finish_step(&mut self, number: u64) -> Result<AfterStep> {
         let is_multiple = |every: u64| every > 0 && number.is_multiple_of(every);
-        if number == self.run.plan.steps {
-            return Ok(true);
+        if self.is_over() {
+            return Ok(AfterStep::End);
         }
         let (world, is_full) = (self.world, self.world.size() == self.world.ranks_max());
         faults::await_newcomer(number, || is_full || world.has_newcomers());
@@ -272,7 +291,7 @@ impl Trainer<'_> {
             self.evaluate(number)?;
         }
         if self.stop_early(number) {
-            return Ok(true);
+            return Ok(AfterStep::End);
         }
         let is_best = evaluates
             && self
@@ -290,7 +309,11 @@ impl Trainer<'_> {
             self.finish_trace()?;
         }
         self.stop_if_asked(number, evaluates || saves)?;
-        Ok(!self.stop_poll.has_newcomers)
+        Ok(if self.stop_poll.has_newcomers {
+            AfterStep::Meet
+        } else {
+            AfterStep::Step
+        })
     }
 
     /// One step, from its rows to its line in the metrics log.
@@ -443,7 +466,7 @@ impl Trainer<'_> {
     }
 
     /// Writes the metrics log's last line.
-    fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
+    fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
         let (seconds, samples_per_s) = self.kept.clock.total();
         let tokens_per_s = self.tokens_per_s(samples_per_s);
@@ -453,6 +476,7 @@ impl Trainer<'_> {
         };
         log.end(End {
             time_unix_s: metrics_log::unix_s(),
+            outcome,
             reason,
             exit_code,
             steps: totals.steps,

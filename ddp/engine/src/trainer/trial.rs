@@ -111,10 +111,9 @@ pub fn rehearse(
     };
     let kept = carried.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
-    let trial = match taken < run.plan.steps {
-        true => trial(&mut run, step, world, taken)?,
-        false => None,
-    };
+    let is_over = run.plan.is_over(taken);
+    let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
+    let trial = trial.transpose()?.flatten();
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
     // Ranks have other parts of the tree of shards.
     let most = |mine: u64| -> Result<u64> {
@@ -148,10 +147,8 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     // Directions of whole matrices can be undone, of two slices.
     let hidden = options.rule().hidden.map_or(0, |_| run.hidden);
     let undone = hidden.saturating_mul(8);
-    let shares = match options.zero == 1 {
-        true => world.size() as u64,
-        false => 1,
-    };
+    let zero = options.zero == 1;
+    let shares = if zero { world.size() as u64 } else { 1 };
     let reducer = setup::step_options(options, world).reducer;
     let (ranks, device) = (world.size(), run.devices[0]);
     // Of its share of each device, in buckets that are full.
@@ -233,9 +230,10 @@ fn bytes_between_ranks(step: &Step) -> u64 {
             return 0;
         }
         let gradients = reducer.given_bytes();
-        let values = match reducer.is_shared() {
-            true => params.gradients().count() * params.read_arena().dtype().bytes(),
-            false => 0,
+        let values = if reducer.is_shared() {
+            params.gradients().count() * params.read_arena().dtype().bytes()
+        } else {
+            0
         };
         (gradients + values) as u64
     };

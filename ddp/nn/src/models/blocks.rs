@@ -7,12 +7,13 @@
 //! ```
 
 use ddp_kernels::choices;
+use ddp_kernels::ops::Activation;
 
 use super::family::{check_size, refuse};
 use crate::error::{HEADS, Result, WIDTH};
 use crate::{
-    Activate, Dropout, Gate, Layer, Linear, Normalize, Recompute, Residual, SelfAttention,
-    Sequential, family_settings,
+    Activate, Dropout, Layer, Linear, Normalize, Recompute, Residual, SelfAttention, Sequential,
+    Swiglu, family_settings,
 };
 
 family_settings! {
@@ -191,7 +192,7 @@ impl Blocks {
         let qkv = width + 2.0 * width * spec.kv_heads() as f64 / spec.heads as f64;
         let matrices = match spec.mlp {
             MlpKind::Swiglu => 3.0,
-            _ => 2.0,
+            MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => 2.0,
         };
         let seen = time as f64 / if self.causal { 2.0 } else { 1.0 };
         let block = width * (qkv + width + matrices * mlp_width) + 2.0 * width * seen;
@@ -204,7 +205,7 @@ impl Blocks {
         for index in 0..self.spec.layers {
             let attention = match recompute {
                 RecomputeKind::Attention => Residual::new(Recompute::new(self.attention())),
-                _ => Residual::new(self.attention()),
+                RecomputeKind::None | RecomputeKind::Block => Residual::new(self.attention()),
             };
             let attention = attention.after(self.norm());
             let mlp = Residual::new(self.perceptron()).after(self.norm());
@@ -243,8 +244,8 @@ impl Blocks {
         let (activation, halves): (Box<dyn Layer>, usize) = match self.spec.mlp {
             MlpKind::Gelu => (Box::new(Activate::gelu()), 1),
             MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
-            MlpKind::Relu2 => (Box::new(Gate::ReluSquared), 1),
-            MlpKind::Swiglu => (Box::new(Gate::Swiglu), 2),
+            MlpKind::Relu2 => (Box::new(Activate::new(Activation::ReluSquared)), 1),
+            MlpKind::Swiglu => (Box::new(Swiglu), 2),
         };
         let parts = vec![self.spec.mlp_width(); halves];
         let up = self.linear(parts.iter().sum()).in_parts(&parts);
@@ -269,10 +270,10 @@ impl Blocks {
             Some(deviation) => Linear::new(outputs).normal(deviation),
             None => Linear::new(outputs),
         };
-        match self.spec.bias {
-            true => linear,
-            false => linear.without_bias(),
+        if self.spec.bias {
+            return linear;
         }
+        linear.without_bias()
     }
 
     /// The last linear layer of a part, whose output is added to the stream.

@@ -3,7 +3,8 @@
 //! `0.weight`, `0.bias`, `2.weight` … Dropout layers do not count, so that a perceptron has the
 //! same names, and so the same initial weights, with dropout as without.
 
-use ddp_kernels::{DType, choices, ops};
+use ddp_kernels::DType;
+use ddp_kernels::ops::Activation;
 
 use super::family::{DataShape, Family, refuse};
 use crate::error::Result;
@@ -53,7 +54,7 @@ impl Family for MlpSpec {
         let mlp = Mlp {
             hidden: self.hidden.clone(),
             outputs: data.outputs,
-            activation: self.activation.op(),
+            activation: self.activation,
             dropout: self.dropout,
         };
         Ok(mlp.layers())
@@ -62,6 +63,9 @@ impl Family for MlpSpec {
     fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
         let activation = match self.activation {
             Activation::Relu => "nn.ReLU()",
+            Activation::LeakyRelu => "nn.LeakyReLU()",
+            // PyTorch has no module for it.
+            Activation::ReluSquared => return None,
             Activation::Gelu => "nn.GELU()",
             Activation::GeluTanh => "nn.GELU(approximate=\"tanh\")",
         };
@@ -81,31 +85,6 @@ impl Family for MlpSpec {
     }
 }
 
-choices! {
-    /// An activation function.
-    #[derive(Default)]
-    pub enum Activation {
-        /// max(z, 0)
-        #[default]
-        Relu = "relu",
-        /// z·Φ(z), exact
-        Gelu = "gelu",
-        /// z·Φ(z), approximated with tanh
-        GeluTanh = "gelu-tanh",
-    }
-}
-
-impl Activation {
-    /// The operation's own type.
-    pub fn op(self) -> ops::Activation {
-        match self {
-            Activation::Relu => ops::Activation::Relu,
-            Activation::Gelu => ops::Activation::Gelu(ops::Gelu::Erf),
-            Activation::GeluTanh => ops::Activation::Gelu(ops::Gelu::Tanh),
-        }
-    }
-}
-
 /// The description of a multilayer perceptron. The number of inputs follows from the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
@@ -114,7 +93,7 @@ pub struct Mlp {
     /// The width of the output.
     pub outputs: usize,
     /// The activation after each hidden layer.
-    pub activation: ops::Activation,
+    pub activation: Activation,
     /// The probability of dropping each element after each activation. At 0 there are no dropout
     /// layers.
     pub dropout: f64,

@@ -1,4 +1,4 @@
-use ddp_kernels::{DType, Device};
+use ddp_kernels::{DType, Device, ops};
 
 use super::*;
 use crate::{Linear, Sequential, family_settings};
@@ -16,7 +16,7 @@ fn digits() -> DataShape<'static> {
 fn the_first_family_with_its_defaults_is_the_default() {
     let expected = mlp::MlpSpec {
         hidden: vec![256, 128],
-        activation: mlp::Activation::Relu,
+        activation: ops::Activation::Relu,
         dropout: 0.0,
     };
     assert_eq!(ModelSpec::default(), ModelSpec::from(expected));
@@ -47,7 +47,7 @@ fn text_sets_each_setting_of_the_family() {
     assert!(refused.contains("a number"), "{refused}");
     let expected = mlp::MlpSpec {
         hidden: vec![5, 6],
-        activation: mlp::Activation::Gelu,
+        activation: ops::Activation::Gelu,
         dropout: 0.25,
     };
     assert_eq!(spec, ModelSpec::from(expected));

@@ -193,11 +193,10 @@ fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
 /// The refusal of rows that are not images.
 fn no_image(text: &str, pixels: usize) -> crate::error::Error {
     let side = pixels.isqrt();
-    let help = match side * side == pixels {
-        true => format!("if they are square, grey images, give {IMAGE} {side}x{side}"),
-        false => {
-            format!("give {IMAGE} HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS")
-        }
+    let help = if side * side == pixels {
+        format!("if they are square, grey images, give {IMAGE} {side}x{side}")
+    } else {
+        format!("give {IMAGE} HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS")
     };
     let expected = "the shape of an image of one channel or three";
     refuse("image", text, expected, &help)

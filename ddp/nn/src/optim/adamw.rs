@@ -2,7 +2,7 @@
 
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars};
 
-use super::rule::{Decayed, Declared, Method, Part, Rule, SettingOf, Update, check_range};
+use super::rule::{ArenaPart, Decayed, Declared, Method, Rule, SettingOf, Update, check_range};
 use crate::error::Result;
 
 pub(super) const DECLARED: Declared = Declared {
@@ -81,7 +81,7 @@ impl Update for AdamwConstants {
         Ok(scalars.to_array_f64(self)?)
     }
 
-    fn apply(&self, part: &Part<'_>) -> Result<()> {
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         Ok(ops::adamw(
             part.values,
             part.gradients,

@@ -16,7 +16,7 @@ use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};
 
 use super::adamw;
-use super::rule::{Declared, Method, Muon, Part, Rule, Update, check_range};
+use super::rule::{ArenaPart, Declared, Method, Muon, Rule, Update, check_range};
 use super::sgd::MOMENTUM;
 use crate::error::{Error, Result};
 use crate::params::Params;
@@ -72,7 +72,7 @@ impl Update for Muon {
         SgdConstants::default().numbers(step, learning_rate, weight_decay)
     }
 
-    fn apply(&self, part: &Part<'_>) -> Result<()> {
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let Muon { momentum, nesterov } = *self;
         Ok(ops::muon_direction(
             part.gradients,
@@ -168,9 +168,10 @@ impl Matrices {
             }
         }
         let sides: Vec<_> = all.iter().map(Matrix::sides).collect();
-        let squares_max = match params.device().is_accelerator() {
-            true => GROUP_SQUARES_MAX,
-            false => 0,
+        let squares_max = if params.device().is_accelerator() {
+            GROUP_SQUARES_MAX
+        } else {
+            0
         };
         let groups = groups(&sides, squares_max);
         for (matrix, &group) in all.iter_mut().zip(&groups) {
@@ -215,9 +216,11 @@ impl Matrices {
     /// times √max(1, R / C).
     pub(super) fn orthogonalize(&self) -> Result<()> {
         let mut groups = self.all.chunk_by(|a, b| a.group == b.group);
-        groups.try_for_each(|group| match group[0].owner == self.rank {
-            true => self.orthogonalize_group(group),
-            false => Ok(()),
+        groups.try_for_each(|group| {
+            if group[0].owner == self.rank {
+                return self.orthogonalize_group(group);
+            }
+            Ok(())
         })
     }
 
@@ -254,9 +257,10 @@ impl Matrices {
             };
             let is_wide = rows <= columns;
             let turned = here.t()?;
-            let [left, right] = match is_wide {
-                true => [here, &turned],
-                false => [&turned, here],
+            let [left, right] = if is_wide {
+                [here, &turned]
+            } else {
+                [&turned, here]
             };
             ops::addmm_into(&a, &a, left, right, 1.0, 0.0)?;
             ops::addmm_into(&b, &a, &a, &a, cc, cb)?;

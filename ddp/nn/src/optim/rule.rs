@@ -81,11 +81,11 @@ pub(super) trait Update {
 
     /// Updates the values of `part`. A method that needs whole matrices writes their directions
     /// over the gradients instead: `Matrices` makes steps of them, which plain SGD applies.
-    fn apply(&self, part: &Part<'_>) -> Result<()>;
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()>;
 }
 
 /// A part of the arenas, for one launch.
-pub(super) struct Part<'a> {
+pub(super) struct ArenaPart<'a> {
     pub(super) values: &'a Tensor,
     pub(super) gradients: &'a Tensor,
     /// The part's moment of a name.
@@ -158,10 +158,10 @@ impl Rule {
 
     /// The factor of the learning rate of the parameters that `method` updates.
     fn rate_of(&self, method: Method) -> f64 {
-        match method == self.method {
-            true => self.rate,
-            false => 1.0,
+        if method == self.method {
+            return self.rate;
         }
+        1.0
     }
 
     /// Refuses invalid constants.

@@ -260,12 +260,13 @@ mod tests {
         let progress = |k: f64| (k - warmup as f64) / (total - warmup) as f64;
         for k in 1..=total {
             let at = k as f64;
-            let (cosine, linear) = match k < warmup {
-                true => (warm(at), warm(at)),
-                false => (
+            let (cosine, linear) = if k < warmup {
+                (warm(at), warm(at))
+            } else {
+                (
                     0.5 * (1.0 + (PI * progress(at)).cos()),
                     (total - k) as f64 / (total - warmup) as f64,
-                ),
+                )
             };
             for (shape, expected) in [(Shape::Cosine, cosine), (Shape::Linear, linear)] {
                 let schedule = Schedule::new(shape, 1.0, 0.0, warmup, total).unwrap();

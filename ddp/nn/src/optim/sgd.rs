@@ -2,7 +2,7 @@
 
 use ddp_kernels::ops::{self, SgdConstants, SgdScalars};
 
-use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use super::rule::{ArenaPart, Declared, Method, Rule, Update, check_range};
 use crate::error::{Error, Result};
 
 pub(super) const DECLARED: Declared = Declared {
@@ -30,10 +30,10 @@ impl Update for SgdConstants {
     }
 
     fn moments(&self) -> &'static [&'static str] {
-        match self.momentum > 0.0 {
-            true => &[MOMENTUM],
-            false => &[],
+        if self.momentum > 0.0 {
+            return &[MOMENTUM];
         }
+        &[]
     }
 
     fn check(&self) -> Result<()> {
@@ -55,11 +55,9 @@ impl Update for SgdConstants {
         Ok([learning_rate, weight_decay, 0.0, 0.0])
     }
 
-    fn apply(&self, part: &Part<'_>) -> Result<()> {
-        let momentum = match self.momentum > 0.0 {
-            true => Some((part.moment)(MOMENTUM)?),
-            false => None,
-        };
+    fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
+        let has_momentum = self.momentum > 0.0;
+        let momentum = has_momentum.then(|| (part.moment)(MOMENTUM)).transpose()?;
         Ok(ops::sgd(
             part.values,
             part.gradients,

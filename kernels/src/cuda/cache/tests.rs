@@ -20,8 +20,8 @@ impl Folder {
         Folder(folder)
     }
 
-    fn entry(&self, key: u128) -> Entry {
-        Entry::new(Some(self.0.clone()), "relu-sm_90", key)
+    fn entry(&self, key: u128) -> CacheEntry {
+        CacheEntry::new(Some(self.0.clone()), "relu-sm_90", key)
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -110,17 +110,17 @@ fn an_uncreatable_cache_folder_is_not_an_error() {
     let folder = Folder::new();
     let file = folder.0.join("file");
     fs::write(&file, b"").unwrap();
-    let entry = Entry::new(Some(file.join("below")), "relu", 1);
+    let entry = CacheEntry::new(Some(file.join("below")), "relu", 1);
     entry.write(&image());
     assert_eq!(entry.read(), None);
-    Entry::new(None, "relu", 1).write(&image());
+    CacheEntry::new(None, "relu", 1).write(&image());
 }
 
 #[test]
 fn a_new_folder_is_for_its_owner_alone() {
     let folder = Folder::new();
     let below = folder.0.join("a/b");
-    Entry::new(Some(below.clone()), "relu", 1).write(&image());
+    CacheEntry::new(Some(below.clone()), "relu", 1).write(&image());
     assert_eq!(
         fs::metadata(below).unwrap().permissions().mode() & 0o777,
         0o700

@@ -14,7 +14,7 @@ use crate::library::{self, Library};
 
 library::functions! {
     /// NVRTC's functions that we call.
-    struct Functions {
+    struct NvrtcFunctions {
         fn nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
         fn nvrtcGetErrorString(c_int) -> *const c_char;
         fn nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
@@ -42,7 +42,7 @@ pub(super) type Target = (u32, bool);
 
 /// The loaded NVRTC.
 pub(super) struct Compiler {
-    functions: Functions,
+    functions: NvrtcFunctions,
     /// 13.0 as (13, 0).
     pub(super) version: (i32, i32),
     /// Length and modification time (ns) of its file, to distinguish builds of one version.
@@ -80,7 +80,7 @@ impl Compiler {
     }
 
     fn of(library: Library) -> Result<Compiler, String> {
-        let functions = Functions::load(library, HELP)?;
+        let functions = NvrtcFunctions::load(library, HELP)?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
         // SAFETY: both functions write ints, to local variables.
         unsafe {
@@ -203,7 +203,7 @@ impl fmt::Display for Compiler {
 
 /// A program, destroyed when dropped.
 struct Made<'a> {
-    functions: &'a Functions,
+    functions: &'a NvrtcFunctions,
     program: Program,
 }
 
@@ -237,7 +237,7 @@ impl Drop for Made<'_> {
     }
 }
 
-impl Functions {
+impl NvrtcFunctions {
     fn check(&self, doing: &str, code: c_int) -> Result<(), String> {
         if code == 0 {
             Ok(())

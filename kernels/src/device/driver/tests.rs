@@ -61,7 +61,7 @@ unsafe extern "C" fn refuses_attribute(_: *mut c_int, _: c_int, _: c_int) -> c_i
 }
 
 /// Two GPUs, of which it tells no name, memory or capability.
-const TERSE: Functions = Functions {
+const TERSE: DiscoveryFunctions = DiscoveryFunctions {
     cuInit: accepts,
     cuDriverGetVersion: version_13_1,
     cuDeviceGetCount: two,
@@ -88,7 +88,7 @@ fn gpus_are_listed_even_if_the_driver_lacks_functions() {
 
 #[test]
 fn gpus_that_cannot_be_opened_are_explained() {
-    let listing = Functions {
+    let listing = DiscoveryFunctions {
         cuDeviceGet: refuses,
         ..TERSE
     };

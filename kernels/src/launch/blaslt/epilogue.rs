@@ -56,7 +56,8 @@ impl Launcher {
         let f32_is_nan = |&bytes: &[u8; 4]| f32::from_le_bytes(bytes).is_nan();
         Ok(match kind.dtypes[1] {
             DType::BF16 => here.as_chunks().0.iter().all(bf16_is_nan),
-            _ => here.as_chunks().0.iter().all(f32_is_nan),
+            DType::F32 => here.as_chunks().0.iter().all(f32_is_nan),
+            other => unreachable!("no matmul of {other} on a GPU"),
         })
     }
 

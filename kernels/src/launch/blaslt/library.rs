@@ -15,7 +15,7 @@ pub(super) type Opaque = *mut c_void;
 library::functions! {
     /// cuBLASLt's functions that we call. Enums are plain numbers: a newer library may have more
     /// values.
-    struct Functions {
+    struct BlasFunctions {
         fn cublasLtCreate(*mut Opaque) -> c_int;
         fn cublasLtGetVersion() -> usize;
         fn cublasLtGetStatusName(c_int) -> *const c_char;
@@ -31,7 +31,7 @@ library::functions! {
         fn cublasLtMatmulPreferenceDestroy(Opaque) -> c_int;
         fn cublasLtMatmulAlgoGetHeuristic(
             Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
-            c_int, *mut Candidate, *mut c_int
+            c_int, *mut Heuristic, *mut c_int
         ) -> c_int;
         fn cublasLtMatmul(
             Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
@@ -42,14 +42,14 @@ library::functions! {
 
 /// The library, with its handle for one device.
 pub(super) struct Blas {
-    pub(super) functions: Functions,
+    pub(super) functions: BlasFunctions,
     pub(super) handle: Handle<Opaque>,
 }
 
 /// A `cublasLtMatmulHeuristicResult_t`, whose status is a number here.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Candidate {
+pub(super) struct Heuristic {
     pub(super) algorithm: cublasLtMatmulAlgo_t,
     pub(super) workspace_bytes: usize,
     pub(super) status: c_int,
@@ -57,8 +57,8 @@ pub(super) struct Candidate {
     reserved: [c_int; 4],
 }
 
-impl Candidate {
-    pub(super) const NONE: Candidate = Candidate {
+impl Heuristic {
+    pub(super) const NONE: Heuristic = Heuristic {
         algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         workspace_bytes: 0,
         status: 0,
@@ -71,11 +71,11 @@ impl Candidate {
         self.status == 0 && self.workspace_bytes <= workspace_bytes_max
     }
 }
-const _: () = assert!(size_of::<Candidate>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
+const _: () = assert!(size_of::<Heuristic>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
 
 /// An error of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct BlasFault {
     pub(super) function: &'static str,
     pub(super) code: c_int,
 }
@@ -92,11 +92,11 @@ macro_rules! blaslt {
 }
 pub(super) use blaslt;
 
-pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> {
+pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), BlasFault> {
     if code == 0 {
         Ok(())
     } else {
-        Err(Fault { function, code })
+        Err(BlasFault { function, code })
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) fn load() -> Result<Blas, String> {
          nvidia-cublas in the active Python environment";
     let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
     Library::first(&discover().cublaslt, &names, |library| {
-        let functions = Functions::load(library, HELP)?;
+        let functions = BlasFunctions::load(library, HELP)?;
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (functions.cublasLtGetVersion)() };
         let refused = |why| format!("cuBLASLt {version} is {why}{}", Help(HELP));
@@ -117,7 +117,7 @@ pub(super) fn load() -> Result<Blas, String> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the caller's context is current; the pointer is to a local variable.
         let made = unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) };
-        made.map_err(|Fault { function, code }| {
+        made.map_err(|BlasFault { function, code }| {
             let (name, meaning) = functions.describe(code);
             let help = "check that the device has free memory and that the library fits the driver";
             format!("{function} failed: {name} ({meaning}){}", Help(help))
@@ -127,7 +127,7 @@ pub(super) fn load() -> Result<Blas, String> {
     })
 }
 
-impl Functions {
+impl BlasFunctions {
     /// The library's name and text for a code.
     pub(super) fn describe(&self, code: c_int) -> (String, String) {
         let text = |ask: unsafe extern "C" fn(c_int) -> *const c_char| {

@@ -13,7 +13,7 @@ use cudarc::cublaslt::sys::{
 };
 
 use super::library::{BIAS, HAS_AUX};
-use super::library::{Blas, Candidate, Fault, NOT_SUPPORTED, Opaque, blaslt, outcome};
+use super::library::{Blas, BlasFault, Heuristic, NOT_SUPPORTED, Opaque, blaslt, outcome};
 use crate::DType;
 use crate::launch::F32Math;
 use crate::panics::lock;
@@ -53,7 +53,7 @@ pub(super) struct Plan {
     /// Layouts of A, B, and of both C and D.
     layouts: [Owned; 3],
     /// Its workspace has at most what the preference allowed.
-    pub(super) algorithm: Candidate,
+    pub(super) algorithm: Heuristic,
 }
 
 /// The addresses and factors of one matmul.
@@ -80,7 +80,7 @@ struct Owned {
 }
 
 impl Owned {
-    fn set<T>(&self, attribute: u32, value: T) -> Result<(), Fault> {
+    fn set<T>(&self, attribute: u32, value: T) -> Result<(), BlasFault> {
         // SAFETY: the object is alive, and the value has the attribute's type (the library checks
         // its size).
         let code = unsafe { (self.set)(self.thing, attribute, address_of(&value), size_of::<T>()) };
@@ -104,7 +104,8 @@ impl Drop for Owned {
 fn data_type(dtype: DType) -> u32 {
     (match dtype {
         DType::BF16 => cudaDataType_t::CUDA_R_16BF,
-        _ => cudaDataType_t::CUDA_R_32F,
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        other => unreachable!("no matmul of {other} on a GPU"),
     }) as u32
 }
 
@@ -118,11 +119,13 @@ impl Plan {
         blas: &'static Blas,
         kind: &Kind,
         refused: usize,
-    ) -> Result<Option<Plan>, Fault> {
+    ) -> Result<Option<Plan>, BlasFault> {
         let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
-        let turned = |[rows, columns]: [u64; 2], turn: bool| match turn {
-            true => [columns, rows],
-            false => [rows, columns],
+        let turned = |[rows, columns]: [u64; 2], turn: bool| {
+            if turn {
+                return [columns, rows];
+            }
+            [rows, columns]
         };
         let ([a, b], [operands, result]) = (kind.transposed, kind.dtypes);
         let layout = |dtype, shape| layout(blas, dtype, shape, kind.batch);
@@ -134,7 +137,7 @@ impl Plan {
                 layout(operands, turned([inner, columns], b))?,
                 layout(result, [rows, columns])?,
             ],
-            algorithm: Candidate::NONE,
+            algorithm: Heuristic::NONE,
         };
         let found = plan.candidates(kind, refused + 1)?;
         Ok(found.get(refused).map(|next| {
@@ -144,9 +147,9 @@ impl Plan {
     }
 
     /// Up to `count` algorithms of the heuristic, which expects the first to be the fastest.
-    fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Candidate>, Fault> {
+    fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Heuristic>, BlasFault> {
         let preference = preference(self.blas, kind)?;
-        let mut found = vec![Candidate::NONE; count];
+        let mut found = vec![Heuristic::NONE; count];
         let mut returned = 0;
         let (Blas { functions, handle }, [a, b, d]) = (self.blas, self.things());
         let (operation, preferred) = (lock(&self.operation), preference.thing);
@@ -170,7 +173,7 @@ impl Plan {
             )
         };
         match asked {
-            Err(Fault {
+            Err(BlasFault {
                 code: NOT_SUPPORTED,
                 ..
             }) => return Ok(Vec::new()),
@@ -192,7 +195,7 @@ impl Plan {
     /// The context of the handle's device is current. The addresses are of this device's memory,
     /// large enough for the plan's shapes, and no other work uses them at that point of the stream.
     /// The addresses of the plan's epilogue are present.
-    pub(super) unsafe fn run(&self, operands: &Operands) -> Result<(), Fault> {
+    pub(super) unsafe fn run(&self, operands: &Operands) -> Result<(), BlasFault> {
         let operation = lock(&self.operation);
         for (attribute, address) in [
             (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias),
@@ -251,12 +254,12 @@ macro_rules! owned {
     }};
 }
 
-fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, Fault> {
+fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, BlasFault> {
     let compute = match kind.math {
         F32Math::Tf32 if kind.dtypes[0] == DType::F32 => {
             cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
         }
-        _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        F32Math::Strict | F32Math::Tf32 => cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
     let operation = owned!(
         blas,
@@ -299,7 +302,7 @@ fn layout(
     dtype: DType,
     [rows, columns]: [u64; 2],
     batch: u64,
-) -> Result<Owned, Fault> {
+) -> Result<Owned, BlasFault> {
     let layout = owned!(
         blas,
         [
@@ -326,7 +329,7 @@ fn layout(
     Ok(layout)
 }
 
-fn preference(blas: &Blas, kind: &Kind) -> Result<Owned, Fault> {
+fn preference(blas: &Blas, kind: &Kind) -> Result<Owned, BlasFault> {
     /// If a sum is split, its parts are added in f32: in the workspace, or in outputs that are f32.
     /// Both use a fixed order.
     const IN_PLACE: u32 = 1;

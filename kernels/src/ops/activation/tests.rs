@@ -1,6 +1,4 @@
 //! Tests of activations.
 
-mod gelu;
-mod relu;
-mod relu_squared;
+mod each;
 mod swiglu;

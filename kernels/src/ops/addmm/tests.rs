@@ -231,9 +231,12 @@ fn a_batch_has_the_bits_of_its_matrices_one_by_one() {
     let (a, b) = (random_f32(batch * m * k, 1), random_f32(batch * k * n, 2));
     let acc_data = random_f32(batch * m * n, 3);
     for transposed in [[false, false], [false, true], [true, false], [true, true]] {
-        let shape = |rows, columns, t: bool| match t {
-            true => [batch, columns, rows],
-            false => [batch, rows, columns],
+        let shape = |rows, columns, t: bool| {
+            if t {
+                [batch, columns, rows]
+            } else {
+                [batch, rows, columns]
+            }
         };
         let turned = |x: Tensor, t: bool| if t { x.t().unwrap() } else { x };
         let mat1 = cpu(&a, &shape(m, k, transposed[0]));

@@ -12,7 +12,7 @@ use super::blocks::{
 };
 use super::sizes::{Columns, Sizes};
 use crate::ops::float::{Float, lane_dot};
-use crate::ops::matmul::{Kernel, Real};
+use crate::ops::matmul::{Real, TileKernel};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 
@@ -87,7 +87,7 @@ multiversion! {
 ///
 /// # Safety
 /// No other thread writes what this sweep writes. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
     work: &Backward<'_, T>,
     unit: usize,
     sweep: &Sweep,
@@ -186,7 +186,7 @@ struct Sums<'a, T> {
 ///
 /// # Safety
 /// The processor has the instructions of `K`.
-unsafe fn over_keys<T: Real, K: Kernel<T>>(
+unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     sizes: Sizes,
     sweep: &Sweep,
     rows: &Range<usize>,
@@ -196,9 +196,10 @@ unsafe fn over_keys<T: Real, K: Kernel<T>>(
 ) {
     let (scale, width) = (T::from_f64(sizes.scale), sums.dq.len());
     sums.dq.fill(T::ZERO);
-    let end = match sizes.causal {
-        true => keys.end.min(rows.end),
-        false => keys.end,
+    let end = if sizes.causal {
+        keys.end.min(rows.end)
+    } else {
+        keys.end
     };
     for first_key in (keys.first..end).step_by(BLOCK) {
         let extent = Extent {

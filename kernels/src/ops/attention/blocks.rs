@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::sizes::{Columns, HEAD_SIZE_MAX, Sizes};
 use crate::ops::float::Float;
-use crate::ops::matmul::{Kernel, Real};
+use crate::ops::matmul::{Real, TileKernel};
 use crate::simd::multiversion;
 
 /// Queries and keys of a block: whole tiles of every kernel in both directions, whose rows are 4,
@@ -29,7 +29,7 @@ pub(super) const ROWS_MAX: usize = 8;
 
 /// A group's part of a block.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct BlockPart {
     /// Keys of the block.
     pub(super) keys: usize,
     /// The first query of the group, counted in the block.
@@ -38,23 +38,23 @@ pub(super) struct Part {
     pub(super) diagonal: bool,
 }
 
-impl Part {
+impl BlockPart {
     /// Keys that some query of the group attends to.
     #[inline(always)]
     fn end(self) -> usize {
-        match self.diagonal {
-            true => self.keys.min(self.first + GROUP),
-            false => self.keys,
+        if self.diagonal {
+            return self.keys.min(self.first + GROUP);
         }
+        self.keys
     }
 
     /// Of these, the ones that every query of the group attends to.
     #[inline(always)]
     fn whole(self) -> usize {
-        match self.diagonal {
-            true => self.keys.min(self.first + 1),
-            false => self.keys,
+        if self.diagonal {
+            return self.keys.min(self.first + 1);
         }
+        self.keys
     }
 
     /// Zeros the keys after the group's last one, which tiles on the diagonal read.
@@ -107,7 +107,7 @@ fn group_mut<T>(of: &mut [T; BLOCK], first: usize) -> &mut [T; GROUP] {
 
 multiversion! {
     /// Scores become weights e^(score − largest), and `running` counts them in.
-    pub(super) fn soften[T: Float](scores: &mut [T], part: Part, running: &mut Running<T>) {
+    pub(super) fn soften[T: Float](scores: &mut [T], part: BlockPart, running: &mut Running<T>) {
         let (whole, end, first) = (part.whole(), part.end(), part.first);
         let before = *group(&running.largest, first);
         let mut largest = before;
@@ -165,7 +165,7 @@ multiversion! {
     pub(super) fn soften_backward[T: Float](
         scores: &mut [T],
         gradients: &mut [T],
-        part: Part,
+        part: BlockPart,
         lines: (&[T; BLOCK], &[T; BLOCK]),
     ) {
         let (whole, end, first) = (part.whole(), part.end(), part.first);
@@ -250,7 +250,7 @@ impl<'a, T: Real> Head<'a, T> {
     }
 
     /// Panels of a tile's columns of rows each: `[column][row]`.
-    pub(super) fn turn<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+    pub(super) fn turn<'b, K: TileKernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
         let distance = self.width * K::COLUMNS;
         let panels = room.take(self.rows.div_ceil(K::COLUMNS) * distance);
         for (index, panel) in panels.chunks_mut(distance).enumerate() {
@@ -267,7 +267,7 @@ impl<'a, T: Real> Head<'a, T> {
     }
 
     /// Panels of a tile's columns each: `[row][column]`.
-    pub(super) fn copy<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+    pub(super) fn copy<'b, K: TileKernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
         let distance = self.rows * K::COLUMNS;
         let panels = room.take(self.width.div_ceil(K::COLUMNS) * distance);
         for (index, panel) in panels.chunks_mut(distance).enumerate() {
@@ -328,9 +328,10 @@ pub(super) struct Extent {
 
 impl Extent {
     /// The groups of its queries.
-    pub(super) fn parts(self) -> impl Iterator<Item = Part> {
+    pub(super) fn parts(self) -> impl Iterator<Item = BlockPart> {
         let Extent { keys, diagonal, .. } = self;
-        (0..self.queries).step_by(GROUP).map(move |first| Part {
+        let firsts = (0..self.queries).step_by(GROUP);
+        firsts.map(move |first| BlockPart {
             keys,
             first,
             diagonal,
@@ -339,7 +340,7 @@ impl Extent {
 }
 
 /// A head's width in whole tiles.
-pub(super) fn padded<T, K: Kernel<T>>(head_size: usize) -> usize {
+pub(super) fn padded<T, K: TileKernel<T>>(head_size: usize) -> usize {
     head_size.next_multiple_of(K::COLUMNS)
 }
 
@@ -348,7 +349,7 @@ pub(super) fn padded<T, K: Kernel<T>>(head_size: usize) -> usize {
 ///
 /// # Safety
 /// The processor has the instructions of `K`.
-pub(super) unsafe fn scores<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn scores<T: Real, K: TileKernel<T>>(
     out: &mut [T],
     left: Head<'_, T>,
     right: Lines<'_, T>,
@@ -391,7 +392,7 @@ pub(super) unsafe fn scores<T: Real, K: Kernel<T>>(
 ///
 /// # Safety
 /// The processor has the instructions of `K`.
-pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn add_over_keys<T: Real, K: TileKernel<T>>(
     out: &mut [T],
     weights: &[T],
     (right, first_key): (Lines<'_, T>, usize),
@@ -402,9 +403,10 @@ pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
     let stride = out.len() / BLOCK;
     for column in (0..stride).step_by(K::COLUMNS) {
         for row in (0..extent.queries).step_by(K::ROWS) {
-            let along = match extent.diagonal {
-                true => extent.keys.min(row + K::ROWS),
-                false => extent.keys,
+            let along = if extent.diagonal {
+                extent.keys.min(row + K::ROWS)
+            } else {
+                extent.keys
             };
             let b = right.at(column / K::COLUMNS, first_key, K::COLUMNS);
             assert!(first_key + along <= right.along);
@@ -425,7 +427,7 @@ pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
 ///
 /// # Safety
 /// The processor has the instructions of `K`.
-pub(super) unsafe fn add_over_queries<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn add_over_queries<T: Real, K: TileKernel<T>>(
     out: &mut [T],
     weights: &[T],
     right: Lines<'_, T>,

@@ -90,14 +90,14 @@ pub(super) fn run_backward<T: Attends>(work: &Backward<'_, T>) {
 
 /// One function of `Attends`: with the first kernel whose level this processor has.
 macro_rules! dispatched {
-    ($module:ident, $rooms:ident, $work:ident, $unit:ident, $part:ident, $([$level:ident, $Kernel:ty]),*) => {
+    ($module:ident, $rooms:ident, $work:ident, $unit:ident, $part:ident, $([$level:ident, $TileKernel:ty]),*) => {
         $rooms.with_borrow_mut(|rooms| {
             // SAFETY: the caller's promise; the processor has the level of the kernel.
             unsafe {
                 $(
                     #[cfg(target_arch = "x86_64")]
                     if simd::level() >= Level::$level {
-                        return $module::piece::<_, $Kernel>($work, $unit, $part, rooms);
+                        return $module::piece::<_, $TileKernel>($work, $unit, $part, rooms);
                     }
                 )*
                 $module::piece::<_, Plain>($work, $unit, $part, rooms);

@@ -8,7 +8,7 @@ use super::blocks::{
 };
 use super::sizes::Sizes;
 use crate::ops::float::{Float, lane_dot, lane_sum};
-use crate::ops::matmul::{Kernel, Real};
+use crate::ops::matmul::{Real, TileKernel};
 use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN, Shares};
 
@@ -37,7 +37,7 @@ pub(super) struct Rooms<T> {
 ///
 /// # Safety
 /// No other thread has these blocks. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
     work: &Forward<'_, T>,
     unit: usize,
     blocks: Range<usize>,
@@ -49,9 +49,10 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
     let head = |operand: usize, rows: Range<usize>, head: usize| {
         Head::new((work.qkv, columns[operand]), sizes, (sequence, head), rows)
     };
-    let keys_end = match sizes.causal {
-        true => sizes.time.min(blocks.end * BLOCK),
-        false => sizes.time,
+    let keys_end = if sizes.causal {
+        sizes.time.min(blocks.end * BLOCK)
+    } else {
+        sizes.time
     };
     let k = head(1, 0..keys_end, kv_head);
     let v = head(2, 0..keys_end, kv_head).copy::<K>(&mut rooms.v);

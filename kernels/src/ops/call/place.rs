@@ -48,7 +48,7 @@ impl<'a> Call<'a> {
         }
         let queue = match device {
             Device::Cpu => None,
-            _ => Stream::current_at(device, self.by)?.queue().cloned(),
+            Device::Cuda(_) => Stream::current_at(device, self.by)?.queue().cloned(),
         };
         Ok(Placed {
             call: self,
@@ -307,7 +307,8 @@ impl<'a> Targets<'a> {
         match targets.dtype {
             DType::U8 => Targets::U8(targets.elements()),
             DType::I32 => Targets::I32(targets.elements()),
-            _ => Targets::I64(targets.elements()),
+            DType::I64 => Targets::I64(targets.elements()),
+            other => unreachable!("targets of {other} are refused"),
         }
     }
 

@@ -177,9 +177,10 @@ fn row<T: Float>(
         for z in z.iter_mut() {
             *z = z.exponential();
         }
-        sum += match problem.is_narrow {
-            true => z.iter().fold(T::ZERO, |sum, &e| sum + e),
-            false => lane_sum(z),
+        sum += if problem.is_narrow {
+            z.iter().fold(T::ZERO, |sum, &e| sum + e)
+        } else {
+            lane_sum(z)
         }
         .widened();
     }

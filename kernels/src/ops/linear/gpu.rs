@@ -17,7 +17,7 @@ use crate::DType;
 use crate::error::Result;
 use crate::launch::blaslt::{Epilogue, Function, Matmul, Side};
 use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::activation::{Activation, Gelu};
+use crate::ops::activation::Activation;
 use crate::ops::call::Buffer;
 use crate::ops::create::zero_on;
 use crate::ops::{F32Math, f32_math, norm};
@@ -52,14 +52,9 @@ fn approximate(dtype: DType) -> bool {
     dtype != DType::F32 || f32_math() == F32Math::Tf32
 }
 
-/// The number of an activation in linear.cu.
-fn number(activation: Activation) -> u32 {
-    match activation {
-        Activation::Identity => 0,
-        Activation::Relu => 1,
-        Activation::Gelu(Gelu::Tanh) => 2,
-        Activation::Gelu(Gelu::Erf) => 3,
-    }
+/// The number of an activation in common.cuh.
+fn number(activation: Option<Activation>) -> u32 {
+    activation.map_or(0, Activation::number)
 }
 
 /// `out = epilogue(left·right + beta * out)`, also for sums of length 0.
@@ -76,7 +71,7 @@ pub(super) fn forward(
     gpu: &Launcher,
     [y, x, weight]: [&Buffer<'_>; 3],
     [bias, pre]: [Option<&Buffer<'_>>; 2],
-    activation: Activation,
+    activation: Option<Activation>,
     [rows, inputs, outputs]: [usize; 3],
 ) -> Result<()> {
     let (count, dtype, out) = (y.count, y.dtype, y.address());
@@ -125,15 +120,15 @@ pub(super) fn forward(
 
 /// The function of an epilogue that does everything, if the library has it and it is exact enough.
 fn fused(
-    activation: Activation,
+    activation: Option<Activation>,
     pre: Option<u64>,
     dtype: DType,
     outputs: usize,
 ) -> Option<Function> {
     match (activation, pre) {
-        (Activation::Identity, None) => Some(Function::Identity),
-        (Activation::Relu, None) => Some(Function::Relu),
-        (Activation::Gelu(Gelu::Tanh), pre)
+        (None, None) => Some(Function::Identity),
+        (Some(Activation::Relu), None) => Some(Function::Relu),
+        (Some(Activation::GeluTanh), pre)
             if approximate(dtype) && pre.is_none_or(|pre| fits_aux(pre, outputs)) =>
         {
             Some(Function::Gelu)
@@ -214,7 +209,7 @@ pub(super) fn backward_input(
     gpu: &Launcher,
     [dx, dy, weight]: [&Buffer<'_>; 3],
     [saved, row_sums]: [Option<&Buffer<'_>>; 2],
-    activation: Activation,
+    activation: Option<Activation>,
     [rows, inputs, outputs]: [usize; 3],
 ) -> Result<()> {
     let (count, dtype, out) = (dx.count, dx.dtype, dx.address());
@@ -232,7 +227,7 @@ pub(super) fn backward_input(
         multiply(gpu, &matmul, dx)?;
         return sum(None);
     };
-    let is_tanh = activation == Activation::Gelu(Gelu::Tanh);
+    let is_tanh = activation == Some(Activation::GeluTanh);
     if outputs > 0 && is_tanh && approximate(dtype) && fits_aux(saved, inputs) {
         matmul.epilogue = Epilogue {
             function: Function::GeluGradient,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::DType;
 use crate::ops::testing::{assert_close, cpu, random_f32};
-use crate::ops::{gelu_backward_into, gelu_into, relu_backward_into, relu_into};
+use crate::ops::{activate, activate_backward_into};
 
 /// Batch, inputs, outputs: a training step's, odd ones, one, and empty.
 const SIZES: [[usize; 3]; 7] = [
@@ -16,13 +16,9 @@ const SIZES: [[usize; 3]; 7] = [
     [4, 0, 3],
 ];
 
-fn activations() -> [Activation; 4] {
-    [
-        Activation::Identity,
-        Activation::Relu,
-        Activation::Gelu(Gelu::Tanh),
-        Activation::Gelu(Gelu::Erf),
-    ]
+/// None and every activation.
+fn activations() -> impl Iterator<Item = Option<Activation>> {
+    [None].into_iter().chain(Activation::all().map(Some))
 }
 
 /// x·Wᵀ + b in f64, with the sum of the magnitudes that were added for each element.
@@ -70,17 +66,8 @@ fn forward_agrees_with_f64_and_its_activation_with_the_separate_operation() {
                 |index: usize, _: f64| (inputs + 2) as f64 * 2f64.powi(-24) * magnitudes[index];
             assert_close(&z.to_vec::<f32>().unwrap(), &reference, bound);
             let separate = match activation {
-                Activation::Identity => z.clone(),
-                Activation::Relu => {
-                    let out = z.empty_like().unwrap();
-                    relu_into(&out, &z).unwrap();
-                    out
-                }
-                Activation::Gelu(kind) => {
-                    let out = z.empty_like().unwrap();
-                    gelu_into(&out, &z, kind).unwrap();
-                    out
-                }
+                None => z.clone(),
+                Some(activation) => activate(&z, activation).unwrap(),
             };
             assert_eq!(
                 y.to_vec::<f32>().unwrap(),
@@ -102,29 +89,23 @@ fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
         let saved = cpu(&random_f32(rows * inputs, seed + 2), &[rows, inputs]);
         let (dy, w) = (cpu(&dy, &[rows, outputs]), cpu(&w, &[outputs, inputs]));
         let plain = saved.empty_like().unwrap();
-        linear_backward_input_into(&plain, &dy, &w, Below::Identity).unwrap();
+        linear_backward_input_into(&plain, &dy, &w, None).unwrap();
         let zero = saved.zeros_like().unwrap();
         let matmul = crate::ops::addmm(&zero, &dy, &w, 1.0, 0.0).unwrap();
         assert_eq!(
             plain.to_vec::<f32>().unwrap(),
             matmul.to_vec::<f32>().unwrap()
         );
-        for below in [
-            Below::Relu(&saved),
-            Below::Gelu(Gelu::Tanh, &saved),
-            Below::Gelu(Gelu::Erf, &saved),
-        ] {
+        for activation in Activation::all() {
+            let below = Some((activation, &saved));
             let folded = saved.empty_like().unwrap();
             linear_backward_input_into(&folded, &dy, &w, below).unwrap();
             let separate = saved.empty_like().unwrap();
-            match below {
-                Below::Gelu(kind, z) => gelu_backward_into(&separate, &plain, z, kind).unwrap(),
-                _ => relu_backward_into(&separate, &plain, &saved).unwrap(),
-            }
+            activate_backward_into(&separate, &plain, &saved, activation).unwrap();
             assert_eq!(
                 folded.to_vec::<f32>().unwrap(),
                 separate.to_vec::<f32>().unwrap(),
-                "{below:?}"
+                "{activation:?}"
             );
             let row_sums = cpu(
                 &vec![9.0; row_sums_of(&folded).iter().product()],
@@ -138,7 +119,7 @@ fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
                 assert_eq!(
                     db.to_vec::<f32>().unwrap(),
                     sum.to_vec::<f32>().unwrap(),
-                    "{below:?}"
+                    "{activation:?}"
                 );
             }
         }
@@ -201,8 +182,8 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
         threads::set_count(count).unwrap();
         let (y, dx) = (dy.empty_like().unwrap(), x.empty_like().unwrap());
         let (dw, db) = (w.empty_like().unwrap(), x.new_empty(&[outputs]).unwrap());
-        linear_into(&y, &x, &w, None, Activation::Gelu(Gelu::Erf), None).unwrap();
-        linear_backward_input_into(&dx, &dy, &w, Below::Relu(&x)).unwrap();
+        linear_into(&y, &x, &w, None, Some(Activation::Gelu), None).unwrap();
+        linear_backward_input_into(&dx, &dy, &w, Some((Activation::Relu, &x))).unwrap();
         linear_backward_weight_into(&dw, Some(&db), &dy, &x, false).unwrap();
         [y, dx, dw, db].map(|t| {
             t.to_vec::<f32>()
@@ -229,7 +210,7 @@ fn derivatives_agree_with_finite_differences_in_f64() {
     // loss = Σ above ⊙ gelu(x·Wᵀ + b)
     let loss = |x: &Tensor, w: &Tensor, bias: &Tensor| -> f64 {
         let y = above.empty_like().unwrap();
-        linear_into(&y, x, w, Some(bias), Activation::Gelu(Gelu::Erf), None).unwrap();
+        linear_into(&y, x, w, Some(bias), Some(Activation::Gelu), None).unwrap();
         let (y, above) = (y.to_vec::<f64>().unwrap(), above.to_vec::<f64>().unwrap());
         y.iter().zip(&above).map(|(y, above)| y * above).sum()
     };
@@ -238,22 +219,14 @@ fn derivatives_agree_with_finite_differences_in_f64() {
         above.empty_like().unwrap(),
         above.empty_like().unwrap(),
     );
-    linear_into(
-        &y,
-        &x,
-        &w,
-        Some(&bias),
-        Activation::Gelu(Gelu::Erf),
-        Some(&z),
-    )
-    .unwrap();
-    gelu_backward_into(&dz, &above, &z, Gelu::Erf).unwrap();
+    linear_into(&y, &x, &w, Some(&bias), Some(Activation::Gelu), Some(&z)).unwrap();
+    activate_backward_into(&dz, &above, &z, Activation::Gelu).unwrap();
     let (dx, dw, db) = (
         x.empty_like().unwrap(),
         w.empty_like().unwrap(),
         bias.empty_like().unwrap(),
     );
-    linear_backward_input_into(&dx, &dz, &w, Below::Identity).unwrap();
+    linear_backward_input_into(&dx, &dz, &w, None).unwrap();
     linear_backward_weight_into(&dw, Some(&db), &dz, &x, false).unwrap();
     for (parameter, gradient) in [(&x, &dx), (&w, &dw), (&bias, &db)] {
         let gradient = gradient.to_vec::<f64>().unwrap();
@@ -284,7 +257,7 @@ fn operands_that_do_not_fit_are_named() {
         cpu(&[0.0; 8], &[4, 2]).named("fc1.weight"),
     );
     let y = x.new_empty(&[2, 4]).unwrap();
-    let error = linear_into(&y, &x, &w, None, Activation::Relu, None)
+    let error = linear_into(&y, &x, &w, None, Some(Activation::Relu), None)
         .unwrap_err()
         .to_string();
     assert!(
@@ -299,7 +272,7 @@ fn operands_that_do_not_fit_are_named() {
         error.contains("x f32[1, 3] on cpu: expected shape [2, inputs], since dy has 2 rows"),
         "{error}"
     );
-    let error = linear_backward_input_into(&x, &y, &w, Below::Identity)
+    let error = linear_backward_input_into(&x, &y, &w, None)
         .unwrap_err()
         .to_string();
     assert!(

@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::pack::x86::{SIDE, turned};
-use super::tile::{ALONG_MAX, Finish, Matmul, store};
+use super::tile::{ALONG_MAX, Finish, TiledMatmul, store};
 use crate::threads;
 
 /// Squares beside each other whose sums are in registers.
@@ -23,7 +23,7 @@ const COLUMNS: usize = SQUARES * SIDE;
 /// As for `Real::piece`; the processor has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn piece(
-    work: &Matmul<'_, f32>,
+    work: &TiledMatmul<'_, f32>,
     columns: Range<usize>,
     finish: &impl Finish<f32>,
 ) {

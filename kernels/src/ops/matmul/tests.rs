@@ -7,8 +7,13 @@ use crate::ops::testing::random_f32;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
 
-type Piece =
-    unsafe fn(&Matmul<'_, f32>, Range<usize>, Range<usize>, &AsIs, &mut (Panels<f32>, Panels<f32>));
+type Piece = unsafe fn(
+    &TiledMatmul<'_, f32>,
+    Range<usize>,
+    Range<usize>,
+    &AsIs,
+    &mut (Panels<f32>, Panels<f32>),
+);
 
 /// The f32 kernels that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, Piece)> {
@@ -70,10 +75,10 @@ impl Case {
     }
 
     /// The bits of the output after `body`.
-    fn run(&self, body: impl FnOnce(&Matmul<'_, f32>)) -> Vec<u32> {
+    fn run(&self, body: impl FnOnce(&TiledMatmul<'_, f32>)) -> Vec<u32> {
         let (m, n, k) = self.shape;
         let mut out = self.out.clone();
-        body(&Matmul {
+        body(&TiledMatmul {
             out: out.as_mut_ptr(),
             stride: n,
             a: Matrix::new(&self.a, m, k, self.layout.0),
@@ -87,13 +92,19 @@ impl Case {
     /// Some elements as (index, bits), each added along k in order, block by block.
     fn plainly(&self) -> Vec<(usize, u32)> {
         let (m, n, k) = self.shape;
-        let a = |row: usize, along: usize| match self.layout.0 {
-            false => self.a[row * k + along],
-            true => self.a[along * m + row],
+        let a = |row: usize, along: usize| {
+            if self.layout.0 {
+                self.a[along * m + row]
+            } else {
+                self.a[row * k + along]
+            }
         };
-        let b = |along: usize, column: usize| match self.layout.1 {
-            false => self.b[along * n + column],
-            true => self.b[column * k + along],
+        let b = |along: usize, column: usize| {
+            if self.layout.1 {
+                self.b[column * k + along]
+            } else {
+                self.b[along * n + column]
+            }
         };
         let blocks = k.div_ceil(ALONG_MAX).max(1);
         let element = |index: usize| {

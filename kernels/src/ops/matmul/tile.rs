@@ -84,7 +84,7 @@ impl<T> Finish<T> for AsIs {
 }
 
 /// A matmul in progress. `out` is row-major, with rows `stride` apart.
-pub(crate) struct Matmul<'a, T> {
+pub(crate) struct TiledMatmul<'a, T> {
     pub(super) out: *mut T,
     pub(super) stride: usize,
     pub(super) a: Matrix<'a, T>,
@@ -95,9 +95,9 @@ pub(crate) struct Matmul<'a, T> {
 
 // SAFETY: the threads of one matmul write disjoint rows or columns of `out` (argued where they do)
 // and only read the rest.
-unsafe impl<T: Sync> Sync for Matmul<'_, T> {}
+unsafe impl<T: Sync> Sync for TiledMatmul<'_, T> {}
 
-impl<T: Float> Matmul<'_, T> {
+impl<T: Float> TiledMatmul<'_, T> {
     /// # Safety
     /// The part is within the output, and this thread has it exclusively.
     pub(super) unsafe fn tile(&self, rows: Range<usize>, columns: Range<usize>) -> Tile<'_, T> {
@@ -117,7 +117,7 @@ impl<T: Float> Matmul<'_, T> {
 pub(super) const TILE_MAX: usize = 256;
 
 /// How to compute one tile.
-pub(crate) trait Kernel<T> {
+pub(crate) trait TileKernel<T> {
     const ROWS: usize;
     const COLUMNS: usize;
     /// Elements of each step in a panel of rows, of which `ROWS` are used.
@@ -159,7 +159,7 @@ pub(super) unsafe fn store<T: Float>(out: *mut T, sum: T, existing_scale: T) {
 /// For processors without a kernel of their own.
 pub(crate) struct Plain;
 
-impl<T: Float> Kernel<T> for Plain {
+impl<T: Float> TileKernel<T> for Plain {
     const ROWS: usize = 4;
     const COLUMNS: usize = 8;
     const ROWS_PACKED: usize = 4;
@@ -172,9 +172,10 @@ impl<T: Float> Kernel<T> for Plain {
         stride: usize,
         scales: (T, T),
     ) {
-        let (row_stride, step_stride) = match PACKED {
-            true => (1, 4),
-            false => (row_stride, step_stride),
+        let (row_stride, step_stride) = if PACKED {
+            (1, 4)
+        } else {
+            (row_stride, step_stride)
         };
         let mut sums = [[T::ZERO; 8]; 4];
         for step in 0..along {
@@ -215,7 +216,7 @@ macro_rules! kernel {
     ) => {
         pub(crate) struct $name;
 
-        impl Kernel<$T> for $name {
+        impl TileKernel<$T> for $name {
             const ROWS: usize = $rows;
             const COLUMNS: usize = $vectors * $lanes;
             const ROWS_PACKED: usize = $packed;

@@ -27,9 +27,10 @@ fn twenty_directions_agree_with_f64_and_leave_the_gap_alone() {
             for index in chunks.chunks().iter().flat_map(|chunk| chunk.range()) {
                 let grad = 0.5 * expected[index];
                 buffer[index] += 0.05 * (grad - buffer[index]);
-                expected[index] = match nesterov {
-                    true => grad + 0.95 * (buffer[index] - grad),
-                    false => buffer[index],
+                expected[index] = if nesterov {
+                    grad + 0.95 * (buffer[index] - grad)
+                } else {
+                    buffer[index]
                 };
             }
             let grads = cpu(&x, &[size]);

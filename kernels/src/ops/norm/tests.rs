@@ -366,9 +366,10 @@ fn backward_in_place_has_the_same_bits_and_leaves_out_what_is_not_asked_for() {
                 let sums = weight_sums.zeros_like().unwrap();
                 let gradients = NormGradients {
                     dx: &output,
-                    dresidual: with_residual.then_some(match in_place_of_dy {
-                        true => &case.residual,
-                        false => &output,
+                    dresidual: with_residual.then_some(if in_place_of_dy {
+                        &case.residual
+                    } else {
+                        &output
                     }),
                     weight_sums: Some(&sums),
                     bias_sums: None,

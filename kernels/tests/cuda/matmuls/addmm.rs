@@ -194,9 +194,12 @@ fn addmm_of_a_batch_of_whole_numbers_is_exact_in_every_dtype() {
     let batch = 3;
     for [m, n, k] in [EXACT, [8, 16, 8], [5, 3, 7]] {
         for transposed in [[false, false], [false, true], [true, false], [true, true]] {
-            let shape = |rows, columns, t: bool| match t {
-                true => [batch, columns, rows],
-                false => [batch, rows, columns],
+            let shape = |rows, columns, t: bool| {
+                if t {
+                    [batch, columns, rows]
+                } else {
+                    [batch, rows, columns]
+                }
             };
             let mat1 = integers(&shape(m, k, transposed[0]), 1);
             let mat2 = integers(&shape(k, n, transposed[1]), 2);

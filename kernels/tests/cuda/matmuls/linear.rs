@@ -4,26 +4,15 @@ use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use super::{
-    ACTIVATIONS, EXACT, KINDS, Layer, SHAPES, activation_bound, assert_within, integers, sliced,
-    stored_bound, sum_bound, unit, values,
+    EXACT, KINDS, Layer, SHAPES, activation_bound, activations, assert_within, integers, sliced,
+    slope, stored_bound, sum_bound, unit, values,
 };
 use crate::{assert_same_bits, devices};
-
-/// The activation in f64.
-fn activated(z: &[f64], activation: Activation) -> Vec<f64> {
-    let z = Tensor::from_slice(z, &[z.len()], Device::Cpu).unwrap();
-    let y = match activation {
-        Activation::Identity => z,
-        Activation::Relu => ops::relu(&z).unwrap(),
-        Activation::Gelu(form) => ops::gelu(&z, form).unwrap(),
-    };
-    y.to_vec().unwrap()
-}
 
 fn check_forward(
     mnk: [usize; 3],
     kind: (DType, F32Math),
-    activation: Activation,
+    activation: Option<Activation>,
     parts: [bool; 2],
     skip: usize,
     device: Device,
@@ -44,19 +33,21 @@ fn check_forward(
     if let Some(pre) = &layer.pre {
         assert_within(pre, &z, z_bound, &format!("pre-activation, {what}"));
     }
-    let expected = activated(&z, activation);
+    let activated = |z: &Tensor| match activation {
+        None => z.clone(),
+        Some(activation) => ops::activate(z, activation).unwrap(),
+    };
+    let expected = values(&activated(
+        &Tensor::from_slice(&z, &[z.len()], Device::Cpu).unwrap(),
+    ));
     let bound = |index: usize| {
-        let bound = 1.13 * z_bound(index) + activation_bound(activation, z[index], kind);
+        let bound = slope(activation, z[index]) * z_bound(index)
+            + activation_bound(activation, z[index], kind);
         stored_bound(bound, expected[index], dtype)
     };
     assert_within(&layer.y, &expected, bound, &what);
     if let (Some(pre), (DType::F32, F32Math::Strict)) = (&layer.pre, kind) {
-        let pre = pre.to(Device::Cpu).unwrap();
-        let expected = match activation {
-            Activation::Identity => pre,
-            Activation::Relu => ops::relu(&pre).unwrap(),
-            Activation::Gelu(form) => ops::gelu(&pre, form).unwrap(),
-        };
+        let expected = activated(&pre.to(Device::Cpu).unwrap());
         assert_same_bits(&layer.y, &expected, &what);
     }
 }
@@ -65,7 +56,7 @@ fn check_forward(
 fn linear_with_every_activation_bias_pre_activation_and_dtype_is_within_its_bound() {
     for device in devices() {
         for (mnk, kind) in sliced("linear", &SHAPES) {
-            for activation in ACTIVATIONS {
+            for activation in activations() {
                 for parts in [[false, false], [false, true], [true, false], [true, true]] {
                     check_forward(mnk, kind, activation, parts, 0, device);
                 }
@@ -81,7 +72,7 @@ fn linear_reads_and_writes_at_odd_addresses_too() {
             .into_iter()
             .flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip)))
         {
-            for activation in ACTIVATIONS {
+            for activation in activations() {
                 check_forward([18, 24, 40], kind, activation, [true, true], skip, device);
                 check_forward([18, 24, 40], kind, activation, [true, false], skip, device);
             }
@@ -96,7 +87,7 @@ fn linear_of_nothing_is_the_activation_of_the_bias() {
             .into_iter()
             .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
         {
-            for activation in ACTIVATIONS {
+            for activation in activations() {
                 check_forward(mnk, kind, activation, [true, true], 0, device);
                 check_forward(mnk, kind, activation, [false, false], 0, device);
             }
@@ -113,14 +104,22 @@ fn linear_of_whole_numbers_is_exact_in_every_dtype() {
         integers(&[n], 3),
     );
     let expected = Tensor::zeros(&[m, n], DType::F32, Device::Cpu).unwrap();
-    ops::linear_into(&expected, &x, &weight, Some(&bias), Activation::Relu, None).unwrap();
+    ops::linear_into(
+        &expected,
+        &x,
+        &weight,
+        Some(&bias),
+        Some(Activation::Relu),
+        None,
+    )
+    .unwrap();
     for device in devices() {
         for (dtype, math) in KINDS {
             let [x, weight, bias] =
                 [&x, &weight, &bias].map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
             let y = Tensor::empty(&[m, n], dtype, device).unwrap();
             with_f32_math(math, || {
-                ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None)
+                ops::linear_into(&y, &x, &weight, Some(&bias), Some(Activation::Relu), None)
             })
             .unwrap();
             assert_same_bits(
@@ -144,9 +143,8 @@ fn a_nan_gets_through_every_activation_in_every_dtype() {
             .unwrap();
         let x = x.to(device).unwrap();
         let y = Tensor::zeros(&[16, 16], dtype, device).unwrap();
-        for (activation, bias) in ACTIVATIONS
-            .into_iter()
-            .flat_map(|activation| [None, Some(())].map(|bias| (activation, bias)))
+        for (activation, bias) in
+            activations().flat_map(|activation| [None, Some(())].map(|bias| (activation, bias)))
         {
             let bias = bias.map(|()| Tensor::ones(&[16], dtype, device).unwrap());
             with_f32_math(math, || {
@@ -167,9 +165,10 @@ fn a_bias_of_minus_infinity_masks_columns_and_leaves_the_others() {
     for device in devices().into_iter().filter(|it| it.is_accelerator()) {
         let found = ddp_kernels::device::discover();
         // A real one multiplies a piece of GPT-2's.
-        let [m, n, k] = match found.gpus.iter().any(|gpu| gpu.name.contains("Simulated")) {
-            true => [16, 64, 32],
-            false => [8192, 50_304, 768],
+        let [m, n, k] = if found.gpus.iter().any(|gpu| gpu.name.contains("Simulated")) {
+            [16, 64, 32]
+        } else {
+            [8192, 50_304, 768]
         };
         let classes = n - 47;
         let mut mask = vec![0.0f32; n];
@@ -182,9 +181,8 @@ fn a_bias_of_minus_infinity_masks_columns_and_leaves_the_others() {
         });
         let [masked, plain] =
             [(); 2].map(|()| Tensor::empty(&[m, n], DType::BF16, device).unwrap());
-        let identity = Activation::Identity;
-        ops::linear_into(&masked, &x, &weight, Some(&mask), identity, None).unwrap();
-        ops::linear_into(&plain, &x, &weight, None, identity, None).unwrap();
+        ops::linear_into(&masked, &x, &weight, Some(&mask), None, None).unwrap();
+        ops::linear_into(&plain, &x, &weight, None, None, None).unwrap();
         for row in [0, m / 2, m - 1] {
             let of = |tensor: &Tensor| values(&tensor.slice(row..row + 1).unwrap());
             let (masked, plain) = (of(&masked), of(&plain));

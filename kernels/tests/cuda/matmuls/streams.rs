@@ -1,7 +1,7 @@
 //! Matmuls in captures, on several streams and threads, and what is refused.
 
 use ddp_kernels::graph::Graph;
-use ddp_kernels::ops::{self, Activation, Below, F32Math, Gelu, with_f32_math};
+use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor};
 
@@ -35,11 +35,11 @@ fn step(device: Device, dtype: DType) -> (impl Fn() -> Result<(), Error>, Vec<Te
             x,
             weight,
             bias.as_ref(),
-            Activation::Gelu(Gelu::Tanh),
+            Some(Activation::GeluTanh),
             pre.as_ref(),
         )?;
         ops::linear_backward_weight_into(&dw, Some(&db), &dy, x, false)?;
-        ops::linear_backward_input_into(&dx, &dy, weight, Below::Relu(x))
+        ops::linear_backward_input_into(&dx, &dy, weight, Some((Activation::Relu, x)))
     };
     (body, written)
 }
@@ -181,7 +181,7 @@ fn dtypes_that_do_not_fit_are_refused_with_what_there_is() {
             "{error}"
         );
         let single = ones(&[2, 2], DType::F32);
-        let error = ops::linear_into(&single, &half, &half, None, Activation::Identity, None)
+        let error = ops::linear_into(&single, &half, &half, None, None, None)
             .unwrap_err()
             .to_string();
         assert!(

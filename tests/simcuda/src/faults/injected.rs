@@ -166,9 +166,13 @@ impl Plan {
         }
     }
 
-    /// Counts an NCCL call whose turn has come on `device`.
-    pub(crate) fn strike_nccl(&mut self, device: usize) -> Option<NcclEffect> {
-        match self.strikes(&Target::Nccl, Some(device))? {
+    /// Counts a call of an NCCL function whose turn has come on `device`.
+    pub(crate) fn strike_nccl(&mut self, function: &str, device: usize) -> Option<NcclEffect> {
+        let of_function = self.strikes(&Target::Nccl(Some(function.to_owned())), Some(device));
+        match self
+            .strikes(&Target::Nccl(None), Some(device))
+            .or(of_function)?
+        {
             Effect::Nccl(effect) => Some(effect),
             _ => None,
         }

@@ -209,7 +209,7 @@ fn a_slow_device_takes_longer_and_the_others_do_not() {
 fn faults_of_nccl_are_read_and_strike_the_kth_call_whose_turn_comes() {
     let plan = "nccl@2=async_error(system_error); nccl@3/1=slow(50); nccl@4=flip(7); nccl@5=lost; nccl@6=async_error";
     let mut plan = Plan::parse(plan).unwrap();
-    let effects: Vec<_> = (0..6).map(|_| plan.strike_nccl(1)).collect();
+    let effects: Vec<_> = (0..6).map(|_| plan.strike_nccl("ncclSend", 1)).collect();
     let expected = [
         None,
         Some(NcclEffect::AsyncError(2)),
@@ -219,6 +219,12 @@ fn faults_of_nccl_are_read_and_strike_the_kth_call_whose_turn_comes() {
         Some(NcclEffect::AsyncError(6)),
     ];
     assert_eq!(effects, expected);
+    let mut plan = Plan::parse("nccl/ncclSend@2=hang; nccl@4=lost").unwrap();
+    let calls = ["ncclSend", "ncclRecv", "ncclSend", "ncclSend"];
+    assert_eq!(
+        calls.map(|function| plan.strike_nccl(function, 0)),
+        [None, None, Some(NcclEffect::Hang), Some(NcclEffect::Lost)]
+    );
     let mut plan = Plan::parse("ncclAllReduce@2=remote_error; stream@1=hang").unwrap();
     assert_eq!(plan.before_nccl_call("ncclAllReduce", Some(0)), None);
     assert_eq!(plan.before_nccl_call("ncclBroadcast", Some(0)), None);
@@ -233,7 +239,11 @@ fn faults_of_nccl_are_read_and_strike_the_kth_call_whose_turn_comes() {
 fn an_entry_with_a_rank_counts_only_there() {
     for (rank, struck) in [(Some(1), true), (Some(0), false), (None, false)] {
         let mut plan = Plan::parse_for("rank1: nccl@1=hang", rank).unwrap();
-        assert_eq!(plan.strike_nccl(0).is_some(), struck, "{rank:?}");
+        assert_eq!(
+            plan.strike_nccl("ncclSend", 0).is_some(),
+            struck,
+            "{rank:?}"
+        );
     }
     for (text, reason) in [
         ("rank1:nccl@1=broken", "is none of hang"),

@@ -101,8 +101,8 @@ impl Flight {
                 let message = format!("{}: fails by the plan of faults", operation.describe);
                 return Err(Failure { code, message });
             }
-            for call in 0..self.piece.calls.len() {
-                match machine.faults.strike_nccl(comm.device) {
+            for (index, call) in self.piece.calls.iter().enumerate() {
+                match machine.faults.strike_nccl(call.name, comm.device) {
                     None => {}
                     Some(NcclEffect::Hang) => state.phase = Phase::Hung,
                     Some(NcclEffect::AsyncError(code)) => {
@@ -121,7 +121,7 @@ impl Flight {
                         state.not_before = Some(Instant::now() + Duration::from_nanos(time_ns));
                         state.extra_ns += time_ns;
                     }
-                    Some(NcclEffect::Flip(bit)) => state.flips.push((call, bit)),
+                    Some(NcclEffect::Flip(bit)) => state.flips.push((index, bit)),
                 }
             }
             if state.struck == Some(Struck::Flip) {

@@ -526,13 +526,13 @@ impl Exchange {
         } else {
             stock(place, from, to)
         };
-        match is_send {
-            _ if self.moved < call.bytes() && can_move > 0 => Next::Go,
-            _ if self.moved < call.bytes() => Next::Lacks(vec![peer]),
-            true if is_over => Next::Over,
-            true => Next::Lacks(vec![peer]),
-            false if is_over => Next::Over,
-            false => Next::Go,
+        let is_moved = self.moved >= call.bytes();
+        if is_moved && is_over {
+            Next::Over
+        } else if is_moved && !is_send || !is_moved && can_move > 0 {
+            Next::Go
+        } else {
+            Next::Lacks(vec![peer])
         }
     }
 

@@ -109,12 +109,13 @@ fn what_is_wrong_with_it_is_named() {
 fn rows_of_it_are_trained_on() {
     let scratch = Scratch::new();
     let x = file(&scratch, "a.fvecs", &vectors(&[&[1.0, 2.0], &[3.0, 4.0]]));
-    let y = scratch.path().join("y.csv");
-    std::fs::write(&y, "y\ncat\ndog\n").unwrap();
+    let labels = [0i64, 1].map(i64::to_le_bytes);
+    let y = [super::made::npy("<i8", false, "(2,)", 0), labels.concat()].concat();
+    let y = file(&scratch, "y.npy", &y);
     let spec = x.to_str().unwrap().parse().unwrap();
     let mut request = crate::DataRequest::new(spec);
     request.labels = Some(y.display().to_string());
-    let data = crate::prepare(&request, &crate::Alone).unwrap();
+    let data = crate::prepare(&request, None, &crate::Alone).unwrap();
     let [x, _] = crate::read_rows(&*data.train, &[1]).unwrap();
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.0, 4.0]);
     assert!(Path::new(FVECS.endings[0]).extension().is_none());

@@ -119,9 +119,10 @@ impl Evaluation for Answers {
         let auc = self.counts.auc().map_or(String::new(), text);
         // The loss of a row is f32, whose roundings are large beside a small loss.
         let plain = totals.sums[0] / all as f64;
-        let plain = match (loss - plain).abs() > 1e-4 * plain.max(1.0) {
-            true => format!(" with class weights or label smoothing, {plain:.4} without"),
-            false => String::new(),
+        let plain = if (loss - plain).abs() > 1e-4 * plain.max(1.0) {
+            format!(" with class weights or label smoothing, {plain:.4} without")
+        } else {
+            String::new()
         };
         format!(
             "loss {loss:.4}{plain}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \

@@ -62,9 +62,10 @@ impl Predictions for ClassesOfRows {
         if self.options.format == Format::Csv {
             return Ok(self.columns().into_bytes());
         }
-        let header = match self.options.probabilities || self.options.logits {
-            true => npy::header(DType::F32, &[rows, self.names.len()]),
-            false => npy::header(DType::I64, &[rows]),
+        let header = if self.options.probabilities || self.options.logits {
+            npy::header(DType::F32, &[rows, self.names.len()])
+        } else {
+            npy::header(DType::I64, &[rows])
         };
         Ok(header.expect("numpy has i64 and f32"))
     }

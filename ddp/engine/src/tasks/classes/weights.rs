@@ -150,10 +150,10 @@ impl FromStr for ClassWeights {
 
 impl From<Vec<f64>> for ClassWeights {
     fn from(weights: Vec<f64>) -> ClassWeights {
-        match weights.is_empty() {
-            true => ClassWeights::Equal,
-            false => ClassWeights::InOrder(weights),
+        if weights.is_empty() {
+            return ClassWeights::Equal;
         }
+        ClassWeights::InOrder(weights)
     }
 }
 

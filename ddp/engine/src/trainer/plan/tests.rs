@@ -10,7 +10,7 @@ fn changed(data: &str, change: impl FnOnce(&mut Config)) -> (Config, Data) {
         ..Config::default()
     };
     change(&mut options);
-    let data = setup::open(&options, &World::single().unwrap(), None).unwrap();
+    let data = setup::open(&options, None, &World::single().unwrap(), None).unwrap();
     (options, data)
 }
 

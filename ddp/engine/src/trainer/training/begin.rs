@@ -44,12 +44,11 @@ impl<'a> Trainer<'a> {
             tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
         }
         let held_out = state.held_out.take();
-        let lost_checkpoint = match run.continues {
-            true => kept.complete_log(log.as_mut(), &options.out, world)?,
-            false => {
-                begin(&run, kept);
-                false
-            }
+        let lost_checkpoint = if run.continues {
+            kept.complete_log(log.as_mut(), &options.out, world)?
+        } else {
+            begin(&run, kept);
+            false
         };
         kept.clock.restart();
         // The best stays what it was while there is nothing to compare.
@@ -153,11 +152,12 @@ fn prepare(
         )),
         Prepared::Finished(opened) => {
             let (out, state, step) = (options.out.display(), &opened.state, opened.state.step);
-            let what =
-                match step < state.schedule.steps && options.has_stopped_early(&state.progress) {
-                    true => format!("stopped early; help: a larger {STOP_AFTER} continues it"),
-                    false => format!("taken all its {step} steps: nothing is left to do"),
-                };
+            let what = if step < state.schedule.steps && options.has_stopped_early(&state.progress)
+            {
+                format!("stopped early; help: a larger {STOP_AFTER} continues it")
+            } else {
+                format!("taken all its {step} steps: nothing is left to do")
+            };
             tracing::info!("the run in {out} has {what}");
             if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
                 report(program, options);

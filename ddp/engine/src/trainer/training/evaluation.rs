@@ -38,7 +38,7 @@ impl Trainer<'_> {
         }
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
-        let is_last = number == self.run.plan.steps;
+        let is_last = self.run.plan.is_over(number);
         let (event, collector) = self.measure(number, is_last)?;
         let evaluation = self.compared(&event);
         let evaluation = exchange::broadcast(self.world, 0, || Ok(evaluation))?;

@@ -96,7 +96,7 @@ fn a_missing_or_broken_library_is_named_with_help() {
 #[test]
 #[cfg(target_env = "gnu")]
 fn a_library_that_lacks_functions_is_refused_before_any_is_called() {
-    let load = |library| Functions::load(library, HELP);
+    let load = |library| NvrtcFunctions::load(library, HELP);
     let refusal = Library::first(&part(Some("libc.so.6"), None), &[], load)
         .err()
         .unwrap();

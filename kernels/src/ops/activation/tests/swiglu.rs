@@ -1,6 +1,7 @@
 //! Tests of swiglu.
 
 use super::super::*;
+use crate::Element;
 use crate::ops::testing::{alone_with_the_pool, assert_close, cpu, cpu_of, random_f32};
 
 /// 2⁻²⁴, the ε of `math.rs`.
@@ -94,7 +95,7 @@ fn gradients_are_those_of_finite_differences() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits_and_infinities_give_limits() {
+fn any_number_of_threads_gives_the_same_bits() {
     let _alone = alone_with_the_pool();
     let x = cpu(&random_f32(2 * 401 * 90, 25), &[401, 180]);
     let results = [1, 2, 3].map(|threads| {
@@ -106,15 +107,43 @@ fn any_number_of_threads_gives_the_same_bits_and_infinities_give_limits() {
         [out, dx].map(|tensor| tensor.to_vec::<f32>().unwrap())
     });
     assert!(results[0] == results[1] && results[0] == results[2]);
-    let out = cpu(&[9.0; 3], &[1, 3]);
-    let (below, above) = (f32::NEG_INFINITY, f32::INFINITY);
-    swiglu_into(
-        &out,
-        &cpu(&[below, above, f32::NAN, 2.0, 2.0, 2.0], &[1, 6]),
-    )
-    .unwrap();
-    let out = out.to_vec::<f32>().unwrap();
-    assert!(out[..2] == [0.0, above] && out[2].is_nan());
+}
+
+/// gate, and the value and the gradients of gate and up where up is 2 and `dout` is 3.
+const EDGES: [(f64, [f64; 3]); 5] = [
+    (f64::NEG_INFINITY, [0.0, 0.0, 0.0]),
+    (-1e30, [0.0, 0.0, 0.0]),
+    (0.0, [0.0, 3.0, 0.0]),
+    (1e30, [2e30, 6.0, 3e30]),
+    (f64::INFINITY, [f64::INFINITY, 6.0, f64::INFINITY]),
+];
+
+#[test]
+fn infinities_give_limits_and_nan_stays_nan() {
+    fn run<T: Element>(gate: f64) -> [f64; 3] {
+        let x = cpu_of(&[gate, 2.0].map(T::from_f64), &[1, 2]);
+        let (out, dout) = (
+            cpu_of(&[T::from_f64(9.0)], &[1, 1]),
+            cpu_of(&[T::from_f64(3.0)], &[1, 1]),
+        );
+        swiglu_into(&out, &x).unwrap();
+        swiglu_backward_into(&x, &dout, &x).unwrap();
+        let [out, x] = [out, x].map(|tensor| tensor.to_vec::<T>().unwrap());
+        [out[0], x[0], x[1]].map(T::to_f64)
+    }
+    for (gate, expected) in EDGES {
+        assert_eq!(run::<f64>(gate), expected, "{gate}");
+        let rounded = expected.map(|it| f64::from(it as f32));
+        let close =
+            |(got, expected): (f64, f64)| got == expected || (got / expected - 1.0).abs() < 1e-6;
+        assert!(
+            run::<f32>(gate).into_iter().zip(rounded).all(close),
+            "{gate} in f32"
+        );
+    }
+    for [out, gate, up] in [run::<f32>(f64::NAN), run::<f64>(f64::NAN)] {
+        assert!(out.is_nan() && gate.is_nan() && up.is_nan());
+    }
 }
 
 #[test]

@@ -42,12 +42,11 @@ fn every_class_of_f32_is_rounded_as_ptx_documents() {
     let all = (0..=u16::MAX).flat_map(|upper| LOWER.map(|lower| (upper, lower)));
     for ((upper, lower), got) in all.zip(narrow.chunks_exact(3)) {
         let x = f32::from_bits(u32::from(upper) << 16 | u32::from(lower));
-        let expected = match x.is_nan() {
-            true => [NAN; 3],
-            false => {
-                let b = bf16::from_f32(x).to_bits();
-                [b, b, f16::from_f32(x).to_bits()]
-            }
+        let expected = if x.is_nan() {
+            [NAN; 3]
+        } else {
+            let b = bf16::from_f32(x).to_bits();
+            [b, b, f16::from_f32(x).to_bits()]
         };
         assert_eq!(got, expected, "{x:e} ({:#x})", x.to_bits());
     }

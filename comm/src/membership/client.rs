@@ -1,0 +1,354 @@
+//! A rank's end: what it says to the launcher, and what it has been told.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+
+use super::packets::Packets;
+use super::wire::{Generation, Said, Told};
+use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
+
+/// What a rank has been told: plain data.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// With fewer ranks the job saves and ends.
+    pub min_ranks: usize,
+    /// By rank: its host.
+    pub hosts: Vec<usize>,
+    /// The current generation when this process came; 0 before the first.
+    pub first: u32,
+    /// The last generation of which it is.
+    pub generation: Option<Generation>,
+    /// The last generation that is over.
+    pub over: u32,
+    /// Whether processes wait to be taken in.
+    pub newcomers: bool,
+    /// The exit code of a job that ends.
+    pub ends: Option<u8>,
+}
+
+impl Heard {
+    /// Takes note of what the launcher says.
+    pub fn hear(&mut self, told: Told) {
+        match told {
+            Told::Welcome {
+                min_ranks,
+                hosts,
+                generation,
+            } => (self.min_ranks, self.hosts, self.first) = (min_ranks, hosts, generation),
+            Told::Formed(generation) => {
+                self.hosts.clone_from(&generation.hosts);
+                self.newcomers = false;
+                self.generation = Some(generation);
+            }
+            Told::Over(generation) => self.over = generation,
+            Told::Newcomers(are_there) => self.newcomers = are_there,
+            Told::Ends(code) => _ = self.ends.get_or_insert(code),
+            Told::Alive => {}
+        }
+    }
+
+    /// The number of the last generation of which this process is; 0 for none.
+    pub fn current(&self) -> u32 {
+        self.generation.as_ref().map_or(0, |it| it.number)
+    }
+
+    /// Whether the generation of this process is over.
+    pub fn is_over(&self) -> bool {
+        self.current() > 0 && self.over == self.current()
+    }
+}
+
+/// A rank's connection to what started it: the launcher, or its agent on this host.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// The number with which this rank was started.
+    pub(crate) rank: usize,
+    socket: Packets,
+    heard: Mutex<Heard>,
+    changed: Condvar,
+    /// How often its agent has said that it works; 0 where the launcher started this rank.
+    signs: AtomicU64,
+    /// What started this rank is gone.
+    is_alone: AtomicBool,
+    /// The last sign of progress that was told.
+    told: AtomicU64,
+}
+
+/// How a wait for the next generation ended.
+#[derive(Debug)]
+pub(crate) enum Meeting {
+    Formed(Generation),
+    /// The job ends with this exit code.
+    Over(u8),
+}
+
+impl Client {
+    /// That of rank `rank`, by a socket that this process has inherited. It has heard how the job
+    /// is, and listens from `listen_on` on.
+    pub(crate) fn new(rank: usize, socket: OwnedFd) -> Result<Arc<Client>> {
+        let client = Arc::new(Client {
+            rank,
+            socket: Packets::new(socket),
+            heard: Mutex::default(),
+            changed: Condvar::new(),
+            signs: AtomicU64::new(0),
+            is_alone: AtomicBool::new(false),
+            told: AtomicU64::new(0),
+        });
+        // How the job is: what this process does first depends on it.
+        if !client.listen() {
+            std::process::exit(EXIT_PEER_LOST.into());
+        }
+        Ok(client)
+    }
+
+    /// Listens on a thread.
+    pub(crate) fn listen_on(self: &Arc<Client>) -> Result<()> {
+        let client = Arc::clone(self);
+        let listen = move || while client.listen() {};
+        let thread = Builder::new().name("membership".into()).spawn(listen);
+        thread.map_err(|error| Error::no_thread("membership", &error))?;
+        Ok(())
+    }
+
+    /// Hears one thing. Whether there can be another.
+    fn listen(&self) -> bool {
+        let told = self.socket.receive();
+        match &told {
+            None => self.is_alone.store(true, Ordering::Release),
+            Some(Told::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
+            Some(_) => {}
+        }
+        let goes_on = told.is_some();
+        let mut heard = self.heard();
+        told.into_iter().for_each(|told| heard.hear(told));
+        self.changed.notify_all();
+        goes_on
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many ranks the job was started with.
+    pub(crate) fn ranks(&self) -> usize {
+        self.heard().hosts.len()
+    }
+
+    /// With fewer ranks the job ends.
+    pub(crate) fn min_ranks(&self) -> usize {
+        self.heard().min_ranks
+    }
+
+    /// The number of a rank's host.
+    pub(crate) fn host_of(&self, rank: usize) -> usize {
+        self.heard().hosts[rank]
+    }
+
+    /// Whether an agent, and not the launcher, has started this rank.
+    pub(crate) fn is_of_agent(&self) -> bool {
+        self.host_of(self.rank) > 0
+    }
+
+    /// Whether the job is on several hosts.
+    pub(crate) fn is_across(&self) -> bool {
+        self.heard().hosts.iter().any(|&host| host > 0)
+    }
+
+    /// Whether this process came to a job that had begun, and has not taken part yet.
+    pub(crate) fn is_newcomer(&self) -> bool {
+        let heard = self.heard();
+        heard.first > 0 && heard.generation.is_none()
+    }
+
+    /// Whether processes wait to be taken in.
+    pub(crate) fn has_newcomers(&self) -> bool {
+        self.heard().newcomers
+    }
+
+    /// The exit code of a job that ends.
+    pub(crate) fn ends(&self) -> Option<u8> {
+        let alone = self.is_alone.load(Ordering::Acquire);
+        self.heard().ends.or(alone.then_some(EXIT_PEER_LOST))
+    }
+
+    /// A number that changes while the agent of this host works; 0 where there is none.
+    pub(crate) fn signs(&self) -> u64 {
+        self.signs.load(Ordering::Relaxed)
+    }
+
+    /// The job ends, unless it does so already: whether this ends it.
+    pub(crate) fn end(&self, exit_code: u8) -> bool {
+        let is_first = self.heard().ends.replace(exit_code).is_none();
+        if is_first {
+            self.socket.send(&Said::Ends(exit_code), true);
+            self.changed.notify_all();
+        }
+        is_first
+    }
+
+    /// Tells of a number that changes with each sign of progress of this process.
+    pub(crate) fn show_progress(&self, number: u64) {
+        // A launcher that does not listen must not stop this rank.
+        if self.told.swap(number, Ordering::Relaxed) != number {
+            self.socket.send(&Said::Progress(number), false);
+        }
+    }
+
+    /// Waits for a generation after `after` of which this process is. It listens at `port`.
+    pub(crate) fn meet(&self, after: u32, port: u16) -> Meeting {
+        self.socket.send(&Said::Waits { after, port }, true);
+        let mut heard = self.heard();
+        loop {
+            if let Some(code) = heard.ends {
+                return Meeting::Over(code);
+            }
+            if self.is_alone.load(Ordering::Acquire) {
+                return Meeting::Over(EXIT_PEER_LOST);
+            }
+            if let Some(formed) = heard.generation.as_ref().filter(|it| it.number > after) {
+                return Meeting::Formed(formed.clone());
+            }
+            let waited = self.changed.wait(heard);
+            heard = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// These ranks, by their numbers in the current generation, are not heard. `have_met`: all its
+    /// ranks had connected.
+    pub(crate) fn leave_out(&self, ranks: &[usize], have_met: bool) {
+        let Some(formed) = self.heard().generation.clone() else {
+            return;
+        };
+        let known = ranks.iter().filter_map(|&rank| formed.members.get(rank));
+        let ranks: Vec<usize> = known.map(|it| it.rank).collect();
+        let generation = formed.number;
+        if !ranks.is_empty() {
+            self.socket.send(
+                &Said::Misses {
+                    generation,
+                    ranks,
+                    have_met,
+                },
+                true,
+            );
+        }
+    }
+
+    /// Why the calls of the current generation end, as far as the launcher says so.
+    pub(crate) fn ended(&self) -> Option<Cause> {
+        let heard = self.heard();
+        let failed = heard.ends.filter(|&code| code != 0);
+        let cause = failed.map(|exit_code| Cause {
+            rank: 0,
+            host: "another host".into(),
+            exit_code,
+            text: "the job has ended".into(),
+        });
+        let is_over = heard.is_over() && heard.ends.is_none();
+        cause.or_else(|| is_over.then(|| Cause::of_generation("a rank was lost".into())))
+    }
+}
+
+/// An error if the generation whose ranks meet is over.
+pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
+    let ended = client.as_ref().and_then(|client| client.ended());
+    ended.map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::wire::{Change, Member};
+    use super::*;
+
+    /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
+    pub(crate) fn client(rank: usize, ranks: usize, told: &[Told]) -> (Arc<Client>, Packets) {
+        let (launcher, socket) = Packets::pair().unwrap();
+        let welcome = Told::Welcome {
+            min_ranks: 1,
+            hosts: vec![0; ranks],
+            generation: 0,
+        };
+        launcher.send(&welcome, true);
+        let client = Client::new(rank, socket).unwrap();
+        client.listen_on().unwrap();
+        for told in told {
+            launcher.send(told, true);
+        }
+        (client, launcher)
+    }
+
+    /// A generation of these ranks.
+    pub(crate) fn generation(number: u32, ranks: &[usize]) -> Generation {
+        let member = |&rank: &usize| Member {
+            rank,
+            address: None,
+            port: 0,
+        };
+        Generation {
+            number,
+            members: ranks.iter().map(member).collect(),
+            hosts: vec![0; 3],
+            change: Change::default(),
+        }
+    }
+
+    #[test]
+    fn a_rank_waits_for_a_later_generation_and_says_so() {
+        let first = Told::Formed(generation(1, &[0, 2]));
+        let (client, launcher) = client(0, 3, &[first]);
+        assert!(matches!(client.meet(0, 4711), Meeting::Formed(it) if it.number == 1));
+        let (after, port) = (0, 4711);
+        assert_eq!(launcher.receive(), Some(Said::Waits { after, port }));
+        launcher.send(&Told::Newcomers(true), true);
+        launcher.send(&Told::Over(1), true);
+        launcher.send(&Told::Formed(generation(3, &[0, 1, 2])), true);
+        assert!(matches!(client.meet(1, 7), Meeting::Formed(it) if it.number == 3));
+        assert!(!client.has_newcomers() && client.ended().is_none());
+        // Ranks of the generation have other numbers than those of the job.
+        client.leave_out(&[1, 9], true);
+        launcher.receive::<Said>();
+        let (generation, ranks, have_met) = (3, vec![1], true);
+        assert_eq!(
+            launcher.receive(),
+            Some(Said::Misses {
+                generation,
+                ranks,
+                have_met
+            })
+        );
+    }
+
+    #[test]
+    fn the_end_of_the_job_or_of_the_launcher_ends_a_wait() {
+        let (left, launcher) = client(0, 1, &[Told::Ends(65), Told::Ends(0)]);
+        assert!(matches!(left.meet(0, 7), Meeting::Over(65)));
+        drop(launcher);
+        assert!(!left.end(0), "it ends already");
+        let (alone, launcher) = client(0, 1, &[]);
+        drop(launcher);
+        assert!(matches!(alone.meet(0, 7), Meeting::Over(EXIT_PEER_LOST)));
+        assert_eq!(alone.ends(), Some(EXIT_PEER_LOST));
+    }
+
+    #[test]
+    fn a_generation_that_is_over_ends_its_calls_and_no_later_ones() {
+        let (rank, launcher) = client(0, 2, &[]);
+        for (number, over, ends) in [(1, 1, true), (2, 1, false), (3, 3, true)] {
+            launcher.send(&Told::Formed(generation(number, &[0, 1])), true);
+            launcher.send(&Told::Over(over), true);
+            launcher.send(&Told::Alive, true);
+            while rank.signs() < u64::from(number) {
+                std::thread::yield_now();
+            }
+            let ended = rank.ended();
+            assert_eq!(
+                ended.is_some_and(|it| it.ends_generation()),
+                ends,
+                "{number}"
+            );
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What follows from what happens: who takes part, who is started, killed or left out, and how the
+//! job ends. A pure function of the state, the time and the event.
+
+mod ending;
+mod generations;
+mod hosts;
+mod processes;
+
+use std::ffi::c_int;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::state::State;
+use super::wire::{Said, Told};
+
+/// How long ranks have to end after another has failed: only a stopped one needs more than one.
+pub const ENDING: Duration = Duration::from_secs(3);
+/// The exit code of ranks that were asked to stop and saved.
+pub const EXIT_STOPPED: u8 = 75;
+/// The exit code of a rank whose program, settings or data are not those of the others.
+pub const EXIT_DISAGREES: u8 = 78;
+/// After which silence launcher and agent count each other as lost: the timeout within these
+/// bounds. The launcher waits longer by the margin: when the others continue, a host's ranks have
+/// ended.
+const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+/// See `silence`.
+pub const SILENCE_MARGIN: Duration = Duration::from_secs(1);
+
+/// How long hosts of a job that continues without lost ranks may be silent.
+pub fn silence(timeout: Duration) -> Duration {
+    timeout.clamp(SILENCE[0], SILENCE[1])
+}
+
+/// What has happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The job begins.
+    Begin,
+    /// A rank has said something.
+    Said {
+        /// Its number.
+        rank: usize,
+        /// The number of its process.
+        process: u32,
+        /// What.
+        said: Said,
+    },
+    /// A process has ended, or could not be started.
+    Ended {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        process: u32,
+        /// How.
+        end: End,
+    },
+    /// A process is stopped (SIGSTOP, a debugger), or goes on.
+    Stopped {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        process: u32,
+        /// Which of the two.
+        is_stopped: bool,
+    },
+    /// The launcher has got a signal that asks the job to stop.
+    Signal(c_int),
+    /// A rank or an agent has got such a signal.
+    Asked(c_int),
+    /// An agent has come again, on a host that was lost.
+    HostCame {
+        /// Its number.
+        host: usize,
+        /// Where others reach it.
+        address: Option<IpAddr>,
+    },
+    /// A host has said something.
+    HostHeard(usize),
+    /// A host is out of reach.
+    HostLost {
+        /// Its number.
+        host: usize,
+        /// How that is known.
+        why: String,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// How a process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this exit code.
+    Code(u8),
+    /// By this signal.
+    Signal(c_int),
+}
+
+impl End {
+    /// As shells say it.
+    pub fn code(self) -> u8 {
+        match self {
+            End::Code(code) => code,
+            End::Signal(signal) => of_signal(signal),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Code(code) => write!(f, "ended with exit code {code}"),
+            End::Signal(signal) => write!(f, "killed by signal {signal}"),
+        }
+    }
+}
+
+/// What the launcher does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start a process.
+    Start {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        process: u32,
+    },
+    /// Kill a process.
+    Kill {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        process: u32,
+        /// For logs.
+        why: String,
+    },
+    /// Tell a process something.
+    Tell {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        process: u32,
+        /// What.
+        told: Told,
+    },
+    /// Send all processes a signal.
+    Signal(c_int),
+    /// Close the connection to a host.
+    Leave(usize),
+    /// Print a line.
+    Print(String),
+}
+
+/// What follows from `event`.
+pub fn on(state: &mut State, now: Duration, event: Event) -> Vec<Action> {
+    let actions = Vec::new();
+    let mut turn = Turn {
+        state,
+        now,
+        actions,
+    };
+    turn.take(event);
+    turn.settle();
+    turn.actions
+}
+
+/// The exit code that shells give to the end by a signal.
+pub fn of_signal(signal: c_int) -> u8 {
+    128 + signal as u8
+}
+
+/// One event, with what follows from it so far.
+struct Turn<'a> {
+    state: &'a mut State,
+    now: Duration,
+    actions: Vec<Action>,
+}
+
+impl Turn<'_> {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),
+            Event::Said {
+                rank,
+                process,
+                said,
+            } => self.hear(rank, process, said),
+            Event::Ended { rank, process, end } => self.has_ended(rank, process, end),
+            Event::Stopped {
+                rank,
+                process,
+                is_stopped,
+            } => {
+                let since = is_stopped.then_some(self.now);
+                if let Some(it) = self.state.running(rank, process) {
+                    it.stopped = it.stopped.filter(|_| is_stopped).or(since);
+                }
+            }
+            Event::Signal(signal) => self.stop(signal),
+            Event::Asked(signal) => {
+                if self.state.stop.is_none() {
+                    self.stop(signal);
+                }
+            }
+            Event::HostCame { host, address } => self.host_came(host, address),
+            Event::HostHeard(host) => self.state.hosts[host].heard = self.now,
+            Event::HostLost { host, why } => self.host_lost(host, &why),
+            Event::Tick => {}
+        }
+    }
+
+    /// What time and the new state require.
+    fn settle(&mut self) {
+        self.lose_silent_hosts();
+        self.start_due();
+        if self.state.rules.is_elastic {
+            self.form();
+            self.tell_of_newcomers();
+            self.kill_silent();
+        }
+        self.kill_stopped();
+        self.kill_late();
+    }
+}
+
+#[cfg(test)]
+mod tests;

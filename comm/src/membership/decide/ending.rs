@@ -1,0 +1,71 @@
+//! How a job ends: ranks are asked to save, and those that stay are killed.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use super::{Action, ENDING, Turn, of_signal};
+use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+
+impl Turn<'_> {
+    /// Asks the ranks to save and end.
+    pub(super) fn stop(&mut self, signal: c_int) {
+        let passed = match signal {
+            libc::SIGINT | libc::SIGUSR1 | libc::SIGHUP => signal,
+            _ => libc::SIGTERM,
+        };
+        match self.state.stop {
+            None => self.end_within(self.state.rules.grace),
+            // A second Ctrl-C ends all but stopped ranks at once.
+            Some(libc::SIGINT) if signal == libc::SIGINT => self.end_within(ENDING),
+            Some(_) => {}
+        }
+        self.state.stop = self.state.stop.or(Some(signal));
+        self.actions.push(Action::Signal(passed));
+    }
+
+    /// Ranks that are left after `limit` are killed.
+    pub(super) fn end_within(&mut self, limit: Duration) {
+        let end_by = self.now + limit;
+        if self
+            .state
+            .end_by
+            .is_none_or(|(earlier, _)| end_by < earlier)
+        {
+            self.state.end_by = Some((end_by, limit));
+        }
+    }
+
+    pub(super) fn kill_late(&mut self) {
+        let end_by = &mut self.state.end_by;
+        let Some((_, limit)) = end_by.take_if(|(by, _)| *by <= self.now) else {
+            return;
+        };
+        if !self.state.has_killed {
+            return self.kill_all(limit);
+        }
+        // Where it does no good, a host is out of reach.
+        (1..self.state.hosts.len()).for_each(|host| self.host_lost(host, "it does not answer"));
+    }
+
+    /// Kills the ranks that are left after `limit`.
+    pub(super) fn kill_all(&mut self, limit: Duration) {
+        // After a failure other ranks have named the missing ones; after success none is missing.
+        if self.state.failure.is_none() && !self.state.is_done() {
+            let all = 0..self.state.ranks.len();
+            let left: Vec<usize> = all.filter(|&rank| self.state.ranks[rank].comes()).collect();
+            let note = match self.state.stop {
+                Some(_) => ": killed",
+                None => {
+                    " of another's end: killed; help: find out what stopped it (SIGSTOP, a \
+                     debugger, a stuck disk or GPU)"
+                }
+            };
+            let (ranks, limit) = (Ranks(&left), Seconds(limit));
+            self.print(format!("{ranks} did not end within {limit}{note}"));
+            self.state.failure = Some(self.state.stop.map_or(EXIT_PEER_LOST, of_signal));
+        }
+        self.state.has_killed = true;
+        self.actions.push(Action::Signal(libc::SIGKILL));
+        self.end_within(ENDING);
+    }
+}

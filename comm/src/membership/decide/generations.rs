@@ -1,0 +1,291 @@
+//! Who takes part: ranks wait, and are told of the generation that is formed; those that show no
+//! progress, or that others do not hear, are killed.
+
+use std::time::Duration;
+
+use super::{ENDING, Turn};
+use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+use crate::membership::state::Member;
+use crate::membership::wire::{self, Change, Generation, LostRank, Said, Told};
+
+/// How long ranks may take at least to meet for the first time.
+const FIRST_MEETING: Duration = Duration::from_secs(60);
+/// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
+/// take a minute to connect.
+const SLOW: Duration = Duration::from_secs(120);
+const NO_PROGRESS: &str = "killed because it showed no progress";
+const NOT_HEARD: &str = "killed because another host did not hear from it";
+
+impl Turn<'_> {
+    pub(super) fn hear(&mut self, rank: usize, process: u32, said: Said) {
+        let now = self.now;
+        let Some(it) = self.state.running(rank, process) else {
+            return;
+        };
+        match said {
+            Said::Waits { after, port } => {
+                (it.waits, it.port) = (Some(after), port);
+                it.progress.1 = now;
+            }
+            Said::Progress(number) => {
+                if number != it.progress.0 {
+                    it.progress = (number, now);
+                }
+            }
+            Said::Misses {
+                generation,
+                ranks,
+                have_met,
+            } => {
+                if generation == self.state.generation && self.state.is_member(rank) {
+                    self.leave_out(rank, ranks, have_met);
+                }
+            }
+            Said::Ends(code) => self.end(code),
+        }
+    }
+
+    /// The job ends with this exit code.
+    pub(super) fn end(&mut self, code: u8) {
+        if self.state.ends.is_some() {
+            return;
+        }
+        self.state.ends = Some(code);
+        for rank in 0..self.state.ranks.len() {
+            self.tell(rank, Told::Ends(code));
+        }
+    }
+
+    /// Whether a rank's process waits for the next generation.
+    pub(super) fn waits(&self, rank: usize) -> bool {
+        let Some(it) = &self.state.ranks[rank].process else {
+            return false;
+        };
+        // One that was killed may live for a moment.
+        let waits = it.waits.filter(|_| it.killed.is_none());
+        let least = if self.state.is_member(rank) {
+            self.state.generation
+        } else {
+            0
+        };
+        waits.is_some_and(|after| after >= least)
+    }
+
+    /// The ranks that the next generation waits for, and those of which it would consist.
+    pub(super) fn survey(&self) -> (Vec<usize>, Vec<usize>) {
+        let state = &*self.state;
+        let all = 0..state.ranks.len();
+        let mut next: Vec<usize> = all.clone().filter(|&rank| self.waits(rank)).collect();
+        let is_absent = |&rank: &usize| {
+            // All ranks that are started are in the first generation.
+            let is_first = state.generation == 0 && state.ranks[rank].comes();
+            (is_first || state.is_member(rank)) && !next.contains(&rank)
+        };
+        let mut absent: Vec<usize> = all.clone().filter(is_absent).collect();
+        if next.len() + absent.len() < state.rules.min_ranks {
+            // Lost ranks that are started again are needed.
+            absent = all
+                .filter(|rank| state.ranks[*rank].comes() && !next.contains(rank))
+                .collect();
+        }
+        // A rank that was just lost comes back after a step: it may be that step that ends it.
+        let is_back = |rank: &usize| {
+            !state.is_member(*rank) && state.members.iter().any(|it| it.rank == *rank)
+        };
+        let back = next.iter().filter(|rank| is_back(rank)).count();
+        if next.len() - back >= state.rules.min_ranks {
+            next.retain(|rank| !is_back(rank));
+        }
+        (absent, next)
+    }
+
+    /// Forms the next generation if all of this one that live wait for it. If some do, or have
+    /// ended, this one is over.
+    pub(super) fn form(&mut self) {
+        if self.state.ends.is_some() {
+            return;
+        }
+        let (absent, next) = self.survey();
+        if absent.is_empty() && !next.is_empty() {
+            return self.form_of(next);
+        }
+        let has_left =
+            |it: &Member| self.state.process(it.rank) != Some(it.process) || self.waits(it.rank);
+        if self.state.over_since.is_none() && self.state.members.iter().any(has_left) {
+            self.end_generation();
+        }
+    }
+
+    pub(super) fn end_generation(&mut self) {
+        self.state.over_since = Some(self.now);
+        self.tell_members(&Told::Over(self.state.generation));
+    }
+
+    pub(super) fn form_of(&mut self, next: Vec<usize>) {
+        self.state.generation += 1;
+        let (number, now) = (self.state.generation, self.now);
+        let mut change = Change::default();
+        for it in &self.state.members {
+            if self.state.process(it.rank) != Some(it.process) {
+                let why = it.ended.clone();
+                change.lost.push(LostRank {
+                    rank: it.rank,
+                    why: why.unwrap_or_else(|| "its process ended".into()),
+                });
+            }
+        }
+        let is_new = |rank: &usize| number > 1 && !self.state.is_member(*rank);
+        change.joined = next.iter().copied().filter(is_new).collect();
+        let (mut members, mut described) = (Vec::new(), Vec::new());
+        for &rank in &next {
+            let address = self.state.hosts[self.state.ranks[rank].host].address;
+            let Some(process) = &mut self.state.ranks[rank].process else {
+                continue;
+            };
+            process.took_part.get_or_insert(now);
+            members.push(Member {
+                rank,
+                process: process.number,
+                is_new: change.joined.contains(&rank),
+                ended: None,
+            });
+            described.push(wire::Member {
+                rank,
+                address,
+                port: process.port,
+            });
+        }
+        self.state.members = members;
+        (self.state.formed, self.state.over_since) = (now, None);
+        self.state.told_newcomers = false;
+        self.tell_members(&Told::Formed(Generation {
+            number,
+            members: described,
+            hosts: self.state.hosts_of_ranks(),
+            change,
+        }));
+    }
+
+    pub(super) fn tell_of_newcomers(&mut self) {
+        let is_new = |rank: usize| self.waits(rank) && !self.state.is_member(rank);
+        let has_newcomers = (0..self.state.ranks.len()).any(is_new);
+        if has_newcomers != self.state.told_newcomers {
+            self.state.told_newcomers = has_newcomers;
+            self.tell_members(&Told::Newcomers(has_newcomers));
+        }
+    }
+
+    /// `by` does not hear these ranks, and the generation is over. Of ranks that miss each other
+    /// the first word counts.
+    pub(super) fn leave_out(&mut self, by: usize, mut missing: Vec<usize>, have_met: bool) {
+        missing.retain(|&rank| {
+            rank < self.state.ranks.len() && self.state.is_member(rank) && !self.waits(rank)
+        });
+        if self.state.over_since.is_some() || missing.is_empty() {
+            return;
+        }
+        let is_stopped = |rank: &usize| {
+            let process = self.state.ranks[*rank].process.as_ref();
+            process.is_some_and(|it| it.stopped.is_some())
+        };
+        let host = self.state.ranks[by].host;
+        let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
+        let mut why = NO_PROGRESS;
+        if missing.iter().any(is_stopped) {
+            missing.retain(is_stopped);
+        } else if missing.iter().any(elsewhere) {
+            why = NOT_HEARD;
+            // Of two that could not connect, the one that has just come stays out.
+            let news = self
+                .state
+                .members
+                .iter()
+                .filter(|it| !have_met && it.is_new);
+            let new: Vec<usize> = news.map(|it| it.rank).collect();
+            let is_new = |rank: &usize| new.contains(rank);
+            if !missing.iter().any(is_new) {
+                let came = new.iter().copied().filter(|rank| !elsewhere(rank));
+                let came: Vec<usize> = came.collect();
+                missing = if came.is_empty() { missing } else { came };
+            }
+            let new = missing.iter().filter(|rank| is_new(rank));
+            new.for_each(|&rank| self.state.ranks[rank].stays_out = true);
+        }
+        missing.iter().for_each(|&rank| self.kill(rank, why));
+        self.end_generation();
+    }
+
+    /// For how long a rank's process has shown no progress after `since`; None if it was killed.
+    pub(super) fn silent_for(&self, rank: usize, since: Duration) -> Option<Duration> {
+        let process = self.state.ranks[rank].process.as_ref();
+        let it = process.filter(|it| it.killed.is_none())?;
+        Some(self.now.saturating_sub(it.progress.1.max(since)))
+    }
+
+    /// Kills ranks that are waited for and show no progress, and all if none does.
+    pub(super) fn kill_silent(&mut self) {
+        let timeout = self.state.rules.timeout;
+        let living = self.living_members();
+        if let (Some(since), None) = (self.state.over_since, self.state.ends) {
+            let limit = match self.state.generation {
+                0 => timeout.max(FIRST_MEETING),
+                _ => timeout,
+            };
+            let mut absent = self.survey().0;
+            absent.retain(|&rank| self.silent_for(rank, since).is_some_and(|it| it > limit));
+            absent.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
+        }
+        if self.state.over_since.is_some() && !living.is_empty() {
+            return;
+        }
+        // Ranks that wait for a stopped one have time to meet the one that comes for it.
+        let limit = timeout.saturating_mul(4).max(SLOW);
+        let mut all = living;
+        if all.is_empty() {
+            all = (0..self.state.ranks.len()).collect();
+        }
+        let silences = all
+            .iter()
+            .filter_map(|&rank| self.silent_for(rank, Duration::ZERO));
+        if silences.min().is_some_and(|silence| silence > limit) {
+            self.print(format!(
+                "no rank has shown progress for {} or longer: all are killed; help: find out what \
+                 stopped them (SIGSTOP, a debugger, a stuck disk or GPU)",
+                Seconds(limit)
+            ));
+            all.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
+        }
+    }
+
+    /// Kills ranks that have been stopped for three timeouts without a break, or, once the job
+    /// ends, for a moment. Also those that have not joined the others yet.
+    pub(super) fn kill_stopped(&mut self) {
+        let timeout = self.state.rules.timeout;
+        let limit = match self.state.ends {
+            Some(_) => ENDING,
+            None => timeout.saturating_mul(3),
+        };
+        let is_late = |rank: &usize| {
+            let process = self.state.ranks[*rank].process.as_ref();
+            let stopped = process
+                .filter(|it| it.killed.is_none())
+                .and_then(|it| it.stopped);
+            stopped.is_some_and(|since| self.now - since >= limit)
+        };
+        let late: Vec<usize> = (0..self.state.ranks.len()).filter(is_late).collect();
+        if late.is_empty() {
+            return;
+        }
+        self.print(format!(
+            "killed {}, stopped for {} or longer; help: look for a debugger, or for what sends \
+             SIGSTOP",
+            Ranks(&late),
+            Seconds(limit),
+        ));
+        late.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
+        if !self.state.rules.is_elastic {
+            self.state.failure.get_or_insert(EXIT_PEER_LOST);
+            self.kill_all(limit);
+        }
+    }
+}

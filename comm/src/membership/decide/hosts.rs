@@ -1,0 +1,95 @@
+//! Hosts that are lost, and that come.
+
+use std::net::IpAddr;
+
+use super::{Action, ENDING, SILENCE_MARGIN, Turn, silence};
+use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+
+const CUT_OFF: &str = "its host was cut off";
+
+impl Turn<'_> {
+    pub(super) fn lose_silent_hosts(&mut self) {
+        let limit = silence(self.state.rules.timeout) + SILENCE_MARGIN;
+        for host in 1..self.state.hosts.len() {
+            let it = &self.state.hosts[host];
+            if self.state.rules.is_elastic && !it.is_lost && self.now - it.heard > limit {
+                self.host_lost(host, &format!("it was silent for {}", Seconds(limit)));
+            }
+        }
+    }
+
+    pub(super) fn host_lost(&mut self, host: usize, why: &str) {
+        self.state.hosts[host].is_lost = true;
+        self.actions.push(Action::Leave(host));
+        let lost = self.state.ranks_of(host);
+        if lost.is_empty() {
+            return;
+        }
+        let name = self.state.hosts[host].name.clone();
+        self.print(format!("host {name}, with {}: {why}", Ranks(&lost)));
+        for &rank in &lost {
+            self.state.ranks[rank].due = None;
+            if let Some(it) = &mut self.state.ranks[rank].process {
+                it.killed = None;
+            }
+            self.remove(rank, CUT_OFF.into());
+        }
+        if self.state.rules.is_elastic {
+            if self.state.ends.is_none() {
+                self.replace(&name, lost);
+            }
+            if self.state.goes_on() {
+                return;
+            }
+        }
+        if !self.state.is_done() {
+            self.state.failure.get_or_insert(EXIT_PEER_LOST);
+        }
+        self.end_within(ENDING);
+    }
+
+    pub(super) fn may_start(&self) -> bool {
+        self.state.stop.is_none() && self.state.ends.is_none()
+    }
+
+    /// Starts the lost ranks of host `name` on a spare one, if one has room for them.
+    pub(super) fn replace(&mut self, name: &str, lost: Vec<usize>) {
+        let is_left = self.state.restarted < self.state.rules.restarts;
+        let mut spares = self.state.hosts.iter_mut().enumerate();
+        let found =
+            spares.find(|(_, it)| !it.is_lost && it.spare.is_some_and(|room| room >= lost.len()));
+        let Some((spare, it)) = found.filter(|_| is_left && self.state.stop.is_none()) else {
+            return;
+        };
+        it.spare = None;
+        let (how, on_host) = (format!("was on {name}"), format!(" on {}", it.name));
+        for rank in lost {
+            self.state.ranks[rank].host = spare;
+            self.start_again(rank, None, &how, &on_host);
+        }
+    }
+
+    pub(super) fn host_came(&mut self, host: usize, address: Option<IpAddr>) {
+        let it = &mut self.state.hosts[host];
+        (it.is_lost, it.address, it.heard) = (false, address, self.now);
+        let how = format!("was on {}", it.name);
+        if !self.may_start() {
+            return;
+        }
+        self.print(format!(
+            "{} has come: starting its ranks",
+            self.state.hosts[host].name
+        ));
+        for rank in 0..self.state.ranks.len() {
+            let it = &self.state.ranks[rank];
+            if it.host != host || it.comes() || it.stays_out {
+                continue;
+            }
+            if self.state.rules.hosts_come {
+                self.start(rank);
+            } else {
+                self.start_again(rank, None, &how, "");
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What a rank and its launcher say to each other. On another host an agent passes it on.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// What a rank says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub enum Said {
+    /// It waits for a generation after this one, and listens at this port.
+    Waits {
+        /// The last generation that it knows of; 0 for none.
+        after: u32,
+        /// Where the others reach it on its host.
+        port: u16,
+    },
+    /// A number that changes with each sign of its progress.
+    Progress(u64),
+    /// Ranks of this generation that it does not hear.
+    Misses {
+        /// The generation.
+        generation: u32,
+        /// Their numbers.
+        ranks: Vec<usize>,
+        /// Whether all ranks of the generation had connected.
+        have_met: bool,
+    },
+    /// The job ends with this exit code.
+    Ends(u8),
+}
+
+/// What a rank is told.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub enum Told {
+    /// First: how the job is.
+    Welcome {
+        /// With fewer ranks it saves and ends.
+        min_ranks: usize,
+        /// By rank: its host.
+        hosts: Vec<usize>,
+        /// The current generation; 0 before the first.
+        generation: u32,
+    },
+    /// It takes part in this generation.
+    Formed(Generation),
+    /// This generation is over.
+    Over(u32),
+    /// Whether processes wait to be taken in.
+    Newcomers(bool),
+    /// The job ends with this exit code.
+    Ends(u8),
+    /// Its agent works, and so does the connection between hosts.
+    Alive,
+}
+
+/// A generation.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Generation {
+    /// From 1.
+    pub number: u32,
+    /// Its ranks.
+    pub members: Vec<Member>,
+    /// By rank, also those that do not take part: its host.
+    pub hosts: Vec<usize>,
+    /// Since the generation before.
+    pub change: Change,
+}
+
+/// A rank of a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Member {
+    /// Its number.
+    pub rank: usize,
+    /// Where other hosts reach its host, if that is known.
+    pub address: Option<IpAddr>,
+    /// Where it listens.
+    pub port: u16,
+}
+
+/// Who was lost and who came since the generation before. Ranks have the numbers with which the
+/// job was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Who was lost.
+    pub lost: Vec<LostRank>,
+    /// Who came.
+    pub joined: Vec<usize>,
+}
+
+impl Change {
+    /// Adds what changed after that.
+    pub fn extend(&mut self, later: Change) {
+        let is_lost = |rank: &usize| later.lost.iter().any(|lost| lost.rank == *rank);
+        self.joined.retain(|rank| !is_lost(rank));
+        self.lost.extend(later.lost);
+        self.joined.extend(later.joined);
+    }
+}
+
+/// A rank that was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostRank {
+    /// Its number when the job was started.
+    pub rank: usize,
+    /// Why, as far as it is known: "killed by signal 9".
+    pub why: String,
+}

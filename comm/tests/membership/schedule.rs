@@ -1,0 +1,161 @@
+//! What happens to a simulated job, by a seed: its size, its settings, and faults.
+
+use std::time::Duration;
+
+use ddp_comm::membership::state::Rules;
+
+use crate::random::Random;
+
+/// Something that goes wrong. Times are in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A rank's process is killed.
+    Kill(usize),
+    /// It is stopped for a while.
+    Stop(usize, u64),
+    /// Its next process cannot be started.
+    FailsToStart(usize),
+    /// It ends because of what no other rank need find, with this exit code.
+    Leaves(usize, u8),
+    /// It finds what all ranks would find.
+    Fails(usize),
+    /// No packet passes between the launcher's host and this one: from it, to it, or both.
+    Cut(usize, [bool; 2], u64),
+    /// Two other hosts do not hear each other.
+    CutBetween(usize, usize, u64),
+    /// An agent is killed with its ranks.
+    LosesHost(usize),
+    /// The launcher is suspended.
+    Suspends(u64),
+    /// The job is asked to stop.
+    Signal,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) seed: u64,
+    pub(crate) ranks: usize,
+    pub(crate) hosts: usize,
+    pub(crate) spares: usize,
+    pub(crate) min_ranks: usize,
+    pub(crate) restarts: u32,
+    pub(crate) timeout_s: u64,
+    pub(crate) steps: u64,
+    /// When what happens.
+    pub(crate) faults: Vec<(u64, Fault)>,
+}
+
+impl Schedule {
+    pub(crate) fn new(seed: u64) -> Schedule {
+        let mut random = Random::new(seed);
+        let random = &mut random;
+        let ranks = random.of(1..7) as usize;
+        let hosts = if random.one_in(2) {
+            1
+        } else {
+            random.of(1..4).min(ranks as u64) as usize
+        };
+        let min_ranks = if random.one_in(3) {
+            ranks
+        } else {
+            random.of(1..ranks as u64 + 1) as usize
+        };
+        let restarts = if random.one_in(5) {
+            random.of(0..3) as u32
+        } else {
+            1000
+        };
+        let mut faults: Vec<(u64, Fault)> = Vec::new();
+        for _ in 0..random.of(1..9) {
+            // Often soon after another one.
+            let at = match faults.last() {
+                Some((at, _)) if random.one_in(2) => at + random.of(0..300),
+                _ => random.of(0..6000),
+            };
+            let (rank, ms) = (random.of(0..ranks as u64) as usize, random.of(100..20_000));
+            let host = random.of(0..hosts as u64) as usize;
+            let fault = match random.of(0..20) {
+                0..=7 => Fault::Kill(rank),
+                8..=10 => Fault::Stop(rank, ms),
+                11 => Fault::FailsToStart(rank),
+                12 => Fault::Leaves(rank, if random.one_in(3) { 78 } else { 77 }),
+                13 if random.one_in(4) => Fault::Fails(rank),
+                14 if random.one_in(3) => Fault::Signal,
+                15 => Fault::Suspends(ms),
+                16 | 17 if host > 0 => {
+                    let ways = [[true, true], [true, false], [false, true]];
+                    Fault::Cut(host, ways[random.of(0..3) as usize], ms)
+                }
+                18 if hosts > 2 => Fault::CutBetween(1, 2, ms),
+                19 if host > 0 => Fault::LosesHost(host),
+                _ => Fault::Kill(rank),
+            };
+            faults.push((at, fault));
+        }
+        faults.sort_by_key(|it| it.0);
+        Schedule {
+            seed,
+            ranks,
+            hosts,
+            spares: if hosts > 1 && restarts > 0 {
+                random.of(0..2) as usize
+            } else {
+                0
+            },
+            min_ranks,
+            restarts,
+            timeout_s: random.of(1..6),
+            steps: random.of(20..120),
+            faults,
+        }
+    }
+
+    pub(crate) fn rules(&self) -> Rules {
+        Rules {
+            is_elastic: true,
+            min_ranks: self.min_ranks,
+            restarts: self.restarts,
+            timeout: Duration::from_secs(self.timeout_s),
+            grace: Duration::from_secs(10),
+            hosts_come: false,
+        }
+    }
+
+    /// Whether nothing happens that may end such a job before its work is done.
+    pub(crate) fn must_succeed(&self) -> bool {
+        let is_harmless = |(_, fault): &(u64, Fault)| {
+            use Fault::{FailsToStart, Kill, Leaves, Stop, Suspends};
+            match fault {
+                Kill(_) | Stop(..) | FailsToStart(_) | Leaves(_, 77) => true,
+                // Agents end while the launcher is suspended.
+                Suspends(_) => self.hosts == 1,
+                _ => false,
+            }
+        };
+        self.restarts == 1000 && self.faults.iter().all(is_harmless)
+    }
+
+    /// Smaller ones of which one may fail, too.
+    pub(crate) fn smaller(&self) -> Vec<Schedule> {
+        let mut all = Vec::new();
+        for index in 0..self.faults.len() {
+            let mut it = self.clone();
+            it.faults.remove(index);
+            all.push(it);
+        }
+        if self.steps > 2 {
+            all.push(Schedule {
+                steps: self.steps / 2,
+                ..self.clone()
+            });
+        }
+        all.push(Schedule {
+            spares: 0,
+            ..self.clone()
+        });
+        all.retain(|it| {
+            it.faults.len() < self.faults.len() || it.steps < self.steps || it.spares < self.spares
+        });
+        all
+    }
+}

@@ -1,0 +1,118 @@
+//! Numbers, dates and missing values as people write them in cells, and how messages show names
+//! and numbers.
+
+/// What people write for a missing value besides an empty cell and NaN, in any case.
+const MISSING: [&str; 8] = ["na", "n/a", "#n/a", "null", "nil", "none", "?", "-"];
+
+/// Whether a cell that is not a number says that its value is missing.
+pub fn is_missing(text: &[u8]) -> bool {
+    let says = |word: &&str| text.eq_ignore_ascii_case(word.as_bytes());
+    text.is_empty() || MISSING.iter().any(says)
+}
+
+/// The number in a cell, rounded to the nearest f64. Spelled-out NaN and infinity are numbers here.
+pub fn number(cell: &[u8]) -> Option<f64> {
+    std::str::from_utf8(cell).ok()?.parse().ok()
+}
+
+/// Names, for a message: the first ones if there are many.
+pub fn listed(names: &[String]) -> String {
+    listed_up_to(20, names)
+}
+
+/// Up to `most` names, and how many more there are.
+pub fn listed_up_to(most: usize, names: &[String]) -> String {
+    let some = names.iter().take(most).map(|name| format!("\"{name}\""));
+    let some = some.collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(most) {
+        0 => some,
+        more => format!("{some} and {more} more"),
+    }
+}
+
+/// How two lists of columns differ.
+pub fn difference(expected: &[String], got: &[String]) -> String {
+    let mut pairs = expected.iter().zip(got);
+    match pairs.position(|(expected, got)| expected != got) {
+        Some(index) => {
+            let (expected, got) = (&expected[index], &got[index]);
+            format!("column {}: expected {expected:?}, got {got:?}", index + 1)
+        }
+        None => format!("expected {} columns, got {}", expected.len(), got.len()),
+    }
+}
+
+/// A number, for a message: in scientific notation if it would be long.
+pub fn shown_number(number: f64) -> String {
+    let is_long = number.is_finite() && number != 0.0 && !(1e-6..1e15).contains(&number.abs());
+    match is_long {
+        true => format!("{number:e}"),
+        false => number.to_string(),
+    }
+}
+
+/// Up to `most` of these; `None` if there are none.
+pub fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String> {
+    let all: Vec<String> = all.collect();
+    let more = if all.len() > most { ", …" } else { "" };
+    (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
+}
+
+/// What to do about texts that are numbers or dates to people.
+pub const PLAIN_HELP: &str = "write plain numbers with a point, as 1234.5, and dates as numbers: days from the first one, or year, \
+     month and weekday (pandas: read_csv(…, thousands=\",\", decimal=\".\"); d.dt.year, d.dt.month, d.dt.weekday)";
+
+/// Whether a text is not a number for programs but is one for people, with signs, spaces or commas,
+/// or is a date: `2026-11-22` or `22.11.2026`, perhaps with a time of day.
+pub fn is_written_otherwise(text: &str) -> bool {
+    let is_sign = |character: char| "$€£¥₹%,".contains(character) || character.is_whitespace();
+    let begins = |character: char| {
+        character.is_ascii_digit() || "+-.".contains(character) || is_sign(character)
+    };
+    // Most texts begin otherwise, and a table may have millions.
+    if !text.starts_with(begins) || is_date(text) {
+        return text.starts_with(begins);
+    }
+    let plain = text.replace(is_sign, "");
+    let has_digit = plain.contains(|digit: char| digit.is_ascii_digit());
+    plain != text && has_digit && number(plain.as_bytes()).is_some()
+}
+
+/// Whether a text is a date by its digits: year, month and day, or the other way round.
+fn is_date(text: &str) -> bool {
+    let date = text.split(['T', ' ']).next().unwrap_or_default();
+    let parts = date.split(['-', '/', '.']);
+    let digits = parts.map(
+        |part| match part.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => part.len(),
+            false => 0,
+        },
+    );
+    let digits: Vec<usize> = digits.collect();
+    matches!(digits[..], [4, 1..=2, 1..=2] | [1..=2, 1..=2, 4])
+}
+
+/// Whether a cell is a name of digits, as post codes are: a number would lose its leading zeros.
+pub fn has_leading_zeros(cell: &[u8]) -> bool {
+    cell.len() > 1 && cell[0] == b'0' && cell.iter().all(u8::is_ascii_digit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_with_leading_zeros_are_names_of_digits() {
+        assert!(
+            ["01067", "00"]
+                .iter()
+                .all(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+        let numbers = ["0", "10", "0.5", "0e1", "-01", ""];
+        assert!(
+            !numbers
+                .iter()
+                .any(|cell| has_leading_zeros(cell.as_bytes()))
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! Numbers, times and sizes as people read them.
+
+/// `235,146`
+pub fn count(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
+/// Digits with a comma after each thousand.
+pub fn grouped(digits: &str) -> String {
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",")
+}
+
+/// `1 rank`, `2 ranks`
+pub fn plural(number: u64, noun: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{ending}", count(number))
+}
+
+/// `0.69 s`, `12 min 05 s`, `3 h 07 min`; a dash for a time that is not known.
+pub fn duration(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return "–".to_string();
+    }
+    if seconds < 59.95 {
+        return format!("{seconds:.*} s", if seconds < 9.995 { 2 } else { 1 });
+    }
+    let whole = seconds.round() as u64;
+    match whole {
+        0..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        3600..172_800 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {} h", count(whole / 86_400), whole % 86_400 / 3600),
+    }
+}
+
+/// `34.3 MB`, `70.25 GB`, of 10⁶ bytes.
+pub fn megabytes(value: f64) -> String {
+    match value.abs() {
+        ..1000.0 => format!("{value:.1} MB"),
+        size if size.is_finite() => format!("{:.2} GB", value / 1e3),
+        _ => "–".to_string(),
+    }
+}
+
+/// |a − b| relative to the larger one; 0 if they are equal.
+pub fn relative(a: f64, b: f64) -> f64 {
+    if a == b {
+        return 0.0;
+    }
+    (a - b).abs() / a.abs().max(b.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_have_commas() {
+        let counts = [0, 999, 1000, u64::MAX].map(count);
+        let texts = ["0", "999", "1,000", "18,446,744,073,709,551,615"];
+        assert_eq!(counts, texts);
+        assert_eq!(
+            [plural(1, "rank"), plural(2, "rank")],
+            ["1 rank", "2 ranks"]
+        );
+    }
+
+    #[test]
+    fn times_read_as_people_say_them() {
+        let times = [
+            (0.694, "0.69 s"),
+            (42.0, "42.0 s"),
+            (59.97, "1 min 00 s"),
+            (725.0, "12 min 05 s"),
+            (11_220.0, "3 h 07 min"),
+            (200_000.0, "2 d 7 h"),
+            (-1.0, "–"),
+        ];
+        for (seconds, text) in times {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

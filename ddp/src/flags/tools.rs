@@ -1,0 +1,124 @@
+//! The flags of the commands of `ddp-tools`, but for benchmarks, and the examples in their help.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{PlaceFlags, Taken, number};
+use crate::config::TIMEOUT_S;
+
+/// Printed after the help of `report`.
+pub(crate) const REPORT_EXAMPLES: &str = "\
+Examples:
+  ddp-train report out                            make out/report.html again
+  ddp-train report one two three --out page.html  one page with the curves of three runs
+  ddp-train report out --csv metrics.csv          a row for each logged step and each evaluation
+  ddp-train report out --csv -                    the same on standard output";
+
+/// The flags of `report`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct ReportFlags {
+    /// Folders of runs: what --out was
+    #[arg(value_name = "DIR", required = true)]
+    pub folders: Vec<PathBuf>,
+    /// File for the page; of several runs it shows the curves over one another
+    /// [default: report.html in the folder of the run]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write the metrics of a run to this CSV file instead; - for standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "out")]
+    pub csv: Option<PathBuf>,
+}
+
+/// Printed after the help of `watch`.
+pub(crate) const WATCH_EXAMPLES: &str = "\
+Examples:
+  ddp-train watch out                   a live view; q ends it, and the run continues
+  ssh gpu-box -t ddp-train watch out    the same over ssh
+  ddp-train watch out | cat             one summary, since there is no terminal";
+
+/// The flags of `watch`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct WatchFlags {
+    /// The folder of a run, during the run or after: what --out was
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Printed after the help of `inspect`.
+pub(crate) const INSPECT_EXAMPLES: &str = "\
+Examples:
+  ddp-train inspect out                                   a run: how it ended, its checkpoints
+  ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
+  ddp-train inspect out/checkpoints/step-00000785/model.safetensors
+  ddp-train inspect train.csv --labels species            data: would training accept them?
+  ddp-train inspect digits.npz#x_train --json
+
+All data are read, and nothing is changed; files that cannot be memory-mapped are converted once and cached, as in training.
+
+Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
+
+/// The flags of `inspect`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct InspectFlags {
+    /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
+    #[arg(value_name = "PATH")]
+    pub path: String,
+    /// How the data are read, as in training.
+    #[command(flatten)]
+    pub settings: Taken,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Printed after the help of `compare`.
+pub(crate) const COMPARE_EXAMPLES: &str = "\
+Examples:
+  ddp-train compare one two                        the first step and layer in which they part
+  ddp-train compare one two --json                 the same as one line of JSON
+  ddp-train compare one two --replay               the first operation whose output differs
+  ddp-train report one two --out both.html         a page with curves of how far they are apart
+
+Only steps that both runs logged are compared: --log-every 1 names the very step.
+
+Exit codes: 0 the same, 1 they part, 2 wrong flags, 65 a damaged log, 74 unreadable.";
+
+/// The flags of `compare`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct CompareFlags {
+    /// The folder of a run: what --out was
+    #[arg(value_name = "A")]
+    pub first: PathBuf,
+    /// The folder of the run to compare it with
+    #[arg(value_name = "B")]
+    pub second: PathBuf,
+    /// Repeat the steps in which they part, from the last checkpoint of both before it, and find
+    /// the first operation whose output differs
+    #[arg(long)]
+    pub replay: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The flags of `doctor`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct DoctorFlags {
+    /// Print lines of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Folder for runs, whose disk is tested
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// Skip the measurements
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
+    /// Seconds that a rank waits for the others
+    #[arg(long, value_name = "S", default_value = "60", value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
+    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
+    pub timeout_s: f64,
+}

@@ -1,0 +1,103 @@
+//! Tables to train on: CSV and Parquet, with their categories, missing cells and dates. A table is
+//! turned once into arrays in a flat file, which `ddp-data` reads.
+//!
+//! [`READER`] does it for `ddp_data::prepare`. `source` opens a file as a `table`, read by `csv` or
+//! `parquet`. Its `schema` says which columns are features and labels; where these may be
+//! categories, a `survey` reads all cells of all files. `columns` are the places of the schema in
+//! one file, whose cells become `flat`. What is guessed on the way stands in `guess`.
+
+#![forbid(unsafe_code)]
+
+mod columns;
+mod csv;
+mod flat;
+mod guess;
+mod kept;
+mod parquet;
+mod schema;
+mod source;
+mod survey;
+mod table;
+
+use std::path::Path;
+
+use ddp_data::files::{Array, Contents};
+use ddp_data::tables::{FileParts, Tables, WantedColumns};
+use ddp_data::{Error, FileLabels, Result, TableColumn};
+
+pub use crate::columns::TableRequest;
+pub use crate::kept::{KeptCells, keep};
+pub use crate::parquet::texts;
+use crate::schema::Schema;
+use crate::source::Table;
+
+/// What reads tables, for `ddp_data::prepare`.
+pub static READER: &dyn Tables = &Reader;
+
+/// The table at `path` as a mapped file of arrays.
+pub fn open_table(
+    path: &Path,
+    request: &TableRequest,
+    cache_dir: Option<&Path>,
+) -> Result<Contents> {
+    flat::open(Table::open(path)?, request, cache_dir)
+}
+
+#[derive(Debug)]
+struct Reader;
+
+impl Tables for Reader {
+    fn columns(&self, path: &Path) -> Result<Vec<String>> {
+        Ok(Table::open(path)?.rows.names().to_vec())
+    }
+
+    fn flatten(&self, path: &Path, wanted: &WantedColumns<'_>) -> Result<FileParts> {
+        let table = Table::open(path)?;
+        let schema = Schema::of(&table, wanted)?;
+        let cache_dir = wanted.files.request.cache_dir.as_deref();
+        let contents = flat::open(table, &schema.request, cache_dir)?;
+        let array_of = |key: &str| -> Result<Array, String> {
+            let none = format!("no columns of {key} are left; help: leave out fewer columns");
+            contents.find(key)?.cloned().ok_or(none)
+        };
+        let bad = |why| Error::Data(format!("{}: {why}", path.display()));
+        let has_features = wanted.labels_alone.is_none();
+        let labels = schema.request.label.map(|name| -> Result<_> {
+            Ok(FileLabels {
+                array: array_of("labels").map_err(bad)?,
+                names: contents.about.classes.clone(),
+                column: Some(TableColumn {
+                    name,
+                    path: path.into(),
+                    place,
+                }),
+            })
+        });
+        let features = has_features.then(|| array_of("features").map_err(bad));
+        Ok(FileParts {
+            features: features.transpose()?,
+            labels: labels.transpose()?,
+            columns: contents.about.columns.filter(|_| has_features),
+            left_out: schema.left_out,
+            plan: schema.plan,
+            odd_cells: contents.about.odd_cells,
+        })
+    }
+}
+
+/// The place of a cell, for messages: by its line in a text, which is read again up to there.
+fn place(path: &Path, column: &str, row: u64) -> String {
+    let line = || -> Result<String> {
+        let (mut rows, columns) = kept::select(path, &[column.into()])?;
+        for _ in 0..=row {
+            rows.advance()?;
+        }
+        Ok(rows.place(columns[0]))
+    };
+    let place = line().ok().filter(|place| place.starts_with("line"));
+    let place = place.unwrap_or_else(|| format!("row {row} (counted from 0)"));
+    format!("{}, {place}, column \"{column}\"", path.display())
+}
+
+#[cfg(test)]
+mod tests;

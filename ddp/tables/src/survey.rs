@@ -1,0 +1,332 @@
+//! What the cells of a table's columns are: numbers, texts, missing ones, and the different values
+//! of those columns that may be categorical. From this follow the plan of the features, and the
+//! message that names all columns at once that cannot be features as they are.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use ddp_data::files::io::{reading, refuse, writing};
+use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
+use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_written_otherwise};
+use ddp_data::{AUTO, ColumnPlan, Error, Result, bail};
+
+use crate::columns::Columns;
+use crate::guess::{self, AUTO_VALUES_MAX};
+use crate::table::{Cell, TableReader, shown};
+
+/// The most different values of a column that is named as categorical.
+const NAMED_VALUES_MAX: usize = 1 << 16;
+/// The longest value.
+const VALUE_BYTES_MAX: usize = 4 << 10;
+
+/// What the cells of some columns are.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Survey {
+    pub(crate) columns: Vec<SurveyedColumn>,
+}
+
+/// What the cells of a column are.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SurveyedColumn {
+    pub(crate) name: String,
+    numbers: u64,
+    texts: u64,
+    missing: u64,
+    /// The first text and the first missing cell, with their places.
+    first_text: Option<String>,
+    first_missing: Option<String>,
+    /// Texts that are numbers or dates to people.
+    written_texts: u64,
+    /// Texts that are whole numbers with leading zeros.
+    leading_zeros: u64,
+    /// The different values; `None` if they cannot all be categories.
+    values: Option<BTreeSet<String>>,
+    /// Why they cannot, if not because there are more than `values_max`.
+    bad_value: Option<String>,
+    values_max: usize,
+}
+
+impl Survey {
+    /// Reads all rows of a table.
+    pub(crate) fn of(
+        columns: &Columns<'_>,
+        rows: &mut dyn TableReader,
+        categorical: &[String],
+    ) -> Result<Survey> {
+        rows.select(&columns.features)?;
+        let categorical: HashSet<&String> = categorical.iter().collect();
+        let column = |plan: &ColumnPlan| SurveyedColumn {
+            name: plan.name.clone(),
+            values: Some(BTreeSet::new()),
+            values_max: match categorical.contains(&plan.name) {
+                true => NAMED_VALUES_MAX,
+                false => AUTO_VALUES_MAX,
+            },
+            ..SurveyedColumn::default()
+        };
+        let mut survey = Survey {
+            columns: columns.request.features.iter().map(column).collect(),
+        };
+        while rows.advance()? {
+            survey.add(columns, rows);
+        }
+        Ok(survey)
+    }
+
+    /// Adds the current row of `table`.
+    fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
+            let value = table.value(index);
+            let place = || table.place(index);
+            match value.cell() {
+                Cell::Number(_) => column.numbers += 1,
+                Cell::Text(text) => {
+                    if column.texts == 0 {
+                        column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
+                    }
+                    let written = is_written_otherwise(&String::from_utf8_lossy(text));
+                    column.written_texts += u64::from(written);
+                    column.leading_zeros += u64::from(has_leading_zeros(text));
+                    column.texts += 1;
+                }
+                Cell::Missing => {
+                    if column.missing == 0 {
+                        column.first_missing = Some(place());
+                    }
+                    column.missing += 1;
+                    continue;
+                }
+            }
+            column.add_value(&value.text(), &place);
+        }
+    }
+
+    /// Writes the file `to`. Values of columns without texts are kept: other files may have texts.
+    pub(crate) fn write(&self, to: &Path) -> Result<()> {
+        let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
+        let write = |mut file: File| file.write_all(&json).and_then(|()| file.sync_all());
+        File::create_new(to).and_then(write).map_err(writing(to))
+    }
+
+    /// Reads the file that `write` has written.
+    pub(crate) fn open(path: &Path) -> Result<Survey> {
+        let json = fs::read(path).map_err(reading(path))?;
+        serde_json::from_slice(&json).map_err(|error| refuse(path, error))
+    }
+
+    /// Adds the same columns of another table.
+    pub(crate) fn merge(&mut self, later: Survey) {
+        for (column, later) in self.columns.iter_mut().zip(later.columns) {
+            column.numbers += later.numbers;
+            column.texts += later.texts;
+            column.missing += later.missing;
+            column.first_text = column.first_text.take().or(later.first_text);
+            column.first_missing = column.first_missing.take().or(later.first_missing);
+            column.written_texts += later.written_texts;
+            column.leading_zeros += later.leading_zeros;
+            column.bad_value = column.bad_value.take().or(later.bad_value);
+            let both = column.values.take().zip(later.values);
+            let all = both.map(|(values, more)| values.into_iter().chain(more).collect());
+            column.values = all.filter(|all: &BTreeSet<_>| all.len() <= column.values_max);
+        }
+    }
+
+    /// The error of a table with texts or missing cells in columns of numbers; `None` if it has
+    /// none.
+    pub(crate) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
+        let request = columns.request;
+        let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+        for (column, plan) in self.columns.iter().zip(&request.features) {
+            if column.texts > 0 && !plan.is_categorical() {
+                texts.push(column);
+            }
+            if column.missing > 0 && !request.allows_missing {
+                missing.push(column);
+            }
+        }
+        if !texts.is_empty() {
+            let what = described(&texts, SurveyedColumn::describe_texts);
+            problems.push(format!("expected numbers, got texts in {what}"));
+        }
+        if !missing.is_empty() {
+            let what = described(&missing, SurveyedColumn::describe_missing);
+            problems.push(format!("missing cells in {what}"));
+        }
+        let help = match request.is_for_model {
+            true => format!(
+                "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
+                     mean or zero, it takes missing ones)"
+            ),
+            false => help(&texts, !missing.is_empty()),
+        };
+        let problems = (!problems.is_empty()).then(|| problems.join("\n  "))?;
+        Some(columns.bad(format!("{problems}\n  help: {help}")))
+    }
+}
+
+/// What to do about columns of texts and missing cells, with the settings to paste.
+fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
+    let texts = texts.iter().copied();
+    let (few, many): (Vec<_>, Vec<_>) = texts.partition(|column| column.may_be_categories());
+    let how = if any_missing { "mean" } else { "" };
+    let settings = [
+        (CATEGORICAL, list(&few)),
+        (DROP, list(&many)),
+        (MISSING, how.into()),
+    ];
+    let settings = settings.iter().filter(|(_, value)| !value.is_empty());
+    let settings = settings.map(|(setting, value)| format!("{setting} {value}"));
+    let settings = settings.collect::<Vec<_>>().join(" ");
+    let written = many.iter().find(|column| column.are_written());
+    let mut help: Vec<String> = written.iter().map(|_| PLAIN_HELP.into()).collect();
+    help.push(format!("correct these cells, or give {settings}"));
+    if !(few.is_empty() && many.is_empty()) {
+        help.push(format!(
+            "if one of these columns is the label, name it in {LABELS}"
+        ));
+    }
+    help.join("; ")
+}
+
+/// The names of columns as a value of a setting.
+fn list(columns: &[&SurveyedColumn]) -> String {
+    let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+    let names = names.join(",");
+    let is_special = |character: char| !character.is_alphanumeric() && !"_-.,".contains(character);
+    let quote = if names.contains(is_special) { "'" } else { "" };
+    format!("{quote}{names}{quote}")
+}
+
+/// A few columns described, several of them on a line each.
+fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
+    let (between, plural) = match columns.len() {
+        1 => (" ", ""),
+        _ => ("\n    ", "s"),
+    };
+    let (all, count) = (columns.iter().take(20), columns.len());
+    let all: String = all
+        .map(|column| format!("{between}{}", describe(column)))
+        .collect();
+    let more = if count > 20 { "\n    …" } else { "" };
+    format!("{count} column{plural}:{all}{more}")
+}
+
+impl SurveyedColumn {
+    /// Whether its texts may be categories without being named.
+    fn may_be_categories(&self) -> bool {
+        let are_texts = self.texts >= self.numbers || self.have_leading_zeros();
+        let has_few = self.values.is_some() && are_texts;
+        has_few && !self.is_nearly_unique() && !self.are_written()
+    }
+
+    /// Whether so many of its values are different that categories say nothing.
+    fn is_nearly_unique(&self) -> bool {
+        let different = self.values.as_ref().map_or(0, BTreeSet::len) as u64;
+        guess::are_nearly_unique(different, self.texts + self.numbers)
+    }
+
+    /// Whether most texts are numbers or dates that are written otherwise than programs read them.
+    fn are_written(&self) -> bool {
+        2 * self.written_texts > self.texts
+    }
+
+    /// Whether all texts are whole numbers with leading zeros, so that the numbers are texts, too.
+    fn have_leading_zeros(&self) -> bool {
+        self.texts > 0 && self.texts == self.leading_zeros
+    }
+
+    fn describe_texts(&self) -> String {
+        let first = self.first_text.as_deref().unwrap_or_default();
+        let cells = self.texts + self.numbers;
+        let what = match (&self.bad_value, self.numbers, &self.values) {
+            (Some(why), ..) => why.clone(),
+            (_, 1.., _) => format!("{} of {cells} cells", self.texts),
+            (_, 0, Some(values)) if self.is_nearly_unique() => {
+                format!("{} different in {cells} cells", values.len())
+            }
+            (_, 0, Some(values)) => format!("{} different", values.len()),
+            (_, 0, None) => format!("more than {} different", self.values_max),
+        };
+        let kind = match self.are_written() {
+            true => "formatted numbers or dates, ",
+            false if self.have_leading_zeros() => "whole numbers with leading zeros, ",
+            false => "",
+        };
+        format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
+    }
+
+    fn describe_missing(&self) -> String {
+        let first = self.first_missing.as_deref().unwrap_or_default();
+        format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
+    }
+
+    fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
+        let Some(values) = &mut self.values else {
+            return;
+        };
+        match std::str::from_utf8(text) {
+            Ok(text) if values.contains(text) => return,
+            Ok(text) if text.len() > VALUE_BYTES_MAX => {
+                self.bad_value = Some(format!("more than {VALUE_BYTES_MAX} bytes in {}", place()));
+            }
+            Ok(text) if values.len() < self.values_max => {
+                values.insert(text.to_string());
+                return;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                let shown: String = text.escape_ascii().take(40).map(char::from).collect();
+                self.bad_value = Some(format!(
+                    "not UTF-8 (save the file as UTF-8: iconv -f latin1 -t utf8): \"{shown}\" in {}",
+                    place()
+                ));
+            }
+        }
+        self.values = None;
+    }
+}
+
+/// The plan of surveyed columns: those in `categorical` have categories, and if it has `AUTO`, also
+/// those of texts.
+pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Result<Vec<ColumnPlan>> {
+    let is_auto = categorical.iter().any(|name| name == AUTO);
+    let categorical: HashSet<&String> = categorical.iter().collect();
+    let mut refused = Vec::new();
+    let mut plan = Vec::new();
+    for column in &survey.columns {
+        let is_named = categorical.contains(&column.name);
+        let is_texts = is_auto && column.texts > 0;
+        let is_refused = match is_named {
+            true => column.values.is_none(),
+            false => is_texts && !column.may_be_categories(),
+        };
+        if is_refused {
+            refused.push(column);
+        }
+        let values = column.values.as_ref().filter(|_| is_named || is_texts);
+        plan.push(ColumnPlan {
+            name: column.name.clone(),
+            values: values.map(|values| values.iter().cloned().collect()),
+        });
+    }
+    if refused.is_empty() {
+        return Ok(plan);
+    }
+    let what = described(&refused, SurveyedColumn::describe_texts);
+    let mut help = help(&refused, false);
+    if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
+        help += &format!(
+            "; to encode their texts as they are: {CATEGORICAL} {AUTO},{}",
+            list(&refused)
+        );
+    }
+    bail!(
+        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
+         {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
+         different in nearly every row; got {what}\n  help: {help}"
+    )
+}

@@ -1,0 +1,27 @@
+//! What looks at runs, models and machines, and trains nothing: the report, `watch`, `inspect`,
+//! `compare`, `doctor`, `bench`, and curves for TensorBoard.
+//!
+//! Each command is a function that prints lines by `Say`; its flags are the program's. What a run
+//! has logged is read in `metrics.rs`.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod compare;
+pub mod doctor;
+pub mod inspect;
+pub mod metrics;
+pub mod output;
+pub mod report;
+pub mod tensorboard;
+#[cfg(feature = "watch")]
+pub mod watch;
+
+use ddp_data as data;
+use ddp_engine::{
+    audit, checkpoint, config, devices, error, exchange, metrics_log, process, reducer, samples,
+    setting, shown, step, tasks, trainer, units,
+};
+use ddp_kernels::files;
+use ddp_nn::{self as nn, models, optim, params};
+use ddp_tables as tables;

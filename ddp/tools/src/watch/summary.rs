@@ -1,0 +1,134 @@
+//! A run whose metrics log is read as it grows, and what the log holds, in words.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::error::{Error, Result};
+use crate::metrics::Run;
+use crate::metrics_log::{EVENTS_FILE, RunOutcome, SampleEvent};
+use crate::report::results::{Figure, figures};
+use crate::setting::OUT;
+use crate::shown::shown;
+use crate::units::{count, duration, plural};
+
+/// The last events that are listed.
+const EVENTS_MAX: usize = 8;
+
+/// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
+pub(super) struct Followed {
+    pub(super) folder: PathBuf,
+    pub(super) run: Run,
+    /// Why the log cannot be read at the moment.
+    pub(super) problem: Option<String>,
+}
+
+impl Followed {
+    /// Reads what was added. A log that cannot be read leaves what is known.
+    pub(super) fn refresh(&mut self) {
+        self.problem = self
+            .run
+            .refresh(|_| true)
+            .err()
+            .map(|error| error.to_string());
+    }
+
+    /// How long ago the log was written to.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let written = fs::metadata(self.folder.join(EVENTS_FILE)).and_then(|file| file.modified());
+        SystemTime::now().duration_since(written.ok()?).ok()
+    }
+}
+
+/// The run in `folder`. Its log must be there and have a start.
+pub(super) fn open(folder: &Path) -> Result<Followed> {
+    if !folder.join(EVENTS_FILE).exists() {
+        return Err(Error::Usage(format!(
+            "watch {}: expected the folder of a run, which has {EVENTS_FILE}, got none; help: give \
+             what its {OUT} was, once it has begun",
+            folder.display()
+        )));
+    }
+    Ok(Followed {
+        folder: folder.to_path_buf(),
+        run: Run::read(folder)?,
+        problem: None,
+    })
+}
+
+/// A summary for a program or a file.
+pub(super) fn lines(followed: &Followed) -> Vec<String> {
+    let run = &followed.run;
+    let folder = shown(&followed.folder.to_string_lossy());
+    let mut lines = vec![format!("run {folder}: {}", state(followed)), progress(run)];
+    let line = |Figure { name, value, note }| match String::is_empty(&note) {
+        true => format!("{name}: {value}"),
+        false => format!("{name}: {value} ({note})"),
+    };
+    lines.extend(figures(run).into_iter().map(line));
+    lines.extend(events(run));
+    let text = run.texts.last();
+    lines.extend(text.map(|text| format!("sample: {}", sample(text))));
+    lines
+}
+
+/// `done`, `stopped: …`, `no end yet, last written 2.0 s ago`.
+pub(super) fn state(followed: &Followed) -> String {
+    if let Some(problem) = &followed.problem {
+        return shown(&format!("the metrics log cannot be read: {problem}"));
+    }
+    match followed.run.ending() {
+        Some((RunOutcome::Done | RunOutcome::Early, reason, _)) => shown(reason),
+        Some((RunOutcome::Stopped | RunOutcome::Failed, reason, code)) => {
+            shown(&format!("exit code {code}: {reason}"))
+        }
+        None => {
+            let age = followed.age().map_or(f64::NAN, |age| age.as_secs_f64());
+            format!("no end yet, last written {} ago", duration(age))
+        }
+    }
+}
+
+/// The prompt and what the model wrote after it, as one line.
+pub(super) fn sample(line: &SampleEvent) -> String {
+    shown(&format!("{}{}", line.prompt, line.text))
+}
+
+/// The last step, and all steps of the run.
+pub(super) fn steps(run: &Run) -> (u64, u64) {
+    let last = run.last_step();
+    (last, run.start.steps.unwrap_or(0).max(last))
+}
+
+/// `step 120 of 600, about 3.10 s left`
+pub(super) fn progress(run: &Run) -> String {
+    let (step, steps) = steps(run);
+    let step_ms = run.steps.last("step_ms");
+    let step_ms = step_ms.filter(|_| run.end().is_none() && step < steps);
+    let left = step_ms.map(|ms| duration(ms / 1e3 * (steps - step) as f64));
+    let left = left.map(|left| format!(", about {left} left"));
+    let (step, steps) = (count(step), count(steps));
+    format!("step {step} of {steps}{}", left.unwrap_or_default())
+}
+
+/// The last evaluations, checkpoints, resumes, changes of ranks and the end, the newest last.
+pub(super) fn events(run: &Run) -> Vec<String> {
+    let evals = run.eval_texts();
+    let evals = evals.map(|(step, text)| (step, format!("held-out {text}")));
+    let saved = run.checkpoints.iter();
+    let saved = saved.map(|step| (*step, "checkpoint saved".into()));
+    let mut all: Vec<(u64, String)> = evals.chain(saved).collect();
+    for resume in &run.resumes {
+        let ranks = plural(resume.ranks.unwrap_or(1), "rank");
+        all.push((resume.step, format!("resumed on {ranks}")));
+    }
+    let changes = run.changes.iter();
+    all.extend(changes.map(|change| (change.step, shown(&change.to_string()))));
+    all.sort_by_key(|(step, _)| *step);
+    if let (Some((_, reason, _)), Some(end)) = (run.ending(), run.end()) {
+        all.push((end["steps"].as_u64().unwrap_or(0), shown(reason)));
+    }
+    let first = all.len().saturating_sub(EVENTS_MAX);
+    let text = |(step, text): &(u64, String)| format!("step {}: {text}", count(*step));
+    all[first..].iter().map(text).collect()
+}
