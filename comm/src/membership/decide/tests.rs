@@ -1,1 +1,581 @@
+use super::super::state::{Host, Rules, State};
+use super::*;
+use crate::error::EXIT_PEER_LOST;
 
+const TIMEOUT: Duration = Duration::from_secs(4);
+const KILLED: End = End::Signal(libc::SIGKILL);
+
+/// A job, and what its launcher did since it was last asked.
+struct Job {
+    state: State,
+    now: Duration,
+    actions: Vec<Action>,
+}
+
+/// A job whose ranks are on these hosts.
+fn job(ranks: &[usize]) -> Job {
+    job_of(ranks, true)
+}
+
+fn job_of(ranks: &[usize], is_elastic: bool) -> Job {
+    let rules = Rules {
+        is_elastic,
+        min_ranks: 1,
+        restarts: 99,
+        timeout: TIMEOUT,
+        grace: Duration::from_secs(60),
+        hosts_come: false,
+    };
+    let host = |number: usize| Host {
+        name: format!("host{number}"),
+        ..Host::default()
+    };
+    let hosts = 0..=ranks.iter().max().copied().unwrap_or(0);
+    let mut job = Job {
+        state: State::new(rules, hosts.map(host).collect(), ranks),
+        now: Duration::ZERO,
+        actions: Vec::new(),
+    };
+    job.happens(Event::Begin);
+    job
+}
+
+/// One whose ranks have met for the first time.
+fn trains(ranks: &[usize]) -> Job {
+    let mut job = job(ranks);
+    (0..ranks.len()).for_each(|rank| job.waits(rank));
+    assert_eq!(job.state.generation, 1);
+    job
+}
+
+impl Job {
+    fn happens(&mut self, event: Event) {
+        self.actions.extend(on(&mut self.state, self.now, event));
+    }
+
+    /// Time goes on to `ms`; other hosts are heard.
+    fn at(&mut self, ms: u64) {
+        self.now = Duration::from_millis(ms);
+        for host in 1..self.state.hosts.len() {
+            self.state.hosts[host].heard = self.now;
+        }
+        self.happens(Event::Tick);
+    }
+
+    fn at_s(&mut self, seconds: u64) {
+        self.at(1000 * seconds);
+    }
+
+    fn process(&self, rank: usize) -> u32 {
+        self.state.process(rank).expect("it runs")
+    }
+
+    fn says(&mut self, rank: usize, said: Said) {
+        let process = self.process(rank);
+        self.happens(Event::Said {
+            rank,
+            process,
+            said,
+        });
+    }
+
+    fn waits(&mut self, rank: usize) {
+        let after = match self.state.is_member(rank) {
+            true => self.state.generation,
+            false => 0,
+        };
+        self.says(rank, Said::Waits { after, port: 7 });
+    }
+
+    fn misses(&mut self, rank: usize, ranks: &[usize], have_met: bool) {
+        let (generation, ranks) = (self.state.generation, ranks.to_vec());
+        self.says(
+            rank,
+            Said::Misses {
+                generation,
+                ranks,
+                have_met,
+            },
+        );
+    }
+
+    fn ends(&mut self, rank: usize, end: End) {
+        let process = self.process(rank);
+        self.happens(Event::Ended { rank, process, end });
+    }
+
+    fn stops(&mut self, rank: usize, is_stopped: bool) {
+        let process = self.process(rank);
+        self.happens(Event::Stopped {
+            rank,
+            process,
+            is_stopped,
+        });
+    }
+
+    /// The ranks of the current generation.
+    fn members(&self) -> Vec<usize> {
+        self.state.members.iter().map(|it| it.rank).collect()
+    }
+
+    /// What the launcher has done since this was asked last.
+    fn done<T>(&mut self, what: impl Fn(&Action) -> Option<T>) -> Vec<T> {
+        std::mem::take(&mut self.actions)
+            .iter()
+            .filter_map(what)
+            .collect()
+    }
+
+    fn kills(&mut self) -> Vec<usize> {
+        self.done(|action| match action {
+            Action::Kill { rank, .. } => Some(*rank),
+            _ => None,
+        })
+    }
+
+    fn starts(&mut self) -> Vec<usize> {
+        self.done(|action| match action {
+            Action::Start { rank, .. } => Some(*rank),
+            _ => None,
+        })
+    }
+
+    fn signals(&mut self) -> Vec<c_int> {
+        self.done(|action| match action {
+            Action::Signal(signal) => Some(*signal),
+            _ => None,
+        })
+    }
+
+    /// Who was lost before the generation that has just been formed, and why; and who came.
+    fn change(&mut self) -> (Vec<(usize, String)>, Vec<usize>) {
+        let told = self.done(|action| match action {
+            Action::Tell {
+                told: Told::Formed(generation),
+                ..
+            } => Some(generation.change.clone()),
+            _ => None,
+        });
+        let change = told.last().expect("a generation was formed").clone();
+        let lost = change.lost.into_iter().map(|it| (it.rank, it.why));
+        (lost.collect(), change.joined)
+    }
+}
+
+#[test]
+fn ranks_that_are_left_and_ranks_that_come_form_the_next_generation() {
+    let mut job = job(&[0, 0, 0]);
+    job.waits(0);
+    job.waits(2);
+    assert_eq!(job.state.generation, 0, "the first one needs all");
+    job.waits(1);
+    assert_eq!(job.members(), [0, 1, 2]);
+    job.ends(1, KILLED);
+    job.waits(2);
+    assert_eq!(job.state.generation, 1, "rank 0 lives");
+    job.waits(0);
+    assert_eq!(job.members(), [0, 2]);
+    assert_eq!(
+        job.change(),
+        (vec![(1, "killed by signal 9".into())], vec![])
+    );
+    job.at(20);
+    job.waits(1);
+    assert!(job.state.told_newcomers);
+    job.waits(0);
+    job.waits(2);
+    assert_eq!(job.members(), [0, 1, 2]);
+    assert_eq!(job.change(), (vec![], vec![1]));
+    assert!(!job.state.told_newcomers);
+}
+
+#[test]
+fn a_rank_that_was_just_lost_comes_back_a_step_later() {
+    let mut job = trains(&[0, 0, 0]);
+    job.ends(0, KILLED);
+    job.at(20);
+    (0..3).for_each(|rank| job.waits(rank));
+    assert_eq!(job.members(), [1, 2]);
+    assert!(job.state.told_newcomers);
+    [1, 2].iter().for_each(|&rank| job.waits(rank));
+    assert_eq!(job.members(), [0, 1, 2]);
+    // Unless the others are too few.
+    job.state.rules.min_ranks = 3;
+    job.ends(0, KILLED);
+    job.at(1000);
+    [1, 2, 0].iter().for_each(|&rank| job.waits(rank));
+    assert_eq!(job.members(), [0, 1, 2]);
+    let why = "killed by signal 9".into();
+    assert_eq!(job.change(), (vec![(0, why)], vec![0]));
+}
+
+#[test]
+fn ranks_that_are_started_again_are_waited_for_if_the_others_are_too_few() {
+    let mut job = trains(&[0, 0]);
+    job.state.rules.min_ranks = 2;
+    job.ends(1, KILLED);
+    job.waits(0);
+    assert_eq!(job.state.generation, 1);
+    job.at(20);
+    job.waits(1);
+    assert_eq!(job.members(), [0, 1]);
+    // None comes any more.
+    job.state.restarted = 99;
+    job.ends(1, KILLED);
+    job.waits(0);
+    assert_eq!(job.members(), [0]);
+}
+
+#[test]
+fn a_rank_that_stays_lost_is_not_waited_for_at_the_start() {
+    let mut job = job(&[0, 0]);
+    job.ends(1, End::Code(EXIT_DISAGREES));
+    assert_eq!(job.state.generation, 0);
+    job.waits(0);
+    assert_eq!(job.members(), [0]);
+}
+
+#[test]
+fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
+    let mut job = trains(&[0, 1, 1]);
+    job.stops(1, true);
+    job.misses(0, &[1], true);
+    assert_eq!(job.kills(), [1]);
+    job.ends(1, KILLED);
+    job.happens(Event::HostLost {
+        host: 1,
+        why: "it was silent".into(),
+    });
+    job.waits(0);
+    let why = [
+        (1, "killed because it showed no progress".into()),
+        (2, "its host was cut off".into()),
+    ];
+    assert_eq!(job.change().0, why);
+}
+
+#[test]
+fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
+    let (mut job, mut began) = (job(&[0, 0]), 0);
+    job.starts();
+    for put_off in [20, 60, 140] {
+        job.ends(1, KILLED);
+        job.at(began + put_off - 1);
+        assert_eq!(job.starts(), [0; 0], "{put_off}");
+        began += put_off;
+        job.at(began);
+        assert_eq!(job.starts(), [1], "{put_off}");
+    }
+    for _ in 4..10 {
+        job.ends(1, KILLED);
+        began += 30_000;
+        job.at(began);
+        assert_eq!(job.starts(), [1]);
+    }
+    job.ends(1, KILLED);
+    job.at(began + 60_000);
+    assert_eq!(job.starts(), [0; 0], "it stays out");
+}
+
+#[test]
+fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
+    let mut job = trains(&[0, 0]);
+    for times in 1..13 {
+        job.at_s(20 * times);
+        job.starts();
+        job.ends(1, KILLED);
+        assert_eq!(job.starts(), [1], "{times}");
+        job.waits(0);
+        job.waits(1);
+        job.waits(0);
+        assert_eq!(job.members(), [0, 1], "{times}");
+    }
+}
+
+#[test]
+fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
+    let mut job = trains(&[1, 2]);
+    job.ends(1, End::Code(EXIT_DISAGREES));
+    job.at_s(1);
+    job.starts();
+    job.waits(0);
+    assert_eq!(job.members(), [0]);
+    for host in [2, 1] {
+        job.happens(Event::HostLost {
+            host,
+            why: "gone".into(),
+        });
+        job.happens(Event::HostCame {
+            host,
+            address: None,
+        });
+        job.at_s(60);
+        assert_eq!(job.starts(), vec![0; usize::from(host == 1)]);
+    }
+}
+
+#[test]
+fn of_two_hosts_that_miss_each_other_one_is_left_out() {
+    let mut job = trains(&[1, 2]);
+    job.at_s(60);
+    job.misses(0, &[1], true);
+    job.misses(1, &[0], true);
+    assert_eq!(job.kills(), [1]);
+    // What is said of a generation before has no effect on who is left.
+    job.waits(0);
+    job.ends(1, KILLED);
+    assert_eq!(job.members(), [0]);
+    let (generation, ranks, have_met) = (1, vec![0], true);
+    job.says(
+        0,
+        Said::Misses {
+            generation,
+            ranks,
+            have_met,
+        },
+    );
+    assert_eq!(job.kills(), [0; 0]);
+}
+
+/// Rank 1, on another host, was lost and has come again.
+fn joined() -> Job {
+    let mut job = trains(&[1, 2]);
+    job.ends(1, KILLED);
+    job.waits(0);
+    job.at(20);
+    job.waits(1);
+    job.waits(0);
+    assert_eq!(job.members(), [0, 1]);
+    job.kills();
+    job
+}
+
+#[test]
+fn one_that_comes_and_cannot_connect_stays_out() {
+    for (by, have_met, left_out, comes_again) in [
+        (0, false, 1, false),
+        (1, false, 1, false),
+        // They had connected.
+        (0, true, 1, true),
+        (1, true, 0, true),
+    ] {
+        let mut job = joined();
+        job.at_s(6);
+        job.misses(by, &[1 - by], have_met);
+        assert_eq!(job.kills(), [left_out], "{by} {have_met}");
+        job.ends(left_out, KILLED);
+        job.at_s(7);
+        let started = vec![left_out; usize::from(comes_again)];
+        assert_eq!(job.starts(), started, "{by} {have_met}");
+    }
+    // It is only stopped.
+    let mut job = joined();
+    job.stops(1, true);
+    job.at_s(6);
+    job.misses(0, &[1], false);
+    job.ends(1, KILLED);
+    job.at_s(7);
+    assert_eq!(job.starts(), [1]);
+}
+
+#[test]
+fn ranks_that_wait_and_processes_that_came_since_are_not_left_out() {
+    let mut job = trains(&[0, 0, 0]);
+    job.ends(1, KILLED);
+    job.waits(0);
+    job.at(20);
+    job.misses(2, &[0, 1], true);
+    assert_eq!(job.kills(), [0; 0]);
+}
+
+#[test]
+fn a_rank_that_shows_no_progress_is_killed_and_one_that_does_is_waited_for() {
+    let mut job = trains(&[0, 0]);
+    job.waits(0);
+    for seconds in 1..9 {
+        job.at_s(seconds);
+        job.says(1, Said::Progress(seconds));
+    }
+    job.at_s(12);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(13);
+    assert_eq!(job.kills(), [1]);
+    job.at_s(30);
+    assert_eq!(job.kills(), [0; 0], "once is enough");
+    assert_eq!(job.state.generation, 1, "it has not ended yet");
+}
+
+#[test]
+fn before_the_first_meeting_a_rank_has_a_minute() {
+    let mut job = job(&[1, 2]);
+    job.waits(0);
+    job.at_s(60);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(61);
+    assert_eq!(job.kills(), [1]);
+}
+
+#[test]
+fn ranks_that_all_hang_are_killed_also_before_they_have_met() {
+    for mut job in [job(&[0, 0]), trains(&[0, 0])] {
+        // All wait, or none.
+        job.state.over_since = job.state.over_since.map(|_| Duration::from_secs(240));
+        job.says(1, Said::Progress(7));
+        job.at_s(120);
+        job.says(1, Said::Progress(8));
+        job.at_s(240);
+        assert_eq!(job.kills(), [0; 0], "one shows progress");
+        job.at_s(241);
+        assert_eq!(job.kills(), [0, 1]);
+    }
+}
+
+#[test]
+fn stopped_ranks_are_killed_after_three_timeouts_without_a_break() {
+    let mut job = trains(&[0, 0]);
+    job.stops(1, true);
+    job.at_s(11);
+    job.stops(1, false);
+    job.stops(1, true);
+    job.at_s(22);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(23);
+    assert_eq!(job.kills(), [1]);
+    // Once the job ends, after three seconds.
+    job.stops(0, true);
+    job.says(0, Said::Ends(0));
+    job.at_s(25);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(26);
+    assert_eq!(job.kills(), [0]);
+}
+
+#[test]
+fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
+    let mut job = trains(&[0, 1]);
+    for (ms, is_lost) in [(5000, false), (5001, true)] {
+        job.now = Duration::from_millis(ms);
+        job.happens(Event::Tick);
+        assert_eq!(job.state.hosts[1].is_lost, is_lost, "{ms}");
+    }
+    job.waits(0);
+    assert_eq!(job.change().0, [(1, "its host was cut off".into())]);
+    job.happens(Event::HostCame {
+        host: 1,
+        address: None,
+    });
+    job.at(6000);
+    assert_eq!(job.starts(), [1]);
+}
+
+#[test]
+fn ranks_of_a_lost_host_start_on_a_spare_one() {
+    let mut job = trains(&[0, 1, 1, 2]);
+    job.state.ranks.pop();
+    job.state.members.pop();
+    job.state.hosts[2].spare = Some(2);
+    job.starts();
+    let why = || "it does not answer".into();
+    job.happens(Event::HostLost {
+        host: 1,
+        why: why(),
+    });
+    job.at_s(1);
+    assert_eq!(job.starts(), [1, 2]);
+    assert_eq!(job.state.hosts_of_ranks(), [0, 2, 2]);
+    assert_eq!(job.state.restarted, 2);
+}
+
+#[test]
+fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
+    let mut job = trains(&[0, 0]);
+    job.says(1, Said::Ends(65));
+    job.says(0, Said::Ends(0));
+    job.ends(1, End::Code(65));
+    job.at_s(1);
+    assert_eq!(job.starts(), [0, 1], "none is started again");
+    job.ends(0, KILLED);
+    assert!(!job.state.goes_on());
+    assert_eq!(job.state.exit_code(), 65);
+    // How a rank ends after the job has done its work does not matter.
+    let mut job = trains(&[0, 0]);
+    job.says(1, Said::Ends(0));
+    job.ends(0, KILLED);
+    job.ends(1, End::Code(0));
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 0));
+}
+
+#[test]
+fn a_job_of_which_no_rank_is_left_ends_with_77() {
+    let mut job = trains(&[0, 0]);
+    job.state.rules.restarts = 0;
+    job.ends(0, KILLED);
+    assert!(job.state.goes_on());
+    job.ends(1, KILLED);
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+}
+
+#[test]
+fn a_rank_that_is_killed_is_the_cause_of_an_ordinary_jobs_end() {
+    let mut job = job_of(&[0, 0], false);
+    // The other one has noticed first.
+    job.ends(1, End::Code(EXIT_PEER_LOST));
+    job.ends(0, KILLED);
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 137));
+    // What ranks that are killed at the end say is no cause.
+    let mut job = job_of(&[0, 0], false);
+    job.ends(0, End::Code(65));
+    job.at_s(3);
+    assert_eq!(job.signals(), [libc::SIGKILL]);
+    job.ends(1, KILLED);
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 65));
+}
+
+#[test]
+fn a_second_ctrl_c_ends_all_within_three_seconds() {
+    for (second, seconds) in [(libc::SIGINT, 4), (libc::SIGTERM, 60)] {
+        let mut job = trains(&[0, 0]);
+        job.happens(Event::Signal(libc::SIGINT));
+        job.at_s(1);
+        job.happens(Event::Signal(second));
+        assert_eq!(job.signals(), [libc::SIGINT, second]);
+        job.at_s(seconds - 1);
+        assert_eq!(job.signals(), [0; 0]);
+        job.at_s(seconds);
+        assert_eq!(job.signals(), [libc::SIGKILL]);
+        [0, 1].iter().for_each(|&rank| job.ends(rank, KILLED));
+        assert_eq!(job.state.exit_code(), of_signal(libc::SIGINT));
+    }
+}
+
+#[test]
+fn a_signal_to_one_rank_stops_the_job_and_none_is_started_again() {
+    for end in [End::Code(EXIT_STOPPED), End::Signal(libc::SIGTERM)] {
+        let mut job = trains(&[0, 0, 0]);
+        job.ends(2, KILLED);
+        job.starts();
+        job.ends(1, end);
+        assert_eq!(job.signals(), [libc::SIGTERM]);
+        job.at_s(1);
+        assert_eq!(job.starts(), [0; 0]);
+        job.ends(0, End::Code(EXIT_STOPPED));
+        assert_eq!(job.state.exit_code(), EXIT_STOPPED);
+    }
+}
+
+#[test]
+fn what_an_older_process_of_a_rank_does_has_no_effect() {
+    let mut job = trains(&[0, 0]);
+    let (rank, process, end) = (1, job.process(1), KILLED);
+    job.ends(1, KILLED);
+    job.at(20);
+    job.happens(Event::Ended { rank, process, end });
+    let said = Said::Waits { after: 1, port: 7 };
+    job.happens(Event::Said {
+        rank,
+        process,
+        said,
+    });
+    assert!(job.state.goes_on() && job.state.restarted == 1);
+    assert_eq!(job.state.ranks[1].process.as_ref().unwrap().waits, None);
+}
