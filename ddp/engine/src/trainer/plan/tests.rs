@@ -3,6 +3,8 @@
 use super::*;
 use crate::trainer::setup;
 use ddp_comm::World;
+use safetensors::Dtype::{F32, I64};
+use safetensors::tensor::TensorView;
 
 fn changed(data: &str, change: impl FnOnce(&mut Config)) -> (Config, Data) {
     let mut options = Config {
@@ -181,15 +183,22 @@ fn a_best_figure_that_held_out_rows_do_not_have_is_refused_by_name() {
     // Files of which each row is counted, and one class is held out.
     let folder = std::env::temp_dir().join(format!("ddp-best-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let file = |name: &str, labels: [&str; 2]| {
-        let row = |row: usize| format!("{row},{}\n", labels[row % 2]);
-        let text = "x,label\n".to_string() + &(0..40).map(row).collect::<String>();
-        std::fs::write(folder.join(name), text).unwrap();
-        folder.join(name).display().to_string()
+    let file = |name: &str, classes: [i64; 2]| {
+        let rows = (0..40).map(|row| row as f32);
+        let x: Vec<u8> = rows.flat_map(f32::to_le_bytes).collect();
+        let labels = (0..40).map(|row| classes[row % 2]);
+        let y: Vec<u8> = labels.flat_map(i64::to_le_bytes).collect();
+        let arrays = [
+            ("x", TensorView::new(F32, vec![40, 1], &x).unwrap()),
+            ("y", TensorView::new(I64, vec![40], &y).unwrap()),
+        ];
+        let path = folder.join(name);
+        std::fs::write(&path, safetensors::serialize(arrays, None).unwrap()).unwrap();
+        path.display().to_string()
     };
     let (train, held_out) = (
-        file("train.csv", ["a", "b"]),
-        file("held-out.csv", ["a"; 2]),
+        file("train.safetensors", [0, 1]),
+        file("held-out.safetensors", [0; 2]),
     );
     let (options, data) = changed(&train, |options| {
         (options.best, options.val_data) = (Auc, Some(held_out.parse().unwrap()));
