@@ -62,15 +62,15 @@ class Checks:
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
-        # slice of the jobs' cases is run in both ways; by mpirun, which takes longer, half of the jobs. --long tries
-        # the other way, too.
+        # slice of the jobs' cases is run in both ways. Half of the jobs. --long runs all of them in both ways.
         turn = self.selected("launcher", 20)[0]
         by_mpirun = (turn + turn // 10) % 2 == 1
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
-        # The simulator's take two minutes of CPU: they have their turn, and run where the last commit changed it.
-        with_simulator = 9 in self.selected("ways", 10) or changed("tests/simcuda")
-        left_out = [] if with_simulator else ["--exclude", "ddp-simcuda"]
+        # Those of two crates take a minute of CPU or more: they have their turn, and run where the last commit
+        # changed them.
+        turns = {"ddp-simcuda": 9 in self.selected("ways", 10) or changed("tests/simcuda"), "ddp-kernels": 0 in self.selected("unit tests of kernels", 2) or changed("kernels/src")}
+        left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, waits=True)
         # What mostly waits comes first, then what takes longest.
@@ -81,7 +81,7 @@ class Checks:
             beside(f"tests/hosts, part {which + 1} of 3", ["tests/hosts/run", f"{which + 1}/3"], waits=True)
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
-            if target == "jobs" and by_mpirun:
+            if target == "jobs" and not self.is_long:
                 half = turn // 2 % 2
                 beside(f"tests of ddp: jobs, part {half + 1} of 2", self.programs.some, package, target, 2, half, env=mostly_waits)
                 continue
@@ -126,8 +126,10 @@ class Checks:
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        # Every kernel, in every commit: each case of a test is run on one of the GPUs.
-        beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
+        # Every kernel in two commits: each case of a test is run on one of the GPUs.
+        halves = [0, 1] if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 2)
+        for which in halves:
+            beside(f"operations, 2 simulated GPUs, part {which + 1} of 2", some, "kernels", 2, 2, which)
         for which in self.selected("trainer", 10):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
         for which in self.selected("ranks", 4):

@@ -19,11 +19,14 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 /// How long the lowest layer's backward takes. It sleeps, like a host whose device computes, so the
 /// test does not depend on the number of cores.
 const SLOW: Duration = Duration::from_millis(60);
+/// On a busy machine a bucket may take longer than that: the longest that a test waits for it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A linear layer whose backward takes long, and is remembered.
 #[derive(Debug)]
 struct Slow {
     inner: Linear,
+    takes: Duration,
     backward: Arc<Mutex<Option<(Instant, Instant)>>>,
 }
 
@@ -36,18 +39,23 @@ impl Layer for Slow {
     }
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
         let started = Instant::now();
-        std::thread::sleep(SLOW);
+        std::thread::sleep(self.takes);
         *self.backward.lock().unwrap() = Some((started, Instant::now()));
         self.inner.backward(pass, dy)
     }
 }
 
 /// One step of Slow, Linear, Linear, one bucket each, on this rank: the timeline, and when the slow
-/// backward ran.
-fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration; 2])> {
+/// backward ran, which takes `takes`.
+fn timeline(
+    world: &World,
+    overlap: bool,
+    takes: Duration,
+) -> Result<(Vec<BucketTime>, [Duration; 2])> {
     let backward = Arc::new(Mutex::new(None));
     let slow = Slow {
         inner: Linear::new(64),
+        takes,
         backward: backward.clone(),
     };
     let layers = Sequential::new()
@@ -103,10 +111,18 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
 #[test]
 fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
     quietly();
-    for (rank, (buckets, [from, to])) in on_ranks(2, None, |world| timeline(world, true))
-        .into_iter()
-        .enumerate()
-    {
+    let mut takes = SLOW;
+    let ranks = loop {
+        let ranks = on_ranks(2, None, move |world| timeline(world, true, takes));
+        let is_done_before = |(buckets, [_, to]): &(Vec<BucketTime>, [Duration; 2])| {
+            buckets[..2].iter().all(|bucket| bucket.done < *to)
+        };
+        if ranks.iter().all(is_done_before) || takes >= PATIENCE {
+            break ranks;
+        }
+        takes = (4 * takes).min(PATIENCE);
+    };
+    for (rank, (buckets, [from, to])) in ranks.into_iter().enumerate() {
         assert_eq!(buckets.len(), 3, "{buckets:?}");
         for bucket in &buckets[..2] {
             assert!(
@@ -131,7 +147,7 @@ fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
 #[test]
 fn without_overlap_all_buckets_are_reduced_after_the_backward() {
     quietly();
-    for (buckets, [_, to]) in on_ranks(2, None, |world| timeline(world, false)) {
+    for (buckets, [_, to]) in on_ranks(2, None, |world| timeline(world, false, SLOW)) {
         assert!(
             buckets.iter().all(|bucket| bucket.started >= to),
             "{buckets:?}, {to:?}"

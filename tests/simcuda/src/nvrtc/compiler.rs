@@ -183,9 +183,7 @@ impl Scratch {
     fn new(cache: &Path) -> Result<Self, Failed> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        // The path is in the library: with a fixed width its length does not depend on who made it.
-        let name = format!("making-{:010}-{number:06}", std::process::id());
-        let folder = cache.join(name);
+        let folder = cache.join(format!("making-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).map_err(|error| failed("make the folder", &folder, &error))?;
         Ok(Self(folder))
     }
@@ -240,6 +238,14 @@ fn code_flags(options: &Options) -> Vec<OsString> {
     flags
 }
 
+/// Without these flags a library's bytes would depend on who made it, and where.
+fn without_paths(folders: &[&Path]) -> Vec<OsString> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let all = folders.iter().copied().chain([here.as_path()]);
+    all.map(|folder| format!("-ffile-prefix-map={}=.", folder.display()).into())
+        .collect()
+}
+
 fn digest(parts: &[&str]) -> String {
     let mut hash = XxHash3_128::new();
     for part in parts {
@@ -292,6 +298,7 @@ fn shim_folder(cache: &Path) -> Result<PathBuf, Failed> {
         "-o".into(),
         scratch.0.join("runtime.o").into(),
     ];
+    let flags = flags.chain(without_paths(&[&scratch.0]));
     run(flags.chain(runtime)).map_err(|error| match error {
         Failed::Program(log) => Failed::Machine(format!(
             "simcuda: the runtime of the shim does not compile:\n{log}"
@@ -462,6 +469,7 @@ fn build(text: &str, options: &Options, scratch: &Scratch, shim: &Path) -> Resul
     {
         arguments.push("-DNDEBUG".into());
     }
+    arguments.extend(without_paths(&[&scratch.0, shim]));
     arguments.extend([
         "-I".into(),
         shim.into(),
