@@ -1,4 +1,4 @@
-//! Digests of a training: what tells at which step, and in which layer, two runs part.
+//! Digests of a training, which show in which step and layer two runs first differ.
 //!
 //! At log steps the gradients of each layer are digested before the update, and the weights after
 //! it. Digests do not depend on the number of ranks, on ZeRO-1 or on how a model is split: they are

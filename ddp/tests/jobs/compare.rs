@@ -58,7 +58,7 @@ fn replayed(folder: &Folder) -> Vec<String> {
 fn refusal(folder: &Folder, code: i32) -> String {
     let ended = folder.alone("compare one two --replay").run();
     assert_eq!(ended.exit_code(), Some(code), "{ended}");
-    assert!(ended.stdout.contains("they part in the "), "{ended}");
+    assert!(ended.stdout.contains("they first differ in the "), "{ended}");
     ended.causes().concat()
 }
 
@@ -175,7 +175,7 @@ fn runs_part_where_what_differs_first_matters() {
         assert_eq!(differing(&value), differences, "{value}");
         let ended = compare(&folder);
         assert_eq!(ended.exit_code(), Some(1), "{ended}");
-        assert!(ended.stdout.contains("they part in"), "{ended}");
+        assert!(ended.stdout.contains("they first differ in"), "{ended}");
         assert_eq!(ended.causes().len(), 1, "{ended}");
     });
 }

@@ -1,8 +1,8 @@
-//! `compare --replay`: repeats the steps in which two runs part, and finds the first tensor that
-//! differs.
+//! `compare --replay`: repeats the steps around the first difference of two runs, and finds the
+//! first tensor that differs.
 //!
 //! Both runs are repeated side by side, each on a thread, from the newest checkpoint that both have
-//! before they part, or from the seed. Each shows what it computes, tensor after tensor. A run of
+//! before they differ, or from the seed. Each shows what it computes, tensor after tensor. A run of
 //! several ranks without `--same-bits` is repeated with a shard for each rank.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ struct Seen {
     bits: Vec<u64>,
 }
 
-/// Repeats both runs up to where they part. Returns what was found, as lines.
+/// Repeats both runs up to their first difference. Returns what was found, as lines.
 pub(super) fn replay(
     runs: [&Logged; 2],
     parting_of_logs: &Parting,
