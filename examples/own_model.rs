@@ -1,6 +1,6 @@
-//! Training with a model and data in hand, and with everything else that `ddp-train` has: the
-//! metrics log, evaluations, checkpoints, resuming, and saving on Ctrl-C. Started again, it
-//! continues from its newest checkpoint.
+//! Trains your own model on your own data, with everything else that `ddp-train` has: the metrics
+//! log, evaluations, checkpoints, resuming, and saving on Ctrl-C. Started again, it continues from
+//! its newest checkpoint.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example own_model

@@ -1,4 +1,4 @@
-//! The command line: what it asks for.
+//! The command line.
 //!
 //! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
 //! of commands that train. `flags/` has what commands share, and the flags of ddp-tools' commands.

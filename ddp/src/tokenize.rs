@@ -1,4 +1,4 @@
-//! `ddp-train tokenize`: from texts to files of tokens.
+//! `ddp-train tokenize`: turns texts into files of tokens.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! How operations run kernels and, by cuBLASLt (`blaslt.rs`), matmuls.
+//! How operations launch kernels and, through cuBLASLt (`blaslt.rs`), matmuls.
 //!
 //! ```text
 //! static SOURCE: Source = Source::new("activation.cu", include_str!("activation.cu"));
@@ -6,8 +6,8 @@
 //! gpu.launch(&SOURCE, ("activate", dtype), grid, args![out, x, count, number])?;
 //! ```
 //!
-//! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
-//! check that they match.
+//! Arguments must have the order and the types of the kernel's parameters. Only the tests check
+//! that they match.
 
 pub(crate) mod blaslt;
 

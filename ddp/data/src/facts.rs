@@ -1,5 +1,5 @@
-//! What is found in all rows before training, in one pass that the ranks share: the classes or the
-//! range of labels, the moments of features, missing and bad numbers, and a hash of all.
+//! What one pass over all rows finds before training, shared by the ranks: the classes or the range
+//! of labels, the moments of features, missing and bad numbers, and a hash of everything.
 
 use twox_hash::XxHash3_64;
 

@@ -3,7 +3,7 @@
 //! A model keeps all of it and applies it to other files.
 //!
 //! Normalization is `(x - shift) * scale` in f32, the same in training and wherever the model is
-//! used. It follows from the moments of the rows that are trained on.
+//! used. Shift and scale come from the moments of the training rows.
 
 use serde::{Deserialize, Serialize};
 

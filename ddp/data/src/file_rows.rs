@@ -1,4 +1,4 @@
-//! Rows of files: read out of mapped files when they are asked for, and normalized.
+//! Rows of files: read from mapped files on request, and normalized.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,11 @@
-//! Arrays, tables and tokens in users' files: the list of formats, which of them a file has, and
-//! how it is opened. A file has the format of its first bytes, and where these do not tell, of the
-//! ending of its name. Files that hold no data for us, or that cannot be read safely, are refused
+//! Arrays, tables and tokens in users' files: the list of formats, how a file's format is
+//! recognised, and how it is opened. The first bytes of a file decide its format, or else the
+//! ending of its name. Files without usable data, and those that cannot be read safely, are refused
 //! with what to do instead.
 //!
 //! Files are untrusted. `open` reads only headers and compares their claims with the size of the
-//! file before it allocates anything; what is wrong is one error that names the file. Pickled
-//! objects are never read. What cannot be mapped as it is (compressed, a table) is converted once
-//! into the cache.
+//! file before it allocates anything; errors name the file. Pickled objects are never read. Files
+//! that cannot be mapped as they are (compressed ones, tables) are converted once into the cache.
 
 pub mod array;
 pub mod cache;

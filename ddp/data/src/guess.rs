@@ -1,6 +1,6 @@
-//! Every rule with which something about data is guessed, with its threshold and the reason for it.
-//! A guess that changes what is trained is printed, and a suspicious one is refused with the
-//! setting that decides it. The rules are pure: callers count, and write the messages.
+//! Every rule that guesses something about data, with its threshold and the reason for it. A guess
+//! that changes what is trained is printed, and a suspicious one is refused with the setting that
+//! decides it. The rules are pure: callers count, and write the messages.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,6 @@
-//! What is learned from rows: the task that their labels show, unless that guess is likely wrong,
-//! and how features become a model's inputs. And what is logged of rows that can be trained on.
+//! Decides from the rows what is trained: the task, guessed from the labels unless that guess is
+//! likely to be wrong, and how features become a model's inputs. Also what is logged about the
+//! rows.
 
 use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;

@@ -1,9 +1,9 @@
-//! Opens the files that were found: files of one kind, as one run of rows of features and one of
+//! Opens the files that were found: files of one kind, as one sequence of feature rows and one of
 //! labels.
 //!
-//! The label of a table is a column, that of a file with several arrays one of them; a file with
-//! one array needs a second file, which IDX files have beside them. All files use the names of
-//! columns and of the label of the first one.
+//! The label of a table is a column, that of a file with several arrays is one of them; a file with
+//! one array needs a second file, which for IDX is found beside it. All files use the column and
+//! label names of the first one.
 
 mod names;
 

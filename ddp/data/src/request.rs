@@ -1,4 +1,4 @@
-//! Which data are wanted, and the data themselves.
+//! The request for data, and the data that it returns.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is to be learned from rows.
+//! What a model learns from rows.
 
 use std::fmt;
 

@@ -8,9 +8,9 @@
 //! OUT/tokenizer.json
 //! ```
 //!
-//! The folder is written under the name `.OUT.unfinished` and renamed when it is whole. A shard
-//! says which texts it is made of, by a hash of them and of the vocabulary. So a run that was
-//! killed reads the texts again, but does not tokenize those of finished shards.
+//! The folder is written under the name `.OUT.unfinished` and renamed when it is complete. Each
+//! shard contains a hash of its texts and of the vocabulary. So a restarted run reads the texts
+//! again, but does not tokenize those of finished shards.
 
 mod documents;
 mod folder;

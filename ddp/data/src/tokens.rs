@@ -2,9 +2,8 @@
 //! first tokens are its inputs, and the targets are the same window shifted by one, so every token
 //! but the first of a file is a target once an epoch.
 //!
-//! Windows do not cross files, as in llm.c: files of a folder may be cut anywhere, and each ends
-//! with a window whose tokens follow each other. What is left at the end of a file is not trained
-//! on.
+//! Windows do not cross files, as in llm.c: files of a folder may be split anywhere, so only tokens
+//! of one file are known to follow each other. Tokens left at the end of a file are not used.
 
 use std::ops::Range;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! The metrics log of a run: OUT/config.toml, and OUT/metrics.jsonl with one event a line.
 //! Progress, reports and `inspect` derive from it.
 //!
-//! Rank 0 writes it. A line is written whole or not at all: a full disk leaves the lines before it
-//! as they were. Non-finite numbers are `null`. Only the first line, the last one and those of a
-//! resume have times of the wall clock. When a run is resumed, lines after the checkpoint are cut
+//! Rank 0 writes it. A line is written whole or not at all: a full disk does not damage earlier
+//! lines. Non-finite numbers are `null`. Only the first line, the last one and those of a resume
+//! have wall-clock times. When a run is resumed, lines after the checkpoint are removed
 //! (`metrics_log/cut.rs`).
 
 mod cut;

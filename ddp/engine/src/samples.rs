@@ -1,5 +1,5 @@
-//! What a classification run keeps for its report at the last evaluation: the confusion matrix, and
-//! some held-out rows, most of them wrongly classified.
+//! What a classification run stores for its report at the last evaluation: the confusion matrix,
+//! and some held-out rows, most of them wrongly classified.
 //!
 //! Counts are integers, summed over the ranks exactly. Samples are the first in the order of rows,
 //! so they do not depend on the number of ranks. C is the number of classes.

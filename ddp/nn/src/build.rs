@@ -1,6 +1,6 @@
-//! What layers declare before there is memory: parameters and buffers with their names, shapes and
-//! initial weights, where each parameter is used, and the number formats of a model. `Params`
-//! allocates what was declared.
+//! What layers declare before memory is allocated: parameters and buffers with their names, shapes
+//! and initial weights, where each parameter is used, and the number formats of a model. `Params`
+//! allocates them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,8 +9,8 @@
 //! one operation, as are the norm's backward and the sum of both gradients.
 //!
 //! Recompute: trades time for memory. What layers save between forward and backward is dropped, and
-//! backward runs their forward again. The bits are the same: random numbers are drawn again by
-//! layer, step and row.
+//! backward runs their forward again. The bits are the same, since random numbers depend on layer,
+//! step and row alone.
 
 use std::any::Any;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! One pass over a model: how layers get parameters and memory, the stack that forward leaves for
-//! backward, and the observer that is shown what is computed, one tensor after the other.
+//! One pass over a model: how layers get parameters and memory, the stack on which forward saves
+//! tensors for backward, and the observer that sees each computed tensor.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,4 @@
-//! The flags of the commands of `ddp-tools`, but for benchmarks, and the examples in their help.
+//! The flags of `ddp-tools`' commands, except benchmarks, and the examples in their help.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! `ddp-train predict`: writes a model's prediction for each row to a file, which appears whole or
-//! not at all. Rank 0 writes the batches of all ranks in the order of rows.
+//! `ddp-train predict`: writes a model's prediction for each row to a file, which is written whole
+//! or not at all. Rank 0 writes the batches of all ranks in the order of rows.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};

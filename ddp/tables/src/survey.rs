@@ -1,6 +1,6 @@
-//! What the cells of a table's columns are: numbers, texts, missing ones, and the different values
-//! of those columns that may be categorical. From this follow the plan of the features, and the
-//! message that names all columns at once that cannot be features as they are.
+//! Surveys the cells of a table's columns: numbers, texts, missing ones, and the different values
+//! of columns that may be categorical. The result is the plan of the features, or one error that
+//! names all columns that cannot be features as they are.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};

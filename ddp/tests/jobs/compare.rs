@@ -1,4 +1,5 @@
-//! `ddp-train compare`: runs that differ in one thing part where that thing first matters.
+//! `ddp-train compare`: two runs with one different setting first differ where that setting first
+//! matters.
 
 use std::fs;
 
@@ -58,7 +59,10 @@ fn replayed(folder: &Folder) -> Vec<String> {
 fn refusal(folder: &Folder, code: i32) -> String {
     let ended = folder.alone("compare one two --replay").run();
     assert_eq!(ended.exit_code(), Some(code), "{ended}");
-    assert!(ended.stdout.contains("they first differ in the "), "{ended}");
+    assert!(
+        ended.stdout.contains("they first differ in the "),
+        "{ended}"
+    );
     ended.causes().concat()
 }
 

@@ -1,7 +1,7 @@
-//! Reads the metrics log of a run (`metrics.jsonl`), for whoever looks at a run.
+//! Reads the metrics log of a run (`metrics.jsonl`).
 //!
 //! A log may be incomplete (the run was killed), edited, or not a log at all. Lines that are not
-//! events are skipped and listed, but for half a line at the end. Unknown events are skipped.
+//! events are skipped and listed, except an incomplete last line. Unknown events are skipped.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

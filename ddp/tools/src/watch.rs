@@ -1,7 +1,7 @@
 //! `ddp-train watch DIR`: a live view of a run in the terminal, from its metrics log alone. So it
 //! works over ssh, on another host that shares the folder, and after the run.
 //!
-//! `summary.rs` says what the log holds in words, `view.rs` draws.
+//! `summary.rs` puts the log into words, `view.rs` draws.
 
 mod summary;
 mod view;

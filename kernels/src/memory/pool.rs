@@ -1,4 +1,4 @@
-//! The bookkeeping of one kind of memory: live tensors, figures, limit, buffers kept for reuse.
+//! The bookkeeping of one kind of memory: live tensors, statistics, limit, buffers kept for reuse.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

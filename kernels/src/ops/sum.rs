@@ -16,7 +16,7 @@
 //! and kernel these are.
 //!
 //! add_in_order adds partial sums of several ranks in the order of a tree. Each is read once.
-//! Letters: E elements, O parts that others gave, G that this rank gives.
+//! Letters: E elements, O parts from other ranks, G of this rank.
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};

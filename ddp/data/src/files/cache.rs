@@ -11,7 +11,7 @@
 //! .unfinished-PID-N          an entry being made; renamed once it is on the disk
 //! ```
 //!
-//! A checksum is trusted while inode, size and times of the file are unchanged, and computed anew
+//! A checksum is trusted while inode, size and times of the file are unchanged, and recomputed
 //! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
 //! slowly. Two processes may convert the same file at the same time: the second one uses the entry
 //! of the first.

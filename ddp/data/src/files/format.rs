@@ -1,5 +1,5 @@
-//! What a format of data files is: its name, how its files are recognised, and how they are read;
-//! and what a file holds, whatever its format.
+//! The description of a file format: its name, how its files are recognised, and how they are read;
+//! and what a file of any format contains.
 
 use std::path::Path;
 use std::sync::Arc;

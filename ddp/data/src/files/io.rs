@@ -1,6 +1,6 @@
 //! Opening files, also those compressed with gzip, and naming them in errors.
 //!
-//! A few bytes can unpack to more than a disk holds: what compresses better than data do is
+//! A few bytes can unpack to more than a disk holds: a file that compresses better than data can is
 //! refused.
 
 use std::fmt;

@@ -1,9 +1,9 @@
-//! The rows of one step, their memory, and how they get into it.
+//! The rows of one step, their memory, and how it is filled.
 //!
 //! `Prefetcher` gathers the next batch on a background thread, so that reading from a disk, or
-//! drawing, runs during the step. One order at a time, for memory that nothing else touches: the
-//! loader gives it away with the order and gets it back with the answer. The thread ends with the
-//! loader.
+//! drawing, runs during the step. It has one request at a time, for memory that nothing else
+//! touches: the loader gives the memory away with the request and gets it back with the answer. The
+//! thread ends with the loader.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! From files of tokens to windows of them.
+//! From files of tokens to windows of tokens.
 
 use std::ops::Range;
 use std::sync::Arc;

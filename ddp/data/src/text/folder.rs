@@ -1,5 +1,5 @@
-//! The folder of shards while it is filled: under another name, by one process, and renamed when it
-//! is whole.
+//! The folder of shards while one process fills it: it has another name, and is renamed when it is
+//! complete.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,5 +1,6 @@
-//! Which tokens a tokenizer has, as its `tokenizer.json` says, and from text to tokens and back:
-//! bytes, or the crate `tokenizers`. Every build reads the file; only encoding needs the crate.
+//! Which tokens a tokenizer has, according to its `tokenizer.json`; and converts text to tokens and
+//! back, by bytes or the crate `tokenizers`. Every build reads the file; only encoding needs the
+//! crate.
 
 use std::collections::BTreeMap;
 use std::path::Path;

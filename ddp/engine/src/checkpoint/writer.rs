@@ -1,4 +1,5 @@
-//! Writing a checkpoint, on the thread `saver` of every rank: aside, made durable, renamed.
+//! Writes a checkpoint, on the thread `saver` of every rank: under another name, synced, then
+//! renamed.
 //!
 //! Rank 0 makes the folder and writes the model. Ranks with moments write those. Rank 0 checks that
 //! it sees all files, writes the state, and last the manifest. An error on any rank ends all.

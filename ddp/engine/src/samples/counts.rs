@@ -1,5 +1,5 @@
-//! Answers counted by class: whole numbers, so that the order in which they are added does not
-//! matter. Letters: C classes.
+//! Predictions counted by class: whole numbers, so that the order of additions does not matter.
+//! Letters: C classes.
 
 use std::cmp::Reverse;
 

@@ -1,5 +1,5 @@
-//! Pairs of rows of two classes, for the area under the ROC curve (AUC): the part of all pairs of a
-//! row of each class in which the row of the second class has the higher score. Ties count half.
+//! Pairs of rows of two classes, for the area under the ROC curve (AUC): the share of all pairs of
+//! a row of each class in which the row of the second class has the higher score. Ties count half.
 //!
 //! Pairs are counted in integers, so AUC is exact for these scores, and the same on any number of
 //! ranks.

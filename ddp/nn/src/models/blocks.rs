@@ -1,5 +1,5 @@
-//! The blocks of a transformer, which several families have, and their settings: attention and a
-//! perceptron, each with a norm before it and added to its input.
+//! The blocks of a transformer and their settings, shared by several families: attention and a
+//! perceptron, each preceded by a norm and added to its input.
 //!
 //! ```text
 //! blocks.0.attention.norm, .mix.qkv, .mix.out

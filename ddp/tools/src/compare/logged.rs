@@ -1,5 +1,5 @@
-//! What `compare` reads of a metrics log: the digests of each logged step, and what the run was
-//! started with.
+//! What `compare` reads from a metrics log: the digests of each logged step, and how the run was
+//! started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

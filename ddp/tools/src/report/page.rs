@@ -1,4 +1,4 @@
-//! The page: how a run ended and what it reached, then details.
+//! The page: how a run ended and its results, then details.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What a run reached, in a few figures: for its page, `watch`, and the page of several runs.
+//! The results of a run in a few figures: for its page, `watch`, and the page of several runs.
 
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};

@@ -1,4 +1,4 @@
-//! A run whose metrics log is read as it grows, and what the log holds, in words.
+//! Reads the metrics log of a run as it grows, and puts it into words.
 
 use std::fs;
 use std::path::{Path, PathBuf};

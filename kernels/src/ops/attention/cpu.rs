@@ -1,4 +1,4 @@
-//! Attention on the CPU: which pieces there are, and with which instructions they run.
+//! Attention on the CPU: how it is divided into pieces, and with which SIMD level they run.
 
 #[cfg(target_arch = "x86_64")]
 use crate::ops::matmul::{Avx2F32, Avx2F64, Avx512F32};
