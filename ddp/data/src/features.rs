@@ -209,7 +209,7 @@ impl Normalization {
         }
     }
 
-    /// Whether it is for rows of `width` features.
+    /// Whether it fits rows of `width` features.
     pub(crate) fn fits(&self, width: usize) -> bool {
         let count = self.shift.len();
         self.scale.len() == count && (count == 1 || count == width)

@@ -32,7 +32,7 @@ use self::io::{append, map, refuse, unreadable, writing};
 use self::numpy::{PICKLE, WORKBOOK};
 use crate::error::{Result, bail, ensure};
 
-/// Every format. Where several begin alike, the first counts.
+/// All formats. If several recognise a file, the first one is used.
 static FORMATS: &[&Format] = &[
     &numpy::NPY,
     &numpy::NPZ,
@@ -74,7 +74,7 @@ const REFUSED: [(&[u8], &str); 8] = [
     ),
 ];
 
-/// The format that a name shows, without `.gz`, and its ending.
+/// The format of a name without `.gz`, and the ending that shows it.
 pub(crate) fn named(path: &Path) -> Option<(&'static Format, &'static str)> {
     let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -214,7 +214,7 @@ pub fn table_format(path: &Path) -> Result<TableFormat> {
     }
 }
 
-/// Whether the file at `path` is one of tokens by what it says itself.
+/// Whether the file at `path` itself says that it holds tokens.
 pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
     let format = format(path)?;
     let is_shard = || flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some());

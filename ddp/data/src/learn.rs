@@ -19,7 +19,7 @@ use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number,
 /// Numbers of the first rows in which identifiers are looked for.
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
 
-/// What a model of these rows is to expect of others.
+/// What a model that is trained on these rows expects of others.
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
     let labels = source.labels.as_ref();
     let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
@@ -48,7 +48,7 @@ pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Re
     })
 }
 
-/// What is to be learned from these labels.
+/// The task that follows from these labels.
 fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
     let (place, rows) = (labels.name(), labels.rows.rows());
     if !labels.are_classes() {
@@ -226,7 +226,7 @@ fn warn_of_rounding(what: &str, moments: &Moments, name: impl Fn(usize) -> Strin
     }
 }
 
-/// Logs what a user should know of these data.
+/// Logs what a user should know about these data.
 pub(crate) fn warn(
     request: &DataRequest,
     source: &Source,

@@ -116,8 +116,8 @@ impl BlockPlan {
     }
 }
 
-/// Reads so many rows of this width; all ranks share the work. Moments are of those rows that
-/// `is_trained_on`.
+/// Reads this many rows of this width; all ranks share the work. Moments include only rows for
+/// which `is_trained_on` is true.
 pub(crate) fn features(
     (rows, width): (u64, usize),
     read: ReadRows<'_>,

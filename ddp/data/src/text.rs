@@ -59,7 +59,7 @@ pub struct TokenizeOptions {
     pub out: PathBuf,
     /// How texts are divided.
     pub sizes: Sizes,
-    /// What reads `.parquet`, if the program does.
+    /// The reader of `.parquet`, if the program has one.
     pub columns: Option<ReadTexts>,
 }
 
@@ -367,7 +367,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What the shard of these texts says that it is made of.
+    /// What a shard says about its source: a hash of these texts and of the vocabulary.
     fn source(&self, group: &Group) -> String {
         let mut hash = XxHash3_128::new();
         hash.write(VERSION);

@@ -21,7 +21,7 @@ use crate::spec::TokensSpec;
 use crate::task::{TaskSpec, TensorSpec};
 use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 
-/// The task that tokens are for, if it is known before they are read, and what has it, for
+/// The task that tokens are for, if it is known before they are read, and where it is from, for
 /// messages.
 pub(crate) type Known<'a> = Option<(&'a TaskSpec, &'a str)>;
 
@@ -98,7 +98,7 @@ impl TokenFiles {
         )
     }
 
-    /// What made these tokens, if the files name it and it is beside them.
+    /// The tokenizer of these tokens, if the files name it and it is beside them.
     pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         let first = &self.arrays[0];
         let path = first.mapped.path().with_file_name(TOKENIZER_FILE);
@@ -206,8 +206,8 @@ impl Dataset for Windows {
         &self.spec
     }
 
-    /// Says what the tokens are, not where: the same tokens in files of another format are the same
-    /// data, if they are cut into files at the same places.
+    /// Identifies the tokens, not their files: the same tokens in files of another format are the
+    /// same data, if they are divided into files at the same places.
     fn fingerprint(&self) -> Result<String> {
         Ok(format!(
             "windows {:?} of {} of {} tokens, {}, content {:016x}",

@@ -49,7 +49,7 @@ const COPY: &str = "data.bin";
 struct WantedCopy<'a> {
     /// The file it is made from.
     source: &'a Path,
-    /// Everything besides the source's content that decides what the copy is.
+    /// Everything besides the source's content on which the copy depends.
     request: &'a str,
 }
 
@@ -316,7 +316,7 @@ impl Note {
         notes.find(|note| note.describes(identity))
     }
 
-    /// The note at `path`, if it is whole.
+    /// The note at `path`, if it is complete.
     fn read(path: &Path) -> Option<Note> {
         serde_json::from_slice(&read_up_to(path, 1 << 16).ok()??).ok()
     }

@@ -365,7 +365,7 @@ impl Slots {
     }
 }
 
-/// Rows to gather into this memory; after it, whether that succeeded.
+/// Rows to gather into this memory; in the answer, whether that succeeded.
 #[derive(Debug)]
 struct Order {
     rows: Vec<u64>,
@@ -447,8 +447,8 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// Waits for the batch that was ordered. If it is batch `batch`, puts its rows into `rows` and
-    /// returns true; another one is dropped.
+    /// Waits for the batch that was requested. If it is batch `batch`, puts its rows into `rows`
+    /// and returns true; another one is dropped.
     pub(super) fn take(&mut self, batch: u64, rows: &mut Vec<u64>) -> Result<bool> {
         let Some(ordered) = self.ordered.take() else {
             return Ok(false);

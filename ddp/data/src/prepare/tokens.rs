@@ -271,8 +271,8 @@ fn open(
     Ok((Arc::new(files), summary, tokenizer))
 }
 
-/// Reads all tokens, and compares them between ranks with different files. They must be `below` a
-/// number, if one is known, and not the one that is `untrained`; `why` says what the number is.
+/// Reads all tokens, and compares them between ranks with different files. All must be less than
+/// `below`, if it is given, and none may be `untrained`; `why` says what `below` is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: SettingName<'_>,

@@ -48,7 +48,7 @@ pub struct ReadOptions<'a> {
     pub piece_bytes: usize,
     /// Counts bytes read from files.
     pub read_bytes: &'a AtomicU64,
-    /// What reads `.parquet`, if the program does.
+    /// The reader of `.parquet`, if the program has one.
     pub columns: Option<ReadTexts>,
 }
 

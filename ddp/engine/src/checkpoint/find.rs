@@ -61,8 +61,8 @@ fn with_io_help(error: Error, help: String) -> Error {
 /// How often checkpoints are listed.
 const LISTED_MAX: u32 = 20;
 
-/// Calls `attempt` until it finds something. It is told whether this is the last attempt, which
-/// must.
+/// Calls `attempt` until it finds something. Its argument says whether this is the last attempt,
+/// which must succeed or fail.
 fn retried<T>(mut attempt: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
     for listed in 1..LISTED_MAX {
         if let Some(found) = attempt(false)? {

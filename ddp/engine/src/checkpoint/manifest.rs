@@ -72,7 +72,7 @@ impl Opened {
         self.folder.join(MODEL_FILE)
     }
 
-    /// What made the tokens that the model takes, if the checkpoint has it.
+    /// The tokenizer of the model's tokens, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         if self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
             return Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?));
