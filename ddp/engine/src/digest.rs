@@ -99,7 +99,7 @@ impl Digests {
         Ok(())
     }
 
-    /// The gradients and the weights by layer. `divisor` is what makes sums of gradients means.
+    /// The gradients and the weights by layer. `divisor` turns sums of gradients into means.
     pub(crate) fn read(&self, params: &Params, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
         let all = read(&self.quanta)?;
         let (gradients, weights) = all.split_at(all.len() / 2);

@@ -66,8 +66,8 @@ impl Sequential {
         self.push_named(&name, layer);
     }
 
-    /// Adds a layer under the number of the one below it: the names of the layers above are those
-    /// that they have without it.
+    /// Adds a layer with the number of the one below it, so that it does not change the names of
+    /// the layers above.
     pub fn push_unnumbered(&mut self, layer: Box<dyn Layer>) {
         let name = self.next.saturating_sub(1).to_string();
         self.push_named(&name, layer);

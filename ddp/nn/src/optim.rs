@@ -459,7 +459,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Keeps what the first part changes, as far as it keeps anything for another rank.
+    /// Saves what the first part changes. Does nothing if no slice is kept for another rank.
     pub fn keep_old(&self) -> Result<()> {
         let mut pairs = self.old.iter();
         Ok(pairs.try_for_each(|(old, moment)| old.copy_from(moment))?)

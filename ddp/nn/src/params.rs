@@ -58,10 +58,10 @@ impl Parameter {
     }
 }
 
-/// A parameter that a part of a split model uses and an earlier part owns. Whoever runs the parts
-/// copies its values from the owner before a forward. Before this part's backward (or that of the
-/// loss), the gradient that later uses have summed so far is copied from the owner; after it, the
-/// gradient is copied back.
+/// A parameter that a part of a split model uses and an earlier part owns. The code that runs the
+/// parts copies its values from the owner before a forward. Before this part's backward (or that of
+/// the loss), the gradient that later uses have summed so far is copied from the owner; after it,
+/// the gradient is copied back.
 #[derive(Clone, Copy, Debug)]
 pub struct Loan {
     /// Identifies it in this part.

@@ -359,7 +359,7 @@ impl<'a> Pass<'a> {
         result
     }
 
-    /// Runs `body`, a forward that backward repeats, with buffers apart from the others.
+    /// Runs `body`, a forward that backward repeats, with separate buffers.
     pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.scratch.take_from(ScratchPool::Again);
         let result = body(self);
@@ -394,7 +394,7 @@ impl std::fmt::Debug for Pass<'_> {
     }
 }
 
-/// Gets what a tensor is, and the tensor.
+/// Receives a tensor's description, and the tensor.
 pub type Observer = Box<dyn FnMut(String, &Tensor) -> ddp_kernels::Result<()>>;
 
 thread_local! {

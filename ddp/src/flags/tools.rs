@@ -21,8 +21,8 @@ pub(crate) struct ReportFlags {
     /// Folders of runs: what --out was
     #[arg(value_name = "DIR", required = true)]
     pub folders: Vec<PathBuf>,
-    /// File for the page; of several runs it shows the curves over one another
-    /// [default: report.html in the folder of the run]
+    /// File for the page; for several runs it shows the curves in the same charts [default:
+    /// report.html in the folder of the run]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Write the metrics of a run to this CSV file instead; - for standard output

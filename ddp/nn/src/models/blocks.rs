@@ -133,7 +133,8 @@ pub(super) const SIZE_MAX: usize = 1 << 24;
 /// The widest head.
 const HEAD_SIZE_MAX: usize = 256;
 
-/// The blocks of a transformer: those of a gpt, but for what its settings do not say.
+/// The blocks of a transformer: those of a gpt with these settings, and two properties that are not
+/// settings of a gpt.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     pub(super) spec: GptSpec,

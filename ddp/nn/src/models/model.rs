@@ -181,8 +181,8 @@ impl Model {
         self.backward_from(pass, dy, false).map(drop)
     }
 
-    /// As `backward`, and returns the gradient of the input, which is the output of another model
-    /// or of interest itself. None for an input of integers.
+    /// As `backward`, and returns the gradient of the input: for the model below, or for its own
+    /// sake. None for an input of integers.
     pub fn backward_to_input(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         self.backward_from(pass, dy, true)
     }
@@ -204,7 +204,8 @@ impl Model {
 impl Model {
     /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
     /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
-    /// their input, and the device. Whoever runs them copies what they borrow (`Params::loans`).
+    /// their input, and the device. The caller copies the parameters that they borrow
+    /// (`Params::loans`).
     pub fn split(
         root: Sequential,
         input_shape: &[usize],
