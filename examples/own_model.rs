@@ -17,7 +17,7 @@ use ddp::kernels::{Device, Tensor};
 use ddp::models::OwnLayers;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 
-/// So many points on three spirals, after `first` others.
+/// This many points on three spirals, after `first` others.
 fn spirals(rows: usize, first: usize) -> ddp::Result<InMemory> {
     let (mut points, mut classes) = (Vec::new(), Vec::new());
     for row in first..first + rows {

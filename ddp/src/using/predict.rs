@@ -218,7 +218,7 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// What writes a row: its prediction, and the columns of the input before it.
+/// Writes a row: the columns of the input, then the prediction.
 type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
 
 /// Encodes this rank's batch of round `round`.

@@ -19,7 +19,7 @@ use crate::output::Say;
 
 /// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// How often keys are looked for.
+/// How often it checks for keys.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
 /// Shows the run in `folder` until q is pressed or a signal comes. Without a terminal prints one

@@ -8,7 +8,7 @@ use crate::shown::shown;
 use crate::tasks::BestBy;
 use crate::units::{count, duration, megabytes, plural};
 
-/// A figure: what it is, its value, and what it is of; the last may be empty.
+/// A figure: its name, its value, and a note on what it refers to, which may be empty.
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
     pub(crate) value: String,

@@ -24,7 +24,7 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// Reads what was added. A log that cannot be read leaves what is known.
+    /// Reads what was added. If the log cannot be read, what was read before stays.
     pub(super) fn refresh(&mut self) {
         self.problem = self
             .run

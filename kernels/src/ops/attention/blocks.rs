@@ -201,7 +201,7 @@ pub(super) struct Room<T> {
 const CACHE_LINE: usize = 64;
 
 impl<T: Real> Room<T> {
-    /// So many elements, of any value.
+    /// This many elements, of arbitrary values.
     pub(super) fn take(&mut self, len: usize) -> &mut [T] {
         if self.buffer.len() < len + CACHE_LINE {
             self.buffer.resize(len + CACHE_LINE, T::ZERO);
