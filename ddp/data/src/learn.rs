@@ -203,7 +203,7 @@ pub(crate) fn warn_of_shared(val: &Source, train: &Source) {
     if let Some(name) = val.shared_with(train) {
         let Source { setting, path, .. } = val;
         tracing::warn!(
-            "{setting} {path}: {name} is trained on too: it says nothing about new rows"
+            "{setting} {path}: {name} is also trained on: it says nothing about new rows"
         );
     }
 }

@@ -258,7 +258,7 @@ fn learned(
     let learned = Vocabulary::of_bytes(file).map_err(|why| bad_tokenizer(options, why))?;
     if learned.size < size {
         tracing::warn!(
-            "the vocabulary has {} tokens, not {size}: no other pair of tokens is there twice",
+            "the vocabulary has {} tokens, not {size}: no other pair of tokens occurs twice",
             learned.size
         );
     }

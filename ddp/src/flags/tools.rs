@@ -80,7 +80,7 @@ Examples:
   ddp-train compare one two --replay               the first operation whose output differs
   ddp-train report one two --out both.html         a page with curves of how far they are apart
 
-Only steps that both runs logged are compared: --log-every 1 names the very step.
+Only steps that both runs logged are compared: --log-every 1 names the exact step.
 
 Exit codes: 0 the same, 1 they differ, 2 wrong flags, 65 a damaged log, 74 unreadable.";
 

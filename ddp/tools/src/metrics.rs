@@ -367,7 +367,7 @@ pub fn check_run(opened: &Opened) -> Result<()> {
     change.map_or(Ok(()), |change| {
         Err(Error::Data(format!(
             "{}: expected a checkpoint of the run in {}, got one of another run, with {change}; \
-             help: move it to the run that it is of, or out of this one",
+             help: move it to its own run, or out of this one",
             opened.folder.display(),
             out.display()
         )))

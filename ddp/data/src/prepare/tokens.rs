@@ -223,7 +223,7 @@ fn open_val(
     let is_trained_on = |array: &&Array| trained_on.iter().any(|own| own.is_same(array));
     if let (Some(array), 0) = (files.arrays.iter().find(is_trained_on), ranks.rank()) {
         tracing::warn!(
-            "{VAL_DATA} {spec}: {} is trained on too: it says nothing about new text",
+            "{VAL_DATA} {spec}: {} is also trained on: it says nothing about new text",
             array.name()
         );
     }

@@ -238,7 +238,7 @@ impl Keys {
         if got == only {
             return Ok(());
         }
-        Err(self.unknown(key, &got, &format!("{only}: this program has nothing else")))
+        Err(self.unknown(key, &got, &format!("{only}: nothing else is supported")))
     }
 
     /// What the text of `key` means.

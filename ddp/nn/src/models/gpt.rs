@@ -19,7 +19,7 @@ impl Family for GptSpec {
     }
 
     fn help(&self) -> &'static str {
-        "A transformer that learns the next token, as GPT-2"
+        "A transformer that learns the next token, like GPT-2"
     }
 
     fn presets() -> Vec<(&'static str, GptSpec)> {

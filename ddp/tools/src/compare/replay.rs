@@ -118,9 +118,9 @@ pub(super) fn replay(
         });
         if let Some(parting) = parting(&run.steps, &steps.collect()) {
             lines.push(format!(
-                "the replay of {name} is not what its log says of {parting}: other data or another \
-                 machine than then, more than 2 ranks without {SAME_BITS} (they may have added in \
-                 another order), or a fault of the machine then"
+                "the replay of {name} does not match its log in {parting}: the data or the machine \
+                 has changed, more than 2 ranks without {SAME_BITS} added in another order, or the \
+                 run's machine had a fault"
             ));
         }
     }
