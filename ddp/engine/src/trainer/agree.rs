@@ -1,4 +1,4 @@
-//! What the ranks compare before training: first program and settings, then model and data.
+//! What the ranks compare before they train: first program and settings, then model and data.
 
 use std::fs::{self, File};
 use std::io::Read;
