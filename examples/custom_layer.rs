@@ -1,6 +1,6 @@
 //! Your own layer, on the CPU and on GPUs: layer normalization over a row, with a learned gain and
-//! bias. Checks its derivatives, then trains it for a moment.
-//! `cargo run --release --example custom_layer`. Letters: B rows of a batch, C columns.
+//! bias. Checks its derivatives, then trains it for a few steps. `cargo run --release --example
+//! custom_layer`. Letters: B rows of a batch, C columns.
 
 use ddp::comm::World;
 use ddp::data::{InMemory, Loader};

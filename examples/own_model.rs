@@ -1,6 +1,6 @@
-//! Training with a model and data in hand, and with everything else that `ddp-train` has: the
-//! metrics log, evaluations, checkpoints, resuming, and saving on Ctrl-C. Started again, it
-//! continues from its newest checkpoint.
+//! Trains your own model on your own data, with everything else that `ddp-train` has: the metrics
+//! log, evaluations, checkpoints, resuming, and saving on Ctrl-C. Started again, it continues from
+//! its newest checkpoint.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example own_model
@@ -17,7 +17,7 @@ use ddp::kernels::{Device, Tensor};
 use ddp::models::OwnLayers;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 
-/// So many points on three spirals, after `first` others.
+/// This many points on three spirals, after `first` others.
 fn spirals(rows: usize, first: usize) -> ddp::Result<InMemory> {
     let (mut points, mut classes) = (Vec::new(), Vec::new());
     for row in first..first + rows {

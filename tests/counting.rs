@@ -1,5 +1,5 @@
-//! An allocator that counts allocations and remembers the largest, for tests of what code takes
-//! from the heap. A test file includes this file and makes it the allocator of its process:
+//! An allocator that counts allocations and remembers the largest, for tests of heap use. A test
+//! file includes this file and makes it the allocator of its process:
 //!
 //! ```text
 //! #[path = "../../tests/counting.rs"]

@@ -1,6 +1,6 @@
-//! What goes wrong on a GPU is an error that names the operation, the device and the line, and
-//! never a hang, a panic or a wrong number in silence. The simulator makes it go wrong, by a plan;
-//! each case runs in a process of its own.
+//! A failure on a GPU is an error that names the operation, the device and the line, and never a
+//! hang, a panic or a silently wrong number. The simulator injects the failures; each case runs in
+//! a separate process.
 
 use std::process::Command;
 

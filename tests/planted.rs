@@ -1,12 +1,12 @@
-//! Planted mistakes of GPU programs, each beside a corrected twin. In every order of execution the
+//! Planted mistakes in GPU programs, each beside a corrected twin. In every order of execution the
 //! simulator must find the mistake and name its cause, and must find nothing in the twin.
 //!
-//! Ranks that make different collectives are found by ddp-comm itself, on any GPU.
+//! ddp-comm itself detects ranks that call different collectives, on any GPU.
 //!
-//! Every program runs in a separate process: this test program, started again. Nothing is planted
-//! without simulated GPUs (`launch/with-simulated-gpus 2 cargo test -p ddp-tests --test planted`).
-//! On real GPUs each corrected twin runs once; `PLANTED=missing_event_wait/right` runs one by hand,
-//! for instance under compute-sanitizer.
+//! Every program runs in a separate process: this test program, started again. Mistakes run only on
+//! simulated GPUs (`launch/with-simulated-gpus 2 cargo test -p ddp-tests --test planted`). On real
+//! GPUs each corrected twin runs once; `PLANTED=missing_event_wait/right` runs one by hand, for
+//! instance under compute-sanitizer.
 
 #[path = "planted/blas.rs"]
 mod blas;

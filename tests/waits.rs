@@ -1,6 +1,6 @@
 //! Every wait in `kernels/` is needed. The simulator can leave out the k-th wait of a run. These
-//! scenes use every place that waits; leaving out a wait must be noticed: as a race or another
-//! finding, as an error, or as a wrong number. A place whose waits go unnoticed must be in the list
+//! scenes use every place that waits; leaving out a wait must be noticed, by a race or another
+//! finding, by an error, or by a wrong number. A place whose waits go unnoticed must be in the list
 //! of redundant ones, with the reason.
 //!
 //! The commit selects the scene to start from, and a place is tried until it is noticed once; with

@@ -1,5 +1,5 @@
 //! Under `Policy::Warn` each source line that moves operands warns once, through `tracing`. The
-//! listener belongs to the process, so this test is the only one in its file.
+//! subscriber belongs to the process, so this test is the only one in its file.
 
 use std::sync::Mutex;
 

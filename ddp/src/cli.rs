@@ -1,4 +1,4 @@
-//! The command line: what it asks for.
+//! The command line.
 //!
 //! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
 //! of commands that train. `flags/` has what commands share, and the flags of ddp-tools' commands.
@@ -126,7 +126,7 @@ Examples:
 
 OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
 
-Exit codes: 0 done, 1 compared runs part, 2 wrong flags, 65 bad data, 69 doctor found a problem,
+Exit codes: 0 done, 1 compared runs differ, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 

@@ -1,5 +1,5 @@
-//! `--dry-run`: checks a run without training, and says what it would take in memory, disk space
-//! and time. No folder, metrics log or checkpoint is written.
+//! `--dry-run`: checks a run without training, and prints the memory, disk space and time that it
+//! would take. No folder, metrics log or checkpoint is written.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -63,7 +63,7 @@ pub(crate) struct PlaceFlags {
     pub hostfile: Option<PathBuf>,
 }
 
-/// How ranks are started, if no launcher starts them, and how the job goes on without some.
+/// How ranks are started, if no launcher starts them, and how the job continues without some.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub(crate) struct StartFlags {
     #[command(flatten, next_help_heading = RANKS)]

@@ -1,5 +1,5 @@
-//! The model that follows from `--init-from`: what the folder holds, and that flags do not
-//! contradict it.
+//! The model of `--init-from`: reads it from the folder, and checks that flags do not contradict
+//! it.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

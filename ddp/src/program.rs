@@ -1,7 +1,7 @@
 //! A program that trains: `ddp-train`, or one of your own, with every command and flag.
 //!
-//! Flags become one checked configuration, and the process finds its place among the ranks of its
-//! job. Any error then ends all ranks, with one message and one exit code.
+//! Flags become one checked configuration, and the process joins the ranks of its job. From then on
+//! any error ends all ranks, with one message and one exit code.
 
 use std::ffi::OsString;
 use std::fmt::Display;

@@ -119,7 +119,7 @@ impl Progress {
         }
     }
 
-    /// So many of all bytes are read.
+    /// This many of all bytes have been read.
     pub fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
         self.bar.set_message(what);
         self.bar.set_length(of);

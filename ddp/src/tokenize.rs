@@ -1,4 +1,4 @@
-//! `ddp-train tokenize`: from texts to files of tokens.
+//! `ddp-train tokenize`: turns texts into files of tokens.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -25,8 +25,8 @@ Examples:
   ddp-train tokenize web.jsonl.zst --tokenizer gpt2/tokenizer.json --out web
   ddp-train --model gpt --data books --val-data books/val
 
-A text is one document, a line of .jsonl is one, a row of .parquet is one. OUT gets shards of tokens, tokenizer.json and, \
-with --val-split, the folder val; it appears when all is done. After a kill the same command continues where it was.";
+A text is one document; so is a line of .jsonl or a row of .parquet. OUT gets shards of tokens, tokenizer.json and, with \
+--val-split, the folder val; it appears when everything is written. If killed, the same command continues where it was.";
 
 /// A byte-level vocabulary has 256 bytes and the end of documents.
 const BPE_MIN: usize = 257;

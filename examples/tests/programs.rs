@@ -1,5 +1,5 @@
-//! Programs that use the library train on two ranks, and a run of which a rank was killed resumes
-//! to the model of one that never stopped.
+//! Programs that use the library train on two ranks, and a run that lost a rank resumes to the
+//! model of an undisturbed run.
 
 use std::fs;
 use std::net::TcpListener;

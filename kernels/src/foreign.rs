@@ -1,9 +1,9 @@
-//! A door for libraries of NVIDIA's that this crate does not call itself: another crate may load
-//! one, and give it memory and a stream under the same rules as an operation of this crate.
+//! Access for NVIDIA's libraries that this crate does not call itself: another crate may load one,
+//! and give it memory and a stream under the same rules as an operation of this crate.
 //!
-//! What a call enters is in use until it returns; from then on the order of the stream keeps it. A
-//! stream's first use of memory waits as `memory/gpu.rs` says, and a graph that is captured keeps
-//! what its work uses.
+//! Memory that a call enters is in use until the call returns; from then on the order of the stream
+//! protects it. A stream's first use of memory waits as `memory/gpu.rs` says, and a captured graph
+//! keeps the memory that its work uses.
 //!
 //! ```
 //! use ddp_kernels::foreign::{Library, functions};

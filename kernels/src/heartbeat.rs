@@ -1,5 +1,5 @@
-//! Signs of progress of this process. Work that may take long beats, so that other ranks, which
-//! wait for this one, can tell a slow rank from one that is stuck.
+//! Signs of progress of this process. Work that may take long beats regularly, so that waiting
+//! ranks can tell a slow rank from one that is stuck.
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! How operations run kernels and, by cuBLASLt (`blaslt.rs`), matmuls.
+//! How operations launch kernels and, through cuBLASLt (`blaslt.rs`), matmuls.
 //!
 //! ```text
 //! static SOURCE: Source = Source::new("activation.cu", include_str!("activation.cu"));
@@ -6,8 +6,8 @@
 //! gpu.launch(&SOURCE, ("activate", dtype), grid, args![out, x, count, number])?;
 //! ```
 //!
-//! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
-//! check that they match.
+//! Arguments must have the order and the types of the kernel's parameters. Only the tests check
+//! that they match.
 
 pub(crate) mod blaslt;
 
@@ -30,7 +30,7 @@ use crate::panics::lock;
 use crate::storage::Origin;
 use crate::{DType, Shape, Tensor};
 
-/// Threads of a block where a kernel does not care.
+/// Threads of a block, for kernels that work with any number.
 pub(crate) const BLOCK_THREADS: u32 = 256;
 /// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
 pub(crate) const BLOCKS_MAX: usize = 16 * 132;
@@ -58,8 +58,8 @@ impl Grid {
         Grid::elements((count * dtype.bytes()).div_ceil(16))
     }
 
-    /// This many blocks of this many threads, in one dimension. A thread loads so often before it
-    /// can go on, one load (or several at once) after another.
+    /// This many blocks of this many threads, in one dimension. Each thread makes `dependent_loads`
+    /// loads (or groups of loads), each of which waits for the one before.
     pub(crate) fn blocks(blocks: usize, threads: u32, dependent_loads: usize) -> Grid {
         let blocks = blocks.min(i32::MAX as usize) as u32;
         Grid {
@@ -69,7 +69,7 @@ impl Grid {
         }
     }
 
-    /// Each round of a thread has so many loads, one after another.
+    /// Each round of a thread has this many loads, one after another.
     pub(crate) fn rounds_of(mut self, loads: usize) -> Grid {
         self.dependent_loads *= loads;
         self
@@ -151,7 +151,7 @@ impl Launcher {
         Launcher { gpu, queue, by }
     }
 
-    /// Compiles the kernel at its first use. Its blocks may have so much dynamic shared memory.
+    /// Compiles the kernel at its first use. Its blocks may have this much dynamic shared memory.
     pub(crate) fn load(
         &self,
         source: &'static Source,
@@ -262,7 +262,7 @@ thread_local! {
 /// assert_eq!(f32_math(), F32Math::Strict);
 /// ```
 pub fn with_f32_math<R>(math: F32Math, body: impl FnOnce() -> R) -> R {
-    /// Puts the former one back, by return or by panic.
+    /// Restores the former one, on return or panic.
     struct Restore(F32Math);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! What is known of cuBLASLt, which multiplies matrices on GPUs.
+//! The version and abilities of cuBLASLt, which multiplies matrices on GPUs.
 
 use crate::Device;
 use crate::error::{Caller, Result};

@@ -1,8 +1,8 @@
 //! Memory by device: how much is in use, the largest live tensors, and limits.
 //!
-//! Freed buffers are kept for reuse: giving them back to the system and faulting them in again
-//! costs a training step up to a third of its time. All host memory handed out is initialised
-//! (fresh memory is zero), so reading a buffer before writing it is never undefined behaviour.
+//! Freed buffers are kept for reuse: returning them to the system and faulting them in again costs
+//! a training step up to a third of its time. All host memory handed out is initialised (fresh
+//! memory is zero), so reading a buffer before writing it is never undefined behaviour.
 //!
 //! There are three kinds: host memory (`host.rs`), pinned host memory, which devices can copy
 //! asynchronously (`pinned.rs`), and GPU memory from the driver's pools (`gpu.rs`).

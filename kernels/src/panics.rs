@@ -1,6 +1,6 @@
-//! What is left after panics: locks whose state is consistent at every point where one could
-//! release them; and panics of foreign code that its caller handles. A panic hook that ends the
-//! process asks [`are_handled`] first.
+//! Handling of panics: locks that stay usable after one, because their state is consistent wherever
+//! a panic could release them; and panics of foreign code that the caller handles. A panic hook
+//! that ends the process asks [`are_handled`] first.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -13,8 +13,8 @@ pub struct SettingName<'a>(pub &'a str);
 /// How the program writes the name of a setting.
 static SPELLING: OnceLock<fn(&str) -> String> = OnceLock::new();
 
-/// Makes all messages of this process write the names of settings so, as flags for example. The
-/// first call counts.
+/// Makes all messages of this process write the names of settings this way, for example as flags.
+/// Only the first call has an effect.
 pub fn spell_settings(spelling: fn(&str) -> String) {
     _ = SPELLING.set(spelling);
 }

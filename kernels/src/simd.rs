@@ -4,7 +4,8 @@
 //! Results do not depend on the choice: loops use explicit `mul_add`, and sums have a fixed number
 //! of lanes.
 //!
-//! `DDP_SIMD=avx2` (or `plain`) forbids what is wider, to test and measure it on any processor.
+//! `DDP_SIMD=avx2` (or `plain`) forbids wider ones, so that each can be tested and measured on any
+//! processor.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

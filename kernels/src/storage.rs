@@ -8,9 +8,9 @@
 //! different parts of one arena at the same time.
 //!
 //! On a GPU an operation leaves when its work is in the stream; from then on the order of streams
-//! counts, and `memory/gpu.rs` keeps the bytes. Host memory that a device copies from or to stays
-//! in the list until the copy is done, or for the rest of the process if a failed copy may still
-//! run.
+//! decides, and `memory/gpu.rs` protects the bytes. Host memory that a device copies from or to
+//! stays in the list until the copy is done, or for the rest of the process if a failed copy may
+//! still run.
 
 use std::cell::RefCell;
 use std::fmt;

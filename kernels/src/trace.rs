@@ -1,4 +1,4 @@
-//! Records what a process does when, as spans on lanes: for a timeline of training steps.
+//! Records when a process does what, as spans on lanes: for a timeline of training steps.
 //!
 //! Recording is off until `start`. While it is off, each call loads one flag and runs its work.
 //! Spans of a GPU's work are measured with events of its stream, so they show when the work ran and

@@ -1,5 +1,5 @@
-//! THE door between devices: every byte that crosses goes through this file. Each crossing is
-//! checked against the rules in force and booked in the ledger with the caller's line.
+//! THE ONLY WAY between devices: every byte that crosses goes through this file. Each transfer is
+//! checked against the rules in force and entered in the ledger with the caller's line.
 //!
 //! The rules belong to a thread and nest (`policy.rs`):
 //! * `with_policy`: operands on different devices are refused (the default), moved with a warning,

@@ -1,5 +1,5 @@
-//! In steady state a GPU's memory is all reused. In a separate file, because the statistics are the
-//! process's.
+//! In steady state all GPU memory is reused. In a separate file, because the statistics are of the
+//! whole process.
 
 use std::io::Write as _;
 

@@ -1,5 +1,5 @@
-//! On a machine without a GPU nothing can be made on a CUDA device, and nothing is ever put on the
-//! CPU instead.
+//! On a machine without a GPU nothing can be made on a CUDA device, and nothing falls back to the
+//! CPU.
 
 use ddp_kernels::stream::{Stream, Timer};
 use ddp_kernels::{DType, Device, Error, Random, Tensor, memory};

@@ -1,5 +1,5 @@
-//! That a header's claims cost nothing: alone in its process, so that what the pool hands out can
-//! be counted.
+//! False claims of a header allocate nothing. Alone in its process, so that allocations of the pool
+//! can be counted.
 
 use ddp_kernels::{DType, Device, Tensor, memory, npy};
 

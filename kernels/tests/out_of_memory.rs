@@ -1,5 +1,5 @@
-//! Running out of memory is an error that tells what to do, before anything is touched. In a
-//! separate file, because the limit is the process's.
+//! Running out of memory is an error that says what to do, before anything is changed. In a
+//! separate file, because the limit holds for the whole process.
 
 use ddp_kernels::{DType, Device, Error, Tensor, memory};
 

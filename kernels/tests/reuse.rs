@@ -1,4 +1,4 @@
-//! Buffers are reused. In a separate file, because the statistics are the process's.
+//! Buffers are reused. In a separate file, because the statistics are of the whole process.
 
 use ddp_kernels::{DType, Device, Tensor, memory};
 

@@ -1,5 +1,5 @@
 //! After its first step, a training step takes nothing from the system: no buffer for a tensor and
-//! no heap memory. Counted, by an allocator that counts and by the memory statistics.
+//! no heap memory. Counted by an allocator and by the memory statistics.
 
 use counting::allocations;
 use ddp_kernels::ops::{

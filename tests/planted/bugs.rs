@@ -1,4 +1,4 @@
-//! The programs: a few lines of a GPU program each, with one line wrong, or right.
+//! The programs: a few lines of GPU code each, with one line wrong, or right.
 //!
 //! No stream is ordered by the default stream. Buffers hold COUNT floats.
 

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 use crate::error::{Error, Result, bail};
 use crate::task::{TaskSpec, TensorSpec};
 
-/// Rows to train on or to evaluate on. Implement it for data of your own.
+/// Rows to train on or to evaluate on. Implement it for your own data.
 ///
 /// It returns any rows in any order and keeps no position: the order is the sampler's.
 pub trait Dataset: Debug + Send + Sync {
@@ -70,12 +70,12 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
 }
 
-/// What each row of a dataset has.
+/// The inputs and targets of each row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowSpec {
     /// What the model sees.
     pub inputs: TensorSpec,
-    /// What it is to predict: as the task has it for a row, or for each position of a row.
+    /// The target: one for a row, or one for each of its positions, as the task defines it.
     pub targets: TensorSpec,
     /// What the targets mean.
     pub task: TaskSpec,
@@ -94,8 +94,8 @@ impl RowSpec {
         }
     }
 
-    /// Whether rows of these two shapes, empty where they are not known, have their numbers in
-    /// different places, as planes and pixels have. Flat rows fit any shape.
+    /// Whether rows of these two shapes have their numbers in different orders, as planes and
+    /// pixels do. An empty shape is unknown; flat rows fit any shape.
     pub fn images_differ(a: &[usize], b: &[usize]) -> bool {
         let [a, b] =
             [a, b].map(|shape| -> Vec<&usize> { shape.iter().filter(|at| **at != 1).collect() });

@@ -22,7 +22,7 @@ macro_rules! bail {
     };
 }
 
-/// Does so unless a condition holds.
+/// The same, unless a condition holds.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! ensure {
@@ -92,7 +92,7 @@ impl Error {
     }
 }
 
-/// A text without a kind says what is wrong with data.
+/// A text without a kind is an error in the data.
 impl From<String> for Error {
     fn from(text: String) -> Error {
         Error::Data(text)

@@ -1,5 +1,5 @@
-//! What is found in all rows before training, in one pass that the ranks share: the classes or the
-//! range of labels, the moments of features, missing and bad numbers, and a hash of all.
+//! What one pass over all rows finds before training, shared by the ranks: the classes or the range
+//! of labels, the moments of features, missing and bad numbers, and a hash of everything.
 
 use twox_hash::XxHash3_64;
 
@@ -26,7 +26,7 @@ pub(crate) struct Facts {
     /// What replaces missing numbers, one for each feature.
     pub(crate) fill: Option<Vec<f32>>,
     pub(crate) labels: LabelsFound,
-    /// In features, if their numbers were looked at.
+    /// In features, if their numbers were read.
     pub(crate) features: Option<Found>,
     /// Of the numeric targets that are trained on.
     pub(crate) targets: Option<Moments>,
@@ -95,8 +95,8 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// What replaces missing numbers, as the model says or as the rows show that are trained on.
-    /// How many are missing in arrays is logged; of tables `log_table` does it.
+    /// What replaces missing numbers: from the model, or computed from the training rows. Logs how
+    /// many are missing in arrays; `log_table` does that for tables.
     fn fill(&self) -> Result<Option<Vec<f32>>> {
         let (source, how) = (self.source, self.request.table.missing);
         let (rows, width) = (&source.features, source.features.width);

@@ -3,7 +3,7 @@
 //! A model keeps all of it and applies it to other files.
 //!
 //! Normalization is `(x - shift) * scale` in f32, the same in training and wherever the model is
-//! used. It follows from the moments of the rows that are trained on.
+//! used. Shift and scale come from the moments of the training rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -209,7 +209,7 @@ impl Normalization {
         }
     }
 
-    /// Whether it is for rows of `width` features.
+    /// Whether it fits rows of `width` features.
     pub(crate) fn fits(&self, width: usize) -> bool {
         let count = self.shift.len();
         self.scale.len() == count && (count == 1 || count == width)

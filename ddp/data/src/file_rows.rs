@@ -1,4 +1,4 @@
-//! Rows of files: read out of mapped files when they are asked for, and normalized.
+//! Rows of files: read from mapped files on request, and normalized.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub(crate) struct FileData {
     /// How the rows become inputs and targets.
     model: Arc<Trained>,
     target_normalization: Option<Normalization>,
-    /// If these are not all rows: the split, and whether they are those held out.
+    /// If these are only some of the rows: the split, and whether they are the held-out ones.
     side: Option<(Split, bool)>,
     spec: RowSpec,
     watch: Arc<ChangeWatch>,
@@ -60,7 +60,7 @@ impl FileData {
         }
     }
 
-    /// The row of the files that is row `index` of these.
+    /// The row in the files of row `index`.
     #[inline]
     fn row(&self, index: u64) -> u64 {
         match &self.side {
@@ -127,8 +127,8 @@ impl Dataset for FileData {
         &self.spec
     }
 
-    /// Says what the rows are, not where: the same rows in files of another format are the same
-    /// data. Versions up to 0.6 had no content.
+    /// Identifies the contents of the rows, not their files: the same rows in files of another
+    /// format are the same data. Versions up to 0.6 left out the content.
     fn fingerprint(&self) -> Result<String> {
         let side = match &self.side {
             None => "all",

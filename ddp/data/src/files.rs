@@ -1,12 +1,11 @@
-//! Arrays, tables and tokens in users' files: the list of formats, which of them a file has, and
-//! how it is opened. A file has the format of its first bytes, and where these do not tell, of the
-//! ending of its name. Files that hold no data for us, or that cannot be read safely, are refused
+//! Arrays, tables and tokens in users' files: the list of formats, how a file's format is
+//! recognised, and how it is opened. The first bytes of a file decide its format, or else the
+//! ending of its name. Files without usable data, and those that cannot be read safely, are refused
 //! with what to do instead.
 //!
 //! Files are untrusted. `open` reads only headers and compares their claims with the size of the
-//! file before it allocates anything; what is wrong is one error that names the file. Pickled
-//! objects are never read. What cannot be mapped as it is (compressed, a table) is converted once
-//! into the cache.
+//! file before it allocates anything; errors name the file. Pickled objects are never read. Files
+//! that cannot be mapped as they are (compressed ones, tables) are converted once into the cache.
 
 pub mod array;
 pub mod cache;
@@ -33,7 +32,7 @@ use self::io::{append, map, refuse, unreadable, writing};
 use self::numpy::{PICKLE, WORKBOOK};
 use crate::error::{Result, bail, ensure};
 
-/// Every format. Where several begin alike, the first counts.
+/// All formats. If several recognise a file, the first one is used.
 static FORMATS: &[&Format] = &[
     &numpy::NPY,
     &numpy::NPZ,
@@ -75,7 +74,7 @@ const REFUSED: [(&[u8], &str); 8] = [
     ),
 ];
 
-/// The format that a name shows, without `.gz`, and its ending.
+/// The format of a name without `.gz`, and the ending that shows it.
 pub(crate) fn named(path: &Path) -> Option<(&'static Format, &'static str)> {
     let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -215,7 +214,7 @@ pub fn table_format(path: &Path) -> Result<TableFormat> {
     }
 }
 
-/// Whether the file at `path` is one of tokens by what it says itself.
+/// Whether the file at `path` itself says that it holds tokens.
 pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
     let format = format(path)?;
     let is_shard = || flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some());

@@ -1,6 +1,6 @@
-//! Every rule with which something about data is guessed, with its threshold and the reason for it.
-//! A guess that changes what is trained is printed, and a suspicious one is refused with the
-//! setting that decides it. The rules are pure: callers count, and write the messages.
+//! Every rule that guesses something about data, with its threshold and the reason for it. A guess
+//! that changes what is trained is printed, and a suspicious one is refused with the setting that
+//! decides it. The rules are pure: callers count, and write the messages.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ const CLASSES: u64 = 100;
 const ROWS_OF_A_CLASS: u64 = 10;
 /// More classes than this with one row each are not classes: small examples have fewer.
 const SINGLE: u64 = 20;
-/// Features of which one is this many times another's size: the small one is hardly learned.
+/// If one feature is this many times as large as another, the small one is hardly learned.
 const SCALES_APART: f32 = 1000.0;
 /// With fewer f32 steps between the ends of a column, four of its bits are left.
 const STEPS_MIN: f32 = 16.0;

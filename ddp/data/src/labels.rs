@@ -93,7 +93,7 @@ pub(crate) enum Label<'a> {
 }
 
 impl Label<'_> {
-    /// Whether it is a text of which this is true.
+    /// Whether it is a text that satisfies `is_so`.
     pub(crate) fn is_text_like(self, is_so: impl Fn(&str) -> bool) -> bool {
         matches!(self, Label::Text(text) if is_so(text))
     }

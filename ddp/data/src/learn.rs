@@ -1,5 +1,6 @@
-//! What is learned from rows: the task that their labels show, unless that guess is likely wrong,
-//! and how features become a model's inputs. And what is logged of rows that can be trained on.
+//! Decides from the rows what is trained: the task, guessed from the labels unless that guess is
+//! likely to be wrong, and how features become a model's inputs. Also what is logged about the
+//! rows.
 
 use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
@@ -18,7 +19,7 @@ use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number,
 /// Numbers of the first rows in which identifiers are looked for.
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
 
-/// What a model of these rows is to expect of others.
+/// What a model that is trained on these rows expects of others.
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
     let labels = source.labels.as_ref();
     let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
@@ -47,7 +48,7 @@ pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Re
     })
 }
 
-/// What is to be learned from these labels.
+/// The task that follows from these labels.
 fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
     let (place, rows) = (labels.name(), labels.rows.rows());
     if !labels.are_classes() {
@@ -202,7 +203,7 @@ pub(crate) fn warn_of_shared(val: &Source, train: &Source) {
     if let Some(name) = val.shared_with(train) {
         let Source { setting, path, .. } = val;
         tracing::warn!(
-            "{setting} {path}: {name} is trained on too: it says nothing about new rows"
+            "{setting} {path}: {name} is also trained on: it says nothing about new rows"
         );
     }
 }
@@ -225,7 +226,7 @@ fn warn_of_rounding(what: &str, moments: &Moments, name: impl Fn(usize) -> Strin
     }
 }
 
-/// Logs what a user should know of these data.
+/// Logs what a user should know about these data.
 pub(crate) fn warn(
     request: &DataRequest,
     source: &Source,

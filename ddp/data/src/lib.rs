@@ -3,10 +3,10 @@
 //!
 //! `prepare` turns a request into data in four steps, each of which knows only those before it:
 //! `resolve` finds the files and where their labels are, `open` opens them (`files` reads every
-//! format of arrays, another crate behind `tables` turns tables into such, `labels` are those of
-//! several files), `facts` reads all rows once with `scan`, and the rows become a dataset
-//! (`file_rows`), as `learn` says. What is guessed on the way stands in `guess`. Tokens go a
-//! shorter way (`tokens`); `text` makes files of them.
+//! format of arrays, `tables` lets another crate turn tables into arrays, `labels` reads the labels
+//! of several files), `facts` reads all rows once with `scan`, and the rows become a dataset
+//! (`file_rows`), as `learn` says. All guesses are in `guess`. Tokens take a shorter path
+//! (`tokens`); `text` makes files of them.
 
 #![forbid(unsafe_code)]
 

@@ -218,8 +218,7 @@ impl InOrder {
     }
 }
 
-/// How a dataset is loaded: in batches of 32 rows, in the order that it has, unless it is told
-/// otherwise.
+/// How a dataset is loaded: by default in batches of 32 rows, in the dataset's order.
 #[derive(Debug)]
 pub struct LoaderBuilder {
     dataset: Arc<dyn Dataset>,
@@ -253,7 +252,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Another order of rows in each epoch, which the seed decides.
+    /// A different order of rows in each epoch, chosen by the seed.
     pub fn shuffle(mut self, seed: Seed) -> LoaderBuilder {
         self.seed = Some(seed);
         self
@@ -277,12 +276,12 @@ impl LoaderBuilder {
         self
     }
 
-    /// Brings batches to this device, and not to that of `World::device`.
+    /// Puts batches on this device instead of `World::device`.
     pub fn device(self, device: Device) -> LoaderBuilder {
         self.devices(device, device)
     }
 
-    /// Brings inputs to the first device of a model that is split, targets to its last.
+    /// Puts inputs on the first device of a split model, and targets on its last.
     pub fn devices(mut self, first: Device, last: Device) -> LoaderBuilder {
         self.devices = Some([first, last]);
         self

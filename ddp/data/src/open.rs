@@ -1,9 +1,9 @@
-//! Opens the files that were found: files of one kind, as one run of rows of features and one of
+//! Opens the files that were found: files of one kind, as one sequence of feature rows and one of
 //! labels.
 //!
-//! The label of a table is a column, that of a file with several arrays one of them; a file with
-//! one array needs a second file, which IDX files have beside them. All files use the names of
-//! columns and of the label of the first one.
+//! The label of a table is a column, that of a file with several arrays is one of them; a file with
+//! one array needs a second file, which for IDX is found beside it. All files use the column and
+//! label names of the first one.
 
 mod names;
 
@@ -101,7 +101,8 @@ impl Source {
         identity_of(self.features.arrays.iter().chain(labels))
     }
 
-    /// An error on all ranks unless they have opened the same: from here on they share the work.
+    /// An error on all ranks unless they have opened the same files: from here on they share the
+    /// work.
     pub(crate) fn check_alike(&self, ranks: &dyn Ranks) -> Result<()> {
         let labels = self.labels.as_ref();
         let names = labels.and_then(|labels| labels.class_names.as_deref());
@@ -142,7 +143,7 @@ pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String
     identities.map(|identity| format!("{identity:?}")).collect()
 }
 
-/// What is known of columns and label, by the model or by the first file, and what was opened.
+/// What the model or the first file says about columns and label, and what was opened.
 struct Opening<'a> {
     files: &'a FoundFiles<'a>,
     tables: Option<&'static dyn Tables>,
@@ -258,8 +259,8 @@ fn check_settings(files: &FoundFiles<'_>, are_tables: &[bool]) -> Result<()> {
     Ok(())
 }
 
-/// What `text` means as labels. A column or an array of this name comes before a folder, since
-/// folders have many words as names.
+/// What `text` means as labels. A column or an array of this name takes precedence over a folder,
+/// since many words are names of folders.
 fn place_of(
     text: &str,
     found: &FoundFiles<'_>,
@@ -312,7 +313,8 @@ fn check_width(source: &Source, model: &Trained) -> Result<()> {
 }
 
 impl Opening<'_> {
-    /// Takes what a file has. What the first one names is known for the others.
+    /// Adds a file. The names of columns and label in the first file are then expected in the
+    /// others.
     fn add(&mut self, file: FileParts) {
         let known = &mut self.known;
         known.columns = known.columns.take().or_else(|| file.columns.clone());

@@ -51,7 +51,7 @@ pub fn prepare(
     Ok(data)
 }
 
-/// Opens the data of `spec`, which are no tables, as they are, in one process.
+/// Opens the data of `spec`, which must not be tables, unchanged, in one process.
 pub fn open(spec: &DataSpec) -> Result<Data> {
     prepare(&DataRequest::new(spec.clone()), None, &Alone)
 }

@@ -1,5 +1,5 @@
-//! What data need of the ranks that open them together. The engine implements it over its world;
-//! `Alone` is one process.
+//! What preparing data needs from the ranks that do it together. The engine implements it over its
+//! world; `Alone` is one process.
 
 use crate::error::Result;
 

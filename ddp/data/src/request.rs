@@ -1,4 +1,4 @@
-//! Which data are wanted, and the data themselves.
+//! The request for data, and the data that it returns.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Data {
     pub columns: Option<Vec<String>>,
     /// The name of the labels, if they have one.
     pub label: Option<LabelName>,
-    /// What made the tokens to train on, if it is beside them.
+    /// The tokenizer of the tokens to train on, if it is beside them.
     pub tokenizer: Option<Arc<Vocabulary>>,
 }
 
@@ -68,10 +68,10 @@ pub struct DataRequest {
     pub task: Option<TaskKind>,
     /// How many tokens the model sees at once, if it says so.
     pub context: Option<usize>,
-    /// How many tokens the model has, if it says so: what data that do not say it have.
+    /// The size of the model's vocabulary, if it states one: data that state none have the same.
     pub vocabulary: Option<usize>,
-    /// A token that the data to train on must not have: the model's author does not train its row
-    /// of the embedding, and this program would.
+    /// A token that must not occur in training data: transformers does not train its row of the
+    /// embedding, and this program would.
     pub untrained_token: Option<u64>,
     /// How the columns of tables are read.
     pub table: TableSettings,

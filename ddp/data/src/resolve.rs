@@ -39,7 +39,7 @@ pub struct FoundFiles<'a> {
     pub labels: LabelPlace,
     /// The model that the rows are for, or what was learned from the rows that are trained on.
     pub model: Option<&'a Trained>,
-    /// What the user asks for besides.
+    /// What else the user asks for.
     pub request: &'a DataRequest,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn resolve<'a>(
     Ok(found)
 }
 
-/// What files are sorted by: their names, in which numbers count as numbers.
+/// The key by which files are sorted: their names, in which numbers count as numbers.
 fn in_order(path: &Path) -> (Vec<(char, u64)>, PathBuf) {
     let mut key: Vec<(char, u64)> = Vec::new();
     for character in path.to_string_lossy().chars() {

@@ -155,7 +155,7 @@ impl Shards {
         }
     }
 
-    /// Refuses that a rank has none.
+    /// Refuses numbers of ranks with which one would have no shard.
     pub(crate) fn check(&self) -> Result<()> {
         ensure!(
             self.count() > 0,

@@ -1,15 +1,14 @@
-//! Reads all rows once before training: the moments of features, non-finite numbers, the classes
-//! there are, the largest token, and a hash of the content.
+//! Reads all rows once before training, for the moments of features, non-finite numbers, the
+//! classes, the largest token, and a hash of the content.
 //!
-//! The result has the same bits for any number of ranks and threads. Rows are cut into blocks and
-//! blocks into segments depending only on their number and size. The blocks of a segment are added
-//! one after another (Chan's formula, in f64), then the segments; ranks and threads take whole
+//! The result has the same bits for any number of ranks and threads. Blocks of rows, and segments
+//! of blocks, depend only on the number and size of rows. The blocks of a segment are added one
+//! after another (Chan's formula, in f64), then the segments; ranks and threads take whole
 //! segments. The hash is the sum of the hashes of all blocks, of the numbers as f32, so that the
 //! same rows in files of another format have the same one.
 //!
-//! Of features larger than `BYTES_MAX` only some blocks are read, spread evenly over all rows,
-//! which is enough for moments. Non-finite numbers elsewhere are then found when they are trained
-//! on.
+//! If features are larger than `BYTES_MAX`, only some blocks are read, spread evenly over all rows,
+//! which is enough for moments. Non-finite numbers elsewhere are then found during training.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -117,8 +116,8 @@ impl BlockPlan {
     }
 }
 
-/// Reads so many rows of this width; all ranks share the work. Moments are of those rows that
-/// `is_trained_on`.
+/// Reads this many rows of this width; all ranks share the work. Moments include only rows for
+/// which `is_trained_on` is true.
 pub(crate) fn features(
     (rows, width): (u64, usize),
     read: ReadRows<'_>,

@@ -1,5 +1,5 @@
-//! Tables: what this crate asks of the one that reads them, `ddp-tables`, and what it gets: each
-//! table as a flat file, and which of its columns are what.
+//! Tables: the interface to `ddp-tables`, which reads them. It gives each table as a flat file, and
+//! says what each column is.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What is to be learned from rows.
+//! What a model learns from rows.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most classes of labels in files.
 pub const CLASSES_MAX: usize = 1 << 16;
 
-/// What is to be learned from rows, as a checkpoint says it.
+/// What a model learns from rows, as a checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskSpec {
@@ -29,7 +29,7 @@ pub enum TaskSpec {
         vocabulary: usize,
         /// Whether tokens are the bytes of texts.
         are_bytes: bool,
-        /// What made tokens of texts, if the data say so.
+        /// The tokenizer of the texts, if the data name it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tokenizer: Option<TokenizerId>,
     },

@@ -8,9 +8,9 @@
 //! OUT/tokenizer.json
 //! ```
 //!
-//! The folder is written under the name `.OUT.unfinished` and renamed when it is whole. A shard
-//! says which texts it is made of, by a hash of them and of the vocabulary. So a run that was
-//! killed reads the texts again, but does not tokenize those of finished shards.
+//! The folder is written under the name `.OUT.unfinished` and renamed when it is complete. Each
+//! shard contains a hash of its texts and of the vocabulary. So a restarted run reads the texts
+//! again, but does not tokenize those of finished shards.
 
 mod documents;
 mod folder;
@@ -59,7 +59,7 @@ pub struct TokenizeOptions {
     pub out: PathBuf,
     /// How texts are divided.
     pub sizes: Sizes,
-    /// What reads `.parquet`, if the program does.
+    /// The reader of `.parquet`, if the program has one.
     pub columns: Option<ReadTexts>,
 }
 
@@ -258,7 +258,7 @@ fn learned(
     let learned = Vocabulary::of_bytes(file).map_err(|why| bad_tokenizer(options, why))?;
     if learned.size < size {
         tracing::warn!(
-            "the vocabulary has {} tokens, not {size}: no other pair of tokens is there twice",
+            "the vocabulary has {} tokens, not {size}: no other pair of tokens occurs twice",
             learned.size
         );
     }
@@ -367,7 +367,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What the shard of these texts says that it is made of.
+    /// What a shard says about its source: a hash of these texts and of the vocabulary.
     fn source(&self, group: &Group) -> String {
         let mut hash = XxHash3_128::new();
         hash.write(VERSION);

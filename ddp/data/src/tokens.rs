@@ -2,9 +2,8 @@
 //! first tokens are its inputs, and the targets are the same window shifted by one, so every token
 //! but the first of a file is a target once an epoch.
 //!
-//! Windows do not cross files, as in llm.c: files of a folder may be cut anywhere, and each ends
-//! with a window whose tokens follow each other. What is left at the end of a file is not trained
-//! on.
+//! Windows do not cross files, as in llm.c: files of a folder may be split anywhere, so only tokens
+//! of one file are known to follow each other. Tokens left at the end of a file are not used.
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,7 +21,7 @@ use crate::spec::TokensSpec;
 use crate::task::{TaskSpec, TensorSpec};
 use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 
-/// The task that tokens are for, if it is known before they are read, and what has it, for
+/// The task that tokens are for, if it is known before they are read, and where it is from, for
 /// messages.
 pub(crate) type Known<'a> = Option<(&'a TaskSpec, &'a str)>;
 
@@ -99,7 +98,7 @@ impl TokenFiles {
         )
     }
 
-    /// What made these tokens, if the files name it and it is beside them.
+    /// The tokenizer of these tokens, if the files name it and it is beside them.
     pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         let first = &self.arrays[0];
         let path = first.mapped.path().with_file_name(TOKENIZER_FILE);
@@ -207,8 +206,8 @@ impl Dataset for Windows {
         &self.spec
     }
 
-    /// Says what the tokens are, not where: the same tokens in files of another format are the same
-    /// data, if they are cut into files at the same places.
+    /// Identifies the tokens, not their files: the same tokens in files of another format are the
+    /// same data, if they are divided into files at the same places.
     fn fingerprint(&self) -> Result<String> {
         Ok(format!(
             "windows {:?} of {} of {} tokens, {}, content {:016x}",

@@ -58,7 +58,7 @@ pub fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String>
     (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
 }
 
-/// What to do about texts that are numbers or dates to people.
+/// What to do about texts that people read as numbers or dates.
 pub const PLAIN_HELP: &str = "write plain numbers with a point, as 1234.5, and dates as numbers: days from the first one, or year, \
      month and weekday (pandas: read_csv(…, thousands=\",\", decimal=\".\"); d.dt.year, d.dt.month, d.dt.weekday)";
 

@@ -1,5 +1,5 @@
 //! The placement audit at the end of a run: what crossed devices in a step, on which rank, at which
-//! source line; where ranks differ though they should not; and hints.
+//! source line; where ranks differ but should not; and hints.
 //!
 //! Every rank sums up its ledger (`audit/ledger.rs`). Rank 0 compares the sums
 //! (`audit/differences.rs`) and prints them (`audit/show.rs`).

@@ -7,10 +7,10 @@
 //! - `tokenizer.json`, if the model takes tokens that have one
 //! - `manifest.json`: size and BLAKE3 of each file, written last (`manifest.rs`)
 //!
-//! A checkpoint appears whole or not at all: it is written aside in the same folder, made durable,
-//! and renamed. A thread (`saver.rs`, `writer.rs`) writes it from a copy (`snapshot.rs`) while
-//! training continues. A checkpoint is used only after all its bytes are checked, and nothing is
-//! allocated because a header claims it.
+//! A checkpoint is written whole or not at all: under another name in the same folder, synced, then
+//! renamed. A thread (`saver.rs`, `writer.rs`) writes it from a copy (`snapshot.rs`) while training
+//! continues. A checkpoint is used only after all its bytes are checked, and no claim of a header
+//! is trusted for an allocation.
 
 mod files;
 mod find;

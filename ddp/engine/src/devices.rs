@@ -1,4 +1,4 @@
-//! Names of devices and versions, and where ranks train. `find.rs` decides on which devices.
+//! Names of devices and versions, and where ranks train; `find.rs` decides on which devices.
 
 mod find;
 

@@ -1,4 +1,4 @@
-//! Digests of a training: what tells at which step, and in which layer, two runs part.
+//! Digests of a training, which show in which step and layer two runs first differ.
 //!
 //! At log steps the gradients of each layer are digested before the update, and the weights after
 //! it. Digests do not depend on the number of ranks, on ZeRO-1 or on how a model is split: they are
@@ -99,7 +99,7 @@ impl Digests {
         Ok(())
     }
 
-    /// The gradients and the weights by layer. `divisor` is what makes sums of gradients means.
+    /// The gradients and the weights by layer. `divisor` turns sums of gradients into means.
     pub(crate) fn read(&self, params: &Params, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
         let all = read(&self.quanta)?;
         let (gradients, weights) = all.split_at(all.len() / 2);

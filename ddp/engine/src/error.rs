@@ -21,7 +21,7 @@ pub enum Error {
     /// Invalid settings.
     #[error("{0}")]
     Usage(String),
-    /// A setting with a value that it cannot have.
+    /// A setting with an invalid value.
     #[error("{} {text}", SettingName(.setting))]
     Setting {
         /// Its name.
@@ -155,8 +155,8 @@ impl Error {
         }
     }
 
-    /// `text`, this error's with what a program adds, with control characters escaped, which names
-    /// from data and files may contain.
+    /// `text`, which is this error's and what a program adds, with control characters escaped:
+    /// names from data and files may contain them.
     pub fn escaped(&self, text: &str) -> String {
         match self {
             Error::Data(_)
@@ -195,7 +195,7 @@ impl Error {
         }
     }
 
-    /// The error between ranks that it is, if it is one.
+    /// The error between ranks that it contains, if any.
     pub(crate) fn of_ranks(&self) -> Option<&ddp_comm::Error> {
         match self {
             Error::Comm(error) => Some(error),

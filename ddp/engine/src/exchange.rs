@@ -1,4 +1,4 @@
-//! What ranks tell each other as JSON.
+//! Values that ranks send each other as JSON.
 
 use ddp_comm::{Group, World};
 use serde::Serialize;

@@ -49,8 +49,8 @@ pub(crate) enum FaultPoint {
     /// When ranks have met, before they agree where they continue: the generation instead of a
     /// step.
     Meeting,
-    /// When the metrics log tells who was lost, and the others do not know that: the generation
-    /// instead of a step.
+    /// When the metrics log says who was lost, and the other ranks do not know that yet: the
+    /// generation instead of a step.
     Told,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
@@ -61,7 +61,7 @@ pub(crate) enum FaultPoint {
     Log,
     /// Before an evaluation.
     Evaluation,
-    /// Before the tensors of a checkpoint are copied aside.
+    /// Before the tensors of a checkpoint are copied.
     Snapshot,
     /// While a thread writes a checkpoint.
     Save,
@@ -232,7 +232,7 @@ pub(crate) fn await_newcomer(step: u64, has_come: impl Fn() -> bool) {
     }
 }
 
-/// Shows progress until `is_so`, or a test lets ranks of this step go on.
+/// Shows progress until `is_so`, or a test lets ranks of this step continue.
 fn hold_until(step: u64, is_so: impl Fn() -> bool) {
     let go_on = format!("go-on-{step}");
     while !is_so() && !Path::new(&go_on).exists() {

@@ -200,7 +200,7 @@ pub fn generate(
     })
 }
 
-/// Gives text out, except for what may be the beginning of the text at which it ends.
+/// Passes text on, except for what may be the beginning of the text to stop at.
 struct TextOutput<'a> {
     stop: &'a str,
     held: String,
@@ -222,7 +222,7 @@ impl TextOutput<'_> {
         Ok(false)
     }
 
-    /// Gives out the rest. Returns whether the text to stop at came after all.
+    /// Passes the rest on. Returns whether the text to stop at came after all.
     fn finish(&mut self, text: &str) -> Result<bool> {
         let ended = self.push(text)?;
         if !ended {

@@ -2,8 +2,8 @@
 //! tensors in `.safetensors` files.
 //!
 //! `config.rs` reads and writes settings, `names.rs` says which tensors there make which parameter
-//! here, `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the values. What this
-//! program computes otherwise is refused by name, never ignored.
+//! here, `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the values. Settings
+//! that this program does not support are refused by name, never ignored.
 
 mod config;
 mod export;

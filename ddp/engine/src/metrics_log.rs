@@ -1,9 +1,9 @@
 //! The metrics log of a run: OUT/config.toml, and OUT/metrics.jsonl with one event a line.
 //! Progress, reports and `inspect` derive from it.
 //!
-//! Rank 0 writes it. A line is written whole or not at all: a full disk leaves the lines before it
-//! as they were. Non-finite numbers are `null`. Only the first line, the last one and those of a
-//! resume have times of the wall clock. When a run is resumed, lines after the checkpoint are cut
+//! Rank 0 writes it. A line is written whole or not at all: a full disk does not damage earlier
+//! lines. Non-finite numbers are `null`. Only the first line, the last one and those of a resume
+//! have wall-clock times. When a run is resumed, lines after the checkpoint are removed
 //! (`metrics_log/cut.rs`).
 
 mod cut;
@@ -173,9 +173,9 @@ pub struct StepEvent {
     pub matmul_share: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
-    /// The part of it that rank 0 waited for rows.
+    /// The part of it in which rank 0 waited for rows.
     pub data_ms: f64,
-    /// The part of it that rank 0 waited for reductions; None if the host does not wait.
+    /// The part of it in which rank 0 waited for reductions; None if the host does not wait.
     pub reduce_ms: Option<f64>,
     /// The part of it that checkpoints held up training.
     pub save_ms: f64,
@@ -196,7 +196,8 @@ pub struct EvalEvent {
     pub loss: f64,
     /// The fraction that is classified correctly; None for regression.
     pub accuracy: Option<f64>,
-    /// The part of the held-out rows that the largest class has, if it is far from an equal part.
+    /// The share of the held-out rows that the largest class has, if it is far above an equal
+    /// share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_class: Option<f64>,
     /// Which figure decides which evaluation is the best.
@@ -295,7 +296,7 @@ pub(crate) const DONE: &str = "done";
 pub enum RunOutcome {
     /// All steps are taken.
     Done,
-    /// It had enough of them: evaluations were no longer better.
+    /// It ended early, because evaluations did not get better.
     Early,
     /// It was asked to stop, and can be resumed.
     Stopped,
@@ -466,7 +467,7 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// Removes half a line. An error here adds nothing to the first one.
+    /// Removes an incomplete line. An error here is ignored: the first one is reported.
     fn cut_back(&mut self) {
         _ = self.file.set_len(self.length);
         _ = self.file.seek(SeekFrom::Start(self.length));

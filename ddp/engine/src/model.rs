@@ -1,4 +1,4 @@
-//! The model of a run: for training, and for using what was trained.
+//! The model of a run: for training, and for use after training.
 
 use ddp_data::RowSpec;
 use ddp_kernels::Device;

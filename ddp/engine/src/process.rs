@@ -1,4 +1,5 @@
-//! This process: its age and its memory. None where the system does not say, as outside of Linux.
+//! This process: its age and its memory. `None` where the system does not report them, as outside
+//! of Linux.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! What a classification run keeps for its report at the last evaluation: the confusion matrix, and
-//! some held-out rows, most of them wrongly classified.
+//! What a classification run stores for its report at the last evaluation: the confusion matrix,
+//! and some held-out rows, most of them wrongly classified.
 //!
 //! Counts are integers, summed over the ranks exactly. Samples are the first in the order of rows,
 //! so they do not depend on the number of ranks. C is the number of classes.
@@ -34,7 +34,7 @@ pub(crate) const SHOWN_CLASSES_MAX: usize = 30;
 const PAIRS_MAX: usize = 50;
 /// Rows that are shown.
 const SAMPLES_MAX: usize = 24;
-/// Features of all rows that are looked at for them: a row of more than this is not shown.
+/// The most features of all rows that may be shown: a row with more than this is not shown.
 const FEATURES_MAX: usize = 1 << 24;
 /// Columns of a row that is not a picture, as they are shown.
 const VALUES_MAX: usize = 12;
@@ -176,8 +176,8 @@ impl Samples {
     }
 }
 
-/// The part of the rows that the largest class has; None if it is at most a tenth of all rows above
-/// an equal part, so that accuracy says enough.
+/// The share of the rows that the largest class has; None if it is at most 0.1 above an equal
+/// share, so that accuracy says enough.
 pub fn largest_class(rows: &[u64]) -> Option<f64> {
     let all: u64 = rows.iter().sum();
     let part = *rows.iter().max()? as f64 / all as f64;
@@ -208,7 +208,7 @@ struct SampleRow {
 }
 
 impl SampleCollector {
-    /// Nothing yet, for rows of these classes.
+    /// Empty, for rows of these classes.
     pub fn of(classes: &Classes) -> SampleCollector {
         SampleCollector {
             classes: classes.clone(),
@@ -264,8 +264,8 @@ impl SampleCollector {
         Ok(figures)
     }
 
-    /// Gathers the samples of all ranks, which call it together after `add_up`, on rank 0.
-    /// Rows that are made from a formula are no pictures.
+    /// Gathers the samples of all ranks, which call it together after `add_up`, on rank 0. Rows
+    /// that are made from a formula are not pictures.
     pub fn together(
         self,
         step: u64,

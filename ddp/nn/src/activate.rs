@@ -1,8 +1,7 @@
 //! Layers without parameters. Activations: in a `Sequential` a linear layer below applies them, and
-//! a linear layer above multiplies their derivative into its own backward. SwiGLU stays a layer of
-//! its own. Dropout: which elements are dropped follows from the seed, the layer, the step and the
-//! row's position in the global batch: it does not depend on the number of ranks or on
-//! micro-batches.
+//! a linear layer above multiplies their derivative into its own backward. SwiGLU is always a
+//! separate layer. Dropout: which elements are dropped depends on the seed, the layer, the step and
+//! the row's position in the global batch, and not on the number of ranks or on micro-batches.
 
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Activation, DropoutKey};

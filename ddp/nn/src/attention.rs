@@ -1,6 +1,6 @@
 //! Self-attention: a linear layer makes queries, keys and values of all heads, and another one
-//! mixes what the heads return. Letters: B sequences, T tokens, C columns, H heads, K heads of keys
-//! and values, D columns of a head.
+//! mixes the outputs of the heads. Letters: B sequences, T tokens, C columns, H heads, K heads of
+//! keys and values, D columns of a head.
 
 use std::sync::OnceLock;
 

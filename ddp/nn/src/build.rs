@@ -1,6 +1,6 @@
-//! What layers declare before there is memory: parameters and buffers with their names, shapes and
-//! initial weights, where each parameter is used, and the number formats of a model. `Params`
-//! allocates what was declared.
+//! What layers declare before memory is allocated: parameters and buffers with their names, shapes
+//! and initial weights, where each parameter is used, and the number formats of a model. `Params`
+//! allocates them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -225,8 +225,8 @@ impl<'a> Build<'a> {
         self.declarations.random_layers - 1
     }
 
-    /// Numbers the next layer that draws from `random_layers` on: earlier parts of a split model
-    /// have the numbers below.
+    /// Gives the next layer that draws random numbers the number `random_layers`: earlier parts of
+    /// a split model have the lower numbers.
     pub(crate) fn skip_random_layers(&mut self, random_layers: u32) {
         let count = &mut self.declarations.random_layers;
         *count = random_layers.max(*count);

@@ -9,8 +9,8 @@
 //! one operation, as are the norm's backward and the sum of both gradients.
 //!
 //! Recompute: trades time for memory. What layers save between forward and backward is dropped, and
-//! backward runs their forward again. The bits are the same: random numbers are drawn again by
-//! layer, step and row.
+//! backward runs their forward again. The bits are the same, since random numbers depend on layer,
+//! step and row alone.
 
 use std::any::Any;
 use std::ops::Range;
@@ -66,8 +66,8 @@ impl Sequential {
         self.push_named(&name, layer);
     }
 
-    /// Adds a layer under the number of the one below it: the names of the layers above are those
-    /// that they have without it.
+    /// Adds a layer with the number of the one below it, so that it does not change the names of
+    /// the layers above.
     pub fn push_unnumbered(&mut self, layer: Box<dyn Layer>) {
         let name = self.next.saturating_sub(1).to_string();
         self.push_named(&name, layer);

@@ -1,6 +1,7 @@
-//! Decoding: a model of tokens makes one token after another. Its forward is that of training, but
-//! sees only new tokens; attention finds the keys and values of those before in a `Cache`. Each row
-//! is computed on its own, so a text has the same bits however many tokens come at a time.
+//! Decoding: a model of tokens generates one token after another. Its forward is that of training,
+//! but gets only new tokens; attention finds the keys and values of earlier ones in a `Cache`. Each
+//! row is computed independently, so a text has the same bits however many tokens are given at a
+//! time.
 
 use ddp_kernels::{DType, Device, Tensor};
 

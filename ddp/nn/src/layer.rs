@@ -1,4 +1,4 @@
-//! The trait of layers. Letters: B rows of the batch.
+//! The trait `Layer`. Letters: B rows of the batch.
 
 use std::any::Any;
 use std::fmt;

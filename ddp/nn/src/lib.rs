@@ -1,8 +1,8 @@
 //! Layers, losses, models, parameters and optimizers.
 //!
 //! A layer has a forward and a backward, and saves between them what the backward needs. There is
-//! no tape: the order of the backward pass is that of the source text. `layer.rs` defines layers,
-//! `pass.rs` what they work with.
+//! no tape: backward runs in the order of the source text. `layer.rs` defines layers, `pass.rs`
+//! what they work with.
 
 #![forbid(unsafe_code)]
 

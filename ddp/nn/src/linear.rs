@@ -160,9 +160,9 @@ impl Linear {
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
     }
 
-    /// The activation with which backward computes this layer's input again, instead of keeping it,
-    /// since it keeps its own input already. On the CPU alone: there it costs little and has the
-    /// same bits.
+    /// The activation below, if backward recomputes this layer's input with it: the activation's
+    /// own input is kept anyway, so this layer's need not be. Only on the CPU, where that costs
+    /// little and gives the same bits.
     fn computed_again(&self, on_its_device: &Tensor) -> Option<Activation> {
         let is_again = |it: &Activation| it.keeps_input() && on_its_device.device() == Device::Cpu;
         self.below.filter(is_again)

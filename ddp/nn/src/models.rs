@@ -50,7 +50,7 @@ pub fn register<F: Family + Default>() {
     }
 }
 
-/// A model family, for those who list families.
+/// A model family, as lists show it.
 #[derive(Clone, Debug)]
 pub struct FamilyInfo {
     /// Its name.

@@ -1,15 +1,15 @@
 //! Optimizers (AdamW, SGD and Muon, a file each: see docs/adding-an-optimizer.md), learning-rate
-//! schedules and clipping. Where one method and one set of numbers are for all parameters, an
-//! update of the flat arenas is one launch.
+//! schedules and clipping. If all parameters have the same method and numbers, an update of the
+//! flat arenas is one launch.
 //!
 //! Under ZeRO-1 a rank's optimizer updates its slices of the arenas, one launch for each, and has
 //! moments only for these, one slice after the other. The update of an element reads only numbers
 //! of that element, so it has the same bits on any rank.
 //!
-//! A step of a whole matrix, as Muon's, is made of what all ranks have of it: see `muon.rs`.
+//! A step that needs a whole matrix, such as Muon's, gathers it from all ranks: see `muon.rs`.
 //!
 //! An update has two parts: the first waits for other ranks and can be undone, the second waits for
-//! none. So ranks that are left after the loss of one can complete it or undo it together.
+//! none. So after the loss of a rank, the others can complete it or undo it together.
 
 mod adamw;
 pub mod clip;
@@ -459,7 +459,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Keeps what the first part changes, as far as it keeps anything for another rank.
+    /// Saves what the first part changes. Does nothing if no slice is kept for another rank.
     pub fn keep_old(&self) -> Result<()> {
         let mut pairs = self.old.iter();
         Ok(pairs.try_for_each(|(old, moment)| old.copy_from(moment))?)

@@ -10,12 +10,13 @@
 //! whole quanta, which is the unit in which optimizers work and norms are summed.
 //!
 //! bf16: layers then read rounded copies of the values, a second arena of the same layout
-//! (`working`). The values themselves (the masters), gradients and moments stay f32, because most
-//! updates are smaller than the distance between two bf16. Whoever changes values calls `refresh`,
-//! which rounds them into the copies.
+//! (`working`). The values themselves (the master weights), gradients and moments stay f32, because
+//! most updates are smaller than the distance between two bf16 numbers. Code that changes values
+//! calls `refresh`, which rounds them into the copies.
 //!
-//! Split models: a part *borrows* a parameter that it uses and an earlier part declares. It then
-//! has memory apart for what layers read and for a gradient; it is not in `list()` or the arenas.
+//! Split models: a part *borrows* a parameter that it uses and an earlier part declares. The part
+//! then has separate memory for the values that layers read and for a gradient; the parameter is
+//! not in its `list()` or arenas.
 
 use std::ops::Range;
 
@@ -57,10 +58,10 @@ impl Parameter {
     }
 }
 
-/// A parameter that a part of a split model uses and an earlier part owns. Whoever runs the parts
-/// copies its values from the owner before a forward. Before this part's backward (or that of the
-/// loss), the gradient that later uses have summed so far is copied from the owner; after it, the
-/// gradient is copied back.
+/// A parameter that a part of a split model uses and an earlier part owns. The code that runs the
+/// parts copies its values from the owner before a forward. Before this part's backward (or that of
+/// the loss), the gradient that later uses have summed so far is copied from the owner; after it,
+/// the gradient is copied back.
 #[derive(Clone, Copy, Debug)]
 pub struct Loan {
     /// Identifies it in this part.

@@ -1,5 +1,5 @@
-//! One pass over a model: how layers get parameters and memory, the stack that forward leaves for
-//! backward, and the observer that is shown what is computed, one tensor after the other.
+//! One pass over a model: how layers get parameters and memory, the stack on which forward saves
+//! tensors for backward, and the observer that sees each computed tensor.
 
 use std::cell::RefCell;
 
@@ -359,7 +359,7 @@ impl<'a> Pass<'a> {
         result
     }
 
-    /// Runs `body`, a forward that backward repeats, with buffers apart from the others.
+    /// Runs `body`, a forward that backward repeats, with separate buffers.
     pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.scratch.take_from(ScratchPool::Again);
         let result = body(self);
@@ -394,7 +394,7 @@ impl std::fmt::Debug for Pass<'_> {
     }
 }
 
-/// Gets what a tensor is, and the tensor.
+/// Receives a tensor's description, and the tensor.
 pub type Observer = Box<dyn FnMut(String, &Tensor) -> ddp_kernels::Result<()>>;
 
 thread_local! {

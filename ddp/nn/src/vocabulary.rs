@@ -4,8 +4,8 @@
 //! wanted. Letters: B sequences, T tokens, V different tokens, C columns.
 //!
 //! Head: the last linear layer of a model with many classes, whose outputs (logits) would take more
-//! memory than the rest. With a loss it goes over the rows in pieces: logits, loss and gradients of
-//! a piece before the next. Letters: R rows, C columns, V classes, P ≥ V classes with padding.
+//! memory than the rest. With a loss it processes the rows in pieces: logits, loss and gradients of
+//! one piece, then the next. Letters: R rows, C columns, V classes, P ≥ V classes with padding.
 
 use std::ops::Range;
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! What a command line asks for.
+//! The commands, and what each was asked to do.
 
 use clap::Subcommand;
 

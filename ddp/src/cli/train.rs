@@ -1,5 +1,5 @@
-//! What flags, variables and a file of settings ask for: a run, its rehearsal, or the settings
-//! themselves.
+//! What flags, variables and a file of settings ask for: a run, a dry run, or a list of the
+//! settings.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::FileTypeExt;

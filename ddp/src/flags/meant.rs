@@ -1,5 +1,5 @@
-//! What a flag of another program is called here: of PyTorch's scripts, torchrun, Hugging Face's
-//! trainer and Lightning.
+//! Flags of other programs (PyTorch's scripts, torchrun, Hugging Face's trainer, Lightning) and
+//! their names here.
 
 use crate::config::find;
 

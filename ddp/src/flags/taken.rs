@@ -1,4 +1,4 @@
-//! The settings of a run that commands take which do not train.
+//! The settings of a run that commands other than `train` take.
 
 use std::ops::Deref;
 

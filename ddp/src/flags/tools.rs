@@ -1,4 +1,4 @@
-//! The flags of the commands of `ddp-tools`, but for benchmarks, and the examples in their help.
+//! The flags of `ddp-tools`' commands, except benchmarks, and the examples in their help.
 
 use std::path::PathBuf;
 
@@ -21,8 +21,8 @@ pub(crate) struct ReportFlags {
     /// Folders of runs: what --out was
     #[arg(value_name = "DIR", required = true)]
     pub folders: Vec<PathBuf>,
-    /// File for the page; of several runs it shows the curves over one another
-    /// [default: report.html in the folder of the run]
+    /// File for the page; for several runs it shows the curves in the same charts [default:
+    /// report.html in the folder of the run]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Write the metrics of a run to this CSV file instead; - for standard output
@@ -75,14 +75,14 @@ pub(crate) struct InspectFlags {
 /// Printed after the help of `compare`.
 pub(crate) const COMPARE_EXAMPLES: &str = "\
 Examples:
-  ddp-train compare one two                        the first step and layer in which they part
+  ddp-train compare one two                        the first step and layer in which they differ
   ddp-train compare one two --json                 the same as one line of JSON
   ddp-train compare one two --replay               the first operation whose output differs
   ddp-train report one two --out both.html         a page with curves of how far they are apart
 
-Only steps that both runs logged are compared: --log-every 1 names the very step.
+Only steps that both runs logged are compared: --log-every 1 names the exact step.
 
-Exit codes: 0 the same, 1 they part, 2 wrong flags, 65 a damaged log, 74 unreadable.";
+Exit codes: 0 the same, 1 they differ, 2 wrong flags, 65 a damaged log, 74 unreadable.";
 
 /// The flags of `compare`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -93,8 +93,8 @@ pub(crate) struct CompareFlags {
     /// The folder of the run to compare it with
     #[arg(value_name = "B")]
     pub second: PathBuf,
-    /// Repeat the steps in which they part, from the last checkpoint of both before it, and find
-    /// the first operation whose output differs
+    /// Repeat the steps around the first difference, from the last checkpoint of both before it,
+    /// and find the first operation whose output differs
     #[arg(long)]
     pub replay: bool,
     /// Print one line of JSON

@@ -42,7 +42,7 @@ impl Forward {
     }
 
     /// The loss of each target for the rows `x`, f32 in host memory. A last layer with many classes
-    /// goes over the rows in pieces, so its outputs are never whole in memory.
+    /// processes the rows in pieces, so its outputs are never in memory as a whole.
     pub(super) fn losses_of(
         &mut self,
         loss: &dyn Loss,

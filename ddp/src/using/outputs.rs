@@ -5,8 +5,8 @@ use ddp_kernels::{Device, Tensor};
 use crate::data::Normalization;
 use crate::error::{Error, Result};
 
-/// Refuses non-finite values, which `what` announces. Each row has `outputs` of them; the first row
-/// is row `first`.
+/// Refuses non-finite values, which the message calls `what`. Each row has `outputs` of them; the
+/// first row is row `first`.
 pub(super) fn check_finite(what: &str, values: &[f32], outputs: usize, first: u64) -> Result<()> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `ddp-train predict`: writes a model's prediction for each row to a file, which appears whole or
-//! not at all. Rank 0 writes the batches of all ranks in the order of rows.
+//! `ddp-train predict`: writes a model's prediction for each row to a file, which is written whole
+//! or not at all. Rank 0 writes the batches of all ranks in the order of rows.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -218,7 +218,7 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// What writes a row: its prediction, and the columns of the input before it.
+/// Writes a row: the columns of the input, then the prediction.
 type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
 
 /// Encodes this rank's batch of round `round`.

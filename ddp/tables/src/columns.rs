@@ -1,4 +1,4 @@
-//! Which columns of a table are wanted, and where they are in it.
+//! The requested columns of a table, and their positions in it.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! Tables of text: `.csv` with commas, semicolons or tabs, and `.tsv`; both also `.gz`. The crate
 //! `csv-core` splits a stream into records; the bounds on their size are ours.
 //!
-//! As RFC 4180 has it, a cell that begins with a quote may hold delimiters, line ends and `""` for
-//! a quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces
-//! around a cell are dropped, except those of a text in quotes. Lines are counted from 1. A record
-//! has at most `RECORD_BYTES_MAX` bytes, so that an unclosed quote does not read in the whole file,
-//! and at most `CELLS_MAX` cells, since gzip packs a thousand commas into a byte.
+//! As in RFC 4180, a cell that begins with a quote may contain delimiters, line ends and `""` for a
+//! quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces around
+//! a cell are dropped, except those of a text in quotes. Lines are counted from 1. A record has at
+//! most `RECORD_BYTES_MAX` bytes, so that an unclosed quote does not read in the whole file, and at
+//! most `CELLS_MAX` cells, since gzip packs a thousand commas into a byte.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
 use std::path::{Path, PathBuf};

@@ -4,10 +4,10 @@
 //! Rows become `features`, f32 of all columns except the label's, and `labels`. A missing number is
 //! NaN.
 //!
-//! What labels are follows from all of them: whole numbers are i64, other numbers f64, and if one
-//! is a text, all are: i64 codes of the texts sorted by their bytes, which are the classes. Until
-//! the last row is known, they are kept in a file, one a line. Whole numbers of which one has
-//! leading zeros are texts.
+//! The type of the labels depends on all of them: whole numbers are i64, other numbers f64. If one
+//! is a text, all are texts: they are stored as i64 codes of the texts sorted by their bytes, which
+//! are the classes. Until the last row is read, labels are kept in a file, one a line. If a whole
+//! number has leading zeros, all labels are texts.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

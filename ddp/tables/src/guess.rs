@@ -1,5 +1,5 @@
-//! Every rule with which something about tables is guessed, with its threshold and the reason for
-//! it. The rules are pure: callers count, and write the messages.
+//! Every rule that guesses something about tables, with its threshold and the reason for it. The
+//! rules are pure: callers count, and write the messages.
 
 /// The most different texts of a column that is categorical without being named: each becomes a
 /// feature.

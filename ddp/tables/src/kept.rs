@@ -1,4 +1,4 @@
-//! Columns of tables that are copied as they are written, for `predict --keep`.
+//! Columns of tables that `predict --keep` copies unchanged.
 
 use std::path::{Path, PathBuf};
 

@@ -3,8 +3,8 @@
 //!
 //! [`READER`] does it for `ddp_data::prepare`. `source` opens a file as a `table`, read by `csv` or
 //! `parquet`. Its `schema` says which columns are features and labels; where these may be
-//! categories, a `survey` reads all cells of all files. `columns` are the places of the schema in
-//! one file, whose cells become `flat`. What is guessed on the way stands in `guess`.
+//! categories, a `survey` reads all cells of all files. `columns` finds the columns of the schema
+//! in one file, and `flat` stores their cells. All guesses are in `guess`.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! What the cells of a table's columns are: numbers, texts, missing ones, and the different values
-//! of those columns that may be categorical. From this follow the plan of the features, and the
-//! message that names all columns at once that cannot be features as they are.
+//! Surveys the cells of a table's columns: numbers, texts, missing ones, and the different values
+//! of columns that may be categorical. The result is the plan of the features, or one error that
+//! names all columns that cannot be features as they are.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ pub(crate) struct SurveyedColumn {
     /// The first text and the first missing cell, with their places.
     first_text: Option<String>,
     first_missing: Option<String>,
-    /// Texts that are numbers or dates to people.
+    /// Texts that people read as numbers or dates.
     written_texts: u64,
     /// Texts that are whole numbers with leading zeros.
     leading_zeros: u64,
@@ -229,7 +229,7 @@ impl SurveyedColumn {
         guess::are_nearly_unique(different, self.texts + self.numbers)
     }
 
-    /// Whether most texts are numbers or dates that are written otherwise than programs read them.
+    /// Whether most texts are numbers or dates in a form that programs do not read.
     fn are_written(&self) -> bool {
         2 * self.written_texts > self.texts
     }

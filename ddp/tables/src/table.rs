@@ -1,4 +1,4 @@
-//! Tables of any format, read row after row: names, cells, and what these are as features.
+//! Tables of any format, read row after row: names, cells, and their values as features.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! What ranks have alike when a program of one's own trains: models begin with the values of rank
-//! 0, other shapes and other data end all ranks, and buffers are those of rank 0.
+//! What ranks must have in common when a user's own program trains: models begin with the values of
+//! rank 0, different shapes or data end all ranks, and buffers are those of rank 0.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What a step over several devices promises. The including file says where the parts may lie
-//! (`places`); `turn` is held while a test runs.
+//! What a step over several devices promises. The including file says on which devices the parts
+//! may be (`places`); `turn` is held while a test runs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 //! Short trainings on simulated GPUs whose losses and weights are pinned to the bit. A real GPU's
-//! matmuls add in another order, so these run on simulated ones alone.
+//! matmuls add in another order, so these run only on simulated ones.
 
 use crate::orders::machine_of;
 use crate::support::golden::{DATA, Golden, TEXT, check};

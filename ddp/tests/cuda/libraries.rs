@@ -1,5 +1,5 @@
 //! CUDA's libraries where the first files found cannot be used: copies of the simulator's, renamed
-//! or changed. A program takes the next one, and `doctor` says why not the others.
+//! or changed. A program takes the next one, and `doctor` says why it skipped the others.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

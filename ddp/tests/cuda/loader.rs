@@ -1,5 +1,5 @@
-//! Batches on GPUs: the same bits on every way there, what crosses, what is kept, and what waits
-//! for what.
+//! Batches on GPUs: the same bits by every path, what crosses, what is kept, and what waits for
+//! what.
 
 use std::collections::BTreeMap;
 use std::process::Command;

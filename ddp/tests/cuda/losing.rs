@@ -1,6 +1,6 @@
-//! Ranks with GPUs that are lost (`--min-ranks`): the others end their calls of NCCL, which then
-//! have no results, and continue. With `--same-bits` the model is, to the bit, that of the run that
-//! was never disturbed. In these runs the host is several steps ahead of the GPU.
+//! Lost ranks with GPUs (`--min-ranks`): the others abort their NCCL calls, which then have no
+//! results, and continue. With `--same-bits` the model is bit-identical to that of an undisturbed
+//! run. In these runs the host is several steps ahead of the GPU.
 
 use std::sync::OnceLock;
 use std::time::Duration;

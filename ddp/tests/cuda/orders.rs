@@ -1,5 +1,5 @@
-//! Training over simulated GPUs in many orders: in any order that CUDA allows, nothing races and
-//! the model has the same bytes.
+//! Training on simulated GPUs in many orders: in any order that CUDA allows, nothing races and the
+//! model has the same bytes.
 //!
 //! Every job is a separate process, because the simulator reads its seed when it is loaded. There
 //! are 1000 seeds, of which each commit runs a slice.

@@ -1,5 +1,6 @@
-//! What overlaps, by the simulated GPUs' clock, which orders work and measures nothing: buckets are
-//! reduced during the backward of lower layers, and batches are copied during the previous step.
+//! What overlaps, by the simulated GPUs' clock, which orders work and does not measure time:
+//! buckets are reduced during the backward of lower layers, and batches are copied during the
+//! previous step.
 
 use crate::gpu;
 use crate::support::job::Folder;

@@ -1,6 +1,6 @@
 //! Transformers on GPUs, through the program: a captured step is bit-identical to an eager one,
-//! also where backward computes activations again, and so has one over several devices. Losses are
-//! those of the CPU up to rounding.
+//! also where backward recomputes activations; so is a step over several devices. Losses are those
+//! of the CPU up to rounding.
 
 use crate::gpu;
 use crate::support::job::{Folder, all_at_once};

@@ -8,9 +8,9 @@
 //! returns) count for the place that called them: a caller may not rely on what happens to be
 //! waited for.
 //!
-//! Each place waits in every step. So the waits from the middle of a job on are tried, at most as
-//! many as a step has of a place, until one is noticed. A commit tries a slice of the places; the
-//! long run tries every wait of every place, and the table that it prints counts them.
+//! Each place waits in every step. So waits are tried from the middle of a job on, at most as many
+//! as one step makes at that place, until one is noticed. A commit tries a slice of the places; the
+//! long run tries every wait of every place, and counts them in the table that it prints.
 
 use std::collections::BTreeMap;
 use std::path::Path;

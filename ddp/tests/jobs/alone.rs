@@ -1,4 +1,4 @@
-//! One process, and ranks whose launcher gives them less than they could have.
+//! A single process, and ranks whose launcher gives them fewer resources than they could have.
 
 use crate::support::job::{Folder, QUICK};
 

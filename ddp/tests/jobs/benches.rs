@@ -1,4 +1,4 @@
-//! `ddp-train bench`: one line of JSON, with what was promised in it.
+//! `ddp-train bench`: one line of JSON, with the promised fields.
 
 use serde_json::Value;
 

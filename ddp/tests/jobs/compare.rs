@@ -1,4 +1,5 @@
-//! `ddp-train compare`: runs that differ in one thing part where that thing first matters.
+//! `ddp-train compare`: two runs with one different setting first differ where that setting first
+//! matters.
 
 use std::fs;
 
@@ -58,7 +59,10 @@ fn replayed(folder: &Folder) -> Vec<String> {
 fn refusal(folder: &Folder, code: i32) -> String {
     let ended = folder.alone("compare one two --replay").run();
     assert_eq!(ended.exit_code(), Some(code), "{ended}");
-    assert!(ended.stdout.contains("they part in the "), "{ended}");
+    assert!(
+        ended.stdout.contains("they first differ in the "),
+        "{ended}"
+    );
     ended.causes().concat()
 }
 
@@ -175,7 +179,7 @@ fn runs_part_where_what_differs_first_matters() {
         assert_eq!(differing(&value), differences, "{value}");
         let ended = compare(&folder);
         assert_eq!(ended.exit_code(), Some(1), "{ended}");
-        assert!(ended.stdout.contains("they part in"), "{ended}");
+        assert!(ended.stdout.contains("they first differ in"), "{ended}");
         assert_eq!(ended.causes().len(), 1, "{ended}");
     });
 }
@@ -481,7 +485,7 @@ fn a_replay_finds_the_step_and_the_operation_and_what_no_run_computes_again() {
         let expected = format!("replayed after step {expected}");
         assert!(found[0].starts_with(&expected), "{found:?}");
         // What a fault of the machine changed is not computed again.
-        let unlike = "the replay of B is not what its log says of the ";
+        let unlike = "the replay of B does not match its log in the ";
         let is_unlike = |line: &String| line.starts_with(unlike) && line.contains(" of step 40: ");
         let is_unlike = found.len() == 2 && is_unlike(&found[1]);
         assert!(is_unlike != fault.is_empty(), "{found:?}");
@@ -507,8 +511,7 @@ fn a_replay_refuses_what_it_cannot_repeat() {
     fs::write(&data, format!("a,b,y\n{}", rows.replace("4,", "5,"))).unwrap();
     let found = replayed(&folder);
     for (line, run) in found[1..].iter().zip(["A", "B"]) {
-        let unlike =
-            format!("the replay of {run} is not what its log says of the loss of step 1: ");
+        let unlike = format!("the replay of {run} does not match its log in the loss of step 1: ");
         assert!(line.starts_with(&unlike) && found.len() == 3, "{found:?}");
     }
     // A damaged checkpoint, or one of another run, is not used: the replay begins with the seed.

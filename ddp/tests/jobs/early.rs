@@ -1,5 +1,5 @@
-//! A run that ends early, after evaluations without progress (`--stop-after`): the same on any
-//! number of ranks, also if it is resumed or loses a rank.
+//! Runs that end early, after evaluations without progress (`--stop-after`): at the same step on
+//! any number of ranks, also if resumed or after a lost rank.
 
 use serde_json::Value;
 

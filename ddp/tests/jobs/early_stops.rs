@@ -1,5 +1,5 @@
-//! Requests to stop at moments when nothing seems to be there to hear them: before a rank has a
-//! handler, while it joins, while another is lost, and while nothing reads what the job prints.
+//! Requests to stop at moments when it is hard to handle them: before a rank has a handler, while
+//! it joins, while another is lost, and while nothing reads what the job prints.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! OUT/metrics.jsonl as it is promised: which events, in which order, with which fields.
+//! OUT/metrics.jsonl as documented: which events, in which order, with which fields.
 
 use ddp::models::ModelSpec;
 use ddp::models::mlp::MlpSpec;

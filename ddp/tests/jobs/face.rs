@@ -1,5 +1,5 @@
-//! Settings from files and the environment, what is printed instead of training, TensorBoard files,
-//! and `doctor`.
+//! Settings from files and the environment, options that print instead of training, TensorBoard
+//! files, and `doctor`.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Processes that are stopped (SIGSTOP) before they take part, or all at once. What started them
-//! kills them, names them, and starts them again if it may.
+//! Processes that are stopped (SIGSTOP) before they take part, or all at once. The launcher kills
+//! them, names them, and restarts them if it may.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Texts are generated: as transformers makes them, the same for any number of threads, and what
-//! does not fit is refused.
+//! Generated texts: equal to those of transformers, the same for any number of threads; unsuitable
+//! input is refused.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Ranks that are not at the same thing end with 78, before the first step and with both values.
+//! Ranks that do not agree end with 78 before the first step, and the message has both values.
 
 use crate::support::job::{Ended, Folder, QUICK, all_at_once, host};
 

@@ -1,5 +1,5 @@
-//! Folders of Hugging Face: runs start from them, models are exported to them, and what does not
-//! fit is refused by name.
+//! Folders of Hugging Face: runs start from them, models are exported to them, and unsupported
+//! settings are refused by name.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
-//! A job that continues without ranks that it loses, and takes in those that come (`--min-ranks`):
-//! with `--same-bits` its model is, to the bit, that of the run that was never disturbed. Ranks
-//! hold where a test disturbs them, so that nothing depends on how fast they are.
+//! A job that continues without lost ranks and takes in new ones (`--min-ranks`): with
+//! `--same-bits` its model is bit-identical to that of an undisturbed run. Ranks hold where a test
+//! disturbs them, so that nothing depends on how fast they are.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};

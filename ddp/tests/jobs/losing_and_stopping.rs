@@ -1,5 +1,5 @@
-//! A job that continues without ranks that it loses, and is asked to stop, or has an error, while
-//! it does: it saves and ends as any other job.
+//! A job that continues without lost ranks, and meanwhile is asked to stop or has an error: it
+//! saves and ends like any other job.
 
 use crate::losing::{RUN, assert_undisturbed, lost, slow_steps};
 use crate::support::job::{Ended, Folder, all_at_once};

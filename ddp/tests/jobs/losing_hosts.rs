@@ -1,5 +1,5 @@
-//! A job on several hosts that continues without ranks, agents and hosts that it loses, and takes
-//! them in again. The hosts are names of this machine.
+//! A job on several hosts that continues without lost ranks, agents and hosts, and takes them in
+//! again. The hosts are names of this machine.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

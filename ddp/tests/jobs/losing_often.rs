@@ -1,5 +1,5 @@
-//! A job that continues without ranks that it loses, whose ranks are killed and stopped at random
-//! times: whatever happens, its model is that of the run that was never disturbed.
+//! A job that continues without lost ranks, and whose ranks are killed and stopped at random times:
+//! whatever happens, its model is that of an undisturbed run.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A job with ZeRO-1 that loses ranks: their slices are kept by their neighbours, or come from the
-//! last checkpoint.
+//! A job with ZeRO-1 that loses ranks: their slices come from their keepers, or from the last
+//! checkpoint.
 
 use crate::losing::{RUN, assert_as, lost, lost_at_once, sorted, undisturbed_with, with};
 use crate::support::job::{Ended, Folder, Running, all_at_once};

@@ -1,4 +1,4 @@
-//! Files of data, byte by byte as other programs write them.
+//! Files of data with exactly the bytes that other programs write.
 
 use std::io::Write;
 

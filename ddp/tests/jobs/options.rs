@@ -1,4 +1,4 @@
-//! Each flag of training, from the command line to what it does to the metrics log and the model.
+//! Each flag of training, from the command line to its effect on the metrics log and the model.
 
 use crate::support::job::{Folder, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model, model_bytes, number};

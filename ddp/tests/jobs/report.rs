@@ -1,4 +1,4 @@
-//! `OUT/report.html`: made at the end of every run, and again from what the run left.
+//! `OUT/report.html`: made at the end of every run, and again from the files of the run.
 
 use serde_json::Value;
 

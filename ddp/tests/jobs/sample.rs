@@ -1,4 +1,5 @@
-//! `--sample`: a run writes texts that the model makes, and trains the same bits as without.
+//! `--sample`: a run writes texts that the model generates, and the trained model is bit-identical
+//! to one without.
 
 use std::fs;
 

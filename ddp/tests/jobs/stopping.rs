@@ -1,5 +1,5 @@
 //! Stop requests: by any of the signals, on any rank, at any time. All ranks save the same step,
-//! the exit code is 75, and the resumed run has the bytes of one that was never stopped.
+//! the exit code is 75, and the resumed run is byte-identical to one that was never stopped.
 
 use std::sync::OnceLock;
 

@@ -313,7 +313,7 @@ fn a_table_that_is_trained_on_and_evaluated_on_is_warned_of() {
         let words = format!("--data s-*.csv --val-data {val} --dry-run");
         let ended = folder.alone(&words).run();
         ended.assert_well();
-        let told = "s-0.csv#features is trained on too: it says nothing about new rows";
+        let told = "s-0.csv#features is also trained on: it says nothing about new rows";
         assert_eq!(ended.stderr.matches(told).count(), count, "{ended}");
     }
 }

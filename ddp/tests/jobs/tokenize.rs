@@ -1,5 +1,5 @@
-//! Texts become tokens; their tokenizer goes with them into runs, checkpoints and exports, and a
-//! model of another tokenizer is refused.
+//! Texts become tokens; their tokenizer is copied into runs, checkpoints and exports, and a model
+//! of another tokenizer is refused.
 
 use std::fs;
 

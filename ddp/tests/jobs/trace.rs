@@ -1,5 +1,5 @@
-//! `--trace`: the file follows the Trace Event format, the run does not change, and slow ranks are
-//! named.
+//! `--trace`: the file has the Trace Event format, the run's results do not change, and slow ranks
+//! are named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

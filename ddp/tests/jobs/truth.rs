@@ -1,5 +1,5 @@
-//! Wrong data and wrong models never train in silence: what was understood is said, data that
-//! changed are not resumed, and ranks compare what is in their files.
+//! Wrong data and wrong models are never trained silently: the log says how data were read, a run
+//! is not resumed on changed data, and ranks compare the contents of their files.
 
 use std::fs;
 

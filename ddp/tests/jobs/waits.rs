@@ -1,5 +1,5 @@
-//! No wait without end: a rank that is stopped at any moment ends the job and is named, a rank that
-//! works is waited for, and an error names the rank that it happened on.
+//! No endless waits: a rank that is stopped at any moment is named and ends the job, a rank that
+//! works is waited for, and an error names its rank.
 
 #[cfg(feature = "mpi")]
 use std::path::Path;

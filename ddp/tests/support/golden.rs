@@ -1,7 +1,7 @@
 //! Losses and weights pinned to the bit, in tests/golden/bits.json.
 //!
-//! They are the same on every processor. Those without fused multiply-add skip, since they compute
-//! it slowly.
+//! They are the same on every processor. Processors without fused multiply-add skip these tests,
+//! since they compute it slowly.
 //!
 //! A changed bit is a changed result for every user. If the change is intended, replace the file by
 //! the one that the failing test prints, and say why in CHANGELOG.md.

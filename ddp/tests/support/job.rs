@@ -1,9 +1,9 @@
 //! Starts `ddp-train` and reports how it ended.
 //!
 //! Every job has a mark in the environment of all its processes: that identifies them, whoever
-//! their parent is. After each job no process of it may be left, and nothing in /dev/shm. Waits
-//! here look for what they wait for, fail with the job's output when it ends before that, and have
-//! no limit but patience.
+//! their parent is. After each job none of its processes may be left, and nothing in /dev/shm.
+//! Waits here check for what they wait for, and fail with the job's output if the job ends before,
+//! or after a long time limit.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a run leaves: its metrics log and its model.
+//! Reads the files of a run: its metrics log and its model.
 
 use std::collections::BTreeMap;
 use std::path::Path;

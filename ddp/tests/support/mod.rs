@@ -1,6 +1,6 @@
 //! What the integration tests share: random numbers, ranks as threads, jobs of `ddp-train`, and
-//! what a run leaves. Every test binary includes this folder as its module `support` and uses a
-//! part of it.
+//! readers of a run's files. Every test binary includes this folder as its module `support` and
+//! uses a part of it.
 
 #![allow(dead_code)]
 

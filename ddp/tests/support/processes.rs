@@ -1,4 +1,4 @@
-//! The processes of a job, as /proc shows them, and the shared memory that they leave.
+//! The processes of a job, as /proc shows them, and the shared memory that they leave behind.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Numbers that follow from a stream and an index.
+//! Random numbers as a function of a stream and an index.
 
 /// splitmix64, as in tests/peers/golden_torch.py.
 pub(crate) fn mixed(stream: u64, index: u64) -> u64 {

@@ -1,5 +1,5 @@
-//! A bucket is reduced while lower layers still compute, and not before: the reducer's timeline
-//! against that of the layers.
+//! A bucket is reduced while lower layers still compute, and not earlier: compares the reducer's
+//! timeline with that of the layers.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

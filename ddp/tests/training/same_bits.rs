@@ -1,5 +1,5 @@
-//! `same-bits`: whole runs with batches in 12 shards give the same model, losses and evaluations to
-//! the bit on any number of ranks, also if they are resumed on others. Ranks are threads.
+//! `same-bits`: whole runs with batches in 12 shards give bit-identical models, losses and
+//! evaluations on any number of ranks, also if resumed on another number. Ranks are threads.
 //!
 //! The hashes of the models are pinned: a change of any order of additions shows here.
 

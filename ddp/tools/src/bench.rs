@@ -2,7 +2,7 @@
 //!
 //! Benchmarks call what training calls: the engine's step, the matmul of linear layers, the groups
 //! of the reducer. Rows are random and stay in memory, so reading data is not measured. A GPU is
-//! timed from the host: many calls are queued, and a round ends when the device has done them.
+//! timed from the host: many calls are queued, and a round ends when the device has finished them.
 
 mod addmm;
 mod allreduce;

@@ -1,5 +1,5 @@
-//! `ddp-train compare A B`: at which step, and in which layer, two runs part, and what differs
-//! between them. It reads their metrics logs; with `--replay` it repeats steps of both.
+//! `ddp-train compare A B`: the first step and layer in which two runs differ, and what else is
+//! different. It reads their metrics logs; with `--replay` it repeats steps of both.
 //!
 //! `logged.rs` reads the logs, `part.rs` finds the first difference, and `replay.rs` the operation.
 
@@ -23,8 +23,8 @@ use crate::shown::shown;
 use crate::trainer::program_version;
 use crate::units::{plural, relative};
 
-/// Compares two runs. Runs that part are an error with exit code 1. With `replay` the steps in
-/// which they part are repeated.
+/// Compares two runs. Runs that differ are an error with exit code 1. With `replay`, the steps
+/// around the first difference are repeated.
 pub fn compare(
     [first, second]: [&Path; 2],
     replay: Option<MakeProgram>,
@@ -79,7 +79,7 @@ pub fn compare(
         let mut lines = vec![format!("A {a_name}, B {b_name}")];
         let all = plural(steps as u64, "step");
         lines.push(match &parting {
-            Some(parting) => format!("they part in {parting}"),
+            Some(parting) => format!("they first differ in {parting}"),
             None => format!("the same in all {all} that both logged"),
         });
         if let Some(parting) = &parting {
@@ -111,7 +111,7 @@ pub fn compare(
         return Err(refusal);
     }
     parting.map_or(Ok(()), |parting| {
-        Err(Error::Parted(format!("the runs part in {parting}")))
+        Err(Error::Parted(format!("the runs first differ in {parting}")))
     })
 }
 
@@ -125,7 +125,7 @@ struct Apart {
 }
 
 impl Apart {
-    /// Of runs that trained on after they parted.
+    /// Of runs that trained on after they first differed.
     fn since(parting: &Parting, a: &Steps, b: &Steps) -> Option<Apart> {
         let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
         let of_a = a.digests.iter().flat_map(|of| &of.weights);

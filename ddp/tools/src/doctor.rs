@@ -2,7 +2,8 @@
 //! Under `mpirun` it checks every host and rank of the job and the links between them.
 //!
 //! Each rank collects findings: `look.rs` inspects, `measure.rs` measures. Rank 0 prints all of
-//! them, those of a host once. A problem that prevents training is an error with exit code 69.
+//! them; findings about a host are printed once. A problem that prevents training is an error with
+//! exit code 69.
 
 mod finding;
 mod look;

@@ -1,8 +1,8 @@
-//! What looks at runs, models and machines, and trains nothing: the report, `watch`, `inspect`,
+//! Tools that look at runs, models and machines and train nothing: the report, `watch`, `inspect`,
 //! `compare`, `doctor`, `bench`, and curves for TensorBoard.
 //!
-//! Each command is a function that prints lines by `Say`; its flags are the program's. What a run
-//! has logged is read in `metrics.rs`.
+//! Each command is a function that prints lines with `Say`; its flags belong to the program.
+//! `metrics.rs` reads what a run has logged.
 
 #![forbid(unsafe_code)]
 

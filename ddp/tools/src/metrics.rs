@@ -1,7 +1,7 @@
-//! Reads the metrics log of a run (`metrics.jsonl`), for whoever looks at a run.
+//! Reads the metrics log of a run (`metrics.jsonl`).
 //!
 //! A log may be incomplete (the run was killed), edited, or not a log at all. Lines that are not
-//! events are skipped and listed, but for half a line at the end. Unknown events are skipped.
+//! events are skipped and listed, except an incomplete last line. Unknown events are skipped.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,7 +43,7 @@ pub(crate) struct Run {
     pub(crate) checkpoints: Vec<u64>,
     pub(crate) placement: Option<Audit>,
     pub(crate) confusion: Option<Confusion>,
-    /// The last event of each name. Without `end` the run is still going or was killed.
+    /// The last event of each name. Without `end` the run is still running or was killed.
     pub(crate) last: BTreeMap<String, Value>,
     /// Lines that are not events: their numbers, from 1, and the reasons.
     pub(crate) bad_lines: Vec<(u64, String)>,
@@ -148,8 +148,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads the lines that were added, but for those that are not `wanted`. Reads all again if
-    /// what was read has changed.
+    /// Reads the lines that were added, except those that are not `wanted`. Reads all again if
+    /// earlier lines have changed.
     pub(crate) fn refresh(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
         let mut file = BufReader::new(File::open(&self.path)?);
         let mut last_line = vec![0; self.last_line.len()];
@@ -279,7 +279,7 @@ impl Run {
         known.min_by(|a, b| a.cost().total_cmp(&b.cost()))
     }
 
-    /// That the best evaluation is not the last, for people; its checkpoint is what others use.
+    /// A message that the best evaluation is not the last one; other commands use its checkpoint.
     pub(crate) fn risen(&self) -> Option<String> {
         let (best, last) = (self.best()?, self.evals.steps.last()?);
         let (step, text) = self.eval_texts().find(|(step, _)| *step == best.step)?;
@@ -367,7 +367,7 @@ pub fn check_run(opened: &Opened) -> Result<()> {
     change.map_or(Ok(()), |change| {
         Err(Error::Data(format!(
             "{}: expected a checkpoint of the run in {}, got one of another run, with {change}; \
-             help: move it to the run that it is of, or out of this one",
+             help: move it to its own run, or out of this one",
             opened.folder.display(),
             out.display()
         )))

@@ -21,7 +21,7 @@ pub fn unprinted(source: io::Error) -> Error {
     Error::io("write to", "standard output", help)(source)
 }
 
-/// A reader that has left, as in `ddp-train inspect RUN | head`, is no failure.
+/// A closed pipe, as in `ddp-train inspect RUN | head`, is not a failure.
 pub fn unless_reader_left(printed: Result<()>) -> Result<()> {
     match printed {
         Err(Error::Io(error)) if error.source.kind() == ErrorKind::BrokenPipe => Ok(()),

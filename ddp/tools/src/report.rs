@@ -1,8 +1,8 @@
 //! `OUT/report.html`: one page that shows a run, made from its metrics log
 //! (`metrics.jsonl`) and `samples.json`.
 //!
-//! The page needs no network, and its tables no scripts. Its inputs are not trusted: every text is
-//! escaped. The same log makes the same bytes.
+//! The page needs no network, and its tables need no scripts. Its inputs are not trusted: every
+//! text is escaped. The same log gives the same bytes.
 //!
 //! `charts.rs` has the curves, which `script.js` draws, `tables.rs` and `classes.rs` the other
 //! sections; `page.rs` puts them together. `compare.rs` makes a page of several runs, and `csv.rs`

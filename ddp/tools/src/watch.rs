@@ -1,7 +1,7 @@
 //! `ddp-train watch DIR`: a live view of a run in the terminal, from its metrics log alone. So it
 //! works over ssh, on another host that shares the folder, and after the run.
 //!
-//! `summary.rs` says what the log holds in words, `view.rs` draws.
+//! `summary.rs` puts the log into words, `view.rs` draws.
 
 mod summary;
 mod view;
@@ -19,7 +19,7 @@ use crate::output::Say;
 
 /// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// How often keys are looked for.
+/// How often it checks for keys.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
 /// Shows the run in `folder` until q is pressed or a signal comes. Without a terminal prints one

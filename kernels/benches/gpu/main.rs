@@ -1,4 +1,4 @@
-//! What operations reach on a GPU, measured by the device's own clock: one JSON line a case,
+//! The speed of operations on a GPU, measured by the device's own clock: one JSON line a case,
 //! `{"case", "value", "unit", …}`. `launch/gpu-check` runs it in turn with PyTorch's side,
 //! `tests/peers/gpu_torch.py`, which prints the same cases.
 //!

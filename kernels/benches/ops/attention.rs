@@ -1,4 +1,5 @@
-//! Attention in both directions: the multiply-adds that are not masked, against the machine's.
+//! Attention in both directions: its unmasked multiply-adds a second, relative to the machine's
+//! peak.
 
 use ddp_kernels::ops::{self, Attention};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};

@@ -1,5 +1,4 @@
-//! What the machine can do at most: multiply-adds from registers, and a copy larger than the
-//! caches.
+//! The machine's peak: multiply-adds from registers, and a copy larger than the caches.
 
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex};

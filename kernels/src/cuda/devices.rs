@@ -1,5 +1,4 @@
-//! Which CUDA devices this process can make tensors on, and why not where it cannot; and the names
-//! of devices.
+//! Which CUDA devices this process can use, and why it cannot use others; and the names of devices.
 
 use std::str::FromStr;
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
-//! What the nodes of a captured graph are, and the bytes that each moves by the operands of its
-//! operation: noted while a thread captures, for whoever asks what a step does.
+//! The nodes of a captured graph, and the bytes that each moves, computed from the operands of its
+//! operation. They are noted while a thread captures, for `bench --explain`.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;

@@ -374,7 +374,7 @@ fn refusal(call: &str, code: c_int, environment: &SearchEnvironment) -> String {
         }
         803 => {
             "(SYSTEM_DRIVER_MISMATCH): the kernel has another release of the driver than this \
-             library is of, mostly after an update. Reboot, or reload the nvidia kernel modules; \
+             library is of, usually after an update. Reboot, or reload the nvidia kernel modules; \
              in a container, remove a libcuda that the image itself brings"
         }
         804 => {
@@ -387,9 +387,9 @@ fn refusal(call: &str, code: c_int, environment: &SearchEnvironment) -> String {
              nvidia-cuda-mps-control, or unset CUDA_MPS_PIPE_DIRECTORY"
         }
         999 => {
-            "(UNKNOWN): the driver does not say why. Mostly the kernel module nvidia_uvm is not \
-             loaded, or lost the GPU over a suspend: reload it or reboot; in a container, check \
-             that /dev/nvidia-uvm is there"
+            "(UNKNOWN): the driver does not say why. Usually the kernel module nvidia_uvm is not \
+             loaded, or lost the GPU during a suspend: reload it or reboot; in a container, \
+             check that /dev/nvidia-uvm exists"
         }
         _ => "(not known to this program): see what `nvidia-smi` says",
     };

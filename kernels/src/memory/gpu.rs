@@ -2,12 +2,12 @@
 //! work of all streams that used it.
 //!
 //! THE RULE. A block belongs to the stream it was made on, which may use it at once. The first use
-//! on another stream waits for everything that the block's own stream was given so far: for the
-//! allocation, because the memory's earlier work may still be running, and for what filled it. The
-//! block is freed on its own stream or, if other streams used it too, on one that waits for all of
-//! them (`Queue::reaper_of`). So in safe code no order of drops hands out memory that a kernel
-//! still uses, and a new tensor can be used anywhere. After that the caller orders streams with
-//! events.
+//! on another stream waits for everything queued so far on the block's own stream: for the
+//! allocation, because earlier work on that memory may still be running, and for the work that
+//! fills it. The block is freed on its own stream or, if other streams used it too, on one that
+//! waits for all of them (`Queue::reaper_of`). So in safe code no order of drops hands out memory
+//! that a kernel still uses, and a new tensor can be used anywhere. After that the caller orders
+//! streams with events.
 //!
 //! A thread that captures allocates nothing on the streams it captures, and what it drops during
 //! the capture is freed afterwards.

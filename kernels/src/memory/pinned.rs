@@ -1,5 +1,5 @@
-//! Pinned host memory, which devices copy asynchronously. A buffer that comes back while a copy may
-//! still use it waits, with that copy's event, before it is reused.
+//! Pinned host memory, which devices copy asynchronously. A buffer that is freed while a copy may
+//! still use it is reused only after that copy's event.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;

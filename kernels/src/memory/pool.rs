@@ -1,4 +1,4 @@
-//! The bookkeeping of one kind of memory: live tensors, figures, limit, buffers kept for reuse.
+//! The bookkeeping of one kind of memory: live tensors, statistics, limit, buffers kept for reuse.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -114,7 +114,7 @@ impl PoolState {
         self.live.insert(wanted.id, live);
     }
 
-    /// Counts a buffer that came back.
+    /// Counts a buffer that was returned.
     pub(super) fn remove(&mut self, id: u64, capacity_bytes: usize) {
         self.live.remove(&id);
         self.stats.allocated_bytes -= capacity_bytes;

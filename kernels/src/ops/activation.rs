@@ -1,11 +1,11 @@
-//! Activations: functions that a linear layer can apply to its sums, and operations of their own.
+//! Activations: functions that a linear layer can apply to its sums, also as separate operations.
 //! NaN stays NaN.
 //!
 //! f32 uses `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞
 //! gives −0 in gelu and silu, where PyTorch gives NaN.
 //!
-//! A new one is a variant of `Activation`, a type with its formulas, its name in `with_function!`,
-//! and the same in common.cuh; tests take it from `Activation::all`.
+//! A new activation is a variant of `Activation`, a type with its formulas, its name in
+//! `with_function!`, and the same in common.cuh; tests take it from `Activation::all`.
 //!
 //! swiglu is `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). Letters: R rows, H columns of the

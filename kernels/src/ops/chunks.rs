@@ -176,8 +176,8 @@ impl ChunkTable {
     }
 
     /// Launches a kernel whose parameters are `args` and then the four of the table (`piece_of` in
-    /// common.cuh), with so many threads for each quantum. A thread loads so often, one load after
-    /// another.
+    /// common.cuh), with this many threads for each quantum. Each thread makes this many loads, one
+    /// after another.
     pub(crate) fn launch(
         &self,
         gpu: &Launcher,

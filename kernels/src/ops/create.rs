@@ -1,4 +1,4 @@
-//! Constructors, but for `empty` and `zeros_pinned` (`tensor.rs`), and fills: one value everywhere,
+//! Constructors, except `empty` and `zeros_pinned` (`tensor.rs`), and fills: one value everywhere,
 //! or random numbers with the same bits on every device. Each constructor takes a device, or
 //! inherits it and the dtype from a tensor (`zeros_like`, `new_zeros` …). There is no default
 //! device.

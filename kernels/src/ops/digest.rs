@@ -1,8 +1,8 @@
 //! Digests of the quanta of a chunk table: a hash of the bits, the sum, and the sum of squares.
 //!
-//! The hash of a quantum is Σ bits(xᵢ) · keyᵢ modulo 2⁶⁴, where keyᵢ is odd and follows from i: a
+//! The hash of a quantum is Σ bits(xᵢ) · keyᵢ modulo 2⁶⁴, where keyᵢ is odd and depends on i: a
 //! single change always shows, in whatever order the terms are added. Sums have a warp's order. So
-//! the CPU and GPUs get the same bits, but for NaN, and so do ranks that each hold some quanta.
+//! the CPU and GPUs get the same bits, except for NaN, and so do ranks that each hold some quanta.
 
 use crate::error::Result;
 use crate::launch::{Source, args};

@@ -1,6 +1,6 @@
-//! Elementwise operations from the checks to the loop or the kernel, as relu, gelu, add, sub, mul,
-//! rsqrt and scale are; and the loops that others share too: split over the threads, vectorised for
-//! this processor, in place or into another tensor.
+//! Elementwise operations from the checks to the loop or the kernel, such as relu, gelu, add, sub,
+//! mul, rsqrt and scale. Also the loops that other operations share: split over the threads,
+//! vectorised for this processor, in place or into another tensor.
 //!
 //! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
 //! because only those are certain to be compiled into each SIMD version of the loop.

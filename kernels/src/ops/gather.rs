@@ -1,5 +1,5 @@
-//! gather_rows: chosen rows of a table, in any dtype, moved as bytes: a batch of a dataset that is
-//! held on the device.
+//! gather_rows: chosen rows of a table in any dtype, moved as bytes. It makes batches of a dataset
+//! that is kept on the device.
 //!
 //! Letters: N rows of the table, R rows chosen, F… the shape of a row.
 

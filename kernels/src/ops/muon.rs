@@ -49,7 +49,7 @@ of_elements! {
 ///
 /// For the elements in `chunks` of two flat buffers of one length (N) and dtype. Element 0 of
 /// `gradient_scale`, of that dtype, multiplies every gradient. While the first element of
-/// `first_bad_step` is not 0, nothing is changed. A gradient that is not finite is not looked for.
+/// `first_bad_step` is not 0, nothing is changed. It does not check whether gradients are finite.
 #[track_caller]
 pub fn muon_direction(
     grads: &Tensor,

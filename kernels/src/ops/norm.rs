@@ -1,5 +1,5 @@
-//! norm: LayerNorm and RMSNorm over the last dimension, with PyTorch's formulas, also of a sum with
-//! the residual stream, and their derivatives.
+//! norm: LayerNorm and RMSNorm over the last dimension, with PyTorch's formulas, also of the sum
+//! with the residual stream, and their derivatives.
 //!
 //! With m the mean of a row (0 in RMSNorm) and s = 1/√(mean of (x − m)² + ε):
 //!

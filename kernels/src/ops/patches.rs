@@ -1,5 +1,5 @@
 //! patches: the pixels of each image, patch by patch, as a transformer reads them. Backward puts
-//! gradients back where the pixels lie. Nothing is computed. Letters: B images, P pixels of an
+//! gradients back where the pixels were. Nothing is computed. Letters: B images, P pixels of an
 //! image with all their channels, T tokens of an image, K numbers of a patch.
 //!
 //! token_mean: the mean of the first tokens of each sequence, all of them or the first one alone,

@@ -16,7 +16,7 @@
 //! and kernel these are.
 //!
 //! add_in_order adds partial sums of several ranks in the order of a tree. Each is read once.
-//! Letters: E elements, O parts that others gave, G that this rank gives.
+//! Letters: E elements, O parts from other ranks, G of this rank.
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
@@ -119,8 +119,8 @@ fn launch(
     gpu.launch(&SUM, "sum_of_runs_f32", grid, args)
 }
 
-/// Loads, one after another, of a thread of so many that sum `count` elements: those of a whole
-/// block of elements are under way at once, of a part four.
+/// Dependent loads of each of `threads` threads that sum `count` elements: the loads of a whole
+/// block of elements are in flight at once, those of a part four at a time.
 pub(super) fn loads(count: usize, threads: u32) -> usize {
     let part = (count % BLOCK).div_ceil(4 * 32);
     count.div_ceil(BLOCK * (threads / 32) as usize).max(1) + part

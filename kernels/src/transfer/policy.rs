@@ -1,6 +1,6 @@
 //! What may cross between devices: the policy for operands, scopes that forbid and announce
 //! transfers, and the phase that the ledger books under. These rules belong to a thread and nest;
-//! threads started through `inherit` take them over. A crossing is checked against them, and booked
+//! threads started through `inherit` inherit them. A transfer is checked against them and entered
 //! in the ledger.
 
 use std::cell::RefCell;

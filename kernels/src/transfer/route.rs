@@ -1,11 +1,11 @@
-//! Copying the bytes: which call on which stream, and who waits for it.
+//! Copies the bytes: which call on which stream, and what waits for it.
 //!
 //! `now` leaves both tensors ready for use: host memory is read or written when it returns, and
 //! device memory is ordered on the devices' current streams. `on` gives the copy to one stream and
 //! returns; pinned memory stays in the list of ranges in use until the copy is done.
 //!
-//! A call may fail after earlier ones have given the device work. So after an error the stream is
-//! waited for, and if that fails too, the host memory stays in use (`settle`).
+//! A call may fail after earlier ones have queued work on the device. So after an error the host
+//! waits for the stream, and if that fails too, the host memory stays in use (`settle`).
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Which of cuBLASLt's algorithms matmuls use, and what is left to a pass of ours. On simulated
-//! GPUs, where SIMCUDA_ALGORITHMS sets what the heuristic returns. Each case has its own process.
+//! Which of cuBLASLt's algorithms matmuls use, and what is left to a pass of ours. Only on
+//! simulated GPUs, where SIMCUDA_ALGORITHMS sets what the heuristic returns. Each case has its own
+//! process.
 
 use std::process::Command;
 

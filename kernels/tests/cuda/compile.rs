@@ -1,6 +1,5 @@
-//! Kernels compiled at first use and kept on disk: what is found there is believed only when it is
-//! whole, and what cannot be done is said with the way out. Each case runs in a separate process,
-//! since a process compiles a kernel once.
+//! Kernels compiled at first use and kept on disk: only complete files are used, and errors say how
+//! to fix them. Each case runs in a separate process, since a process compiles a kernel once.
 
 use std::fs;
 use std::path::{Path, PathBuf};

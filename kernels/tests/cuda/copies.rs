@@ -1,5 +1,5 @@
-//! Copies between host and devices: every way, what the host may touch meanwhile, and what the
-//! ledger says of it.
+//! Copies between host and devices: every direction, what the host may touch meanwhile, and what
+//! the ledger says.
 
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::graph::Graph;

@@ -1,5 +1,5 @@
-//! Constructors make on a device the bits they make on the CPU, without a transfer; and transposed
-//! views are written out there.
+//! Constructors make the same bits on a device as on the CPU, without a transfer; and transposed
+//! views are made contiguous there.
 
 use ddp_kernels::transfer::forbid_transfers;
 use ddp_kernels::{DType, Device, Random, Tensor};

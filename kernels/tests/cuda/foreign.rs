@@ -1,4 +1,5 @@
-//! What is lent to libraries that another crate calls, and where a device says that it is.
+//! Memory and streams that are lent to libraries which another crate calls, and progress that a
+//! device reports.
 
 use std::panic::Location;
 

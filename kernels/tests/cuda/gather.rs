@@ -1,4 +1,4 @@
-//! gather_rows: chosen rows of a table on a device, whatever they are and wherever they begin.
+//! gather_rows: chosen rows of a table on a device, of any dtype and at any alignment.
 
 use ddp_kernels::graph::Graph;
 use ddp_kernels::stream::Stream;

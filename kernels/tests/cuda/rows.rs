@@ -1,6 +1,6 @@
-//! What layers of one's own are made of, reductions of rows and columns and vectors that are
-//! broadcast along them, has the CPU's bits. bf16, in which the CPU does not compute, is the f32
-//! result of the widened operands, rounded once.
+//! The building blocks of custom layers, reductions of rows and columns and vectors that are
+//! broadcast along them, are bit-identical to the CPU's. bf16, in which the CPU does not compute,
+//! is the f32 result of the widened operands, rounded once.
 
 use ddp_kernels::ops;
 use ddp_kernels::{DType, Device, Result, Tensor};

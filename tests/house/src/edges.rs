@@ -1,5 +1,5 @@
-//! Which part of a crate uses which other one: every path in the code, followed through re-exports
-//! to where the item that it names is defined. A part is a file or a top-level module.
+//! Which part of a crate uses which other: follows every path in the code, through re-exports, to
+//! the definition of the item that it names. A part is a file or a top-level module.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

@@ -1,4 +1,4 @@
-//! Tests whose verdict could depend on the load of the machine: sleeps, and short limits of time.
+//! Tests whose verdict could depend on the load of the machine: sleeps, and short time limits.
 
 use std::path::{Path, PathBuf};
 

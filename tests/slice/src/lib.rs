@@ -1,10 +1,10 @@
-//! Which part of an exhaustive check runs, and which tests do not run at all; and how a test writes
-//! a program.
+//! Selects the part of an exhaustive check that runs, reports tests that are skipped, and writes
+//! programs for tests.
 //!
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
 //! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the number of the
-//! commit, so that a commit always runs the same slice and the next commit the next one. The hash
-//! of a commit, where the history is not there, selects at random. `DDP_TEST_SLICE=all` runs every
+//! commit, so that a commit always runs the same slice and the next commit the next one. Where the
+//! history is missing, the hash of the commit selects at random. `DDP_TEST_SLICE=all` runs every
 //! case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure. Unset, a
 //! fixed slice runs.
 //!

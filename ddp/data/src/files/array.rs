@@ -1,8 +1,7 @@
-//! Rows of one shape in a mapped file: read by copying, and converted to the type that is asked for
-//! on the way.
+//! Rows of one shape in a mapped file: copied, and converted to the requested type on the way.
 //!
-//! A format's reader says where an array should be; `Array::new` alone checks all sizes against the
-//! file, so that reading never meets a number that does not fit.
+//! A format's reader says where an array should be. `Array::new` checks all sizes against the file,
+//! so that reading needs no more checks.
 
 use std::fmt;
 use std::ops::Range;

@@ -11,7 +11,7 @@
 //! .unfinished-PID-N          an entry being made; renamed once it is on the disk
 //! ```
 //!
-//! A checksum is trusted while inode, size and times of the file are unchanged, and computed anew
+//! A checksum is trusted while inode, size and times of the file are unchanged, and recomputed
 //! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
 //! slowly. Two processes may convert the same file at the same time: the second one uses the entry
 //! of the first.
@@ -49,7 +49,7 @@ const COPY: &str = "data.bin";
 struct WantedCopy<'a> {
     /// The file it is made from.
     source: &'a Path,
-    /// Everything besides the source's content that decides what the copy is.
+    /// Everything besides the source's content on which the copy depends.
     request: &'a str,
 }
 
@@ -316,7 +316,7 @@ impl Note {
         notes.find(|note| note.describes(identity))
     }
 
-    /// The note at `path`, if it is whole.
+    /// The note at `path`, if it is complete.
     fn read(path: &Path) -> Option<Note> {
         serde_json::from_slice(&read_up_to(path, 1 << 16).ok()??).ok()
     }

@@ -1,5 +1,5 @@
-//! What a format of data files is: its name, how its files are recognised, and how they are read;
-//! and what a file holds, whatever its format.
+//! The description of a file format: its name, how its files are recognised, and how they are read;
+//! and what a file of any format contains.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub struct Format {
     pub(crate) endings: &'static [&'static str],
     /// Whether the first and last bytes of a file say that it is of this format.
     pub(crate) begins: fn(&Ends<'_>) -> bool,
-    /// Why a file is refused that ends as names of this format do, and does not begin so; `None` if
-    /// its name is enough.
+    /// Why a file is refused whose name has this format's ending but whose first bytes do not
+    /// match; `None` if the name is enough.
     pub(crate) must_begin: Option<&'static str>,
     pub(crate) holds: Holds,
 }
@@ -69,11 +69,11 @@ pub(crate) struct Ends<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataFile<'a> {
     pub(crate) path: &'a Path,
-    /// What messages call it; of an unpacked file the packed one.
+    /// Its name in messages: for an unpacked file, the name of the packed one.
     pub(crate) name: &'a str,
     /// Where converted copies are kept, if not in the usual place.
     pub(crate) cache_dir: Option<&'a Path>,
-    /// The type of tokens without a header, if the user states it.
+    /// The type of tokens in a file without a header, if the user states it.
     pub(crate) stated: Option<Element>,
 }
 
@@ -91,7 +91,7 @@ impl<'a> DataFile<'a> {
         map(self.path)
     }
 
-    /// The error of a file whose content is not what it should be.
+    /// The error for a file with wrong content.
     pub(crate) fn bad(&self, why: String) -> Error {
         refuse(Path::new(self.name), why)
     }
@@ -109,7 +109,7 @@ impl Format {
     }
 }
 
-/// The arrays of a file by name, and what the file says besides.
+/// The arrays of a file by name, and its metadata.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
     /// Those that have rows, in the order of the file. At least one.

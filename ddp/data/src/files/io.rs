@@ -1,6 +1,6 @@
 //! Opening files, also those compressed with gzip, and naming them in errors.
 //!
-//! A few bytes can unpack to more than a disk holds: what compresses better than data do is
+//! A few bytes can unpack to more than a disk holds: a file that compresses better than data can is
 //! refused.
 
 use std::fmt;
@@ -24,7 +24,7 @@ pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
     Mapped::open(path).map(Arc::new).map_err(failed)
 }
 
-/// The error of a file whose content is not what it should be.
+/// The error for a file with wrong content.
 pub fn refuse(path: &Path, why: impl fmt::Display) -> Error {
     Error::Data(format!("cannot read {}: {why}", path.display()))
 }
@@ -181,7 +181,7 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// The encoding of a text that begins with the byte-order mark of another one than UTF-8.
+/// The encoding, other than UTF-8, whose byte-order mark begins a text.
 pub fn other_encoding(start: &[u8]) -> Option<&'static str> {
     match start {
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),

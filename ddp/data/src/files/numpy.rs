@@ -1,9 +1,9 @@
 //! `.npy` files, and `.npz` archives of them as `numpy.savez` writes them.
 //!
 //! `.npy` is read in place: numpy's bools, integers and floats in either byte order. An array in
-//! Fortran order, as of `DataFrame.to_numpy`, is converted once to C order, in which rows are
-//! whole. The header is parsed by the strict parser of the tensor library. Of an archive, stored
-//! members (the usual case) are read in place, too; compressed ones (`savez_compressed`) are
+//! Fortran order, such as `DataFrame.to_numpy` gives, is converted once to C order, in which rows
+//! are contiguous. The header is parsed by the strict parser of the tensor library. In an archive,
+//! stored members (the usual case) are also read in place; compressed ones (`savez_compressed`) are
 //! unpacked once.
 //!
 //! Archives are untrusted. Before anything is unpacked, the size that each member claims is

@@ -2,8 +2,8 @@
 //! JSON that says where each tensor is.
 //!
 //! The crate `safetensors` parses the JSON. Its length is bounded and compared with the size of the
-//! file before it is read. Our writer keeps the order of tensors and sorts the metadata, so that a
-//! model is always the same bytes.
+//! file before it is read. Our writer keeps the order of tensors and sorts the metadata, so that
+//! equal models give equal files.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

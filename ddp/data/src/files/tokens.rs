@@ -63,7 +63,7 @@ pub(super) static TEXT: Format = Format {
 /// What some editors write before a text: U+FEFF in UTF-8.
 pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
-/// The bytes of a text in UTF-8, or in another encoding of which ASCII is a part.
+/// The bytes of a text in UTF-8, or in another encoding that includes ASCII.
 fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mapped = &file.map()?;
     let mut first = vec![0; mapped.len().min(4096) as usize];
@@ -181,7 +181,8 @@ fn tokens(mapped: &Arc<Mapped>, name: &str) -> Result<TokenFile, String> {
     Ok(TokenFile::new(array, format.name, Some(format.vocabulary)))
 }
 
-/// Not in the list of formats: only where tokens are asked for, a file without a header holds some.
+/// Not in the list of formats: a file without a header holds tokens only if the user asks for
+/// tokens.
 pub(super) static NANOGPT: Format = Format {
     name: "tokens without a header",
     holds: Holds::Tokens(open_plain),
@@ -201,8 +202,8 @@ fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
 /// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
 const TINY: i64 = 64;
 
-/// Whether nearly all numbers at odd places are below `limit` and many others are not, as if each
-/// number were the half of a wider one.
+/// Whether nearly all numbers at odd positions are below `limit` and many others are not, as if
+/// each number were half of a wider one.
 fn every_second_is_below<T: PartialOrd>(limit: T, numbers: &[T]) -> bool {
     let pairs = numbers.as_chunks::<2>().0;
     let below = |half: usize| pairs.iter().filter(|pair| pair[half] < limit).count();

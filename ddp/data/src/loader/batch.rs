@@ -1,9 +1,9 @@
-//! The rows of one step, their memory, and how they get into it.
+//! The rows of one step, their memory, and how it is filled.
 //!
 //! `Prefetcher` gathers the next batch on a background thread, so that reading from a disk, or
-//! drawing, runs during the step. One order at a time, for memory that nothing else touches: the
-//! loader gives it away with the order and gets it back with the answer. The thread ends with the
-//! loader.
+//! drawing, runs during the step. It has one request at a time, for memory that nothing else
+//! touches: the loader gives the memory away with the request and gets it back with the answer. The
+//! thread ends with the loader.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -365,7 +365,7 @@ impl Slots {
     }
 }
 
-/// Rows to gather into this memory; after it, whether that succeeded.
+/// Rows to gather into this memory; in the answer, whether that succeeded.
 #[derive(Debug)]
 struct Order {
     rows: Vec<u64>,
@@ -447,8 +447,8 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// Waits for the batch that was ordered. If it is batch `batch`, puts its rows into `rows` and
-    /// returns true; another one is dropped.
+    /// Waits for the batch that was requested. If it is batch `batch`, puts its rows into `rows`
+    /// and returns true; another one is dropped.
     pub(super) fn take(&mut self, batch: u64, rows: &mut Vec<u64>) -> Result<bool> {
         let Some(ordered) = self.ordered.take() else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Which rows a loader brings, and where.
+//! Which rows a loader returns, and on which device.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The way from files to data, on one rank and on several: the same rows, the same numbers to the
-//! bit, the same errors.
+//! From files to data, on one rank and on several: the same rows, bit-identical numbers, the same
+//! errors.
 
 mod names;
 mod support;

@@ -1,4 +1,4 @@
-//! From files of tokens to windows of them.
+//! From files of tokens to windows of tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -223,7 +223,7 @@ fn open_val(
     let is_trained_on = |array: &&Array| trained_on.iter().any(|own| own.is_same(array));
     if let (Some(array), 0) = (files.arrays.iter().find(is_trained_on), ranks.rank()) {
         tracing::warn!(
-            "{VAL_DATA} {spec}: {} is trained on too: it says nothing about new text",
+            "{VAL_DATA} {spec}: {} is also trained on: it says nothing about new text",
             array.name()
         );
     }
@@ -271,8 +271,8 @@ fn open(
     Ok((Arc::new(files), summary, tokenizer))
 }
 
-/// Reads all tokens, and compares them between ranks with different files. They must be `below` a
-/// number, if one is known, and not the one that is `untrained`; `why` says what the number is.
+/// Reads all tokens, and compares them between ranks with different files. All must be less than
+/// `below`, if it is given, and none may be `untrained`; `why` says what `below` is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: SettingName<'_>,

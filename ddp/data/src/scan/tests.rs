@@ -1,4 +1,5 @@
-//! Moments against plain sums, the same bits however the work is shared, and what is found first.
+//! Moments against plain sums, the same bits however the work is divided, and which error is found
+//! first.
 
 use proptest::prelude::*;
 

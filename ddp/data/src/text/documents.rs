@@ -1,7 +1,7 @@
 //! The documents of files: a text is one, a line of `.jsonl` is one, and so is a row of `.parquet`.
 //!
 //! A long text comes in pieces, so that it need not fit into memory and all cores have work. It is
-//! cut at beginnings of lines where the tokenizer gives the same tokens with and without the cut.
+//! split at beginnings of lines where the split does not change the tokens.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -48,7 +48,7 @@ pub struct ReadOptions<'a> {
     pub piece_bytes: usize,
     /// Counts bytes read from files.
     pub read_bytes: &'a AtomicU64,
-    /// What reads `.parquet`, if the program does.
+    /// The reader of `.parquet`, if the program has one.
     pub columns: Option<ReadTexts>,
 }
 

@@ -1,5 +1,5 @@
-//! The folder of shards while it is filled: under another name, by one process, and renamed when it
-//! is whole.
+//! The folder of shards while one process fills it: it has another name, and is renamed when it is
+//! complete.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ const CONTENTS_FILE: &str = "shards.json";
 /// Longer files are damaged.
 const CONTENTS_BYTES_MAX: u64 = 1 << 12;
 
-/// What was written of training documents, or of held-out ones.
+/// The shards written so far for training documents, or for held-out ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
     /// Documents with text.
@@ -30,10 +30,10 @@ pub struct Side {
     pub shards: usize,
 }
 
-/// The folder that is filled, which no other process fills meanwhile.
+/// The folder being filled; no other process fills it meanwhile.
 pub(super) struct Folder {
     out: PathBuf,
-    /// Where it is written: `out` once it is whole.
+    /// Where it is written until it is complete and becomes `out`.
     work: PathBuf,
     is_whole: bool,
     /// Locked as long as this is open.
@@ -83,7 +83,7 @@ impl Folder {
         }
     }
 
-    /// Refuses to change a folder that is whole.
+    /// Refuses to change a complete folder.
     pub(super) fn check_may_change(&self) -> Result<()> {
         let expected = "a new or empty folder, or one with the same tokens, got other files";
         match self.is_whole {
@@ -102,7 +102,7 @@ impl Folder {
         Ok(disk::replace_with(&path, bytes)?)
     }
 
-    /// Writes into each side's folder what it has, so that a missing shard is noticed.
+    /// Lists in each side's folder the shards that it has, so that a missing one is noticed.
     pub(super) fn put_contents(&self, sides: &[Side; 2]) -> Result<()> {
         let mut sides = sides.iter().enumerate().filter(|(_, of)| of.shards > 0);
         sides.try_for_each(|(side, of)| {

@@ -1,5 +1,5 @@
-//! Texts in every format become the same tokens; what is wrong with one is named; a run that was
-//! killed continues, and nothing of it is taken as whole.
+//! Texts in every format become the same tokens; errors in them are named; a run that was killed
+//! can continue, and its unfinished output is never taken as complete.
 
 mod stream;
 

@@ -1,5 +1,6 @@
-//! Which tokens a tokenizer has, as its `tokenizer.json` says, and from text to tokens and back:
-//! bytes, or the crate `tokenizers`. Every build reads the file; only encoding needs the crate.
+//! Which tokens a tokenizer has, according to its `tokenizer.json`; and converts text to tokens and
+//! back, by bytes or the crate `tokenizers`. Every build reads the file; only encoding needs the
+//! crate.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -109,7 +110,7 @@ impl Vocabulary {
         })
     }
 
-    /// One in which each byte is a token of this number, and 256 ends a document.
+    /// One in which the number of a token is that of its byte, and 256 ends a document.
     pub fn bytes() -> Vocabulary {
         Vocabulary::of_bytes(include_bytes!("bytes.json").into()).expect("it has 257 tokens")
     }
@@ -184,8 +185,7 @@ impl Encoder {
         }
     }
 
-    /// Whether the tokens of `text` are those of the parts before and after `at`, as far as the
-    /// text around it tells.
+    /// Whether `text` gives the same tokens if it is split at `at`, judging by the text around it.
     pub(crate) fn may_cut(&self, text: &str, at: usize) -> bool {
         let start = text.floor_char_boundary(at.saturating_sub(AROUND_CUT));
         let end = text.ceil_char_boundary((at + AROUND_CUT).min(text.len()));
@@ -207,7 +207,7 @@ pub(super) fn check_gaps(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A token a byte; a text that says itself where documents end is taken at its word.
+/// One token for each byte. The text of the end-of-document token becomes that token.
 fn bytes(text: &str) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(text.len());
     for (number, part) in text.split(END).enumerate() {
@@ -310,7 +310,7 @@ mod not_built {
     }
 }
 
-/// What replaces bytes that are not UTF-8, and so at the end of text that ends in a character.
+/// Replaces bytes that are not UTF-8. It is also the end of a text that ends within a character.
 const REPLACED: char = '\u{fffd}';
 /// Tokens before a new one that its text may depend on, as the space before a word does.
 const AROUND: usize = 8;

@@ -1,4 +1,4 @@
-//! What ranks do differently in their steps, though they run the same program.
+//! What ranks do differently in their steps although they run the same program.
 //!
 //! Only steps are compared, because rank 0 also saves and logs. All ranks must make the same
 //! collectives with the same bytes. For other transfers, a source line may move more on a rank in

@@ -64,7 +64,7 @@ pub(super) fn read_all(folder: &Path, name: &str, file: &File, bytes_max: u64) -
     Ok(bytes)
 }
 
-/// What helps if a checkpoint cannot be used.
+/// The help if a checkpoint cannot be used.
 const HELP: &str = "; help: name another checkpoint of the run";
 
 /// A checkpoint that cannot be used.
@@ -72,7 +72,8 @@ pub fn damaged(folder: &Path, why: impl Display) -> Error {
     Error::Data(unusable(folder, why))
 }
 
-/// A checkpoint that is intact, but whose file `name` another version of this program wrote.
+/// The error of an intact checkpoint whose file `name` was written by another version of this
+/// program.
 pub(super) fn of_other_version(folder: &Path, name: &str, why: &str) -> Error {
     Error::OtherVersion(unusable(folder, format_args!("{name} {why}")))
 }

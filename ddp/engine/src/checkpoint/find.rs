@@ -1,5 +1,5 @@
-//! Finding a checkpoint of a run, and opening it on all ranks. A running job removes old
-//! checkpoints meanwhile, so what was listed may be gone: then all is listed again.
+//! Finding a checkpoint of a run, and opening it on all ranks. A running job may remove old
+//! checkpoints meanwhile: if a listed one is gone, the folder is listed again.
 //!
 //! Rank 0 finds it and reads all bytes; the other ranks check that they see the same. Hosts may
 //! share the folder or have copies. So on several hosts the ranks of each host divide its files
@@ -61,8 +61,8 @@ fn with_io_help(error: Error, help: String) -> Error {
 /// How often checkpoints are listed.
 const LISTED_MAX: u32 = 20;
 
-/// Calls `attempt` until it finds something. It is told whether this is the last attempt, which
-/// must.
+/// Calls `attempt` until it finds something. Its argument says whether this is the last attempt,
+/// which must succeed or fail.
 fn retried<T>(mut attempt: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
     for listed in 1..LISTED_MAX {
         if let Some(found) = attempt(false)? {

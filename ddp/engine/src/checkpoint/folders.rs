@@ -1,8 +1,8 @@
-//! The folders and files of checkpoints: names, which checkpoints stay (the newest, and the best by
-//! validation), and what killed runs left.
+//! The folders and files of checkpoints: names, which checkpoints are kept (the newest, and the
+//! best by validation), and what killed runs left behind.
 //!
 //! Unknown names are left alone. A checkpoint is renamed to `.removing-…` before it is removed, so
-//! that no reader finds half of one.
+//! that no reader finds an incomplete one.
 
 use std::collections::BTreeSet;
 use std::fs;

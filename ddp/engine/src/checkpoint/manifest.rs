@@ -1,9 +1,9 @@
 //! `manifest.json` of a checkpoint, written last: size and BLAKE3 of each file.
 //!
-//! A checkpoint is opened whole or not at all: every byte is compared with its checksum, the
-//! manifest with the only form in which it is written, and no file may be missing or too many. All
-//! files are opened before any is read, and the model's stays open, since a running job may remove
-//! the folder.
+//! A checkpoint is opened whole or not at all: every file must match its checksum, the manifest
+//! must have exactly the form in which we write it, and no file may be missing or extra. All files
+//! are opened before any is read, and the model's stays open, since a running job may remove the
+//! folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -72,7 +72,7 @@ impl Opened {
         self.folder.join(MODEL_FILE)
     }
 
-    /// What made the tokens that the model takes, if the checkpoint has it.
+    /// The tokenizer of the model's tokens, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         if self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
             return Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?));

@@ -85,7 +85,7 @@ pub struct State {
     pub best: Option<Best>,
     /// The last evaluation.
     pub last: Option<Best>,
-    /// What ends a run early. Versions up to 0.7 did not count it.
+    /// The count that ends a run early. Versions up to 0.7 did not have it.
     #[serde(default)]
     pub progress: Progress,
 }
@@ -154,7 +154,7 @@ pub struct Best {
     pub loss: f64,
     /// The fraction that is classified correctly.
     pub accuracy: Option<f64>,
-    /// The figure that decides which evaluation is the best, unless that is the loss.
+    /// The metric that decides which evaluation is the best, unless that is the loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<(BestBy, f64)>,
 }

@@ -1,4 +1,5 @@
-//! Writing a checkpoint, on the thread `saver` of every rank: aside, made durable, renamed.
+//! Writes a checkpoint, on the thread `saver` of every rank: under another name, synced, then
+//! renamed.
 //!
 //! Rank 0 makes the folder and writes the model. Ranks with moments write those. Rank 0 checks that
 //! it sees all files, writes the state, and last the manifest. An error on any rank ends all.
@@ -39,7 +40,8 @@ pub(super) struct SaveJob {
 pub(super) struct Writer {
     /// OUT/checkpoints.
     pub(super) checkpoints: PathBuf,
-    /// That of the ranks: one that was frozen writes to no folder of those that continued.
+    /// The generation of the ranks: a rank that was frozen must not write to the folder of those
+    /// that continued.
     pub(super) generation: u64,
     /// How many of the newest checkpoints are kept.
     pub(super) keep: u64,
@@ -49,7 +51,7 @@ pub(super) struct Writer {
     pub(super) is_at_work: Arc<AtomicBool>,
     /// On rank 0: the file that must be durable first, and its path.
     pub(super) metrics_log: Option<(File, PathBuf)>,
-    /// What made the tokens that the model takes.
+    /// The tokenizer of the model's tokens.
     pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 

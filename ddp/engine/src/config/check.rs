@@ -187,7 +187,7 @@ impl Config {
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
     }
 
-    /// That the model has a setting which changes nothing, for people.
+    /// The message that a setting of the model has no effect.
     pub fn ignored(&self) -> Option<String> {
         let value = |name| self.model.value(name).to_string();
         let (hidden, dropout) = (value("hidden"), value("dropout"));
@@ -228,8 +228,7 @@ fn owners(name: &str) -> String {
     owners.join(" or ")
 }
 
-/// Refuses the value of a setting, unless it is right. The text says what is expected and what
-/// helps.
+/// Refuses a wrong value of a setting. The text says what is expected and what helps.
 fn require(is_right: bool, name: &str, got: impl Display, text: &str) -> Result<()> {
     if is_right {
         return Ok(());

@@ -1,6 +1,6 @@
 //! What `device` and the other settings of GPUs mean on these machines: which devices a rank trains
-//! on, and why not others. All ranks decide alike, from what all of them see. A fallback to the CPU
-//! is always logged.
+//! on, and why it does not use others. All ranks decide alike, from what all of them see. A
+//! fallback to the CPU is always logged.
 
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};

@@ -232,13 +232,13 @@ impl Keys {
         Err(self.unknown("pad_token_id", &given.into(), &expected))
     }
 
-    /// Refuses another value of `key` than `only`, its default.
+    /// Refuses any value of `key` except `only`, its default.
     fn expect(&mut self, key: &str, only: Value) -> Result<()> {
         let got = self.take(key, Some(only.clone()))?;
         if got == only {
             return Ok(());
         }
-        Err(self.unknown(key, &got, &format!("{only}: this program has nothing else")))
+        Err(self.unknown(key, &got, &format!("{only}: nothing else is supported")))
     }
 
     /// What the text of `key` means.
@@ -268,7 +268,7 @@ impl Keys {
         Err(self.unknown("rope_parameters", &rope.into(), expected))
     }
 
-    /// Refuses keys that are left and that matter, as far as this program knows.
+    /// Refuses the remaining keys, except those that this program knows not to matter.
     fn finish(&self, architecture: Architecture) -> Result<()> {
         let is_irrelevant = |key: &str| {
             let known = treatments().find(|(known, _)| *known == key);

@@ -20,9 +20,9 @@ use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
 /// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
-/// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Without the
-/// tokens that pad the vocabulary. `tokenizer` comes with the token after each document. Returns
-/// the name of the class of transformers.
+/// new folder `folder`, which is written whole or not at all. An empty folder is replaced. Tokens
+/// that pad the vocabulary are left out. `tokenizer` is given with the token after each document.
+/// Returns the name of the class of transformers.
 pub fn export(
     folder: &Path,
     model: &ModelSpec,
@@ -130,7 +130,7 @@ fn write(
     Ok(disk::sync_folder(folder)?)
 }
 
-/// The rows `here` of a parameter as the tensor that they are there.
+/// The rows `here` of a parameter, as a tensor of transformers.
 fn there(here: &[f32], part: &Part) -> Result<Tensor> {
     let there = Tensor::empty(&part.shape_there(), DType::F32, Device::Cpu)?;
     there.with_slice_mut(|values: &mut [f32]| {

@@ -1,10 +1,10 @@
-//! Begins a metrics log, or resumes one: lines after the checkpoint are cut, the others stay.
+//! Begins a metrics log, or resumes one: lines after the checkpoint are removed.
 //!
 //! A killed process may leave half a line, and a power loss a file that ends in zeros. The metrics
 //! log ends before the first line that is not an event.
 //!
 //! A process that resumes a run locks its metrics log before it reads or changes the folder, and
-//! until the run ends.
+//! keeps the lock until the run ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! Answers counted by class: whole numbers, so that the order in which they are added does not
-//! matter. Letters: C classes.
+//! Predictions counted by class: whole numbers, so that the order of additions does not matter.
+//! Letters: C classes.
 
 use std::cmp::Reverse;
 
@@ -120,9 +120,9 @@ impl ClassCounts {
 /// How well one class is found. Each is None where it would divide by 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClassScores {
-    /// The part of the class's rows that are predicted as the class.
+    /// The share of the class's rows that are predicted as the class.
     pub recall: Option<f64>,
-    /// The part of the predictions of the class that are right.
+    /// The share of the predictions of the class that are right.
     pub precision: Option<f64>,
     /// The harmonic mean of the two.
     pub f1: Option<f64>,
@@ -139,8 +139,8 @@ pub(crate) fn class_scores(rows: &[u64], predicted: &[u64], right: &[u64]) -> Ve
     rows.iter().zip(predicted).zip(right).map(score).collect()
 }
 
-/// The mean recall of the classes that have rows: as high as accuracy where all have as many, and
-/// that of a guess where only the largest class is ever predicted.
+/// The mean recall of the classes that have rows. It equals accuracy where all have equally many,
+/// and is that of a guess where only one class is ever predicted.
 pub fn balanced_accuracy(scores: &[ClassScores]) -> f64 {
     let recalls: Vec<f64> = scores.iter().filter_map(|class| class.recall).collect();
     recalls.iter().sum::<f64>() / recalls.len() as f64

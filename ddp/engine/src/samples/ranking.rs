@@ -1,5 +1,5 @@
-//! Pairs of rows of two classes, for the area under the ROC curve (AUC): the part of all pairs of a
-//! row of each class in which the row of the second class has the higher score. Ties count half.
+//! Pairs of rows of two classes, for the area under the ROC curve (AUC): the share of all pairs of
+//! a row of each class in which the row of the second class has the higher score. Ties count half.
 //!
 //! Pairs are counted in integers, so AUC is exact for these scores, and the same on any number of
 //! ranks.
@@ -13,8 +13,8 @@ const SCORES_A_TIME: usize = 1 << 16;
 
 /// Twice the pairs that are in the right order, of this rank's rows of the second class and all
 /// ranks' rows of the first. A tie counts once. All ranks call it together. `scores` are those of
-/// this rank's rows, by class: the logit of the second class less that of the first, which has the
-/// order of probabilities and more digits.
+/// this rank's rows, by class: the logit of the second class minus that of the first, which has the
+/// order of the probabilities and more digits.
 pub(super) fn right_pairs_twice(scores: &mut [Vec<f64>; 2], group: &Group) -> Result<i64> {
     let [first, second] = scores;
     second.sort_unstable_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The figure of held-out rows that decides which evaluation is the best.
+//! The metric on held-out rows that decides which evaluation is the best.
 
 use ddp_kernels::choices;
 

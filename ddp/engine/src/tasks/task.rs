@@ -42,7 +42,7 @@ pub trait Task: Debug + Send + Sync {
         vec![BestBy::Loss]
     }
 
-    /// What people want to know besides a mean loss that it follows from, by name.
+    /// Other figures, by name, that follow from a mean loss.
     fn figures(&self, _loss: f64) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
@@ -52,8 +52,8 @@ pub trait Task: Debug + Send + Sync {
         None
     }
 
-    /// Starts what the last evaluation of a run keeps for the report, for targets like these; None
-    /// if there is nothing to show.
+    /// Starts to collect what the report shows of a run's last evaluation, for targets like these;
+    /// None if it shows nothing.
     fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
         None
     }

@@ -1,5 +1,5 @@
-//! The blocks of a transformer, which several families have, and their settings: attention and a
-//! perceptron, each with a norm before it and added to its input.
+//! The blocks of a transformer and their settings, shared by several families: attention and a
+//! perceptron, each preceded by a norm and added to its input.
 //!
 //! ```text
 //! blocks.0.attention.norm, .mix.qkv, .mix.out
@@ -133,7 +133,8 @@ pub(super) const SIZE_MAX: usize = 1 << 24;
 /// The widest head.
 const HEAD_SIZE_MAX: usize = 256;
 
-/// The blocks of a transformer: those of a gpt, but for what its settings do not say.
+/// The blocks of a transformer: those of a gpt with these settings, and two properties that are not
+/// settings of a gpt.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     pub(super) spec: GptSpec,

@@ -1,5 +1,5 @@
-//! What a model family is: a struct of settings, declared by `family_settings!`, that implements
-//! [`Family`]; and a family without settings, of a program's own layers.
+//! Model families: structs of settings, declared by `family_settings!`, that implement [`Family`];
+//! and a family without settings, for a program's own layers.
 
 pub use ddp_kernels::setting::{Form, List};
 

@@ -19,7 +19,7 @@ impl Family for GptSpec {
     }
 
     fn help(&self) -> &'static str {
-        "A transformer that learns the next token, as GPT-2"
+        "A transformer that learns the next token, like GPT-2"
     }
 
     fn presets() -> Vec<(&'static str, GptSpec)> {
@@ -110,7 +110,7 @@ impl Family for GptSpec {
         if self.position == PositionKind::Learned {
             embedding = embedding.with_positions(self.context);
         }
-        // Of the padded tokens the first ones are some.
+        // The vocabulary is padded: only the first `outputs` tokens occur.
         let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
         if self.tied {
             (embedding, head) = (embedding.tied(&tie), head.tied(&tie));

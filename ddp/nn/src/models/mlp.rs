@@ -1,7 +1,7 @@
 //! The family `mlp`: linear layers with an activation between each two, and dropout after the
 //! activation if wanted. Parameters have the names of a `torch.nn.Sequential` of the same layers:
-//! `0.weight`, `0.bias`, `2.weight` … Dropout layers do not count, so that a perceptron has the
-//! same names, and so the same initial weights, with dropout as without.
+//! `0.weight`, `0.bias`, `2.weight` … Dropout layers are not counted, so that a perceptron has the
+//! same names, and so the same initial weights, with and without dropout.
 
 use ddp_kernels::DType;
 use ddp_kernels::ops::Activation;

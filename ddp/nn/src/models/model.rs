@@ -5,14 +5,14 @@
 //! sums in f32 and rounds once. The loss reads that output, computes in f32, and rounds its
 //! gradient once. PyTorch's autocast does the same, and the loss reads and writes half the bytes.
 //!
-//! Names, initial weights, the numbers with which dropout draws, and so the saved model, are those
-//! of the unsplit model. Cuts are before layers with parameters: a layer without (an activation,
+//! Names, initial weights, the random numbers of dropout, and so the saved model, are those of the
+//! unsplit model. A model is split before layers with parameters: a layer without (an activation,
 //! dropout) stays with the layer below, which can still apply the activation. Parts have about
-//! equal numbers of parameters, which is their memory, and for linear layers their work too.
+//! equal numbers of parameters, and so equal memory and, for linear layers, equal work.
 //!
-//! Layers of a `Tie` may come to different parts. The first part that uses the parameter owns it,
-//! and later ones borrow it: `Params::loans`. It counts in each layer that uses it. Layers that
-//! share a parameter by `Build::share` stay together, with all layers between them.
+//! Layers of a `Tie` may be in different parts. The first part that uses the parameter owns it, and
+//! later ones borrow it: `Params::loans`. It counts in each layer that uses it. Layers that share a
+//! parameter by `Build::share` stay together, with all layers between them.
 
 use std::any::Any;
 use std::ops::Range;
@@ -181,8 +181,8 @@ impl Model {
         self.backward_from(pass, dy, false).map(drop)
     }
 
-    /// As `backward`, and returns the gradient of the input, which is the output of another model
-    /// or of interest itself. None for an input of integers.
+    /// As `backward`, and returns the gradient of the input: for the model below, or for its own
+    /// sake. None for an input of integers.
     pub fn backward_to_input(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         self.backward_from(pass, dy, true)
     }
@@ -204,7 +204,8 @@ impl Model {
 impl Model {
     /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
     /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
-    /// their input, and the device. Whoever runs them copies what they borrow (`Params::loans`).
+    /// their input, and the device. The caller copies the parameters that they borrow
+    /// (`Params::loans`).
     pub fn split(
         root: Sequential,
         input_shape: &[usize],

@@ -1,16 +1,17 @@
-//! Muon: the matrices of hidden layers get orthogonalised directions, all else AdamW.
+//! Muon: the matrices of hidden layers are updated by orthogonalised directions, all other
+//! parameters by AdamW.
 //!
-//! Ranks share the matrices. Each first writes the directions of its slices over the gradients;
-//! ranks gather these, orthogonalise some matrices each, and give the steps to all. Then each
-//! updates its slices by plain SGD.
+//! The ranks divide the matrices among them. Each first writes the directions of its slices over
+//! the gradients; the ranks gather these, orthogonalise some matrices each, and send the steps to
+//! all. Then each updates its slices by plain SGD.
 //!
 //! A matrix G (R, C) of directions becomes nearly orthogonal by five steps of a Newton–Schulz
 //! iteration. X is G divided by its Frobenius norm; in each step A = X·Xᵀ (or Xᵀ·X if G is taller
 //! than wide), B = b·A + c·A², and X becomes a·X + B·X (or a·X + X·B).
 //!
-//! On a GPU matrices of one shape are multiplied in groups, as batches: one alone does not fill it.
-//! The groups follow from the model, and one rank does all of a group, so bits do not depend on the
-//! number of ranks.
+//! On a GPU matrices of one shape are multiplied in groups, as batches, because one alone does not
+//! fill it. The groups depend on the model alone, and one rank computes a whole group, so bits do
+//! not depend on the number of ranks.
 
 use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};

@@ -56,9 +56,9 @@ impl Method {
 pub struct Declared {
     /// The settings that it has and their defaults: `lr`, `weight-decay` and its constants.
     pub defaults: &'static [(&'static str, f64)],
-    /// Those of them with which it does nothing if they are 0.
+    /// Those of them that must not be 0, because it would then do nothing.
     pub above_zero: &'static [&'static str],
-    /// Its rule with these settings, but for weight decay.
+    /// Its rule with these settings, except weight decay.
     pub rule: fn(of: SettingOf<'_>) -> Rule,
 }
 

@@ -1,5 +1,5 @@
-//! What an optimizer changes and what not. Its numbers are compared with PyTorch's in
-//! ddp/tests/training/golden_layers.rs.
+//! What an optimizer changes and what it leaves unchanged. Its numbers are compared with PyTorch's
+//! in ddp/tests/training/golden_layers.rs.
 
 use ddp_kernels::Device;
 use ddp_kernels::ops::{self, AdamwConstants};

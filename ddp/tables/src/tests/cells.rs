@@ -1,4 +1,4 @@
-//! Which cells are numbers, missing, or written for people.
+//! Which cells are numbers, missing, or numbers formatted for people.
 
 use ddp_data::words::is_written_otherwise;
 

@@ -1,5 +1,5 @@
-//! Memory that does not grow with a table, and disks that are full. Each in a process of its own:
-//! this program again, with the one test.
+//! Memory that does not grow with a table, and disks that are full. Each test runs in a separate
+//! process: this program again, with that test alone.
 
 use std::fs;
 use std::io::{BufWriter, Write};

@@ -1,4 +1,4 @@
-//! The way from tables to data, on one rank and on several: the same rows, the same errors.
+//! From tables to data, on one rank and on several: the same rows, the same errors.
 
 mod names;
 mod settings;

@@ -1,5 +1,5 @@
-//! What models are when they are built: names, shapes and initial weights as PyTorch has them, and
-//! what is refused.
+//! Models after they are built: names, shapes and initial weights as in PyTorch, and what is
+//! refused.
 
 use super::*;
 

@@ -1,9 +1,9 @@
 //! `ddp-train bench mlp --explain`: the nodes of a captured step, one line of JSON each, with the
-//! bytes that each moves and the time that the memory's bandwidth allows for them. The times are a
-//! model, not a measurement: operands are counted once, and neither caches, nor arithmetic, nor the
-//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and the
-//! longest chain of dependent loads, which each declares; it is marked if it moves much with fewer
-//! blocks than the GPU has multiprocessors.
+//! bytes that each moves and the time that this takes at the memory's bandwidth. The times are a
+//! model, not a measurement: operands are counted once, and caches, arithmetic and the start of a
+//! node are left out. So it also works on simulated GPUs. Of a kernel it prints the blocks, and the
+//! longest chain of dependent loads, which each kernel declares; a kernel that moves much with
+//! fewer blocks than the GPU has multiprocessors is marked.
 
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use ddp_kernels::{Device, matmuls};

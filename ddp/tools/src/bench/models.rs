@@ -53,7 +53,7 @@ pub fn gpt(model: &ModelSpec, batch: u64, micro_batch: u64) -> Result<Subject> {
     let Some(context) = model.context() else {
         let got = model.name();
         return Err(Error::Usage(format!(
-            "{MODEL}: expected a model of tokens, as gpt, got {got}; help: use bench {got}"
+            "{MODEL}: expected a model of tokens, such as gpt, got {got}; help: use bench {got}"
         )));
     };
     model.check()?;

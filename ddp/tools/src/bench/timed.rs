@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 /// A node of the eager step, and the milliseconds that it took; None for another library's.
 pub(super) type TimedNode = (GraphNode, Option<f32>);
 
-/// What the device reaches where nothing else is in the way.
+/// The rates that the device reaches when nothing else limits it.
 pub(super) struct Rates {
     /// Bytes a second that a copy reads and writes.
     copy: f64,

@@ -1,5 +1,5 @@
-//! What `compare` reads of a metrics log: the digests of each logged step, and what the run was
-//! started with.
+//! What `compare` reads from a metrics log: the digests of each logged step, and how the run was
+//! started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     settings.chain(versions).chain(others).collect()
 }
 
-/// What was so from the start, and what after which step: `3, 2 after step 8`.
+/// The value at the start, and later ones with the step after which they hold: `3, 2 after step 8`.
 fn over_time<T: PartialEq + ToString>(values: impl Iterator<Item = (u64, T)>) -> String {
     let mut values: Vec<_> = values.collect();
     values.dedup_by(|(_, now), (_, before)| now == before);

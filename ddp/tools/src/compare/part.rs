@@ -1,4 +1,4 @@
-//! Where two runs part: the first step, and in it the first thing that was read or computed.
+//! Where two runs first differ: the step, and in it the first thing that was read or computed.
 
 use std::fmt;
 

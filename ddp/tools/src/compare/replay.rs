@@ -1,8 +1,8 @@
-//! `compare --replay`: repeats the steps in which two runs part, and finds the first tensor that
-//! differs.
+//! `compare --replay`: repeats the steps around the first difference of two runs, and finds the
+//! first tensor that differs.
 //!
 //! Both runs are repeated side by side, each on a thread, from the newest checkpoint that both have
-//! before they part, or from the seed. Each shows what it computes, tensor after tensor. A run of
+//! before they differ, or from the seed. Each shows what it computes, tensor after tensor. A run of
 //! several ranks without `--same-bits` is repeated with a shard for each rank.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ struct Seen {
     bits: Vec<u64>,
 }
 
-/// Repeats both runs up to where they part. Returns what was found, as lines.
+/// Repeats both runs up to their first difference. Returns what was found, as lines.
 pub(super) fn replay(
     runs: [&Logged; 2],
     parting_of_logs: &Parting,
@@ -118,9 +118,9 @@ pub(super) fn replay(
         });
         if let Some(parting) = parting(&run.steps, &steps.collect()) {
             lines.push(format!(
-                "the replay of {name} is not what its log says of {parting}: other data or another \
-                 machine than then, more than 2 ranks without {SAME_BITS} (they may have added in \
-                 another order), or a fault of the machine then"
+                "the replay of {name} does not match its log in {parting}: the data or the machine \
+                 has changed, more than 2 ranks without {SAME_BITS} added in another order, or the \
+                 run's machine had a fault"
             ));
         }
     }

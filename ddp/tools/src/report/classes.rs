@@ -69,9 +69,9 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
          </tr></thead><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">precision, %</th>{precisions}\
          <td></td><td></td></tr></tfoot></table>"
     );
-    let about = "Rows are true classes, columns are predictions. Recall: the part of a class that is \
-                 predicted as that class. Precision: the part of the predictions of a class that \
-                 is correct. F1: the harmonic mean of the two.";
+    let about = "Rows are true classes, columns are predictions. Recall: the share of a class that \
+                 is predicted as that class. Precision: the share of the predictions of a class \
+                 that is correct. F1: the harmonic mean of the two.";
     scrolling("Confusion matrix", &table) + &note(about)
 }
 

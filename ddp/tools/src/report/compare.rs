@@ -1,4 +1,4 @@
-//! The page of several runs: their curves over one another, their results, and the settings in
+//! The page of several runs: their curves in the same charts, their results, and the settings in
 //! which they differ.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! The page: how a run ended and what it reached, then details.
+//! The page: how a run ended and its results, then details.
 
 use serde_json::Value;
 
@@ -162,7 +162,7 @@ fn texts(run: &Run) -> String {
 pub(super) fn ending(run: &Run) -> [String; 4] {
     let Some((outcome, reason, code)) = run.ending() else {
         let log = format!("The metrics log ends after step {}", count(run.last_step()));
-        let message = format!("{log}: the run is still going, or was killed.");
+        let message = format!("{log}: the run is still running, or was killed.");
         return ["open", "…", "not ended", &message].map(String::from);
     };
     let (reason, with_code) = (shortened(reason, 2000), format!(" (exit code {code})"));

@@ -1,4 +1,4 @@
-//! What a run reached, in a few figures: for its page, `watch`, and the page of several runs.
+//! The results of a run in a few figures: for its page, `watch`, and the page of several runs.
 
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
@@ -8,7 +8,7 @@ use crate::shown::shown;
 use crate::tasks::BestBy;
 use crate::units::{count, duration, megabytes, plural};
 
-/// A figure: what it is, its value, and what it is of; the last may be empty.
+/// A figure: its name, its value, and a note on what it refers to, which may be empty.
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
     pub(crate) value: String,

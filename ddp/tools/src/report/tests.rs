@@ -1,4 +1,4 @@
-//! Reports of metrics logs that runs write, and of forged ones.
+//! Reports made from the metrics logs of runs, and from forged ones.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A run whose metrics log is read as it grows, and what the log holds, in words.
+//! Reads the metrics log of a run as it grows, and puts it into words.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// Reads what was added. A log that cannot be read leaves what is known.
+    /// Reads what was added. If the log cannot be read, what was read before stays.
     pub(super) fn refresh(&mut self) {
         self.problem = self
             .run

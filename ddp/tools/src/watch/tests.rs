@@ -1,4 +1,4 @@
-//! The view, drawn on a test's screen, of metrics logs that grow, are cut and are damaged.
+//! The view, drawn on a test's screen, of metrics logs that grow, are truncated or are damaged.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

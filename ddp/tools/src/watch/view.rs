@@ -1,5 +1,5 @@
-//! Draws a run: how far it is, two charts, figures, the last events and the last text. Words are
-//! wrapped, not cut.
+//! Draws a run: its progress, two charts, figures, the last events and the last text. Lines break
+//! only between words.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -1,4 +1,4 @@
-//! The cache's files, and what is made of those that are not as they should be.
+//! The cache's files, and what happens to damaged ones.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

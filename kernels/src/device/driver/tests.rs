@@ -1,4 +1,4 @@
-//! The driver's answers, from functions that stand in for it.
+//! The driver's answers, from functions that replace it.
 
 use super::*;
 

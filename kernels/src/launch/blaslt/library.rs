@@ -66,7 +66,7 @@ impl Heuristic {
         reserved: [0; 4],
     };
 
-    /// Whether it can be used with so much workspace.
+    /// Whether it can be used with this much workspace.
     pub(super) fn fits(&self, workspace_bytes_max: usize) -> bool {
         self.status == 0 && self.workspace_bytes <= workspace_bytes_max
     }

@@ -1,6 +1,6 @@
-//! How one kind of matmul is computed: descriptors, layouts, and an algorithm. That is the first of
-//! the library's heuristic that it does not refuse to run. The heuristic is asked once per kind: so
-//! a kind has the same algorithm, and the same bits, in the whole run.
+//! How one kind of matmul is computed: descriptors, layouts, and an algorithm, which is the first
+//! one from the library's heuristic that the library does not refuse to run. The heuristic is asked
+//! once per kind: so a kind has the same algorithm, and the same bits, in the whole run.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

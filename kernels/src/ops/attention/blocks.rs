@@ -6,11 +6,11 @@
 //! queries, for dk and dv. On the diagonal of a causal attention (`diagonal`), where key `j` is
 //! masked for the queries before it, masked tiles are skipped, and masked steps of other tiles,
 //! except within a tile's own rows, where the weights are zeros. The loops between matmuls take
-//! GROUP queries at a time. Each query is on its own and adds its keys in order, so every SIMD
-//! width has the same bits.
+//! GROUP queries at a time. Each query is computed independently and adds its keys in order, so
+//! every SIMD width has the same bits.
 //!
-//! Buffers have room for whole tiles. What lies beyond the last row or column has any value and is
-//! never read.
+//! Buffers have room for whole tiles. Elements beyond the last row or column have arbitrary values
+//! and are never read.
 
 use std::ops::Range;
 
@@ -201,7 +201,7 @@ pub(super) struct Room<T> {
 const CACHE_LINE: usize = 64;
 
 impl<T: Real> Room<T> {
-    /// So many elements, of any value.
+    /// This many elements, of arbitrary values.
     pub(super) fn take(&mut self, len: usize) -> &mut [T] {
         if self.buffer.len() < len + CACHE_LINE {
             self.buffer.resize(len + CACHE_LINE, T::ZERO);

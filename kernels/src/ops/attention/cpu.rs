@@ -1,4 +1,4 @@
-//! Attention on the CPU: which pieces there are, and with which instructions they run.
+//! Attention on the CPU: how it is divided into pieces, and with which SIMD level they run.
 
 #[cfg(target_arch = "x86_64")]
 use crate::ops::matmul::{Avx2F32, Avx2F64, Avx512F32};
@@ -53,8 +53,8 @@ pub(super) fn run_forward<T: Attends>(work: &Forward<'_, T>) {
     });
 }
 
-/// Writes dq, dk and dv. Where heads are few, dq and the other two come from sweeps of their own,
-/// which compute scores twice but can be cut. The sums are the same, in the same order.
+/// Writes dq, dk and dv. Where heads are few, dq and the other two come from separate sweeps, which
+/// compute scores twice but can be divided among threads. The sums are the same, in the same order.
 pub(super) fn run_backward<T: Attends>(work: &Backward<'_, T>) {
     let (sizes, blocks) = (work.sizes, work.sizes.time.div_ceil(BLOCK));
     let units = sizes.batch * sizes.kv_heads;

@@ -132,8 +132,8 @@ impl<T: Real> Forward<'_, T> {
     }
 }
 
-/// The operands of attention of new tokens to those before them, whose keys and values are in a
-/// cache: what makes text token by token. R rows of `time` tokens are new.
+/// The operands of attention of new tokens to earlier ones, whose keys and values are in a cache:
+/// for generating text token by token. R rows of `time` tokens are new.
 pub(super) struct Cached<'a, T> {
     pub(super) sizes: Sizes,
     /// R
@@ -146,8 +146,8 @@ pub(super) struct Cached<'a, T> {
     pub(super) qkv: &'a [T],
 }
 
-/// All heads, cut among the threads. Each row is computed on its own, so its bits do not depend on
-/// how many rows come at a time.
+/// All heads, divided among the threads. Each row is computed independently, so its bits do not
+/// depend on how many rows are given at a time.
 pub(super) fn run_cached<T: Float>(work: &Cached<'_, T>) {
     let (sizes, scale) = (work.sizes, T::from_f64(work.sizes.scale));
     let (time, heads, head_size) = (sizes.time, sizes.heads, sizes.head_size);

@@ -1,5 +1,5 @@
-//! Attention on a GPU: which kernels, with which arguments. bf16 is multiplied on tensor cores, and
-//! in f32, several times slower, where heads do not fit these.
+//! Attention on a GPU: which kernels, with which arguments. bf16 is multiplied on tensor cores or,
+//! where heads do not fit them, in f32, several times slower.
 
 use std::sync::Once;
 

@@ -1,11 +1,12 @@
-//! linear on a GPU: matmuls of cuBLASLt, with as much of bias and activation in their epilogues as
-//! is supported and exact enough; the passes of `linear.cu` do the rest.
+//! linear on a GPU: matmuls of cuBLASLt, whose epilogues compute as much of bias and activation as
+//! is supported and exact enough; passes in `linear.cu` do the rest.
 //!
 //! * The bias is added before the sums are rounded to what is stored, unless its address is not a
 //!   multiple of 16 bytes or the library has no algorithm for it.
-//! * relu is the library's if that keeps NaN, which is tried for each plan. So is the tanh form of
-//!   gelu for bf16 and TF32 where that is fast (`blaslt/choose.rs`); it is an approximation (2e-4),
-//!   so strict f32 uses ours, and erf always does. A pass of ours takes what is stored.
+//! * relu is the library's if that keeps NaN, which is tested for each plan. The tanh form of gelu
+//!   is the library's for bf16 and TF32 where that is fast (`blaslt/choose.rs`); it is an
+//!   approximation (2e-4), so strict f32 uses ours, and erf always does. A pass of ours reads what
+//!   the matmul has stored.
 //! * The mask of relu's derivative is z > 0, as in PyTorch, from the layer's saved output; the
 //!   library's own is made of bits and z >= 0.
 //! * The gradient of the bias is always a pass of ours. The library's epilogue cannot accumulate,

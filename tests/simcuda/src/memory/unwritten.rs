@@ -1,9 +1,9 @@
 //! Device memory that nothing has written since it was allocated. On hardware it holds whatever was
 //! there before; using it is a finding, wherever the value goes.
 //!
-//! A copy may read it, because tensors are copied with their padding; what it writes is unwritten
-//! then, too. A finding waits until nothing is queued: if the write was only late, it races with
-//! the read, and the race is the cause to report.
+//! A copy may read it, because tensors are copied with their padding; the copied bytes then count
+//! as unwritten, too. A finding is reported once nothing is queued: if the write was only late, it
+//! races with the read, and the race is the cause to report.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

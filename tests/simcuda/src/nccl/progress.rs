@@ -1,4 +1,4 @@
-//! Progress on behalf of other ranks.
+//! Progress for other ranks.
 //!
 //! Work runs in this process's waiting calls. A rank that another process waits for has its part
 //! run by a background thread, under the same lock and policy, because its own host may be waiting

@@ -3,8 +3,8 @@
 //!
 //! A collective: each rank announces its call, puts its part into its ring, and once all ranks
 //! announced the same call takes the same range from all rings. A different call is a mismatch, and
-//! nobody proceeds. A send and its receive work the same way between two ranks, but the sender puts
-//! nothing before the receiver has come.
+//! no rank proceeds. A send and its receive work the same way between two ranks, but the sender
+//! writes nothing before the receiver has arrived.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -1,4 +1,4 @@
-//! What headers claim is compared with the size of the file.
+//! The claims of headers are compared with the size of the file.
 
 use super::*;
 

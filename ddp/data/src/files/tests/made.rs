@@ -1,4 +1,4 @@
-//! Files with chosen headers, whatever these claim. Also part of `ddp/tests/lying_files.rs`.
+//! Files with arbitrary headers, also false ones. Also part of `ddp/tests/lying_files.rs`.
 
 /// An `.npy` file that claims this dtype, order and shape, and has `bytes` zeros.
 pub(crate) fn npy(descr: &str, is_fortran: bool, shape: &str, bytes: usize) -> Vec<u8> {

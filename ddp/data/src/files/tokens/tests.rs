@@ -1,4 +1,4 @@
-//! Shards of ours: what is written is read, and what is not whole is refused.
+//! Our shards: they read back as written, and incomplete ones are refused.
 
 use super::*;
 use crate::files::{open_tokens, says_tokens};

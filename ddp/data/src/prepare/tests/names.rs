@@ -1,5 +1,5 @@
 //! Which arrays are features and which is the label: the same in all files of one model, whatever
-//! else is in them.
+//! else they contain.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Files of arrays for tests of the way from files to data. Also part of the tests of `ddp-tables`.
+//! Files of arrays for the tests of `prepare`. Also part of the tests of `ddp-tables`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A checkpoint of which anything has changed is never used.
+//! A checkpoint that was changed in any way is never used.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Disks that fill up and processes that are killed at every change that saving makes: earlier
-//! checkpoints stay intact, and no half-written one is seen.
+//! Disks that fill up and processes that are killed, at every change that saving makes on the disk:
+//! earlier checkpoints stay intact, and no incomplete one is found.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A state for tests, of this crate and of `ddp`: a new field needs a value here alone.
+//! A state for the tests of this crate and of `ddp`: a new field needs a value only here.
 
 use super::{Position, ScheduleState, State, TaskSpec, WorldState};
 

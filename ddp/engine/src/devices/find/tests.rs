@@ -1,4 +1,4 @@
-//! Claims about who trains on what. `comm/src/gpus/tests.rs` has who gets which GPU.
+//! Claims about where ranks train. `comm/src/gpus/tests.rs` tests which rank gets which GPU.
 
 use ddp_comm::gpus::{VisibleGpus, assign};
 

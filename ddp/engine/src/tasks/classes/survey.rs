@@ -59,7 +59,7 @@ impl Survey for RowsOfClasses {
         lines.extend(table(&classes.iter().map(line).collect::<Vec<_>>(), 1));
         if left_out > 0 {
             lines.push(format!(
-                "and {left_out} more classes, with no more rows each"
+                "and {left_out} more classes, each with at most as many rows"
             ));
         }
         lines.join("\n")

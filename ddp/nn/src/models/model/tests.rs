@@ -1,4 +1,4 @@
-//! Cuts of made-up models.
+//! Splits of made-up models.
 
 use std::sync::{Arc, Mutex};
 

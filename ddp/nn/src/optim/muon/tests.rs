@@ -1,4 +1,4 @@
-//! Muon against the formula in f64 and against PyTorch, and which rank does what.
+//! Muon against the formula in f64 and against PyTorch, and the division of work among ranks.
 
 use ddp_kernels::Device;
 

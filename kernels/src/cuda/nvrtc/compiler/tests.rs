@@ -1,5 +1,5 @@
-//! The compiler alone, where there is one (NVIDIA's or a stand-in): no GPU is needed. The rest
-//! by files made up here.
+//! The compiler alone, where there is one (NVIDIA's or the simulator's): no GPU is needed. Other
+//! tests use made-up files.
 
 use super::*;
 use crate::device;

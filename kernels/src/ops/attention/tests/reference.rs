@@ -1,5 +1,5 @@
-//! Attention as the textbook has it, in f64 and with all scores in memory, and how far rounding
-//! may take other ways to compute it.
+//! Textbook attention, in f64 and with all scores in memory, and a bound on how far rounding may
+//! take other implementations.
 
 use super::Attention;
 

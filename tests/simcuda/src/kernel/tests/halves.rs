@@ -1,9 +1,9 @@
 //! Conversions to and from 16-bit floats: the model of PTX, the CUDA headers' substitutes and the
 //! crate `half` agree on every class of f32.
 //!
-//! Rounding to bf16 sees the upper half of an f32 whole, and of the lower half only how it compares
-//! with 0 and with 0x8000. f16 cuts inside of the upper half, and where it is subnormal far above
-//! the lower half, which then only says whether anything is left.
+//! Rounding to bf16 depends on the whole upper half of an f32, and on how the lower half compares
+//! with 0 and with 0x8000. Rounding to f16 cuts within the upper half, for subnormals far above the
+//! lower half, of which then only matters whether it is 0.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! The handler of faults: which touch of pinned memory was one too early.
+//! The handler of faults: finds accesses to pinned memory that came too early.
 //!
 //! It runs on the stack of the thread that faulted, not on the small alternate one: it takes the
 //! lock, asks who is in flight and may print a finding with its stacks. That is allowed here
