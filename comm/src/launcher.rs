@@ -102,13 +102,10 @@ fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
 }
 
 /// The variable that our own launcher gives to each rank: `2/4:8` is rank 2 of 4, which has
-/// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`. On
-/// several hosts it is `2/4@`, and `0/4@7` for rank 0, which has inherited a listener; the other
-/// variables are torchrun's. In a job that continues without lost ranks it is `2/4%7`, with
-/// the socket to what started it as descriptor 7.
+/// inherited a socket to what started it as descriptor 8.
 pub(crate) const OWN_JOB: &str = "DDP_JOB";
 
-/// In such a job on several hosts: their addresses as this one reaches them, in order.
+/// In a job that can be on several hosts: their addresses as this one reaches them, in order.
 pub(crate) const HOST_ADDRESSES: &str = "DDP_JOB_HOSTS";
 /// In a job that continues without lost ranks: a number that no other job has.
 pub(crate) const JOB_NUMBER: &str = "DDP_JOB_NUMBER";
@@ -118,11 +115,8 @@ pub(crate) const JOB_NUMBER: &str = "DDP_JOB_NUMBER";
 pub(crate) struct OwnJob {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    pub(crate) sockets: Vec<RawFd>,
     /// The socket to what started this rank, which brings the ranks together.
-    pub(crate) membership: Option<RawFd>,
-    /// Whether all ranks are on this host.
-    pub(crate) is_on_one_host: bool,
+    pub(crate) socket: RawFd,
 }
 
 impl OwnJob {
@@ -131,41 +125,18 @@ impl OwnJob {
         let Some(text) = lookup(OWN_JOB) else {
             return Ok(None);
         };
-        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0, \
-            RANK/SIZE@ or RANK/SIZE%SOCKET";
         let job = OwnJob::parse(&text);
-        let job = job.ok_or_else(|| Error::launch(OWN_JOB, expected, format!("{text:?}")))?;
+        let wrong = || Error::launch(OWN_JOB, "RANK/SIZE:SOCKET", format!("{text:?}"));
+        let job = job.ok_or_else(wrong)?;
         Ok(Some(job))
     }
 
     fn parse(text: &str) -> Option<OwnJob> {
-        let is_on_one_host = !text.contains('@');
-        let is_elastic = text.contains('%');
-        let (place, sockets) = text.split_once([':', '@', '%']).unwrap_or((text, ""));
+        let (place, socket) = text.split_once(':')?;
         let (rank, size) = place.split_once('/')?;
-        let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
-        let sockets = sockets.split(',').filter(|socket| !socket.is_empty());
-        let sockets: Vec<RawFd> = sockets.map(|it| it.parse().ok()).collect::<Option<_>>()?;
-        let expected = match rank {
-            _ if is_elastic => 1,
-            0 if is_on_one_host => size - usize::from(size > 0),
-            rank => usize::from(is_on_one_host || rank == 0),
-        };
-        let mut distinct = sockets.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        let is_whole = rank < size
-            && size <= RANKS_MAX
-            && sockets.len() == expected
-            && distinct.len() == expected
-            && sockets.iter().all(|&fd| fd > libc::STDERR_FILENO);
-        is_whole.then(|| OwnJob {
-            rank,
-            size,
-            membership: sockets.first().copied().filter(|_| is_elastic),
-            sockets,
-            is_on_one_host,
-        })
+        let (rank, size, socket) = (rank.parse().ok()?, size.parse().ok()?, socket.parse().ok()?);
+        let is_valid = rank < size && size <= RANKS_MAX && socket > libc::STDERR_FILENO;
+        is_valid.then_some(OwnJob { rank, size, socket })
     }
 }
 
@@ -241,11 +212,8 @@ impl Launch {
                 launcher: Launcher::Own,
                 rank: job.rank,
                 size: Some(job.size),
-                local_size: if job.is_on_one_host {
-                    Some(job.size)
-                } else {
-                    Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size)
-                },
+                // The socket tells.
+                local_size: None,
             }),
             None => match Launch::of_mpi(lookup).filter(|_| cfg!(feature = "mpi")) {
                 Some(launch) => Some(launch),

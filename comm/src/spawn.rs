@@ -2,7 +2,8 @@
 //! ends ranks that stay when another has failed, and returns the job's exit code. What `mpirun`
 //! does, without MPI.
 //!
-//! On one host rank 0 gets a socket to every other rank, through which they meet. On several an
+//! Each rank has a socket to what started it, and says there that it waits for the others. On one
+//! host the first rank then gets a socket to every other, through which they meet. On several an
 //! agent on each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this
 //! process's group, so that Ctrl-C reaches them once: through this process. They start with the
 //! signals blocked that ask to stop, and unblock them when they can handle them (`stop::hear`).

@@ -38,6 +38,7 @@ use crate::group::Group;
 use crate::handshake::{Field, handshake};
 use crate::identity::Identity;
 use crate::launcher::{self, Launch, OwnJob};
+use crate::membership::client::Client;
 use crate::nccl::environment::{self, NcclChoice, RankKind};
 use crate::nccl::{self, Join};
 use crate::say;
@@ -109,27 +110,26 @@ impl World {
         stop::hear();
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = Launch::detect(&lookup)?;
-        if let Some(job) = OwnJob::read(&lookup)?
-            && let Some(fd) = job.membership
-        {
-            let (start, elastic) = elastic::connect(options, &job, fd)?;
-            let Some(start) = start else {
-                let mut world = World::alone(options, vec![job.rank])?;
-                world.elastic = Some(elastic);
+        if let Some(job) = OwnJob::read(&lookup)? {
+            let client = Client::new(job.rank, elastic::inherited(job.socket)?)?;
+            if client.is_elastic() {
+                let (start, elastic) = elastic::connect(options, client)?;
+                let Some(start) = start else {
+                    let mut world = World::alone(options, vec![job.rank])?;
+                    world.elastic = Some(elastic);
+                    return Ok(world);
+                };
+                let world = World::of_generation(start, elastic)?;
+                world.warn_of_narrow_cores();
                 return Ok(world);
-            };
-            let world = World::of_generation(start, elastic)?;
-            world.warn_of_narrow_cores();
-            return Ok(world);
+            }
+            if job.size > 1 {
+                return World::of_processes(elastic::connect_once(options, &client)?, options);
+            }
         }
         let mpi_started = match launch.filter(|launch| !launch.is_of_one()) {
             Some(launch) => match bootstrap::connect(options, &launch)? {
-                Some(start) => {
-                    let mut world = World::new(start, options)?;
-                    world.of_processes = true;
-                    world.warn_of_narrow_cores();
-                    return Ok(world);
-                }
+                Some(start) => return World::of_processes(start, options),
                 None => true,
             },
             None => false,
@@ -187,6 +187,13 @@ impl World {
         ));
         let ranks = threads::ranks(&Segment::in_process(size)?, seed);
         ranks.into_iter().map(world).collect()
+    }
+
+    fn of_processes(start: Start, options: &Options) -> Result<World> {
+        let mut world = World::new(start, options)?;
+        world.of_processes = true;
+        world.warn_of_narrow_cores();
+        Ok(world)
     }
 
     fn of_generation(start: Start, elastic: Elastic) -> Result<World> {

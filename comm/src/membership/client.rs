@@ -12,6 +12,8 @@ use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
 /// What a rank has been told: plain data.
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
+    /// Whether the job continues without lost ranks.
+    pub is_elastic: bool,
     /// With fewer ranks the job saves and ends.
     pub min_ranks: usize,
     /// By rank: its host.
@@ -33,10 +35,14 @@ impl Heard {
     pub fn hear(&mut self, told: Told) {
         match told {
             Told::Welcome {
+                is_elastic,
                 min_ranks,
                 hosts,
                 generation,
-            } => (self.min_ranks, self.hosts, self.first) = (min_ranks, hosts, generation),
+            } => {
+                (self.is_elastic, self.min_ranks) = (is_elastic, min_ranks);
+                (self.hosts, self.first) = (hosts, generation);
+            }
             Told::Formed(generation) => {
                 self.hosts.clone_from(&generation.hosts);
                 self.newcomers = false;
@@ -45,7 +51,7 @@ impl Heard {
             Told::Over(generation) => self.over = generation,
             Told::Newcomers(are_there) => self.newcomers = are_there,
             Told::Ends(code) => _ = self.ends.get_or_insert(code),
-            Told::Alive => {}
+            Told::Sockets(_) | Told::Alive => {}
         }
     }
 
@@ -68,6 +74,10 @@ pub(crate) struct Client {
     socket: Packets,
     heard: Mutex<Heard>,
     changed: Condvar,
+    /// Those that connect the ranks of a generation, each with its number.
+    sockets: Mutex<Vec<(u32, OwnedFd)>>,
+    /// Whether a thread listens.
+    has_thread: AtomicBool,
     /// How often its agent has said that it works; 0 where the launcher started this rank.
     signs: AtomicU64,
     /// What started this rank is gone.
@@ -93,6 +103,8 @@ impl Client {
             socket: Packets::new(socket),
             heard: Mutex::default(),
             changed: Condvar::new(),
+            sockets: Mutex::default(),
+            has_thread: AtomicBool::new(false),
             signs: AtomicU64::new(0),
             is_alone: AtomicBool::new(false),
             told: AtomicU64::new(0),
@@ -110,15 +122,20 @@ impl Client {
         let listen = move || while client.listen() {};
         let thread = Builder::new().name("membership".into()).spawn(listen);
         thread.map_err(|error| Error::no_thread("membership", &error))?;
+        self.has_thread.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Hears one thing. Whether there can be another.
     fn listen(&self) -> bool {
-        let told = self.socket.receive();
+        let (told, sockets) = self.socket.receive_with().unzip();
         match &told {
             None => self.is_alone.store(true, Ordering::Release),
             Some(Told::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
+            Some(Told::Sockets(of)) => {
+                let sockets = sockets.into_iter().flatten();
+                self.sockets().extend(sockets.map(|socket| (*of, socket)));
+            }
             Some(_) => {}
         }
         let goes_on = told.is_some();
@@ -130,6 +147,23 @@ impl Client {
 
     fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, Vec<(u32, OwnedFd)>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sockets that connect this rank to others of a generation, once.
+    pub(crate) fn take_sockets(&self, generation: u32) -> Vec<OwnedFd> {
+        let mut all = self.sockets();
+        let come = all.extract_if(.., |(of, _)| *of <= generation);
+        let of_it = come.filter(|(of, _)| *of == generation);
+        of_it.map(|(_, socket)| socket).collect()
+    }
+
+    /// Whether the job continues without lost ranks.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.heard().is_elastic
     }
 
     /// How many ranks the job was started with.
@@ -211,8 +245,14 @@ impl Client {
             if let Some(formed) = heard.generation.as_ref().filter(|it| it.number > after) {
                 return Meeting::Formed(formed.clone());
             }
-            let waited = self.changed.wait(heard);
-            heard = waited.unwrap_or_else(PoisonError::into_inner);
+            if self.has_thread.load(Ordering::Relaxed) {
+                let waited = self.changed.wait(heard);
+                heard = waited.unwrap_or_else(PoisonError::into_inner);
+            } else {
+                drop(heard);
+                self.listen();
+                heard = self.heard();
+            }
         }
     }
 
@@ -267,6 +307,7 @@ pub(crate) mod tests {
     pub(crate) fn client(rank: usize, ranks: usize, told: &[Told]) -> (Arc<Client>, Packets) {
         let (launcher, socket) = Packets::pair().unwrap();
         let welcome = Told::Welcome {
+            is_elastic: true,
             min_ranks: 1,
             hosts: vec![0; ranks],
             generation: 0,

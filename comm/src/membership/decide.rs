@@ -218,6 +218,8 @@ impl Turn<'_> {
             self.form();
             self.tell_of_newcomers();
             self.kill_silent();
+        } else if self.state.generation == 0 && self.state.ends.is_none() {
+            self.form_once();
         }
         self.kill_stopped();
         self.kill_late();

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Rules {
     /// Whether the job continues without lost ranks.
     pub is_elastic: bool,
-    /// With fewer ranks it saves and ends.
+    /// With fewer ranks it saves and ends: all, if it does not continue.
     pub min_ranks: usize,
     /// How many lost ranks are started again.
     pub restarts: u32,

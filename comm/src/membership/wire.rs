@@ -34,6 +34,8 @@ pub enum Said {
 pub enum Told {
     /// First: how the job is.
     Welcome {
+        /// Whether it continues without lost ranks.
+        is_elastic: bool,
         /// With fewer ranks it saves and ends.
         min_ranks: usize,
         /// By rank: its host.
@@ -41,6 +43,9 @@ pub enum Told {
         /// The current generation; 0 before the first.
         generation: u32,
     },
+    /// The sockets of this message connect the ranks of this generation, which are on one host:
+    /// the first rank has one to each other, in order. Comes before `Formed`.
+    Sockets(u32),
     /// It takes part in this generation.
     Formed(Generation),
     /// This generation is over.

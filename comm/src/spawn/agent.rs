@@ -3,8 +3,6 @@
 
 use std::ffi::c_int;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
-use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -23,7 +21,6 @@ use crate::membership::decide::of_signal;
 use crate::membership::wire::{Said, Told};
 use crate::say::print_line;
 use crate::stop::STOPS;
-use crate::tcp;
 use crate::waited::Waited;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
@@ -59,8 +56,6 @@ pub(super) struct Setup {
     pub(super) environment: Vec<(String, String)>,
     /// How many ranks the job has.
     pub(super) size: usize,
-    /// Whether the host gets rank 0, to which the others connect.
-    pub(super) has_rank_0: bool,
     /// How long ranks have to save if the launcher is gone.
     pub(super) grace: Duration,
     /// In a job that continues without lost ranks, which saves elsewhere then: an agent that has
@@ -97,8 +92,6 @@ pub(super) struct Greeting {
     /// This host's address, at which the launcher reached it, and the launcher's, if ssh tells.
     pub(super) own: Option<String>,
     pub(super) launcher: Option<String>,
-    /// Where rank 0 listens, if it is here.
-    pub(super) port: u16,
 }
 
 /// Serves a launcher until it is gone. Call it while the process has one thread.
@@ -120,15 +113,11 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         }
         return EXIT_PEER_LOST;
     };
-    let mut listener = match prepare(&setup) {
-        Ok(listener) => listener,
-        Err(why) => {
-            tell(&News::Refused(why));
-            return EXIT_PEER_LOST;
-        }
-    };
-    let port = listener.as_ref().map_or(0, |(_, port)| *port);
-    tell(&News::Ready(greeting(port)));
+    if let Err(why) = prepare(&setup) {
+        tell(&News::Refused(why));
+        return EXIT_PEER_LOST;
+    }
+    tell(&News::Ready(greeting()));
     let lease = setup.silence.map(Lease::new).transpose();
     let mut ranks = match lease {
         Ok(lease) => Ranks {
@@ -150,11 +139,8 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         while let Ok(order) = orders.receiver.try_recv() {
             match order {
                 Some(Order::Start(rank, process, variables)) => {
-                    let listener = listener
-                        .take_if(|_| rank == 0)
-                        .map(|(listener, _)| listener);
                     idle_since = None;
-                    if let Err(error) = ranks.start(&setup, (rank, process), variables, listener) {
+                    if let Err(error) = ranks.start(&setup, (rank, process), variables) {
                         match &ranks.lease {
                             None => tell(&News::Refused(error.to_string())),
                             // The host has others.
@@ -172,7 +158,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                     if let Told::Ends(code) = told {
                         ranks.job_ended.get_or_insert(code);
                     }
-                    ranks.children.tell(rank, process, &told);
+                    ranks.children.tell(rank, process, &told, &[]);
                 }
                 Some(Order::Heard(asked_ms)) => {
                     ranks.lease.iter().for_each(|it| it.is_heard(asked_ms));
@@ -238,8 +224,8 @@ fn read_orders(orders: impl Read + Send + 'static) -> Orders {
     Orders { receiver, signals }
 }
 
-/// Enters the folder, and listens if rank 0 is here. The error says what is wrong here.
-fn prepare(setup: &Setup) -> Result<Option<(TcpListener, u16)>, String> {
+/// Enters the folder. The error says what is wrong here.
+fn prepare(setup: &Setup) -> Result<(), String> {
     if setup.version != VERSION {
         let version = &setup.version;
         return Err(format!(
@@ -249,12 +235,10 @@ fn prepare(setup: &Setup) -> Result<Option<(TcpListener, u16)>, String> {
     let folder = &setup.directory;
     std::env::set_current_dir(folder).map_err(|error| {
         format!("cannot enter {folder}: {error}; help: start in a folder that every host has")
-    })?;
-    let listener = setup.has_rank_0.then(tcp::listen_for_ranks).transpose();
-    listener.map_err(|error| error.to_string())
+    })
 }
 
-fn greeting(port: u16) -> Greeting {
+fn greeting() -> Greeting {
     let connection = std::env::var(SSH_CONNECTION).unwrap_or_default();
     // The launcher's address and port, then this host's. An address of one link only, as in
     // fe80::1%eth0, means nothing to other hosts.
@@ -268,7 +252,6 @@ fn greeting(port: u16) -> Greeting {
     Greeting {
         own: address(2),
         launcher: address(0),
-        port,
     }
 }
 
@@ -290,7 +273,6 @@ impl Ranks {
         setup: &Setup,
         (rank, process): (usize, u32),
         variables: Vec<(String, String)>,
-        listener: Option<TcpListener>,
     ) -> Result<()> {
         let program = std::env::current_exe();
         let program = program.map_err(|error| cannot_start(rank, setup.size, &error))?;
@@ -299,13 +281,8 @@ impl Ranks {
         command
             .envs(setup.environment.iter().cloned())
             .envs(variables);
-        let sockets: Vec<OwnedFd> = listener.into_iter().map(OwnedFd::from).collect();
         let place = (rank, process, setup.size);
-        let output = if self.lease.is_some() {
-            self.children.start_talking(place, command)?
-        } else {
-            self.children.start(place, '@', &sockets, command)?
-        };
+        let output = self.children.start(place, command)?;
         let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
         self.printers.extend(printer.map(|printer| (rank, printer)));
         Ok(())

@@ -39,8 +39,10 @@ struct Running {
     process: u32,
     child: Child,
     is_stopped: bool,
-    /// In a job that continues without lost ranks: through it they talk.
-    socket: Option<(Arc<Packets>, JoinHandle<()>)>,
+    /// Through it they talk.
+    socket: Arc<Packets>,
+    /// Listens to it.
+    listener: JoinHandle<()>,
 }
 
 impl Children {
@@ -56,43 +58,22 @@ impl Children {
         }
     }
 
-    /// Starts process `process` as `rank` of `size`. By `mark` (`launcher::OWN_JOB`), `sockets` has
-    /// its sockets to the others, rank 0's listener, or the one to this process. Returns its
-    /// standard output if `command` has a pipe there.
+    /// Starts process `process` as `rank` of `size`. Returns its standard output if `command` has a
+    /// pipe there.
     pub(super) fn start(
         &mut self,
         (rank, process, size): (usize, u32, usize),
-        mark: char,
-        sockets: &[OwnedFd],
         mut command: Command,
-    ) -> Result<Option<ChildStdout>, Error> {
-        let numbers: Vec<c_int> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
-        let texts: Vec<String> = numbers.iter().map(c_int::to_string).collect();
-        command.env(OWN_JOB, format!("{rank}/{size}{mark}{}", texts.join(",")));
-        command.stdin(Stdio::null());
-        Signals::prepare(&mut command, numbers, self.die_with_this);
-        let child = command.spawn();
-        let mut child = child.map_err(|error| cannot_start(rank, size, &error))?;
-        let output = child.stdout.take();
-        self.running.push(Running {
-            rank,
-            process,
-            child,
-            is_stopped: false,
-            socket: None,
-        });
-        Ok(output)
-    }
-
-    /// As `start`, in a job that continues without lost ranks.
-    pub(super) fn start_talking(
-        &mut self,
-        (rank, process, size): (usize, u32, usize),
-        command: Command,
     ) -> Result<Option<ChildStdout>, Error> {
         let failed = |error| cannot_start(rank, size, &error);
         let (own, theirs) = Packets::pair().map_err(failed)?;
         let (own, sender) = (Arc::new(own), self.sender.clone());
+        let socket = theirs.as_raw_fd();
+        command.env(OWN_JOB, format!("{rank}/{size}:{socket}"));
+        command.stdin(Stdio::null());
+        Signals::prepare(&mut command, socket, self.die_with_this);
+        let mut child = command.spawn().map_err(failed)?;
+        let output = child.stdout.take();
         let heard = Arc::clone(&own);
         let listen = move || {
             while let Some(said) = heard.receive() {
@@ -101,13 +82,20 @@ impl Children {
             }
         };
         let listener = Builder::new().name("rank".into()).spawn(listen);
-        let listener = listener.map_err(failed)?;
-        let output = self.start((rank, process, size), '%', &[theirs], command);
-        match (&output, self.running.last_mut()) {
-            (Ok(_), Some(running)) => running.socket = Some((own, listener)),
-            _ => own.stop_listening(),
-        }
-        output
+        let listener = listener.map_err(|error| {
+            _ = child.kill();
+            _ = child.wait();
+            failed(error)
+        })?;
+        self.running.push(Running {
+            rank,
+            process,
+            child,
+            is_stopped: false,
+            socket: own,
+            listener,
+        });
+        Ok(output)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -124,13 +112,12 @@ impl Children {
         all.find(|it| (it.rank, it.process) == (rank, process))
     }
 
-    /// Tells a process something, if it still runs.
-    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &Told) {
+    /// Tells a process something, perhaps with sockets, if it still runs.
+    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &Told, sockets: &[OwnedFd]) {
         let Some(it) = self.find(rank, process) else {
             return;
         };
-        let mut socket = it.socket.iter();
-        let is_told = socket.all(|(socket, _)| socket.send(told, false));
+        let is_told = it.socket.send_with(told, sockets, false);
         if !is_told && *told != Told::Alive {
             // It has not listened for minutes.
             _ = it.child.kill();
@@ -139,8 +126,8 @@ impl Children {
 
     /// Tells all of them that this process works.
     pub(super) fn show_life(&self) {
-        let sockets = self.running.iter().filter_map(|it| it.socket.as_ref());
-        sockets.for_each(|(socket, _)| _ = socket.send(&Told::Alive, false));
+        let sockets = self.running.iter().map(|it| &it.socket);
+        sockets.for_each(|socket| _ = socket.send(&Told::Alive, false));
     }
 
     /// Kills a process, if it still runs.
@@ -179,10 +166,8 @@ impl Children {
         let ended = self.running.extract_if(.., |it| has_ended(it));
         let ended = ended.filter_map(|mut it| {
             let status = it.child.try_wait().ok().flatten()?;
-            if let Some((socket, listener)) = it.socket.take() {
-                socket.stop_listening();
-                _ = listener.join();
-            }
+            it.socket.stop_listening();
+            _ = it.listener.join();
             Some((it.rank, it.process, status))
         });
         ended.collect()

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, Setup};
-use super::children::{Children, cannot_start};
+use super::children::Children;
 use super::door::Door;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
@@ -19,7 +19,9 @@ use crate::error::Result;
 use crate::identity::host_name;
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::membership::decide::{self, Action, End, Event, silence};
+use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, Rules, State};
+use crate::membership::wire::{self, Told};
 use crate::say::{print_line, warn};
 use crate::tcp::{self, SECRET};
 use crate::waited::Waited;
@@ -45,8 +47,10 @@ pub(super) struct Job {
     program: String,
     task: Task,
     pub(super) state: State,
-    /// How its ranks find each other.
-    meeting: Meeting,
+    /// By host, the variables of its ranks.
+    variables: Vec<Vec<(String, String)>>,
+    /// By rank of a generation, what it needs to meet the others, until it is told.
+    sockets: Vec<Vec<OwnedFd>>,
     /// The ranks of this host.
     here: Children,
     /// The other hosts, from number 1.
@@ -63,20 +67,6 @@ pub(super) struct Job {
     now: Duration,
     /// A signal to stop that an agent got before ranks were started.
     pub(super) asked: Option<c_int>,
-}
-
-/// How the ranks of a job find each other.
-enum Meeting {
-    /// By sockets, of each rank.
-    Sockets(Vec<Vec<OwnedFd>>),
-    /// By variables, and a listener of rank 0 if it is on this host.
-    Variables {
-        listener: Option<OwnedFd>,
-        port: u16,
-        secret: String,
-    },
-    /// The launcher brings them together, generation by generation. By host, its variables.
-    Generations(Vec<Vec<(String, String)>>),
 }
 
 /// The host of a number: None for the launcher's, else its index among the others.
@@ -121,7 +111,8 @@ impl Job {
             program: program.to_string(),
             task: task.clone(),
             state: State::new(rules, known, &ranks),
-            meeting: Meeting::Sockets(Vec::new()),
+            variables: Vec::new(),
+            sockets: Vec::new(),
             here: Children::new(false),
             others: Vec::new(),
             news,
@@ -153,7 +144,7 @@ impl Job {
         let names: Vec<String> = names.collect();
         self.connections = names.len();
         for (index, name) in names.into_iter().enumerate() {
-            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let (setup, sender) = (self.setup()?, self.sender.clone());
             let other = match &self.door {
                 None => Remote::connect(&name, index, &self.task, setup, sender)?,
                 Some(_) => Remote::absent(name, index),
@@ -163,7 +154,7 @@ impl Job {
         Ok(())
     }
 
-    fn setup(&self, index: usize) -> Result<Setup> {
+    fn setup(&self) -> Result<Setup> {
         let directory = std::env::current_dir().unwrap_or_default();
         let arguments = self.task.arguments.iter().map(|word| text_of(word));
         Ok(Setup {
@@ -176,7 +167,6 @@ impl Job {
                 Some(_) => Vec::new(),
             },
             size: self.state.ranks.len(),
-            has_rank_0: other(self.state.ranks[0].host) == Some(index),
             grace: self.state.rules.grace,
             silence: (self.task.losses).map(|_| silence(self.state.rules.timeout)),
         })
@@ -195,7 +185,7 @@ impl Job {
         for guest in guests {
             let (index, number) = (guest.number - 1, self.connections);
             self.connections += 1;
-            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let (setup, sender) = (self.setup()?, self.sender.clone());
             self.others[index] = Remote::of_guest(guest, number, launcher.clone(), setup, sender)?;
         }
         Ok(())
@@ -223,7 +213,7 @@ impl Job {
             let (name, refusal) = (other.name.clone(), std::mem::take(&mut other.refusal));
             let number = self.connections;
             self.connections += 1;
-            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let (setup, sender) = (self.setup()?, self.sender.clone());
             let mut other = Remote::connect(&name, number, &self.task, setup, sender)?;
             (other.called, other.refusal) = (now, refusal);
             self.others[index] = other;
@@ -289,13 +279,7 @@ impl Job {
 
     /// Starts all ranks.
     pub(super) fn start(&mut self) -> Result<()> {
-        self.meeting = if self.task.losses.is_some() {
-            self.generations()?
-        } else if self.has_others() {
-            self.variables()?
-        } else {
-            self.sockets()?
-        };
+        self.variables = self.variables_by_host()?;
         for index in 0..self.others.len() {
             let address = self.others[index].address().parse().ok();
             self.state.hosts[index + 1].address = address;
@@ -303,91 +287,60 @@ impl Job {
         self.happens(Event::Begin)
     }
 
-    /// A socket from rank 0 to every other rank.
-    fn sockets(&self) -> Result<Meeting> {
-        let size = self.state.ranks.len();
-        let mut sockets: Vec<Vec<OwnedFd>> = vec![Vec::new()];
-        for rank in 1..size {
-            let pair = UnixStream::pair();
-            let (hub, own) = pair.map_err(|error| cannot_start(rank, size, &error))?;
-            sockets[0].push(hub.into());
-            sockets.push(vec![own.into()]);
-        }
-        Ok(Meeting::Sockets(sockets))
-    }
-
-    fn variables(&self) -> Result<Meeting> {
-        let mut listener = None;
-        let port = match other(self.state.ranks[0].host) {
-            Some(index) => self.others[index].greeting().port,
-            None => {
-                let (made, port) = tcp::listen_for_ranks()?;
-                listener = Some(OwnedFd::from(made));
-                port
-            }
-        };
-        let secret = tcp::job_secret()?;
-        Ok(Meeting::Variables {
-            listener,
-            port,
-            secret,
-        })
-    }
-
-    fn generations(&self) -> Result<Meeting> {
+    /// By host, the variables of its ranks.
+    fn variables_by_host(&self) -> Result<Vec<Vec<(String, String)>>> {
         let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
-        let (secret, job) = (tcp::job_secret()?, tcp::nonce()?);
+        let (secret, number) = (tcp::job_secret()?, tcp::nonce()?);
         let of_host = |from| {
-            let places = hosts().map(|host| self.address_of(host, from));
-            let addresses = places.collect::<Vec<_>>().join(",");
-            vec![
-                (HOST_ADDRESSES.into(), addresses),
-                (SECRET.into(), secret.clone()),
-                (JOB_NUMBER.into(), job.clone()),
-            ]
+            let mut variables = Vec::new();
+            if self.task.losses.is_some() {
+                variables.push((JOB_NUMBER.into(), number.clone()));
+            }
+            if self.has_others() {
+                let places = hosts().map(|host| self.address_of(host, from));
+                let addresses = places.collect::<Vec<_>>().join(",");
+                variables.push((HOST_ADDRESSES.into(), addresses));
+                variables.push((SECRET.into(), secret.clone()));
+            }
+            variables
         };
-        Ok(Meeting::Generations(hosts().map(of_host).collect()))
+        Ok(hosts().map(of_host).collect())
     }
 
     /// Starts a process.
     fn start_process(&mut self, rank: usize, process: u32) -> Result<()> {
         let (size, host) = (self.state.ranks.len(), self.state.ranks[rank].host);
-        let place = (rank, process, size);
-        let variables = match &self.meeting {
-            Meeting::Sockets(_) => Vec::new(),
-            Meeting::Generations(variables) => variables[host].clone(),
-            Meeting::Variables { port, secret, .. } => {
-                let of_host = self.state.ranks.iter().filter(|it| it.host == host);
-                let first = other(self.state.ranks[0].host);
-                let variables = [
-                    ("RANK", rank.to_string()),
-                    ("WORLD_SIZE", size.to_string()),
-                    ("LOCAL_WORLD_SIZE", of_host.count().to_string()),
-                    ("MASTER_ADDR", self.address_of(first, other(host))),
-                    ("MASTER_PORT", port.to_string()),
-                    (SECRET, secret.clone()),
-                ];
-                variables.map(|(name, value)| (name.into(), value)).into()
-            }
-        };
+        let variables = self.variables[host].clone();
         if let Some(index) = other(host) {
             self.others[index].send(&Order::Start(rank, process, variables));
             return Ok(());
         }
         let mut command = self.task.command();
+        // This process may be of another job.
+        command.env_remove(JOB_NUMBER).env_remove(HOST_ADDRESSES);
         command.envs(variables);
-        let (mark, sockets) = match &mut self.meeting {
-            Meeting::Generations(_) => {
-                self.here.start_talking(place, command)?;
-                return Ok(());
-            }
-            Meeting::Sockets(sockets) => (':', std::mem::take(&mut sockets[rank])),
-            Meeting::Variables { listener, .. } => {
-                ('@', listener.take_if(|_| rank == 0).into_iter().collect())
-            }
-        };
-        self.here.start(place, mark, &sockets, command)?;
+        self.here.start((rank, process, size), command)?;
         Ok(())
+    }
+
+    /// Tells a rank of this host something.
+    fn tell_here(&mut self, rank: usize, process: u32, told: &Told) {
+        if let Told::Formed(generation) = told
+            && !self.has_others()
+        {
+            let number = generation.number;
+            let is_it = |it: &wire::Member| it.rank == rank;
+            let place = generation.members.iter().position(is_it).unwrap_or(0);
+            if place == 0 {
+                self.sockets = sockets_between(generation.members.len());
+            }
+            // Without them, it says so.
+            let sockets = self.sockets.get_mut(place).map(std::mem::take);
+            for some in sockets.unwrap_or_default().chunks(SOCKETS_MAX) {
+                self.here.tell(rank, process, &Told::Sockets(number), some);
+            }
+        }
+        self.here.tell(rank, process, told, &[]);
     }
 
     /// Where ranks of host `from` reach `host`; None is this one.
@@ -428,7 +381,7 @@ impl Job {
                     process,
                     told,
                 } => match other(self.state.ranks[rank].host) {
-                    None => self.here.tell(rank, process, &told),
+                    None => self.tell_here(rank, process, &told),
                     Some(index) => self.others[index].send(&Order::Tell(rank, process, told)),
                 },
                 Action::Signal(signal) => {
@@ -558,6 +511,17 @@ fn end_of(status: ExitStatus) -> End {
         (Some(signal), _) => End::Signal(signal),
         (None, code) => End::Code(code.unwrap_or_default() as u8),
     }
+}
+
+/// A socket from the first of `size` ranks to each other, by rank. Fewer if there are too many open
+/// files.
+pub(super) fn sockets_between(size: usize) -> Vec<Vec<OwnedFd>> {
+    let mut all: Vec<Vec<OwnedFd>> = vec![Vec::new()];
+    for (first, other) in (1..size).map_while(|_| UnixStream::pair().ok()) {
+        all[0].push(first.into());
+        all.push(vec![other.into()]);
+    }
+    all
 }
 
 impl Drop for Job {

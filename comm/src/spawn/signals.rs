@@ -41,21 +41,19 @@ impl Signals {
         unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
     }
 
-    /// Lets `command` inherit these descriptors, and receive the signal of a child's end. Signals
+    /// Lets `command` inherit this descriptor, and receive the signal of a child's end. Signals
     /// that ask to stop stay blocked: they wait until the rank can handle them (`stop::hear`).
     /// Its process is in no group with this one, so that Ctrl-C reaches only this one. One that
     /// `dies_with_this` thread is killed by the kernel when that ends.
-    pub(super) fn prepare(command: &mut Command, inherited: Vec<c_int>, dies_with_this: bool) {
+    pub(super) fn prepare(command: &mut Command, inherited: c_int, dies_with_this: bool) {
         let ends = stop::set_of([libc::SIGCHLD]);
         command.process_group(0);
         // SAFETY: only fcntl, prctl and pthread_sigmask are called between fork and exec, which are
-        // safe there; the caller keeps the descriptors open until the child is started.
+        // safe there; the caller keeps the descriptor open until the child is started.
         unsafe {
             command.pre_exec(move || {
-                for &number in &inherited {
-                    if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
-                        return Err(std::io::Error::last_os_error());
-                    }
+                if libc::fcntl(inherited, libc::F_SETFD, 0) < 0 {
+                    return Err(std::io::Error::last_os_error());
                 }
                 if dies_with_this && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
                     return Err(std::io::Error::last_os_error());

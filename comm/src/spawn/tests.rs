@@ -23,9 +23,9 @@ fn here(ranks: usize) -> [Host; 1] {
     }]
 }
 
-/// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$sockets` are.
+/// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$socket` are.
 fn code_of(size: usize, script: &str) -> u8 {
-    let script = format!("rank=${{DDP_JOB%%/*}} sockets=${{DDP_JOB#*:}}\n{script}");
+    let script = format!("rank=${{DDP_JOB%%/*}} socket=${{DDP_JOB#*:}}\n{script}");
     // Other shells know descriptors of one digit only.
     let task = task("bash", &["-c", &script]);
     spawner().run(&here(size), &task).unwrap()
@@ -51,16 +51,40 @@ fn code_after(first: usize, size: usize, does: &str, others: &str) -> u8 {
     code
 }
 
+/// Says that the rank waits, and reads that many messages.
+fn waits_and_reads(messages: usize) -> String {
+    format!(
+        "printf '{{\"Waits\":{{\"after\":0,\"port\":0}}}}' >&$socket
+        told=$(dd bs=65536 count={messages} <&$socket 2>/dev/null)"
+    )
+}
+
 #[test]
-fn ranks_have_their_numbers_and_a_socket_to_rank_0() {
-    let talk = "case $DDP_JOB in
-        0/3:*) echo one >&${sockets%,*}; echo two >&${sockets#*,} ;;
-        1/3:*) read word <&$sockets; test $word = one ;;
-        2/3:*) read word <&$sockets; test $word = two ;;
-        *) exit 9 ;;
-        esac";
-    assert_eq!(code_of(3, talk), 0);
-    assert_eq!(code_of(1, "test $DDP_JOB = 0/1:"), 0);
+fn ranks_that_all_wait_are_told_who_takes_part_and_get_sockets() {
+    let meet = waits_and_reads(3);
+    let script = format!(
+        "{meet}
+        [[ $DDP_JOB == $rank/3:* && $told == *Welcome*Sockets*Formed* ]] || exit 9"
+    );
+    assert_eq!(code_of(3, &script), 0);
+    assert_eq!(code_of(1, "[[ $DDP_JOB == 0/1:* ]]"), 0);
+    let sockets = job::sockets_between(4);
+    assert_eq!(
+        sockets.iter().map(Vec::len).collect::<Vec<_>>(),
+        [3, 1, 1, 1]
+    );
+}
+
+#[test]
+fn ranks_that_wait_for_one_that_has_ended_end_too() {
+    let meet = waits_and_reads(2);
+    let script = format!(
+        "test $rank = 1 && exit 65
+        {meet}
+        [[ $told == *Welcome*Ends*:65* ]] || kill -9 $$
+        exit 65"
+    );
+    assert_eq!(code_of(3, &script), 65);
 }
 
 #[test]

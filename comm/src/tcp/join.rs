@@ -2,7 +2,7 @@
 //! (`hello.rs`); whoever else connects is dropped without delaying the ranks.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -95,13 +95,6 @@ pub(crate) fn listen_for_ranks() -> Result<(TcpListener, u16)> {
         Ok((made, port))
     });
     made.map_err(|error| Error::setup("listen for ranks", error, "check this host's network"))
-}
-
-/// Listens where no other host reaches this one. Also returns the port.
-pub(crate) fn listen_on_this_host() -> Result<(TcpListener, u16)> {
-    let listener = listen_anywhere(Ipv4Addr::LOCALHOST.into())?;
-    let port = listener.local_addr().map_or(0, |address| address.port());
-    Ok((listener, port))
 }
 
 /// Listens on any port of this address.

@@ -1,8 +1,5 @@
-//! How ranks that a launcher started find each other: they meet over MPI or sockets and exchange
-//! who they are; then those of one host share memory. On a single host the way they met is idle
-//! from then on.
-
-use std::net::TcpListener;
+//! How ranks find each other: they meet over MPI or sockets and exchange who they are; then those
+//! of one host share memory. On a single host the way they met is idle from then on.
 
 use serde_json::{Value, json};
 
@@ -12,13 +9,13 @@ use super::meeting::Meeting;
 use super::options::Options;
 #[cfg(feature = "mpi")]
 use super::over_mpi;
-use super::star::{Star, inherited};
+use super::star::Star;
 use crate::cores::{self, Cores};
 use crate::error::{Error, Problem, Result};
 use crate::failure::Failure;
 use crate::failure::lifeline::Lifeline;
 use crate::identity::{Identity, host_name};
-use crate::launcher::{Launch, Launcher, Lookup, OwnJob};
+use crate::launcher::{Launch, Launcher, Lookup};
 use crate::limits;
 use crate::messages::Comm;
 use crate::nccl::environment::{self, RankKind};
@@ -32,14 +29,15 @@ use crate::tcp::Secret;
 /// For tests.
 const TEST_HOST: &str = "DDP_TEST_HOST";
 
-/// What the world of the ranks of `launch` starts with; None if MPI finds this rank alone.
+/// What the world of the ranks that another launcher has started begins with; None if MPI finds
+/// this rank alone.
 pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start>> {
     let lookup = |name: &str| std::env::var(name).ok();
     #[cfg(feature = "mpi")]
     if launch.launcher.is_of_mpi() {
         over_mpi::check_limits(options, launch)?;
         environment::apply(over_mpi::settings(launch, &lookup));
-        apply_settings(options, launch, &lookup);
+        apply_settings(options, launch.is_on_one_host());
         let Some(mut meeting) = over_mpi::Ranks::meet(options)? else {
             return Ok(None);
         };
@@ -47,24 +45,17 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         let job = Some(meeting.into_job());
         return Ok(Some(Start { job, ..start }));
     }
-    apply_settings(options, launch, &lookup);
+    apply_settings(options, launch.is_on_one_host());
     let limits = limits::check(launch.local_size.unwrap_or(1).max(1), 1);
-    let mut meeting = match OwnJob::read(&lookup)? {
-        Some(job) if job.is_on_one_host => Star::inherited(job, options)?,
-        own => {
-            let place = match launch.launcher {
-                Launcher::Slurm => Rendezvous::of_slurm(&lookup)?,
-                _ => Rendezvous::of_torch(&lookup)?,
-            };
-            let Some(place) = place else {
-                return Ok(None);
-            };
-            let listener = own.and_then(|job| job.sockets.first().copied());
-            let listener = listener.map(|fd| inherited(fd).map(TcpListener::from));
-            let secret = Secret::read(&lookup)?;
-            Star::over_tcp(place, listener.transpose()?, (secret, None), options)?
-        }
+    let place = match launch.launcher {
+        Launcher::Slurm => Rendezvous::of_slurm(&lookup)?,
+        _ => Rendezvous::of_torch(&lookup)?,
     };
+    let Some(place) = place else {
+        return Ok(None);
+    };
+    let secret = Secret::read(&lookup)?;
+    let mut meeting = Star::over_tcp(place, None, (secret, None), options)?;
     let start = join(options, launch.launcher, &mut meeting, limits)?;
     let mesh = meeting.into_mesh();
     Ok(Some(Start { mesh, ..start }))
@@ -276,10 +267,11 @@ fn share_memory(
 
 /// Makes the settings of NCCL, which it reads from the environment only. What the user has set
 /// stays.
-fn apply_settings(options: &Options, launch: &Launch, lookup: Lookup<'_>) {
+pub(super) fn apply_settings(options: &Options, are_on_one_host: bool) {
     let ranks = RankKind::Processes {
         share_gpus: options.share_gpus,
-        are_on_one_host: launch.is_on_one_host(),
+        are_on_one_host,
     };
-    environment::apply(environment::settings(ranks, options.nccl, lookup));
+    let lookup = |name: &str| std::env::var(name).ok();
+    environment::apply(environment::settings(ranks, options.nccl, &lookup));
 }

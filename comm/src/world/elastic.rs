@@ -1,8 +1,11 @@
-//! A rank's part in a job that continues without lost ranks: what the world of each generation
-//! starts with.
+//! A rank of a job that the program itself has started: what its world starts with, or the world of
+//! each generation where the job continues without lost ranks.
 
-use std::net::{Ipv4Addr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ddp_kernels::heartbeat;
@@ -10,17 +13,15 @@ use ddp_kernels::heartbeat;
 use super::bootstrap;
 use super::links::Start;
 use super::options::Options;
-use super::star::{Star, inherited};
+use super::star::{ACTION, Star};
 use crate::background::Background;
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::failure::{Failure, leave_at_once};
-use crate::launcher::{self, HOST_ADDRESSES, Launcher, OwnJob};
+use crate::launcher::{self, HOST_ADDRESSES, Launcher, OWN_JOB};
 use crate::limits;
 use crate::membership::client::{Client, Meeting};
 use crate::membership::decide::silence;
 use crate::membership::wire::{Change, Generation};
-use crate::nccl::environment::{self, RankKind};
-use crate::process::Process;
 use crate::rendezvous::Rendezvous;
 use crate::tcp::{self, Secret};
 use crate::waited::Waited;
@@ -49,21 +50,30 @@ pub(super) struct Elastic {
     pub(super) latest: Arc<Mutex<Option<Arc<Failure>>>>,
 }
 
-/// What the first world of a rank that the launcher started in such a job starts with; None for
+/// Where this process listens for ranks of other hosts, and the port, if the job can have some.
+fn listen() -> Result<(Option<TcpListener>, u16)> {
+    if std::env::var_os(HOST_ADDRESSES).is_none() {
+        return Ok((None, 0));
+    }
+    tcp::listen_for_ranks().map(|(listener, port)| (Some(listener), port))
+}
+
+/// What the world of a rank starts with in a job that ends with any of its ranks.
+pub(super) fn connect_once(options: &Options, client: &Arc<Client>) -> Result<Start> {
+    bootstrap::apply_settings(options, !client.is_across());
+    let (listener, port) = listen()?;
+    match client.meet(0, port) {
+        Meeting::Formed(generation) => start(client, &generation, listener, options),
+        // The launcher has said why, or the rank that failed.
+        Meeting::Over(code) => std::process::exit(i32::from(code)),
+    }
+}
+
+/// What the first world of a rank starts with in a job that continues without lost ranks; None for
 /// one that joins ranks that train.
-pub(super) fn connect(
-    options: &Options,
-    job: &OwnJob,
-    fd: i32,
-) -> Result<(Option<Start>, Elastic)> {
-    let client = Client::new(job.rank, inherited(fd)?)?;
+pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<Start>, Elastic)> {
     // While this process has one thread.
-    let lookup = |name: &str| std::env::var(name).ok();
-    let ranks = RankKind::Processes {
-        share_gpus: options.share_gpus,
-        are_on_one_host: !client.is_across(),
-    };
-    environment::apply(environment::settings(ranks, options.nccl, &lookup));
+    bootstrap::apply_settings(options, !client.is_across());
     client.listen_on()?;
     let (shown, limit) = (Arc::clone(&client), silence(options.timeout));
     let is_newcomer = client.is_newcomer();
@@ -106,7 +116,7 @@ pub(super) fn connect(
         return Ok((
             None,
             Elastic {
-                seats: vec![job.rank],
+                seats: vec![elastic.client.rank],
                 ..elastic
             },
         ));
@@ -123,11 +133,7 @@ impl Elastic {
         let (mut after, mut before) = (self.number, Change::default());
         let mut failures = Vec::new();
         loop {
-            let (listener, port) = if self.client.is_across() {
-                tcp::listen_for_ranks()?
-            } else {
-                tcp::listen_on_this_host()?
-            };
+            let (listener, port) = listen()?;
             let mut generation = match self.client.meet(after, port) {
                 Meeting::Formed(generation) => generation,
                 // The rank that failed has said why; this one has nothing left to close.
@@ -142,7 +148,7 @@ impl Elastic {
             // What changed before ranks that then could not connect.
             before.extend(std::mem::take(&mut generation.change));
             generation.change = before.clone();
-            match self.start(&generation, listener) {
+            match start(&self.client, &generation, listener, &self.options) {
                 Ok(start) => return Ok((start, self.of(generation))),
                 Err(error) if error.is_rank_lost() => {}
                 Err(error) => {
@@ -153,51 +159,6 @@ impl Elastic {
                 }
             }
         }
-    }
-
-    /// Connects the ranks of a generation.
-    fn start(&self, generation: &Generation, listener: TcpListener) -> Result<Start> {
-        let members = &generation.members;
-        let host_of = |rank: usize| generation.hosts[rank];
-        let lookup = |name: &str| std::env::var(name).ok();
-        let first = &members[0];
-        let host = match first.address {
-            _ if !self.client.is_across() => Ipv4Addr::LOCALHOST.to_string(),
-            Some(address) => address.to_string(),
-            None => {
-                let addresses = lookup(HOST_ADDRESSES).unwrap_or_default();
-                let mut addresses = addresses.split(',');
-                addresses
-                    .nth(host_of(first.rank))
-                    .unwrap_or_default()
-                    .into()
-            }
-        };
-        let own = members.iter().position(|it| it.rank == self.client.rank);
-        let place = Rendezvous {
-            rank: own.expect("a rank is told of its own generations"),
-            size: members.len(),
-            local_size: None,
-            host,
-            ports: vec![first.port],
-            job: format!("generation {}", generation.number),
-            is_of_torchrun: false,
-        };
-        let is_here = |rank: usize| host_of(rank) == host_of(self.client.rank);
-        let here = members.iter().filter(|it| is_here(it.rank));
-        let limits = limits::check(here.count(), 2);
-        let rank = place.rank;
-        let listener = Some(listener).filter(|_| place.rank == 0);
-        let secret = Secret::read(&lookup)?;
-        let client = Some(Arc::clone(&self.client));
-        let mut meeting = Star::over_tcp(place, listener, (secret, client), &self.options)?;
-        let mut start = bootstrap::join(&self.options, Launcher::Own, &mut meeting, limits)?;
-        start.failure.launcher = Process::parent();
-        start.failure.client = Some(Arc::clone(&self.client));
-        start.failure.seats = members.iter().map(|it| it.rank).collect();
-        start.mesh = meeting.into_mesh();
-        launcher::set_rank_0(rank == 0);
-        Ok(start)
     }
 
     /// This process in `generation`.
@@ -212,4 +173,79 @@ impl Elastic {
             latest: Arc::clone(&self.latest),
         }
     }
+}
+
+/// Connects the ranks of a generation.
+fn start(
+    client: &Arc<Client>,
+    generation: &Generation,
+    listener: Option<TcpListener>,
+    options: &Options,
+) -> Result<Start> {
+    let (members, own) = (&generation.members, client.rank);
+    let rank = members.iter().position(|it| it.rank == own);
+    let rank = rank.expect("a rank is told of its own generations");
+    let host_of = |rank: usize| generation.hosts[rank];
+    let here = members.iter().filter(|it| host_of(it.rank) == host_of(own));
+    // Ranks that meet again need what two generations need.
+    let limits = limits::check(here.count(), 1 + u64::from(client.is_elastic()));
+    let meets_again = Some(Arc::clone(client)).filter(|_| client.is_elastic());
+    let mut meeting = if let Some(listener) = listener {
+        let first = &members[0];
+        let lookup = |name: &str| std::env::var(name).ok();
+        let host = first.address.map(|it| it.to_string()).or_else(|| {
+            let addresses = lookup(HOST_ADDRESSES)?;
+            addresses
+                .split(',')
+                .nth(host_of(first.rank))
+                .map(String::from)
+        });
+        let place = Rendezvous {
+            rank,
+            size: members.len(),
+            local_size: None,
+            host: host.unwrap_or_default(),
+            ports: vec![first.port],
+            job: format!("generation {}", generation.number),
+            is_of_torchrun: false,
+        };
+        let listener = Some(listener).filter(|_| rank == 0);
+        let pass = (Secret::read(&lookup)?, meets_again.clone());
+        Star::over_tcp(place, listener, pass, options)?
+    } else {
+        let sockets = client.take_sockets(generation.number);
+        Star::on_one_host((rank, members.len()), sockets, meets_again.clone(), options)?
+    };
+    let mut start = bootstrap::join(options, Launcher::Own, &mut meeting, limits)?;
+    if meets_again.is_some() {
+        start.failure.seats = members.iter().map(|it| it.rank).collect();
+        launcher::set_rank_0(rank == 0);
+    }
+    start.failure.client = meets_again;
+    start.mesh = meeting.into_mesh();
+    Ok(start)
+}
+
+/// A socket that our own launcher has given to this process. A copy that programs started by this
+/// process do not inherit.
+pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
+    static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if taken.contains(&fd) {
+        let help = "connect one world in a process";
+        return Err(Error::setup(ACTION, "its sockets are taken already", help));
+    }
+    let refused = |got: String| Error::launch(OWN_JOB, "an inherited socket", got);
+    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
+    let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
+    if !kind.file_type().is_socket() {
+        return Err(refused(format!("descriptor {fd}, which is not a socket")));
+    }
+    taken.push(fd);
+    // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the
+    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets
+    // one call take it.
+    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) }).try_clone();
+    let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
+    Ok(OwnedFd::from(socket))
 }

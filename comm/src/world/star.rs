@@ -1,20 +1,18 @@
 //! Ranks that meet through sockets: rank 0 has one to each other rank, and collects and returns
 //! what they exchange.
 
-use std::fs::File;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::meeting::Meeting;
 use super::options::Options;
-use crate::error::{Cause, Error, Ranks, Remedy, Result, Seconds};
+use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
 use crate::frames::{Frames, wait_for};
-use crate::launcher::{OwnJob, patience, stopped_note};
+use crate::launcher::{patience, stopped_note};
 use crate::membership::client::{self, Client};
 use crate::messages::Comm;
 use crate::placement::Placement;
@@ -27,7 +25,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
 /// When a rank has ended, a launcher ends the others within this time (3 s for our own).
 const RELIEF: Duration = Duration::from_secs(4);
-const ACTION: &str = "bring the ranks together";
+pub(super) const ACTION: &str = "bring the ranks together";
 
 /// The ranks, seen from one of them. Dropped, it closes its sockets.
 #[derive(Debug)]
@@ -38,6 +36,8 @@ pub(super) struct Star {
     timeout: Duration,
     /// The ranks by which they met, in the order of those by which they are known now.
     order: Vec<usize>,
+    /// In a job that continues without lost ranks.
+    client: Option<Arc<Client>>,
     /// None if this job cannot be on several hosts.
     network: Option<Network>,
     /// The sockets between hosts, once there are any.
@@ -49,21 +49,31 @@ pub(super) struct Star {
 struct Network {
     job: String,
     secret: Secret,
-    /// In a job that continues without lost ranks.
-    client: Option<Arc<Client>>,
     /// This end's address of each socket.
     addresses: Vec<IpAddr>,
 }
 
 impl Star {
-    /// The sockets that this process was started with.
-    pub(super) fn inherited(job: OwnJob, options: &Options) -> Result<Star> {
-        let take = |&fd: &i32| {
-            let socket = Frames::new(inherited(fd)?, VALUE_BYTES_MAX);
-            socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))
-        };
-        let sockets = job.sockets.iter().map(take).collect::<Result<_>>()?;
-        Ok(Star::new(job.rank, job.size, sockets, options.timeout))
+    /// Ranks of one host that the launcher has connected.
+    pub(super) fn on_one_host(
+        (rank, size): (usize, usize),
+        sockets: Vec<OwnedFd>,
+        client: Option<Arc<Client>>,
+        options: &Options,
+    ) -> Result<Star> {
+        let (expected, got) = (if rank == 0 { size - 1 } else { 1 }, sockets.len());
+        if got != expected {
+            let reason = format!("expected {expected} sockets from the launcher, got {got}");
+            let help = "raise the limit on open files (ulimit -n)";
+            return Err(Error::Limit(Problem::new(ACTION, reason, help)));
+        }
+        let frames = sockets
+            .into_iter()
+            .map(|it| Frames::new(it, VALUE_BYTES_MAX));
+        let frames = frames.collect::<std::io::Result<_>>();
+        let frames = frames.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
+        let star = Star::new(rank, size, frames, options.timeout);
+        Ok(Star { client, ..star })
     }
 
     fn new(rank: usize, size: usize, sockets: Vec<Frames>, timeout: Duration) -> Star {
@@ -72,6 +82,7 @@ impl Star {
             sockets,
             timeout,
             order: (0..size).collect(),
+            client: None,
             network: None,
             mesh: None,
         }
@@ -128,11 +139,14 @@ impl Star {
         let network = Some(Network {
             job: place.job,
             secret,
-            client,
             addresses,
         });
         let star = Star::new(rank, place.size, sockets, options.timeout);
-        Ok(Star { network, ..star })
+        Ok(Star {
+            client,
+            network,
+            ..star
+        })
     }
 
     /// The sockets between hosts, if there are any. Those through which ranks met are closed.
@@ -140,14 +154,10 @@ impl Star {
         self.mesh
     }
 
-    fn client(&self) -> Option<Arc<Client>> {
-        self.network.as_ref()?.client.clone()
-    }
-
     /// Rank 0's part: the values of all ranks, which it sends to all.
     fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
-        let client = self.client();
+        let client = self.client.clone();
         let has_come = wait_for(self.timeout, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
                 *value = value.take().or_else(|| socket.take());
@@ -199,7 +209,10 @@ impl Star {
             )
         };
         tell_reason(&mut self.sockets, &error);
-        error
+        if have_ended && self.client.is_some() {
+            return Error::of_peer(Cause::of_generation(error.to_string()));
+        }
+        misses(&self.client, missing, self.timeout, error)
     }
 
     /// The part of the other ranks.
@@ -207,7 +220,7 @@ impl Star {
         let (size, rank) = (self.order.len(), self.rank);
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
-        let client = self.client();
+        let client = self.client.clone();
         let limit = self.timeout.saturating_add(patience(rank));
         let done = wait_for(limit, &mut self.sockets, |sockets| {
             while answers.len() < 1 + size
@@ -311,7 +324,7 @@ impl Star {
             rank,
             names.len(),
         );
-        let client = network.client.clone();
+        let client = self.client.clone();
         let pass = pass.with(client.clone());
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
@@ -381,30 +394,6 @@ fn misses(
         waited: limit,
         total: limit,
     }
-}
-
-/// A socket that our own launcher has given to this process. A copy that programs started by this
-/// process do not inherit.
-pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
-    static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if taken.contains(&fd) {
-        let help = "connect one world in a process";
-        return Err(Error::setup(ACTION, "its sockets are taken already", help));
-    }
-    let refused = |got: String| Error::launch("DDP_JOB", "inherited sockets", got);
-    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
-    let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
-    if !kind.file_type().is_socket() {
-        return Err(refused(format!("descriptor {fd}, which is not a socket")));
-    }
-    taken.push(fd);
-    // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the
-    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets
-    // one call take it.
-    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) }).try_clone();
-    let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
-    Ok(OwnedFd::from(socket))
 }
 
 /// Tells all ranks that have come why the job ends.

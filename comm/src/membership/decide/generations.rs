@@ -116,6 +116,46 @@ impl Turn<'_> {
         }
     }
 
+    /// In a job that ends with any of its ranks: forms the only generation, of all of them, or ends
+    /// the job because of those that do not come.
+    pub(super) fn form_once(&mut self) {
+        let all = 0..self.state.ranks.len();
+        let (waiting, others): (Vec<usize>, Vec<usize>) = all.partition(|&rank| self.waits(rank));
+        if others.is_empty() {
+            return self.form_of(waiting);
+        }
+        let silent_for = |&rank: &usize| self.silent_for(rank, Duration::ZERO);
+        let Some(waited) = waiting.iter().filter_map(silent_for).max() else {
+            return;
+        };
+        let (timeout, has_ended) = (self.state.rules.timeout, |rank: &usize| {
+            self.state.process(*rank).is_none()
+        });
+        let gone: Vec<usize> = others.iter().copied().filter(has_ended).collect();
+        if gone.is_empty() && waited <= timeout {
+            return;
+        }
+        let line = if gone.is_empty() {
+            format!(
+                "{} did not come to the others within {}; help: check whether they are stopped or \
+                 still starting, or give them more time",
+                Ranks(&others),
+                Seconds(timeout)
+            )
+        } else {
+            format!(
+                "{} ended before all ranks had met; help: look above for an error; the kernel's \
+                 log (dmesg) shows crashes and kills",
+                Ranks(&gone)
+            )
+        };
+        // Ranks that were asked to stop may end.
+        if self.state.stop.is_none() {
+            self.print(line);
+        }
+        self.end(self.state.failure.unwrap_or(EXIT_PEER_LOST));
+    }
+
     pub(super) fn end_generation(&mut self) {
         self.state.over_since = Some(self.now);
         self.tell_members(&Told::Over(self.state.generation));

@@ -30,14 +30,13 @@ impl Turn<'_> {
         });
         let process = number;
         self.actions.push(Action::Start { rank, process });
-        if self.state.rules.is_elastic {
-            let told = Told::Welcome {
-                min_ranks: self.state.rules.min_ranks,
-                hosts: self.state.hosts_of_ranks(),
-                generation: self.state.generation,
-            };
-            self.tell(rank, told);
-        }
+        let told = Told::Welcome {
+            is_elastic: self.state.rules.is_elastic,
+            min_ranks: self.state.rules.min_ranks,
+            hosts: self.state.hosts_of_ranks(),
+            generation: self.state.generation,
+        };
+        self.tell(rank, told);
     }
 
     pub(super) fn kill(&mut self, rank: usize, why: &str) {

@@ -20,7 +20,7 @@ fn job(ranks: &[usize]) -> Job {
 fn job_of(ranks: &[usize], is_elastic: bool) -> Job {
     let rules = Rules {
         is_elastic,
-        min_ranks: 1,
+        min_ranks: if is_elastic { 1 } else { ranks.len() },
         restarts: 99,
         timeout: TIMEOUT,
         grace: Duration::from_secs(60),
@@ -529,6 +529,61 @@ fn a_rank_that_is_killed_is_the_cause_of_an_ordinary_jobs_end() {
     assert_eq!(job.signals(), [libc::SIGKILL]);
     job.ends(1, KILLED);
     assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 65));
+}
+
+#[test]
+fn an_ordinary_job_has_one_generation_of_all_its_ranks() {
+    let mut job = job_of(&[0, 0, 1], false);
+    job.waits(2);
+    job.waits(0);
+    assert_eq!(job.state.generation, 0);
+    job.waits(1);
+    assert_eq!((job.state.generation, job.members()), (1, vec![0, 1, 2]));
+    // What is said later forms no other one.
+    job.waits(0);
+    assert_eq!(job.state.generation, 1);
+}
+
+#[test]
+fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come() {
+    let ends = |job: &mut Job| {
+        let lines = job.done(|action| match action {
+            Action::Print(line) => Some(line.clone()),
+            _ => None,
+        });
+        (lines.concat(), job.state.ends)
+    };
+    let mut job = job_of(&[0; 4], false);
+    job.at_s(100);
+    assert_eq!(ends(&mut job).1, None, "none waits");
+    job.waits(1);
+    job.waits(2);
+    job.stops(3, true);
+    job.at_s(104);
+    assert_eq!(ends(&mut job).1, None);
+    job.at(104_001);
+    let (line, code) = ends(&mut job);
+    let expected = "ranks 0 and 3 did not come to the others within 4 s; help";
+    assert!(line.starts_with(expected), "{line}");
+    assert!(line.contains("killed rank 3, stopped"), "{line}");
+    assert_eq!(code, Some(EXIT_PEER_LOST));
+    // One that comes later forms nothing.
+    job.waits(0);
+    assert_eq!(job.state.generation, 0);
+    for (end, code) in [(End::Code(0), 77), (End::Code(65), 65), (KILLED, 137)] {
+        let mut job = job_of(&[0; 3], false);
+        job.waits(2);
+        job.ends(1, end);
+        let (line, told) = ends(&mut job);
+        assert!(
+            line.starts_with("rank 1 ended before all ranks had met"),
+            "{line}"
+        );
+        assert_eq!(told, Some(code));
+        job.ends(2, End::Code(code));
+        job.ends(0, End::Code(code));
+        assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn ended(ranks: &mut Children) -> (usize, u32, ExitStatus) {
 fn ranks_that_are_stopped_and_go_on_are_seen_once() {
     let mut ranks = Children::new(false);
     for rank in 0..3 {
-        ranks.start((rank, 7, 3), ':', &[], sleeper()).unwrap();
+        ranks.start((rank, 7, 3), sleeper()).unwrap();
     }
     send(&ranks, 1, libc::SIGSTOP);
     let mut seconds = 0;
@@ -74,9 +74,9 @@ fn ranks_that_are_stopped_and_go_on_are_seen_once() {
 fn what_a_rank_has_said_is_there_when_its_end_is_seen() {
     let mut ranks = Children::new(false);
     let mut command = Command::new("bash");
-    let script = r#"exec {out}>&${DDP_JOB#*%}; printf '{"Ends":65}' >&$out; exit 9"#;
+    let script = r#"exec {out}>&${DDP_JOB#*:}; printf '{"Ends":65}' >&$out; exit 9"#;
     command.args(["-c", script]);
-    ranks.start_talking((0, 7, 1), command).unwrap();
+    ranks.start((0, 7, 1), command).unwrap();
     let (.., status) = ended(&mut ranks);
     assert_eq!(status.code(), Some(9));
     assert_eq!(ranks.words(), [(0, 7, Said::Ends(65))]);
@@ -86,7 +86,7 @@ fn what_a_rank_has_said_is_there_when_its_end_is_seen() {
 fn a_rank_ends_with_the_thread_that_started_it_if_that_is_wanted() {
     let pid = std::thread::spawn(|| {
         let mut ranks = Children::new(true);
-        ranks.start((0, 1, 1), ':', &[], sleeper()).unwrap();
+        ranks.start((0, 1, 1), sleeper()).unwrap();
         let pid = ranks.running[0].child.id();
         std::mem::forget(ranks);
         pid
