@@ -3,6 +3,12 @@
 //! A call names the stream whose work it follows. On GPUs it may return before it is done; on the
 //! CPU it is done when it returns. All ranks make the same calls on a group in the same order.
 
+pub(crate) mod group;
+pub(crate) mod handshake;
+pub(crate) mod single;
+pub(crate) mod sums;
+pub(crate) mod tree;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -11,8 +17,8 @@ use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor, named};
 
+use crate::collective::tree::{Part, SumTree};
 use crate::error::{Error, Line, Result};
-use crate::tree::{Part, SumTree};
 
 named! {
     /// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded

@@ -1,62 +1,47 @@
 //! Ranks, and collectives between them. Knows tensors, but no models.
 //!
 //! A program starts with a [`World`]: this process among the ranks of its job. It makes [`Group`]s,
-//! which move and reduce tensors. Modules, from the bottom up: who the ranks are (`identity`,
-//! `process`, `launcher`, `cores`), implementations of collectives (`single`, `shared/` within a
-//! host, `mpi/` or `tcp/` below `messages` and `hosts` between hosts, `nccl/` between GPUs) behind
-//! `group`, how jobs fail and stop (`failure`, `stop`, `watch`), and `world/`, which puts them
-//! together.
+//! which move and reduce tensors. Five folders, each of which uses only those before it, over a
+//! base of plain files (errors, processes, the launcher's variables, signals):
+//!
+//! - `membership/`: who takes part in a job
+//! - `collective/`: groups of ranks, and what each way of moving tensors has to offer
+//! - `transport/`: the ways: shared memory within a host, TCP or MPI between hosts, NCCL between GPUs;
+//!   and how the news of a failure travels
+//! - `launch/`: starts ranks on this host and on others, and gives each its GPU and cores
+//! - `world/`: puts them together: how ranks meet, stop, fail and end
 
-mod allocation;
 mod background;
 mod collective;
-mod cores;
 pub mod error;
-mod failure;
-mod frames;
-pub mod gpus;
-mod group;
-mod handshake;
-mod hosts;
 mod identity;
+mod launch;
 mod launcher;
-mod limits;
 pub mod membership;
-mod messages;
-#[cfg(feature = "mpi")]
-mod mpi;
-mod nccl;
 mod patience;
-mod placement;
 mod process;
 mod rendezvous;
 mod say;
-mod shared;
-mod single;
-pub mod spawn;
 mod stop;
-mod sums;
-mod tcp;
 #[cfg(test)]
 mod tests;
-mod threads;
-mod tree;
+mod transport;
 mod waited;
-mod watch;
 mod world;
 
 pub use background::Background;
 pub use collective::Reduce;
+pub use collective::group::Group;
+pub use collective::handshake::{Field, Severity};
+pub use collective::tree::{Part, SumTree};
 pub use error::{Error, Remedy, RemoteError, Result};
-pub use gpus::{GpuTable, Shortage};
-pub use group::Group;
-pub use handshake::{Field, Severity};
 pub use identity::RANKS_MAX;
+pub use launch::gpus::{GpuTable, Shortage};
+pub use launch::limits::check_stack;
+pub use launch::{gpus, spawn};
 pub use launcher::{is_rank_0, job_age, job_number, likely_rank};
-pub use limits::check_stack;
 pub use membership::{Change, LostRank};
-pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use say::{print_line, print_now, print_progress};
 pub use stop::{Signal, StopSignals, hold_stops};
-pub use tree::{Part, SumTree};
+pub use transport::nccl::environment::{NcclChoice, settings_of_free_order};
 pub use world::{HasExitCode, Options, World};

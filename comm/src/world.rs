@@ -5,6 +5,7 @@
 //! groups, `options.rs` are the settings, `ending.rs` is how the process stops and fails.
 //! `elastic.rs` and `generations.rs` make the worlds of a job that continues without lost ranks.
 
+mod allocation;
 mod bootstrap;
 mod elastic;
 mod ending;
@@ -15,6 +16,8 @@ mod options;
 #[cfg(feature = "mpi")]
 mod over_mpi;
 mod star;
+mod threads;
+mod watch;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,23 +33,22 @@ pub use self::ending::HasExitCode;
 use self::links::{Links, Start};
 pub use self::options::Options;
 use crate::background::Background;
-use crate::cores::{self, CoreShare};
+use crate::collective::group::Group;
+use crate::collective::handshake::{Field, handshake};
+use crate::collective::single::Single;
 use crate::error::{Argument, Error, RemoteError, Result};
-use crate::failure::Failure;
-use crate::gpus::{GpuTable, Shortage, VisibleGpus, assign};
-use crate::group::Group;
-use crate::handshake::{Field, handshake};
 use crate::identity::Identity;
+use crate::launch::cores::{self, CoreShare};
+use crate::launch::gpus::{GpuTable, Shortage, VisibleGpus, assign};
 use crate::launcher::{self, Launch, OwnJob};
 use crate::membership::client::Client;
-use crate::nccl::environment::{self, NcclChoice, RankKind};
-use crate::nccl::{self, Join};
 use crate::say;
-use crate::shared::{Board, CHANNELS, Segment};
-use crate::single::Single;
 use crate::stop;
-use crate::tcp::Mesh;
-use crate::threads;
+use crate::transport::failure::Failure;
+use crate::transport::nccl::environment::{self, NcclChoice, RankKind};
+use crate::transport::nccl::{self, Join};
+use crate::transport::shared::{Board, CHANNELS, Segment};
+use crate::transport::tcp::Mesh;
 
 /// The channel of the world's own group.
 const CONTROL: usize = 0;
@@ -78,7 +80,7 @@ pub struct World {
     /// As `device` has found it.
     device: OnceLock<Device>,
     #[cfg(feature = "mpi")]
-    job: Option<crate::mpi::Job>,
+    job: Option<crate::transport::mpi::Job>,
     mesh: Option<Arc<Mesh>>,
     /// In a job that continues without lost ranks.
     elastic: Option<Elastic>,

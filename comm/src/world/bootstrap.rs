@@ -10,20 +10,20 @@ use super::options::Options;
 #[cfg(feature = "mpi")]
 use super::over_mpi;
 use super::star::Star;
-use crate::cores::{self, Cores};
 use crate::error::{Error, Problem, Result};
-use crate::failure::Failure;
-use crate::failure::lifeline::Lifeline;
 use crate::identity::{Identity, host_name};
+use crate::launch::cores::{self, Cores};
+use crate::launch::limits;
 use crate::launcher::{Launch, Launcher, Lookup};
-use crate::limits;
-use crate::messages::Comm;
-use crate::nccl::environment::{self, RankKind};
-use crate::placement::Placement;
 use crate::process::{Peer, Process};
 use crate::rendezvous::Rendezvous;
-use crate::shared::{Board, Segment};
-use crate::tcp::Secret;
+use crate::transport::failure::Failure;
+use crate::transport::failure::lifeline::Lifeline;
+use crate::transport::messages::Comm;
+use crate::transport::nccl::environment::{self, RankKind};
+use crate::transport::placement::Placement;
+use crate::transport::shared::{Board, Segment};
+use crate::transport::tcp::Secret;
 
 /// Makes this rank claim a host of this name, so that one machine can stand in for several hosts.
 /// For tests.

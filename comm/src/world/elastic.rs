@@ -16,14 +16,14 @@ use super::options::Options;
 use super::star::{ACTION, Star};
 use crate::background::Background;
 use crate::error::{EXIT_PEER_LOST, Error, Result};
-use crate::failure::{Failure, leave_at_once};
+use crate::launch::limits;
 use crate::launcher::{self, HOST_ADDRESSES, Launcher, OWN_JOB};
-use crate::limits;
 use crate::membership::client::{Client, Meeting};
 use crate::membership::decide::silence;
 use crate::membership::wire::{Change, Generation};
 use crate::rendezvous::Rendezvous;
-use crate::tcp::{self, Secret};
+use crate::transport::failure::{Failure, leave_at_once};
+use crate::transport::tcp::{self, Secret};
 use crate::waited::Waited;
 
 /// How often the same ranks try to connect to each other.

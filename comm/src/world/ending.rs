@@ -9,15 +9,15 @@ use ddp_kernels::panics;
 
 use super::World;
 use super::options::Options;
-use crate::allocation;
 use crate::background::{Background, Cancelled};
 use crate::error::{Error, Result};
-use crate::failure::{self, EXIT_PANIC};
 use crate::launcher;
-use crate::nccl::environment;
 use crate::say::print_line;
 use crate::stop::{self, Signal, StopSignals};
-use crate::watch;
+use crate::transport::failure::{self, EXIT_PANIC};
+use crate::transport::nccl::environment;
+use crate::world::allocation;
+use crate::world::watch;
 
 /// How often to check whether a signal has come.
 const PERIOD: Duration = Duration::from_millis(50);

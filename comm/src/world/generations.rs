@@ -3,10 +3,10 @@
 use std::fmt::Display;
 
 use super::World;
-use crate::allocation;
 use crate::error::{Error, Result};
-use crate::failure::GRACE;
 use crate::membership::Change;
+use crate::transport::failure::GRACE;
+use crate::world::allocation;
 
 impl World {
     /// Whether the job continues without lost ranks.

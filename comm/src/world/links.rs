@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::collective::Collective;
-use crate::cores::{self, Cores};
+use crate::collective::single::Single;
 use crate::error::Result;
-use crate::failure::Failure;
-use crate::single::Single;
-use crate::tcp::Mesh;
-use crate::threads::ThreadRank;
+use crate::launch::cores::{self, Cores};
+use crate::transport::failure::Failure;
+use crate::transport::tcp::Mesh;
+use crate::world::threads::ThreadRank;
 
 /// What connects this rank to the others.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Start {
     /// How to undo the launcher's binding to cores.
     pub(super) unbind: &'static str,
     #[cfg(feature = "mpi")]
-    pub(super) job: Option<crate::mpi::Job>,
+    pub(super) job: Option<crate::transport::mpi::Job>,
     /// The sockets between hosts, if there are any.
     pub(super) mesh: Option<Arc<Mesh>>,
 }
@@ -71,10 +71,10 @@ pub(super) mod processes {
 
     use crate::collective::Collective;
     use crate::error::Result;
-    use crate::hosts::Hosts;
-    use crate::messages::{Comm, Members};
-    use crate::placement::Placement;
-    use crate::shared::{Board, Segment, Shared};
+    use crate::transport::hosts::Hosts;
+    use crate::transport::messages::{Comm, Members};
+    use crate::transport::placement::Placement;
+    use crate::transport::shared::{Board, Segment, Shared};
 
     /// A rank that is a process.
     #[derive(Debug)]

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::messages::Comm;
-use crate::placement::Placement;
+use crate::transport::messages::Comm;
+use crate::transport::placement::Placement;
 
 /// All ranks of a job, seen from one of them. All ranks make the same calls in the same order.
 pub(super) trait Meeting {

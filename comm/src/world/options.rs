@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Remedy;
 use crate::identity::program_name;
-use crate::nccl::environment::NcclChoice;
+use crate::transport::nccl::environment::NcclChoice;
 
 /// How to connect.
 #[derive(Clone, Debug)]

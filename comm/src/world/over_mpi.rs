@@ -10,17 +10,17 @@ use super::meeting::Meeting;
 use super::options::Options;
 use crate::background::Background;
 use crate::error::{Error, Remedy, Result, Seconds};
-use crate::failure::{self, Failure};
 use crate::identity::host_name;
+use crate::launch::limits;
 use crate::launcher::{
     Launch, Launcher, Lookup, is_first_of_host, launcher_folder, likely_rank, patience,
     stopped_note,
 };
-use crate::limits;
-use crate::messages;
-use crate::mpi::{Comm, Job};
-use crate::placement::Placement;
 use crate::say::print_line;
+use crate::transport::failure::{self, Failure};
+use crate::transport::messages;
+use crate::transport::mpi::{Comm, Job};
+use crate::transport::placement::Placement;
 
 /// The exit code of a rank that waited for others without success.
 const EXIT_LATE: u8 = 77;

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use super::meeting::Meeting;
 use super::options::Options;
 use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
-use crate::frames::{Frames, wait_for};
 use crate::launcher::{patience, stopped_note};
 use crate::membership::client::{self, Client};
-use crate::messages::Comm;
-use crate::placement::Placement;
 use crate::rendezvous::Rendezvous;
-use crate::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
+use crate::transport::frames::{Frames, wait_for};
+use crate::transport::messages::Comm;
+use crate::transport::placement::Placement;
+use crate::transport::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;

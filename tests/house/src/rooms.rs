@@ -2,6 +2,7 @@
 //! libraries name no command-line flag.
 
 use std::fs;
+use std::path::Path;
 
 use crate::lines::{is_test, lines, product_lines, sources};
 use crate::packages::Package;
@@ -45,19 +46,25 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("ddp-slice", &[]),
 ];
 
+/// The folders of `ddp-comm`, each of which uses only those before it, and files that are beside them.
+const FOLDERS: [&str; 5] = ["membership", "collective", "transport", "launch", "world"];
+
 /// A word in code, and the paths (their beginnings) where it may be.
 const WORDS: [(&str, &[&str]); 3] = [
     (
         "cudarc",
         &[
             "kernels/",
-            "comm/src/nccl",
+            "comm/src/transport/nccl",
             "tests/simcuda/",
             "tests/planted",
             "tests/house/",
         ],
     ),
-    ("use mpi", &["comm/src/mpi", "comm/tests/", "tests/house/"]),
+    (
+        "use mpi",
+        &["comm/src/transport/mpi", "comm/tests/", "tests/house/"],
+    ),
     (
         "unsafe",
         &[
@@ -119,6 +126,12 @@ pub(crate) fn violations(packages: &[Package]) -> Result<Vec<String>, String> {
             let text = fs::read_to_string(&path)
                 .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
             let shown = path.display().to_string();
+            if let Some(inside) = shown.strip_prefix("comm/src/") {
+                let used = wrong_folders(inside, &text).into_iter();
+                found.extend(used.map(|(line, folder)| {
+                    format!("{shown}:{line}: {folder}/ is above this, and may not be used here")
+                }));
+            }
             found.extend(
                 wrong_words(&shown, &text)
                     .into_iter()
@@ -210,6 +223,29 @@ fn wrong_words(path: &str, text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
+/// The later folders that the product code of a file in `comm/src` uses, with their lines.
+fn wrong_folders(path: &str, text: &str) -> Vec<(usize, &'static str)> {
+    let own = path.split(['/', '.']).next().unwrap_or_default();
+    if own == "lib" || is_test(Path::new(path)) {
+        return Vec::new();
+    }
+    // Files beside the folders are below them all.
+    let own = FOLDERS.iter().position(|folder| *folder == own);
+    let later = &FOLDERS[own.map_or(0, |own| own + 1)..];
+    let mut found = Vec::new();
+    for (line, number) in product_lines(text) {
+        let uses = |folder: &&str| has_word(&line.code, &format!("crate::{folder}"));
+        found.extend(
+            later
+                .iter()
+                .copied()
+                .filter(uses)
+                .map(|folder| (number, folder)),
+        );
+    }
+    found
+}
+
 fn has_word(code: &str, word: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {
@@ -219,7 +255,22 @@ fn has_word(code: &str, word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{flags, wrong_words};
+    use super::{flags, wrong_folders, wrong_words};
+
+    #[test]
+    fn a_folder_uses_only_those_before_it() {
+        let text =
+            "use crate::launch::cores; // crate::world\nuse crate::collective::group::Group;";
+        assert_eq!(
+            wrong_folders("transport/tcp/join.rs", text),
+            [(1, "launch")]
+        );
+        assert_eq!(
+            wrong_folders("say.rs", text),
+            [(1, "launch"), (2, "collective")]
+        );
+        assert_eq!(wrong_folders("world.rs", text), []);
+    }
 
     #[test]
     fn a_flag_counts_in_the_strings_of_product_code_unless_another_program_has_it() {

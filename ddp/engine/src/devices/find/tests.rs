@@ -1,4 +1,4 @@
-//! Claims about where ranks train. `comm/src/gpus/tests.rs` tests which rank gets which GPU.
+//! Claims about where ranks train. `comm/src/launch/gpus/tests.rs` tests which rank gets which GPU.
 
 use ddp_comm::gpus::{VisibleGpus, assign};
 

@@ -1,0 +1,117 @@
+//! A job that continues without lost ranks, and whose processes something else starts: Slurm's
+//! `srun`, pods, or whatever sets `RANK` and `WORLD_SIZE`. The process with number 0 is the
+//! launcher; the others are its agents, which come to it over TCP. One that is started again comes
+//! back with the number it had.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use super::agent;
+use super::place::Place;
+use crate::error::{Error, Result};
+use crate::rendezvous::Rendezvous;
+use crate::stop;
+use crate::transport::frames::Frames;
+use crate::transport::tcp::{self, Guests};
+
+/// The most bytes of a message of the hello.
+const BYTES_MAX: usize = 1024;
+
+/// Serves the launcher of the processes that meet at `place`, until it is gone. Waits for it for
+/// `limit`. Returns the exit code. Call it while the process has one thread.
+pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
+    let Rendezvous { host, ports, .. } = &place.0;
+    let addresses = || {
+        let of_port = |&port: &u16| (host.as_str(), port).to_socket_addrs().ok();
+        ports.iter().filter_map(of_port).flatten().collect()
+    };
+    // While nothing is started, they end this process.
+    stop::hear();
+    let (at, pass) = (place.0.address(), place.pass()?);
+    let joined = tcp::connect(0, addresses, &at, &pass, BYTES_MAX, limit)?;
+    let lost = |error| Error::setup("serve the launcher", error, "start this process again");
+    let (socket, received) = joined.frames.into_parts().map_err(lost)?;
+    // SAFETY: both descriptors are open; what standard output was before is not used again.
+    unsafe { libc::dup2(socket.as_raw_fd(), libc::STDOUT_FILENO) };
+    Ok(agent::serve_from(Cursor::new(received).chain(socket), true))
+}
+
+/// Where the launcher lets agents in.
+pub(super) struct Door {
+    guests: Guests,
+    place: Rendezvous,
+    /// Those whose predecessor may still run.
+    waiting: Vec<Guest>,
+}
+
+/// An agent that has come.
+pub(super) struct Guest {
+    /// The number of its process.
+    pub(super) number: usize,
+    pub(super) socket: File,
+    pub(super) address: IpAddr,
+}
+
+impl Door {
+    pub(super) fn open(place: &Place) -> Result<Door> {
+        let listener = tcp::listen(&place.0)?;
+        Ok(Door {
+            guests: Guests::new(listener, place.pass()?, BYTES_MAX)?,
+            place: place.0.clone(),
+            waiting: Vec::new(),
+        })
+    }
+
+    /// The agents that have come and for which `is_free` says that their number is free.
+    pub(super) fn guests(&mut self, is_free: impl Fn(usize) -> bool) -> Result<Vec<Guest>> {
+        let expected: Vec<usize> = (1..self.place.size).collect();
+        for joined in self.guests.come(&expected)? {
+            let (number, Ok(guest)) = (joined.rank, Guest::of(joined.rank, joined.frames)) else {
+                continue;
+            };
+            let is_of_number = |other: &mut Guest| other.number == number;
+            if let Some(other) = self.waiting.extract_if(.., is_of_number).next() {
+                tracing::warn!(
+                    "process {number} came again, from {}: the one from {} that waited is turned \
+                     away; help: give each process its own number (RANK)",
+                    guest.address,
+                    other.address
+                );
+            } else if !is_free(number) {
+                tracing::warn!(
+                    "process {number} came again, from {}: it waits until the first one is lost",
+                    guest.address
+                );
+            }
+            self.waiting.push(guest);
+        }
+        let free = self.waiting.extract_if(.., |guest| is_free(guest.number));
+        Ok(free.collect())
+    }
+
+    /// How agents reach the launcher.
+    pub(super) fn host(&self) -> String {
+        self.place.host.clone()
+    }
+
+    /// The error of agents that have not come within `limit`.
+    pub(super) fn too_late(&self, missing: &[usize], limit: Duration) -> Error {
+        self.guests.too_late(missing, limit, &self.place.address())
+    }
+}
+
+impl Guest {
+    fn of(number: usize, frames: Frames) -> std::io::Result<Guest> {
+        let (socket, _) = frames.into_parts()?;
+        let stream = TcpStream::from(OwnedFd::from(socket));
+        let address = stream.peer_addr()?.ip().to_canonical();
+        Ok(Guest {
+            number,
+            socket: File::from(OwnedFd::from(stream)),
+            address,
+        })
+    }
+}

@@ -1,0 +1,14 @@
+//! How tensors and news move between ranks. Implementations of [`Collective`](crate::collective):
+//! `shared/` within a host, `hosts` over several, with `messages` over `tcp/` or `mpi/`, and `nccl/`
+//! between GPUs. `failure` is how a rank that fails ends the others.
+
+pub(crate) mod failure;
+pub(crate) mod frames;
+pub(crate) mod hosts;
+pub(crate) mod messages;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+pub(crate) mod nccl;
+pub(crate) mod placement;
+pub(crate) mod shared;
+pub(crate) mod tcp;

@@ -1,0 +1,72 @@
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use super::*;
+use crate::membership::packets::Packets;
+use crate::membership::wire::{Said, Told};
+use crate::transport::shared::Segment;
+
+#[test]
+fn a_peer_that_is_stopped_is_killed_and_one_that_leaves_is_not() {
+    let sleeper = |_| Command::new("sleep").arg("60").spawn().unwrap();
+    let mut children: Vec<_> = (0..2).map(sleeper).collect();
+    // SAFETY: stops a child of this test that it has not waited for.
+    unsafe { libc::kill(children[0].id() as libc::pid_t, libc::SIGSTOP) };
+    let peer = |rank: usize| Peer {
+        rank,
+        local_rank: rank,
+        process: Process::open(children[rank].id()),
+    };
+    let identity = Identity::in_process("test".into(), 2, 3);
+    let board = Board::new(&Segment::in_process(3).unwrap());
+    let failure = Failure {
+        peers: vec![peer(0), peer(1)],
+        must_kill: true,
+        ..Failure::in_process(identity, board, |_| "")
+    };
+    failure.board.leave(1);
+    failure.kill_peers_that_stay();
+    assert_eq!(children[0].wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert_eq!(children[1].try_wait().unwrap(), None);
+    children[1].kill().unwrap();
+    children[1].wait().unwrap();
+}
+
+#[test]
+fn a_body_past_its_deadline_is_abandoned() {
+    let started = Instant::now();
+    within(Duration::from_millis(20), || {
+        std::thread::sleep(Duration::from_secs(3600))
+    });
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+/// Where a process of the test below finds its socket to the launcher.
+const SOCKET: &str = "DDP_TEST_SOCKET";
+
+#[test]
+fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet() {
+    if let Some(fd) = std::env::var(SOCKET).ok().and_then(|fd| fd.parse().ok()) {
+        let identity = Identity::in_process("test".into(), 1, 2);
+        let board = Board::new(&Segment::in_process(2).unwrap());
+        // SAFETY: the process above has given this one the descriptor.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let failure = Failure {
+            client: Some(Client::new(1, socket).unwrap()),
+            ..Failure::in_process(identity, board, |_| "")
+        };
+        failure.end(74);
+    }
+    let (launcher, socket) = Packets::pair().unwrap();
+    // SAFETY: a descriptor of this test, which the process below inherits.
+    unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
+    launcher.send(&Told::Alive, true);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let own = "failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
+    command.args(["--exact", own]);
+    command.env(SOCKET, socket.as_raw_fd().to_string());
+    let ended = command.output().unwrap();
+    assert_eq!(ended.status.code(), Some(74), "{ended:?}");
+    assert_eq!(launcher.receive(), Some(Said::Ends(74)));
+}

@@ -1,0 +1,131 @@
+//! The two kinds of connections behind one interface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Result;
+#[cfg(feature = "mpi")]
+use crate::transport::mpi;
+use crate::transport::tcp;
+use crate::waited::wait_until;
+
+/// The most bytes of one message.
+pub(crate) const MESSAGE_BYTES_MAX: usize = tcp::MESSAGE_BYTES_MAX;
+
+/// Ranks that can send to each other. A message on one communicator is never received on another.
+#[derive(Debug)]
+pub(crate) enum Comm {
+    #[cfg(feature = "mpi")]
+    Mpi(mpi::Comm),
+    Tcp(tcp::Channel),
+}
+
+impl Comm {
+    /// In words: "mpi", "tcp".
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(_) => "mpi",
+            Comm::Tcp(_) => "tcp",
+        }
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => comm.rank(),
+            Comm::Tcp(channel) => channel.rank(),
+        }
+    }
+
+    /// How many ranks.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => comm.size(),
+            Comm::Tcp(channel) => channel.size(),
+        }
+    }
+
+    /// The same ranks again. All ranks call this in the same order.
+    pub(crate) fn duplicate(&self, timeout: Duration) -> Result<Comm> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => Ok(Comm::Mpi(comm.duplicate(timeout)?)),
+            Comm::Tcp(channel) => {
+                // There is nothing to wait for.
+                _ = timeout;
+                Ok(Comm::Tcp(channel.duplicate()))
+            }
+        }
+    }
+
+    /// Starts to send `bytes` to rank `to`.
+    pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: u8) -> Result<Request> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => Ok(Request::Mpi(comm.send(bytes, to, tag.into())?)),
+            Comm::Tcp(channel) => Ok(Request::Tcp(channel.send(&bytes, to, tag.into()))),
+        }
+    }
+
+    /// Starts to receive `count` bytes from rank `from`.
+    pub(crate) fn receive(&self, count: usize, from: usize, tag: u8) -> Result<Request> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => Ok(Request::Mpi(comm.receive(count, from, tag.into())?)),
+            Comm::Tcp(channel) => Ok(Request::Tcp(channel.receive(count, from, tag.into()))),
+        }
+    }
+
+    /// A message that has come with this tag from any rank: its sender, and its length in bytes.
+    pub(crate) fn arrived(&self, tag: u8) -> Result<Option<(usize, usize)>> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => comm.arrived(tag.into()),
+            Comm::Tcp(channel) => Ok(channel.arrived(tag.into())),
+        }
+    }
+
+    /// A rank whose connection has been lost for so long, and its host. MPI does not say.
+    pub(crate) fn lost(&self, after: Duration) -> Option<(usize, String)> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(_) => None,
+            Comm::Tcp(channel) => channel.lost(after),
+        }
+    }
+}
+
+/// A message under way.
+pub(crate) enum Request {
+    #[cfg(feature = "mpi")]
+    Mpi(mpi::Request),
+    Tcp(tcp::Letter),
+}
+
+impl Request {
+    /// Whether it is done. Lets all messages under way move.
+    pub(crate) fn is_done(&mut self) -> Result<bool> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Request::Mpi(request) => request.is_done(),
+            Request::Tcp(letter) => letter.is_done(),
+        }
+    }
+
+    /// Whether it is done before `timeout` has passed.
+    pub(crate) fn is_done_within(&mut self, timeout: Duration) -> Result<bool> {
+        wait_until(timeout, || self.is_done())
+    }
+
+    /// The bytes received.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Request::Mpi(request) => request.into_bytes(),
+            Request::Tcp(letter) => letter.into_bytes(),
+        }
+    }
+}

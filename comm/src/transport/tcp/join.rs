@@ -1,0 +1,439 @@
+//! Sockets between ranks: one rank listens while others connect. Both take only ranks of their job
+//! (`hello.rs`); whoever else connects is dropped without delaying the ranks.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use super::hello::{Answer, Caller, HELLO_BYTES_MAX, Pass};
+use crate::error::{Cause, Error, Ranks, Result, Seconds};
+use crate::launcher::stopped_note;
+use crate::membership::client;
+use crate::rendezvous::Rendezvous;
+use crate::transport::frames::{Frames, wait, wait_for};
+use crate::waited::Waited;
+
+const ACTION: &str = "bring the ranks together";
+const WELCOME: &[u8] = b"welcome";
+/// To a process with the number of a rank that has joined.
+const TAKEN: &[u8] = b"taken";
+/// How long another process may take for its part of the hello.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+/// How long one connection may take to be made.
+const CONNECT_MAX: Duration = Duration::from_secs(2);
+/// How long a rank that finds no other waits before it tries again.
+const RETRY: Duration = Duration::from_millis(100);
+/// How long a port may stay taken: by the end of the job before, or a connection that passes.
+const PORT_MAX: Duration = Duration::from_secs(3);
+/// More processes that have not said who they are get disconnected, the oldest first.
+const CANDIDATES_MAX: usize = 256;
+/// How many refused processes the user is told of.
+const NOTES_MAX: usize = 4;
+/// When rank 0 first tells the user whom it waits for.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// A socket to another rank.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) rank: usize,
+    pub(crate) frames: Frames,
+    /// This end's address.
+    pub(crate) address: IpAddr,
+}
+
+/// Listens where the other ranks look for rank 0: on the address that is named if it is one of
+/// this host, else on all.
+pub(crate) fn listen(place: &Rendezvous) -> Result<TcpListener> {
+    let started = Instant::now();
+    loop {
+        let mut last = None;
+        for &port in &place.ports {
+            match listen_on(place, port) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = Some(error),
+            }
+        }
+        if started.elapsed() >= PORT_MAX {
+            let reason = last.map_or("no port was given".into(), |error| error.to_string());
+            let action = format!("listen at {} for the other ranks", place.address());
+            let help = "choose a free port (MASTER_PORT), the same on all ranks";
+            return Err(Error::setup(action, reason, help));
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn listen_on(place: &Rendezvous, port: u16) -> io::Result<TcpListener> {
+    // A host's own name often means a loopback address in its own file of hosts.
+    let is_meant = |address: &SocketAddr| {
+        let is_literal = place.host == "localhost" || place.host.parse::<IpAddr>().is_ok();
+        is_literal || place.is_on_one_host() || !address.ip().is_loopback()
+    };
+    let named = (place.host.as_str(), port).to_socket_addrs();
+    match named.ok().and_then(|mut all| all.find(is_meant)) {
+        Some(address) => match TcpListener::bind(address) {
+            // A name for a service, or an address that is translated.
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => listen_everywhere(port),
+            listener => listener,
+        },
+        None => listen_everywhere(port),
+    }
+}
+
+/// Listens on all addresses of this host.
+fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
+}
+
+/// Listens on any port of all addresses of this host; the port is returned, too.
+pub(crate) fn listen_for_ranks() -> Result<(TcpListener, u16)> {
+    let made = listen_everywhere(0).and_then(|made| {
+        let port = made.local_addr()?.port();
+        Ok((made, port))
+    });
+    made.map_err(|error| Error::setup("listen for ranks", error, "check this host's network"))
+}
+
+/// Listens on any port of this address.
+pub(crate) fn listen_anywhere(address: IpAddr) -> Result<TcpListener> {
+    let action = format!("listen at {address} for ranks of other hosts");
+    let help = "raise the limit on open files (ulimit -n), or check the network";
+    TcpListener::bind((address, 0)).map_err(|error| Error::setup(action, error, help))
+}
+
+/// Who connects to a rank that listens.
+pub(crate) struct Guests {
+    listener: TcpListener,
+    pass: Pass,
+    /// The most bytes of a message after the hello.
+    bytes_max: usize,
+    candidates: Vec<Candidate>,
+    pub(crate) joined: Vec<Joined>,
+    /// Why processes were refused, the first ones.
+    notes: Vec<String>,
+}
+
+/// A process that has connected and is not known to be a rank yet.
+struct Candidate {
+    frames: Frames,
+    local: IpAddr,
+    remote: IpAddr,
+    since: Instant,
+    caller: Option<Caller>,
+}
+
+impl Guests {
+    pub(crate) fn new(listener: TcpListener, pass: Pass, bytes_max: usize) -> Result<Guests> {
+        let set = listener.set_nonblocking(true);
+        set.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
+        Ok(Guests {
+            listener,
+            pass,
+            bytes_max,
+            candidates: Vec::new(),
+            joined: Vec::new(),
+            notes: Vec::new(),
+        })
+    }
+
+    /// Waits until the ranks `expected` have joined. If it fails, those that have are told by the
+    /// caller. `place` is what they connect to.
+    pub(crate) fn gather(
+        &mut self,
+        expected: &[usize],
+        limit: Duration,
+        place: &str,
+    ) -> Result<()> {
+        let (mut waited, mut total, mut is_told) = (Waited::new(), Duration::ZERO, false);
+        loop {
+            self.accept();
+            self.talk(expected)?;
+            let missing = self.missing(expected);
+            if missing.is_empty() {
+                return Ok(());
+            }
+            self.check_joined()?;
+            client::check(&self.pass.client)?;
+            if total >= limit {
+                return Err(self.too_late(&missing, limit, place));
+            }
+            if total >= TOLD_AFTER && !is_told {
+                is_told = true;
+                tracing::info!("waiting at {place} for {}", Ranks(&missing));
+            }
+            let listener = libc::pollfd {
+                fd: self.listener.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let candidates = self.candidates.iter().map(|one| one.frames.entry());
+            wait(candidates.chain([listener]), PERIOD);
+            total = waited.after(PERIOD);
+        }
+    }
+
+    /// Those of `expected` that have come since the last call. Does not wait.
+    pub(crate) fn come(&mut self, expected: &[usize]) -> Result<Vec<Joined>> {
+        self.accept();
+        self.talk(expected)?;
+        Ok(std::mem::take(&mut self.joined))
+    }
+
+    /// Those of `expected` that have not joined.
+    pub(crate) fn missing(&self, expected: &[usize]) -> Vec<usize> {
+        let has_joined = |rank: &usize| self.joined.iter().any(|joined| joined.rank == *rank);
+        let expected = expected.iter().copied();
+        expected.filter(|rank| !has_joined(rank)).collect()
+    }
+
+    pub(crate) fn too_late(&self, missing: &[usize], limit: Duration, place: &str) -> Error {
+        let mut reason = format!(
+            "{} did not come to {place} within {}{}",
+            Ranks(missing),
+            Seconds(limit),
+            stopped_note()
+        );
+        for note in &self.notes {
+            reason += &format!("; {note}");
+        }
+        Error::too_late(ACTION, reason)
+    }
+
+    /// An error if a rank that has joined is gone. Where the job continues the others meet again.
+    fn check_joined(&mut self) -> Result<()> {
+        for joined in &mut self.joined {
+            joined.frames.advance();
+            if joined.frames.is_closed() {
+                let reason = format!("rank {} ended before all ranks had met", joined.rank);
+                if self.pass.client.is_some() {
+                    return Err(Error::of_peer(Cause::of_generation(reason)));
+                }
+                let help = "look above for its error, or at its host";
+                return Err(Error::setup(ACTION, reason, help));
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..CANDIDATES_MAX {
+            let (stream, remote) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // Such as too many open files: without a pause this would use a core.
+                    self.note(format!("a connection was not accepted: {error}"));
+                    return std::thread::sleep(RETRY);
+                }
+            };
+            let local = stream.local_addr().map(|address| address.ip());
+            let (Ok(local), Ok(frames)) = (local, frames_of(stream)) else {
+                continue;
+            };
+            if self.candidates.len() == CANDIDATES_MAX {
+                self.candidates.remove(0);
+            }
+            self.candidates.push(Candidate {
+                frames,
+                local,
+                remote: remote.ip(),
+                since: Instant::now(),
+                caller: None,
+            });
+        }
+    }
+
+    /// Goes on with the hello of every candidate.
+    fn talk(&mut self, expected: &[usize]) -> Result<()> {
+        for mut candidate in std::mem::take(&mut self.candidates) {
+            candidate.frames.advance();
+            let Some(message) = candidate.frames.take() else {
+                if !candidate.frames.is_closed() && candidate.since.elapsed() < HELLO_MAX {
+                    self.candidates.push(candidate);
+                }
+                continue;
+            };
+            match candidate.caller.take() {
+                None => self.answer(candidate, &message)?,
+                Some(caller) => self.admit(candidate, &caller, &message, expected),
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, mut candidate: Candidate, call: &[u8]) -> Result<()> {
+        let (answer, said) = self.pass.answer(call)?;
+        if let Answer::Stranger = answer {
+            return Ok(());
+        }
+        candidate.frames.queue(&said);
+        candidate.frames.advance();
+        match answer {
+            Answer::Known(caller) => {
+                candidate.caller = Some(caller);
+                self.candidates.push(candidate);
+            }
+            Answer::Refused(reason) | Answer::Elsewhere(reason) => self.refuse(&candidate, &reason),
+            Answer::Stranger => {}
+        }
+        Ok(())
+    }
+
+    fn admit(
+        &mut self,
+        mut candidate: Candidate,
+        caller: &Caller,
+        proof: &[u8],
+        expected: &[usize],
+    ) {
+        let rank = caller.rank;
+        match self.pass.check(caller, proof) {
+            Answer::Stranger | Answer::Elsewhere(_) => {}
+            Answer::Refused(reason) => self.refuse(&candidate, &reason),
+            Answer::Known(()) if !expected.contains(&rank) => {
+                self.refuse(&candidate, &format!("it says that it is rank {rank}"));
+            }
+            Answer::Known(()) if self.joined.iter().any(|joined| joined.rank == rank) => {
+                candidate.frames.queue(TAKEN);
+                candidate.frames.advance();
+                self.refuse(&candidate, &format!("rank {rank} had joined before"));
+            }
+            Answer::Known(()) => {
+                candidate.frames.queue(WELCOME);
+                candidate.frames.set_limit(self.bytes_max);
+                candidate.frames.advance();
+                self.joined.push(Joined {
+                    rank,
+                    frames: candidate.frames,
+                    address: candidate.local,
+                });
+            }
+        }
+    }
+
+    fn refuse(&mut self, candidate: &Candidate, reason: &str) {
+        let remote = candidate.remote.to_canonical();
+        self.note(format!("a process at {remote} was refused: {reason}"));
+    }
+
+    /// Warns at once: the error, which also says it, may come much later.
+    fn note(&mut self, note: String) {
+        if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
+            tracing::warn!("{note}");
+            self.notes.push(note);
+        }
+    }
+}
+
+/// Connects to rank `to`, which listens at one of `addresses`, sooner or later. `place` names them.
+pub(crate) fn connect(
+    to: usize,
+    addresses: impl Fn() -> Vec<SocketAddr>,
+    place: &str,
+    pass: &Pass,
+    bytes_max: usize,
+    limit: Duration,
+) -> Result<Joined> {
+    let mut waited = Waited::new();
+    // What the first process to answer said; until then, why there was none.
+    let (mut told, mut silent) = (None, "its name has no address".to_string());
+    loop {
+        client::check(&pass.client)?;
+        for address in addresses() {
+            match attempt(address, to, pass, bytes_max)? {
+                Attempt::Joined(joined) => return Ok(joined),
+                Attempt::Answered(why) => _ = told.get_or_insert(why),
+                Attempt::Failed(why) => silent = why,
+            }
+            if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
+                break;
+            }
+        }
+        std::thread::sleep(RETRY);
+        if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
+            let within = Seconds(limit);
+            let why = told.unwrap_or(silent);
+            let text = format!("rank {to} did not answer at {place} within {within}: {why}");
+            return Err(Error::too_late(ACTION, text + &stopped_note()));
+        }
+    }
+}
+
+/// What came of calling an address.
+enum Attempt {
+    Joined(Joined),
+    /// Another process than the rank answered: what it is.
+    Answered(String),
+    /// No process answered: why.
+    Failed(String),
+}
+
+fn attempt(address: SocketAddr, to: usize, pass: &Pass, bytes_max: usize) -> Result<Attempt> {
+    let stream = match TcpStream::connect_timeout(&address, CONNECT_MAX) {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Attempt::Failed(error.to_string())),
+    };
+    let local = stream.local_addr().map(|address| address.ip());
+    let (Ok(local), Ok(mut frames)) = (local, frames_of(stream)) else {
+        return Ok(Attempt::Failed("the connection was lost".into()));
+    };
+    let stranger = || "what listens there does not answer as a rank".to_string();
+    let refused = |reason: String, help: &str| {
+        let reason = format!("rank {to} at {address}: {reason}");
+        Err(Error::setup(ACTION, reason, help))
+    };
+    let (number, call) = pass.call(to)?;
+    let Some(answer) = ask(&mut frames, &call) else {
+        return Ok(Attempt::Answered(stranger()));
+    };
+    let proof = match pass.prove(to, &number, &answer) {
+        Answer::Known(proof) => proof,
+        Answer::Stranger => return Ok(Attempt::Answered(stranger())),
+        Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
+        Answer::Refused(reason) => {
+            // No proof: that rank tells its user, too.
+            frames.queue(b"");
+            frames.advance();
+            return refused(reason, "give all ranks the same secret");
+        }
+    };
+    match ask(&mut frames, &proof).as_deref() {
+        Some(WELCOME) => {}
+        Some(TAKEN) => {
+            let reason = format!("another process is rank {} already", pass.rank);
+            return refused(reason, "give each rank a number of its own");
+        }
+        _ => {
+            return Ok(Attempt::Answered(format!(
+                "rank {to} did not take this rank in"
+            )));
+        }
+    }
+    frames.set_limit(bytes_max);
+    Ok(Attempt::Joined(Joined {
+        rank: to,
+        frames,
+        address: local,
+    }))
+}
+
+/// Sends `message` and waits for the answer.
+fn ask(frames: &mut Frames, message: &[u8]) -> Option<Vec<u8>> {
+    frames.queue(message);
+    wait_for(HELLO_MAX, std::slice::from_mut(frames), |frames| {
+        let answer = frames[0].take();
+        (answer.is_some() || frames[0].is_closed()).then_some(answer)
+    })
+    .flatten()
+}
+
+fn frames_of(stream: TcpStream) -> io::Result<Frames> {
+    stream.set_nodelay(true)?;
+    Frames::new(stream.into(), HELLO_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+use std::io::{Read, Write};
+
+use super::*;
+use crate::transport::tcp::Secret;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn pass(rank: usize, secret: Option<&str>) -> Pass {
+    Pass::new("job", Secret::new(secret), rank, 3)
+}
+
+/// Rank 0 of a job, and its address.
+fn host(secret: Option<&str>) -> (Guests, SocketAddr) {
+    let listener = listen_anywhere([127, 0, 0, 1].into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    (
+        Guests::new(listener, pass(0, secret), 1 << 16).unwrap(),
+        address,
+    )
+}
+
+fn call(address: SocketAddr, pass: &Pass, limit: Duration) -> Result<Joined> {
+    connect(0, || vec![address], "there", pass, 1 << 16, limit)
+}
+
+/// Answers whoever calls until `is_done`.
+fn serve(guests: &mut Guests, expected: &[usize], is_done: impl Fn(&Guests) -> bool) {
+    while !is_done(guests) {
+        guests.accept();
+        guests.talk(expected).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
+    let (mut guests, address) = host(Some("secret"));
+    let mut slow = TcpStream::connect(address).unwrap();
+    slow.write_all(&[1]).unwrap();
+    let mut garbage = TcpStream::connect(address).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        // Each keeps its socket until it is joined.
+        let callers = [2, 1].map(|rank| {
+            scope.spawn(move || {
+                let other_job = Pass::new("another", Secret::new(Some("secret")), rank, 2);
+                let refused = attempt(address, 0, &other_job, 1 << 16).unwrap();
+                assert!(matches!(refused, Attempt::Answered(_)));
+                call(address, &pass(rank, Some("secret")), LONG).unwrap()
+            })
+        });
+        guests.gather(&[1, 2], LONG, "here").unwrap();
+        _ = callers.map(|caller| caller.join().unwrap());
+    });
+    let mut joined: Vec<usize> = guests.joined.iter().map(|joined| joined.rank).collect();
+    joined.sort_unstable();
+    assert_eq!(joined, [1, 2]);
+    assert!(
+        started.elapsed() < HELLO_MAX,
+        "the slow client delays no rank"
+    );
+    // The garbage was a length beyond the limit: its connection is closed.
+    assert_eq!(garbage.read(&mut [0; 8]).unwrap_or(0), 0);
+    drop(slow);
+}
+
+#[test]
+fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
+    for (ours, theirs, reason) in [
+        (Some("a"), Some("b"), "another DDP_JOB_SECRET"),
+        (
+            Some("a"),
+            None,
+            "it has a DDP_JOB_SECRET, and this rank has none",
+        ),
+    ] {
+        let (mut guests, address) = host(ours);
+        let caller = std::thread::spawn(move || call(address, &pass(1, theirs), LONG));
+        serve(&mut guests, &[1], |_| caller.is_finished());
+        let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+        let text = gathered.unwrap_err().to_string();
+        assert!(
+            text.contains("rank 1 did not come to here within 0.5 s"),
+            "{text}"
+        );
+        let told = "127.0.0.1 was refused: rank 1, as it says: it has ";
+        assert!(text.contains(told), "{text}");
+        let error = caller.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
+    let (mut guests, address) = host(None);
+    let caller = std::thread::spawn(move || {
+        let other = Pass::new("job of two", Secret::new(None), 1, 2);
+        call(address, &other, Duration::from_secs(1))
+    });
+    serve(&mut guests, &[1], |guests| !guests.notes.is_empty());
+    let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+    // From now on the port refuses connections, which is not the reason.
+    drop(guests);
+    let text = gathered.unwrap_err().to_string();
+    let told = "was refused: it is rank 1 of another job (of 2 ranks, not 3)";
+    assert!(text.contains(told), "{text}");
+    let text = caller.join().unwrap().unwrap_err().to_string();
+    assert!(
+        text.contains(": another job (of 3 ranks, not 2) listens there;"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
+    let (mut guests, address) = host(None);
+    let callers = [7, 1, 1].map(|rank| {
+        std::thread::spawn(move || call(address, &pass(rank, None), Duration::from_millis(300)))
+    });
+    let are_answered = |_: &Guests| callers.iter().all(|caller| caller.is_finished());
+    serve(&mut guests, &[1, 2], are_answered);
+    let gathered = guests.gather(&[1, 2], Duration::from_millis(50), "here");
+    let text = gathered.unwrap_err().to_string();
+    assert!(text.contains("rank 2 did not come"), "{text}");
+    assert!(text.contains("it says that it is rank 7"), "{text}");
+    let [unknown, ones @ ..] = callers.map(|caller| caller.join().unwrap());
+    unknown.unwrap_err();
+    assert_eq!(ones.iter().filter(|one| one.is_ok()).count(), 1);
+    let second = ones.into_iter().find_map(Result::err).unwrap().to_string();
+    assert!(
+        second.contains("another process is rank 1 already"),
+        "{second}"
+    );
+}
+
+#[test]
+fn a_rank_that_finds_no_other_says_where_it_looked() {
+    let address = listen_anywhere([127, 0, 0, 1].into())
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = call(address, &pass(1, None), Duration::from_millis(100)).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("rank 0 did not answer at there within 0.1 s"),
+        "{text}"
+    );
+    assert!(text.contains("refused"), "{text}");
+}
