@@ -5,8 +5,8 @@
 //! left meet, and the next generation begins: the same way for the first one, after a loss and for
 //! a new rank.
 //!
-//! The launcher decides. Ranks say what they do (`wire::Said`), and are told what was decided
-//! (`wire::Told`). What is decided is a pure function of what has happened (`decide.rs`): it has no
+//! The launcher decides. Ranks say what they do (`wire::ToLauncher`), and are told what was decided
+//! (`wire::ToRank`). What is decided is a pure function of what has happened (`decide.rs`): it has no
 //! clock, file, socket or thread, so that a simulation runs it through years of faults
 //! (`tests/membership`). The launcher's loop (`spawn/job.rs`) turns what happens into events, and
 //! carries out what is decided.

@@ -160,11 +160,14 @@ impl World {
         World::alone(&Options::default(), Vec::new())
     }
 
-    fn alone(options: &Options, seats: Vec<usize>) -> Result<World> {
+    fn alone(options: &Options, job_ranks: Vec<usize>) -> Result<World> {
         let identity = Identity::in_process(options.program.clone(), 0, 1);
         let board = Board::new(&Segment::in_process(1)?);
         let failure = Failure::in_process(identity, board, options.remedy_text);
-        let failure = Failure { seats, ..failure };
+        let failure = Failure {
+            job_ranks,
+            ..failure
+        };
         World::new(Start::in_process(Links::Alone, failure), options)
     }
 
@@ -485,19 +488,26 @@ impl World {
         let Some(elastic) = &self.elastic else {
             return Ok(assign(visible, per_rank, share));
         };
-        // As if all seats of these hosts were taken: each keeps its GPUs, whoever else is lost.
-        let (seats, host_of) = (&elastic.seats, |seat| elastic.client.host_of(seat));
-        let seen_from = |seat: usize| {
-            let own = seats.iter().position(|&it| it == seat);
-            let near = || seats.iter().position(|&it| host_of(it) == host_of(seat));
+        // As if all places on these hosts were taken: each keeps its GPUs, whoever else is lost.
+        let (job_ranks, host_of) = (&elastic.job_ranks, |job_rank| {
+            elastic.client.host_of(job_rank)
+        });
+        let seen_from = |job_rank: usize| {
+            let own = job_ranks.iter().position(|&it| it == job_rank);
+            let near = || {
+                job_ranks
+                    .iter()
+                    .position(|&it| host_of(it) == host_of(job_rank))
+            };
             own.or_else(near).map(|rank| visible[rank].clone())
         };
-        let all = (0..elastic.client.ranks()).filter_map(|seat| Some((seat, seen_from(seat)?)));
+        let all = (0..elastic.client.ranks())
+            .filter_map(|job_rank| Some((job_rank, seen_from(job_rank)?)));
         let (all, seen): (Vec<usize>, Vec<VisibleGpus>) = all.unzip();
         let places = all
             .iter()
             .enumerate()
-            .filter(|(_, seat)| seats.contains(seat));
+            .filter(|(_, job_rank)| job_ranks.contains(job_rank));
         let places: Vec<usize> = places.map(|(place, _)| place).collect();
         Ok(assign(seen, per_rank, share).map(|table| table.of(&places)))
     }

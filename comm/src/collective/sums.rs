@@ -155,7 +155,7 @@ trait Number: Copy + PartialOrd {
     fn is_nan(self) -> bool;
 }
 
-trait Operation {
+trait SumOperation {
     fn combine<N: Number>(all: N, next: N) -> N;
 }
 
@@ -163,14 +163,14 @@ struct Sum;
 struct Max;
 struct Min;
 
-impl Operation for Sum {
+impl SumOperation for Sum {
     #[inline(always)]
     fn combine<N: Number>(all: N, next: N) -> N {
         all.plus(next)
     }
 }
 
-impl Operation for Max {
+impl SumOperation for Max {
     #[inline(always)]
     fn combine<N: Number>(all: N, next: N) -> N {
         if !all.is_nan() & ((next > all) | next.is_nan()) {
@@ -181,7 +181,7 @@ impl Operation for Max {
     }
 }
 
-impl Operation for Min {
+impl SumOperation for Min {
     #[inline(always)]
     fn combine<N: Number>(all: N, next: N) -> N {
         if !all.is_nan() & ((next < all) | next.is_nan()) {
@@ -241,14 +241,14 @@ impl Element for bf16 {
 /// # Safety
 ///
 /// As for `reduce`.
-unsafe fn dispatch<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
+unsafe fn dispatch<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
     #[cfg(target_arch = "x86_64")]
     {
         /// # Safety
         ///
         /// As for `reduce`, on a processor that has these features.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        unsafe fn avx512<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
+        unsafe fn avx512<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
             unsafe { body::<E, O>(own, sources) }
         }
@@ -256,7 +256,7 @@ unsafe fn dispatch<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
         ///
         /// As above.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
+        unsafe fn avx2<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
             unsafe { body::<E, O>(own, sources) }
         }
@@ -280,7 +280,7 @@ const BLOCK: usize = 32;
 ///
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn body<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
+unsafe fn body<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
     let count = own.len() / size_of::<E>();
     let own = own.as_mut_ptr().cast::<E>();
     let blocks = count / BLOCK * BLOCK;
@@ -301,7 +301,7 @@ unsafe fn body<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
 ///
 /// They are within `own` and what the caller of `reduce` promised.
 #[inline(always)]
-unsafe fn step<E: Element, O: Operation, const B: usize>(
+unsafe fn step<E: Element, O: SumOperation, const B: usize>(
     own: *mut E,
     index: usize,
     sources: Sources,

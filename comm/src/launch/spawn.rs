@@ -13,9 +13,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
-pub use self::door::serve_at;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
+pub use self::listener::serve_at;
 pub use self::place::Place;
 use self::signals::Signals;
 use self::task::PERIOD;
@@ -27,10 +27,10 @@ use crate::stop::{self, STOPS};
 
 mod agent;
 mod children;
-mod door;
 mod hosts;
 mod job;
 mod lease;
+mod listener;
 mod place;
 mod remote;
 mod signals;

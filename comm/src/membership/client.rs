@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
 use super::packets::Packets;
-use super::wire::{Generation, Said, Told};
+use super::wire::{Generation, ToLauncher, ToRank};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
 
 /// What a rank has been told: plain data.
@@ -32,9 +32,9 @@ pub struct Heard {
 
 impl Heard {
     /// Takes note of what the launcher says.
-    pub fn hear(&mut self, told: Told) {
+    pub fn hear(&mut self, told: ToRank) {
         match told {
-            Told::Welcome {
+            ToRank::Welcome {
                 is_elastic,
                 min_ranks,
                 hosts,
@@ -43,15 +43,15 @@ impl Heard {
                 (self.is_elastic, self.min_ranks) = (is_elastic, min_ranks);
                 (self.hosts, self.first) = (hosts, generation);
             }
-            Told::Formed(generation) => {
+            ToRank::Formed(generation) => {
                 self.hosts.clone_from(&generation.hosts);
                 self.newcomers = false;
                 self.generation = Some(generation);
             }
-            Told::Over(generation) => self.over = generation,
-            Told::Newcomers(are_there) => self.newcomers = are_there,
-            Told::Ends(code) => _ = self.ends.get_or_insert(code),
-            Told::Sockets(_) | Told::Alive => {}
+            ToRank::Over(generation) => self.over = generation,
+            ToRank::Newcomers(are_there) => self.newcomers = are_there,
+            ToRank::Ends(code) => _ = self.ends.get_or_insert(code),
+            ToRank::Sockets(_) | ToRank::Alive => {}
         }
     }
 
@@ -88,7 +88,7 @@ pub(crate) struct Client {
 
 /// How a wait for the next generation ended.
 #[derive(Debug)]
-pub(crate) enum Meeting {
+pub(crate) enum MeetingOutcome {
     Formed(Generation),
     /// The job ends with this exit code.
     Over(u8),
@@ -131,8 +131,8 @@ impl Client {
         let (told, sockets) = self.socket.receive_with().unzip();
         match &told {
             None => self.is_alone.store(true, Ordering::Release),
-            Some(Told::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
-            Some(Told::Sockets(of)) => {
+            Some(ToRank::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
+            Some(ToRank::Sockets(of)) => {
                 let sockets = sockets.into_iter().flatten();
                 self.sockets().extend(sockets.map(|socket| (*of, socket)));
             }
@@ -217,7 +217,7 @@ impl Client {
     pub(crate) fn end(&self, exit_code: u8) -> bool {
         let is_first = self.heard().ends.replace(exit_code).is_none();
         if is_first {
-            self.socket.send(&Said::Ends(exit_code), true);
+            self.socket.send(&ToLauncher::Ends(exit_code), true);
             self.changed.notify_all();
         }
         is_first
@@ -227,23 +227,23 @@ impl Client {
     pub(crate) fn show_progress(&self, number: u64) {
         // A launcher that does not listen must not stop this rank.
         if self.told.swap(number, Ordering::Relaxed) != number {
-            self.socket.send(&Said::Progress(number), false);
+            self.socket.send(&ToLauncher::Progress(number), false);
         }
     }
 
     /// Waits for a generation after `after` of which this process is. It listens at `port`.
-    pub(crate) fn meet(&self, after: u32, port: u16) -> Meeting {
-        self.socket.send(&Said::Waits { after, port }, true);
+    pub(crate) fn meet(&self, after: u32, port: u16) -> MeetingOutcome {
+        self.socket.send(&ToLauncher::Waits { after, port }, true);
         let mut heard = self.heard();
         loop {
             if let Some(code) = heard.ends {
-                return Meeting::Over(code);
+                return MeetingOutcome::Over(code);
             }
             if self.is_alone.load(Ordering::Acquire) {
-                return Meeting::Over(EXIT_PEER_LOST);
+                return MeetingOutcome::Over(EXIT_PEER_LOST);
             }
             if let Some(formed) = heard.generation.as_ref().filter(|it| it.number > after) {
-                return Meeting::Formed(formed.clone());
+                return MeetingOutcome::Formed(formed.clone());
             }
             if self.has_thread.load(Ordering::Relaxed) {
                 let waited = self.changed.wait(heard);
@@ -267,7 +267,7 @@ impl Client {
         let generation = formed.number;
         if !ranks.is_empty() {
             self.socket.send(
-                &Said::Misses {
+                &ToLauncher::Misses {
                     generation,
                     ranks,
                     have_met,
@@ -300,13 +300,13 @@ pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::wire::{Change, Member};
+    use super::super::wire::{Change, MemberAddress};
     use super::*;
 
     /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
-    pub(crate) fn client(rank: usize, ranks: usize, told: &[Told]) -> (Arc<Client>, Packets) {
+    pub(crate) fn client(rank: usize, ranks: usize, told: &[ToRank]) -> (Arc<Client>, Packets) {
         let (launcher, socket) = Packets::pair().unwrap();
-        let welcome = Told::Welcome {
+        let welcome = ToRank::Welcome {
             is_elastic: true,
             min_ranks: 1,
             hosts: vec![0; ranks],
@@ -323,7 +323,7 @@ pub(crate) mod tests {
 
     /// A generation of these ranks.
     pub(crate) fn generation(number: u32, ranks: &[usize]) -> Generation {
-        let member = |&rank: &usize| Member {
+        let member = |&rank: &usize| MemberAddress {
             rank,
             address: None,
             port: 0,
@@ -338,23 +338,23 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rank_waits_for_a_later_generation_and_says_so() {
-        let first = Told::Formed(generation(1, &[0, 2]));
+        let first = ToRank::Formed(generation(1, &[0, 2]));
         let (client, launcher) = client(0, 3, &[first]);
-        assert!(matches!(client.meet(0, 4711), Meeting::Formed(it) if it.number == 1));
+        assert!(matches!(client.meet(0, 4711), MeetingOutcome::Formed(it) if it.number == 1));
         let (after, port) = (0, 4711);
-        assert_eq!(launcher.receive(), Some(Said::Waits { after, port }));
-        launcher.send(&Told::Newcomers(true), true);
-        launcher.send(&Told::Over(1), true);
-        launcher.send(&Told::Formed(generation(3, &[0, 1, 2])), true);
-        assert!(matches!(client.meet(1, 7), Meeting::Formed(it) if it.number == 3));
+        assert_eq!(launcher.receive(), Some(ToLauncher::Waits { after, port }));
+        launcher.send(&ToRank::Newcomers(true), true);
+        launcher.send(&ToRank::Over(1), true);
+        launcher.send(&ToRank::Formed(generation(3, &[0, 1, 2])), true);
+        assert!(matches!(client.meet(1, 7), MeetingOutcome::Formed(it) if it.number == 3));
         assert!(!client.has_newcomers() && client.ended().is_none());
         // Ranks of the generation have other numbers than those of the job.
         client.leave_out(&[1, 9], true);
-        launcher.receive::<Said>();
+        launcher.receive::<ToLauncher>();
         let (generation, ranks, have_met) = (3, vec![1], true);
         assert_eq!(
             launcher.receive(),
-            Some(Said::Misses {
+            Some(ToLauncher::Misses {
                 generation,
                 ranks,
                 have_met
@@ -364,13 +364,16 @@ pub(crate) mod tests {
 
     #[test]
     fn the_end_of_the_job_or_of_the_launcher_ends_a_wait() {
-        let (left, launcher) = client(0, 1, &[Told::Ends(65), Told::Ends(0)]);
-        assert!(matches!(left.meet(0, 7), Meeting::Over(65)));
+        let (left, launcher) = client(0, 1, &[ToRank::Ends(65), ToRank::Ends(0)]);
+        assert!(matches!(left.meet(0, 7), MeetingOutcome::Over(65)));
         drop(launcher);
         assert!(!left.end(0), "it ends already");
         let (alone, launcher) = client(0, 1, &[]);
         drop(launcher);
-        assert!(matches!(alone.meet(0, 7), Meeting::Over(EXIT_PEER_LOST)));
+        assert!(matches!(
+            alone.meet(0, 7),
+            MeetingOutcome::Over(EXIT_PEER_LOST)
+        ));
         assert_eq!(alone.ends(), Some(EXIT_PEER_LOST));
     }
 
@@ -378,9 +381,9 @@ pub(crate) mod tests {
     fn a_generation_that_is_over_ends_its_calls_and_no_later_ones() {
         let (rank, launcher) = client(0, 2, &[]);
         for (number, over, ends) in [(1, 1, true), (2, 1, false), (3, 3, true)] {
-            launcher.send(&Told::Formed(generation(number, &[0, 1])), true);
-            launcher.send(&Told::Over(over), true);
-            launcher.send(&Told::Alive, true);
+            launcher.send(&ToRank::Formed(generation(number, &[0, 1])), true);
+            launcher.send(&ToRank::Over(over), true);
+            launcher.send(&ToRank::Alive, true);
             while rank.signs() < u64::from(number) {
                 std::thread::yield_now();
             }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::state::State;
-use super::wire::{Said, Told};
+use super::wire::{ToLauncher, ToRank};
 
 /// How long ranks have to end after another has failed: only a stopped one needs more than one.
 pub const ENDING: Duration = Duration::from_secs(3);
@@ -44,7 +44,7 @@ pub enum Event {
         /// The number of its process.
         process: u32,
         /// What.
-        said: Said,
+        said: ToLauncher,
     },
     /// A process has ended, or could not be started.
     Ended {
@@ -142,7 +142,7 @@ pub enum Action {
         /// Its number.
         process: u32,
         /// What.
-        told: Told,
+        told: ToRank,
     },
     /// Send all processes a signal.
     Signal(c_int),
@@ -155,7 +155,7 @@ pub enum Action {
 /// What follows from `event`.
 pub fn on(state: &mut State, now: Duration, event: Event) -> Vec<Action> {
     let actions = Vec::new();
-    let mut turn = Turn {
+    let mut turn = Decision {
         state,
         now,
         actions,
@@ -171,13 +171,13 @@ pub fn of_signal(signal: c_int) -> u8 {
 }
 
 /// One event, with what follows from it so far.
-struct Turn<'a> {
+struct Decision<'a> {
     state: &'a mut State,
     now: Duration,
     actions: Vec<Action>,
 }
 
-impl Turn<'_> {
+impl Decision<'_> {
     fn take(&mut self, event: Event) {
         match event {
             Event::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),

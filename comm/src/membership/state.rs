@@ -53,7 +53,7 @@ pub struct State {
     /// How many processes were started.
     pub processes: u32,
     /// Whether ranks were told that processes wait to be taken in.
-    pub told_newcomers: bool,
+    pub announced_newcomers: bool,
 }
 
 /// A rank of the job.
@@ -62,7 +62,7 @@ pub struct Rank {
     /// Its host.
     pub host: usize,
     /// What runs.
-    pub process: Option<Process>,
+    pub process: Option<RankProcess>,
     /// When it is to be started again.
     pub due: Option<Duration>,
     /// How many processes were started since one took part for a while.
@@ -74,7 +74,7 @@ pub struct Rank {
 
 /// A process of a rank.
 #[derive(Clone, Debug)]
-pub struct Process {
+pub struct RankProcess {
     /// No other of the job has it.
     pub number: u32,
     /// It waits for a generation after this one.
@@ -142,7 +142,7 @@ impl State {
             failure: None,
             restarted: 0,
             processes: 0,
-            told_newcomers: false,
+            announced_newcomers: false,
         }
     }
 
@@ -194,7 +194,7 @@ impl State {
     }
 
     /// The process of a rank, if it is this one.
-    pub(crate) fn running(&mut self, rank: usize, process: u32) -> Option<&mut Process> {
+    pub(crate) fn running(&mut self, rank: usize, process: u32) -> Option<&mut RankProcess> {
         let found = self.ranks.get_mut(rank)?.process.as_mut();
         found.filter(|it| it.number == process)
     }

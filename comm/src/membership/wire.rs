@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a rank says.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub enum Said {
+pub enum ToLauncher {
     /// It waits for a generation after this one, and listens at this port.
     Waits {
         /// The last generation that it knows of; 0 for none.
@@ -31,7 +31,7 @@ pub enum Said {
 
 /// What a rank is told.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub enum Told {
+pub enum ToRank {
     /// First: how the job is.
     Welcome {
         /// Whether it continues without lost ranks.
@@ -64,7 +64,7 @@ pub struct Generation {
     /// From 1.
     pub number: u32,
     /// Its ranks.
-    pub members: Vec<Member>,
+    pub members: Vec<MemberAddress>,
     /// By rank, also those that do not take part: its host.
     pub hosts: Vec<usize>,
     /// Since the generation before.
@@ -73,7 +73,7 @@ pub struct Generation {
 
 /// A rank of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Member {
+pub struct MemberAddress {
     /// Its number.
     pub rank: usize,
     /// Where other hosts reach its host, if that is known.

@@ -6,7 +6,7 @@
 //! that notices does (`watch.rs`). A cause travels as a message to the ranks of other hosts, which
 //! neither print it nor pass it on.
 
-pub(crate) mod lifeline;
+pub(crate) mod alerts;
 
 use std::io::Write;
 use std::panic::PanicHookInfo;
@@ -59,11 +59,11 @@ pub(crate) struct Failure {
     /// The launcher does not end stopped ranks: the rank that fails must.
     pub(crate) must_kill: bool,
     /// The connection to the ranks of other hosts.
-    pub(crate) lifeline: Option<lifeline::Lifeline>,
+    pub(crate) alerts: Option<alerts::Alerts>,
     /// In a job that continues without lost ranks.
     pub(crate) client: Option<Arc<Client>>,
     /// The numbers with which its ranks were started, which people know.
-    pub(crate) seats: Vec<usize>,
+    pub(crate) job_ranks: Vec<usize>,
 }
 
 impl Failure {
@@ -76,14 +76,14 @@ impl Failure {
             peers: Vec::new(),
             launcher: None,
             must_kill: false,
-            lifeline: None,
+            alerts: None,
             client: None,
-            seats: Vec::new(),
+            job_ranks: Vec::new(),
         }
     }
 
-    fn seat(&self, rank: usize) -> usize {
-        self.seats.get(rank).copied().unwrap_or(rank)
+    fn job_rank(&self, rank: usize) -> usize {
+        self.job_ranks.get(rank).copied().unwrap_or(rank)
     }
 
     /// Why the job ends, if it does.
@@ -161,19 +161,19 @@ impl Failure {
         }
         self.print(cause);
         // Where the job continues, the launcher tells other hosts, unless they go on without it.
-        if let (Some(lifeline), None) = (&self.lifeline, &self.client) {
-            lifeline.send(cause, BOUND);
+        if let (Some(alerts), None) = (&self.alerts, &self.client) {
+            alerts.send(cause, BOUND);
         }
     }
 
     fn print(&self, cause: &Cause) {
         let program = &self.identity.program;
         let cause = Cause {
-            rank: self.seat(cause.rank),
+            rank: self.job_rank(cause.rank),
             ..cause.clone()
         };
         print_line(&match self.identity.size {
-            1 if self.seats.is_empty() => format!("{program}: {}\n", cause.text),
+            1 if self.job_ranks.is_empty() => format!("{program}: {}\n", cause.text),
             _ => format!("{program}: {cause}\n"),
         });
     }
@@ -215,7 +215,7 @@ impl Failure {
                 ..
             } => &Error::Timeout {
                 call: call.clone(),
-                missing: ranks.iter().map(|&rank| self.seat(rank)).collect(),
+                missing: ranks.iter().map(|&rank| self.job_rank(rank)).collect(),
                 waited: *waited,
                 total: *total,
             },
@@ -241,8 +241,8 @@ impl Failure {
         } else {
             exit_code
         };
-        if let Some(lifeline) = &self.lifeline
-            && !lifeline.is_on_first_host
+        if let Some(alerts) = &self.alerts
+            && !alerts.is_on_first_host
         {
             // If all hosts find the same error at the same time, the first host reports it.
             _ = self.failed_within(GRACE);
@@ -316,12 +316,12 @@ impl Failure {
         if self.must_kill {
             self.kill_peers_that_stay();
         }
-        if self.lifeline.is_some() {
+        if self.alerts.is_some() {
             // The end of this rank makes the launcher end all others: they should know why first.
             std::thread::sleep(GRACE);
         }
         #[cfg(feature = "mpi")]
-        if (self.lifeline.as_ref()).is_some_and(lifeline::Lifeline::is_of_mpi) {
+        if (self.alerts.as_ref()).is_some_and(alerts::Alerts::is_of_mpi) {
             // Some launchers (srun) do not end the ranks of other hosts by themselves.
             within(BOUND, move || crate::transport::mpi::abort(exit_code));
         }

@@ -41,11 +41,11 @@ pub(crate) use self::board::Board;
 use self::channel::{Channel, Count, NumberedCall, StepOrder};
 pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
-use self::layout::{Cut, GRAIN_BYTES};
+use self::layout::{GRAIN_BYTES, SliceCut};
 use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
-use self::slices::{Slices, Terms};
+use self::slices::{SliceTerms, Slices};
 use crate::collective::{Call, Collective, Operation};
 use crate::error::Result;
 
@@ -55,12 +55,12 @@ pub(crate) const CHANNELS: usize = layout::CHANNELS;
 /// A group of all ranks of one host, seen from one of them.
 pub(crate) struct Shared {
     channel: Channel,
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
 }
 
 /// What one call at a time may change.
 #[derive(Debug)]
-struct State {
+struct ChannelState {
     /// The number of the next call. Wraps, as do the others.
     number: u32,
     /// The number of the next piece.
@@ -84,7 +84,7 @@ impl Shared {
     ) -> Result<Shared> {
         let size = ranks.len();
         let channel = Channel::new(segment, channel, local_rank, ranks, is_roomy, delays)?;
-        let state = State {
+        let state = ChannelState {
             number: channel.value(Count::Arrived),
             piece: channel.value(Count::Made),
             sent: vec![0; size],
@@ -97,7 +97,11 @@ impl Shared {
     }
 
     /// Runs one call at a time, recorded on the board.
-    fn run(&self, call: &Call<'_>, body: impl FnOnce(&mut State) -> Result<()>) -> Result<()> {
+    fn run(
+        &self,
+        call: &Call<'_>,
+        body: impl FnOnce(&mut ChannelState) -> Result<()>,
+    ) -> Result<()> {
         // `Group` makes no calls after a panic.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.channel.check_abort()?;
@@ -151,7 +155,7 @@ impl Shared {
         }
     }
 
-    fn slices<'a>(&'a self, turn: &'a NumberedCall<'a>, cut: Cut, first: u32) -> Slices<'a> {
+    fn slices<'a>(&'a self, turn: &'a NumberedCall<'a>, cut: SliceCut, first: u32) -> Slices<'a> {
         self.channel.arrive(turn);
         Slices {
             channel: &self.channel,
@@ -220,7 +224,7 @@ impl Shared {
             self.round(turn).exchange(bytes)?;
             return Ok(0);
         }
-        let cut = Cut::even(bytes.len(), 1, self.channel.segment.layout().piece_bytes);
+        let cut = SliceCut::even(bytes.len(), 1, self.channel.segment.layout().piece_bytes);
         self.slices(turn, cut, first).broadcast(bytes)?;
         Ok(cut.pieces)
     }
@@ -242,9 +246,9 @@ impl Shared {
         // A slot holds a piece of each partial sum that a rank gives.
         let piece_bytes = piece_bytes / places / GRAIN_BYTES * GRAIN_BYTES;
         let cut = match operation {
-            Operation::AllReduce(_) => Cut::even(bytes.len(), size, piece_bytes),
-            Operation::Broadcast { .. } => Cut::even(bytes.len(), 1, piece_bytes),
-            _ => Cut::equal(bytes.len(), size, piece_bytes),
+            Operation::AllReduce(_) => SliceCut::even(bytes.len(), size, piece_bytes),
+            Operation::Broadcast { .. } => SliceCut::even(bytes.len(), 1, piece_bytes),
+            _ => SliceCut::equal(bytes.len(), size, piece_bytes),
         };
         let moved = match operation {
             Operation::AllGather => cut.slice(0).len(),
@@ -255,7 +259,7 @@ impl Shared {
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
-        let terms = |reduce| Terms {
+        let terms = |reduce| SliceTerms {
             reduce,
             order: partials.map(|partials| partials.order),
             rows,
@@ -276,7 +280,7 @@ impl Shared {
         &self,
         turn: &NumberedCall<'_>,
         operation: Operation,
-        cut: &Cut,
+        cut: &SliceCut,
         bytes: &mut [u8],
         dtype: DType,
     ) -> Result<()> {

@@ -18,7 +18,7 @@ use crate::launcher::{Launch, Launcher, Lookup};
 use crate::process::{Peer, Process};
 use crate::rendezvous::Rendezvous;
 use crate::transport::failure::Failure;
-use crate::transport::failure::lifeline::Lifeline;
+use crate::transport::failure::alerts::Alerts;
 use crate::transport::messages::Comm;
 use crate::transport::nccl::environment::{self, RankKind};
 use crate::transport::placement::Placement;
@@ -38,7 +38,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         over_mpi::check_limits(options, launch)?;
         environment::apply(over_mpi::settings(launch, &lookup));
         apply_settings(options, launch.is_on_one_host());
-        let Some(mut meeting) = over_mpi::Ranks::meet(options)? else {
+        let Some(mut meeting) = over_mpi::MpiRanks::meet(options)? else {
             return Ok(None);
         };
         let start = join(options, launch.launcher, &mut meeting, Ok(()))?;
@@ -70,11 +70,11 @@ pub(super) fn join(
     limits: Result<()>,
 ) -> Result<Start> {
     let lookup = |name: &str| std::env::var(name).ok();
-    let cards = exchange_cards(meeting, &lookup)?;
-    let (cards, rank) = by_host(meeting, cards)?;
-    let keys: Vec<&str> = cards.iter().map(|card| card.key.as_str()).collect();
+    let infos = exchange_infos(meeting, &lookup)?;
+    let (infos, rank) = by_host(meeting, infos)?;
+    let keys: Vec<&str> = infos.iter().map(|info| info.key.as_str()).collect();
     let placement = Placement::new(&keys, rank);
-    let segment = share_memory(meeting, &placement, &cards, limits)?
+    let segment = share_memory(meeting, &placement, &infos, limits)?
         .and_then(|segment| match placement.hosts.len() {
             1 => Ok(segment),
             _ => meeting.check_hosts(&placement).map(|()| segment),
@@ -83,27 +83,27 @@ pub(super) fn join(
             0 => error,
             _ => error.reported_by_rank_0(),
         })?;
-    let names: Vec<&str> = cards.iter().map(|card| card.host.as_str()).collect();
+    let names: Vec<&str> = infos.iter().map(|info| info.host.as_str()).collect();
     let mut messages = || match placement.hosts.len() {
         1 => Ok(None),
         _ => meeting.messages(&placement, &names).map(Some),
     };
     let between_hosts = messages()?.zip(messages()?);
     let here = placement.here().iter();
-    let pids: Vec<u32> = cards.iter().map(|card| card.pid).collect();
-    let met = Met {
+    let pids: Vec<u32> = infos.iter().map(|info| info.pid).collect();
+    let met = MetRanks {
         segment,
         pids: &pids,
-        host: cards[rank].host.clone(),
-        masks: here.map(|&rank| cards[rank].cores.clone()).collect(),
+        host: infos[rank].host.clone(),
+        masks: here.map(|&rank| infos[rank].cores.clone()).collect(),
         placement,
         between_hosts,
     };
     Ok(start(options, launcher, met))
 }
 
-/// Ranks that know each other, seen from one of them.
-pub(super) struct Met<'a> {
+/// MpiRanks that know each other, seen from one of them.
+pub(super) struct MetRanks<'a> {
     pub(super) placement: Placement,
     /// The memory of this host's ranks.
     pub(super) segment: Segment,
@@ -118,11 +118,11 @@ pub(super) struct Met<'a> {
 }
 
 /// What the world of ranks that have met starts with.
-pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Start {
+pub(super) fn start(options: &Options, launcher: Launcher, met: MetRanks<'_>) -> Start {
     let (placement, board) = (met.placement, Board::new(&met.segment));
     board.show_beats(placement.local_rank);
     let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
-    let (lifeline, base) = met.between_hosts.unzip();
+    let (alerts, base) = met.between_hosts.unzip();
     let failure = Failure {
         identity: Identity {
             program: options.program.clone(),
@@ -139,7 +139,7 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Star
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
         must_kill: !matches!(launcher, Launcher::OpenMpi | Launcher::Own),
-        lifeline: lifeline.map(|comm| Lifeline {
+        alerts: alerts.map(|comm| Alerts {
             comm,
             others: placement.elsewhere(),
             is_on_first_host: placement.host == 0,
@@ -147,7 +147,7 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Star
             leaders: placement.other_leaders(),
         }),
         client: None,
-        seats: Vec::new(),
+        job_ranks: Vec::new(),
     };
     Start {
         host_count: placement.hosts.len(),
@@ -168,15 +168,15 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Star
     }
 }
 
-/// The cards and this rank's number once ranks are numbered host by host: sums add in this order,
+/// What the ranks are, and this rank's number once ranks are numbered host by host: sums add in this order,
 /// along the hosts.
-fn by_host(meeting: &mut dyn Meeting, cards: Vec<Card>) -> Result<(Vec<Card>, usize)> {
-    let host = |rank: usize| cards.iter().position(|card| card.key == cards[rank].key);
-    let mut order: Vec<usize> = (0..cards.len()).collect();
+fn by_host(meeting: &mut dyn Meeting, infos: Vec<RankInfo>) -> Result<(Vec<RankInfo>, usize)> {
+    let host = |rank: usize| infos.iter().position(|info| info.key == infos[rank].key);
+    let mut order: Vec<usize> = (0..infos.len()).collect();
     order.sort_by_key(|&rank| host(rank));
     meeting.renumber(&order)?;
-    let cards = order.iter().map(|&rank| cards[rank].clone()).collect();
-    Ok((cards, meeting.rank()))
+    let infos = order.iter().map(|&rank| infos[rank].clone()).collect();
+    Ok((infos, meeting.rank()))
 }
 
 fn peers(placement: &Placement, pids: &[u32]) -> Vec<Peer> {
@@ -192,35 +192,35 @@ fn peers(placement: &Placement, pids: &[u32]) -> Vec<Peer> {
 
 /// What a rank tells all others about itself.
 #[derive(Clone)]
-struct Card {
+struct RankInfo {
     host: String,
-    /// Ranks with equal keys can share memory.
+    /// MpiRanks with equal keys can share memory.
     key: String,
     pid: u32,
     /// The cores that it may run on.
     cores: Cores,
 }
 
-fn exchange_cards(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<Card>> {
+fn exchange_infos(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<RankInfo>> {
     let host = lookup(TEST_HOST).unwrap_or_else(host_name);
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // Ranks in two containers of one machine do not see each other's processes.
+    // MpiRanks in two containers of one machine do not see each other's processes.
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
     let user = unsafe { libc::geteuid() };
     let key = format!("{host} {} {} {user}", boot.trim(), namespace.display());
-    let cards = meeting.exchange(&json!([host, key, std::process::id(), cores::own_cores()]))?;
+    let infos = meeting.exchange(&json!([host, key, std::process::id(), cores::own_cores()]))?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     let number = |value: &Value| value.as_u64().unwrap_or(0) as usize;
-    let card = |card: &Value| Card {
-        host: text(&card[0]),
-        key: text(&card[1]),
-        pid: number(&card[2]) as u32,
-        cores: card[3]
+    let info = |info: &Value| RankInfo {
+        host: text(&info[0]),
+        key: text(&info[1]),
+        pid: number(&info[2]) as u32,
+        cores: info[3]
             .as_array()
             .map_or_else(Vec::new, |all| all.iter().map(number).collect()),
     };
-    Ok(cards.iter().map(card).collect())
+    Ok(infos.iter().map(info).collect())
 }
 
 /// The memory that the ranks of this host share. The inner error, that some ranks could not, is the
@@ -228,7 +228,7 @@ fn exchange_cards(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<C
 fn share_memory(
     meeting: &mut dyn Meeting,
     placement: &Placement,
-    cards: &[Card],
+    infos: &[RankInfo],
     limits: Result<()>,
 ) -> Result<Result<Segment>> {
     let (leader, local_size) = (placement.here()[0], placement.here().len());
@@ -240,7 +240,7 @@ fn share_memory(
     let fds = meeting.exchange(&json!([fd.unwrap_or(-1)]))?;
     let segment = made.unwrap_or_else(|| {
         let fd = fds[leader][0].as_i64().unwrap_or(-1) as i32;
-        Segment::open(cards[leader].pid, fd, local_size)
+        Segment::open(infos[leader].pid, fd, local_size)
     });
     let segment = limits.and(segment);
     let problem = segment.as_ref().err();
@@ -251,7 +251,7 @@ fn share_memory(
         match problems.find_map(|(rank, problem)| Some((rank, problem[0].as_str()?, &problem[1]))) {
             None => segment,
             Some((rank, problem, is_limit)) => {
-                let action = format!("share memory between the ranks of {}", cards[rank].host);
+                let action = format!("share memory between the ranks of {}", infos[rank].host);
                 const HELP: &str =
                     "run the ranks of a host as one user in one PID namespace, with /proc mounted";
                 let (reason, help) = problem.split_once("; help: ").unwrap_or((problem, HELP));

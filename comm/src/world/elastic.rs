@@ -18,7 +18,7 @@ use crate::background::Background;
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::launch::limits;
 use crate::launcher::{self, HOST_ADDRESSES, Launcher, OWN_JOB};
-use crate::membership::client::{Client, Meeting};
+use crate::membership::client::{Client, MeetingOutcome};
 use crate::membership::decide::silence;
 use crate::membership::wire::{Change, Generation};
 use crate::rendezvous::Rendezvous;
@@ -44,7 +44,7 @@ pub(super) struct Elastic {
     /// The number of this generation; 0 for a process that waits to be taken in.
     pub(super) number: u32,
     /// The numbers with which the ranks of this generation were started.
-    pub(super) seats: Vec<usize>,
+    pub(super) job_ranks: Vec<usize>,
     pub(super) change: Change,
     /// How its latest generation fails.
     pub(super) latest: Arc<Mutex<Option<Arc<Failure>>>>,
@@ -63,9 +63,9 @@ pub(super) fn connect_once(options: &Options, client: &Arc<Client>) -> Result<St
     bootstrap::apply_settings(options, !client.is_across());
     let (listener, port) = listen()?;
     match client.meet(0, port) {
-        Meeting::Formed(generation) => start(client, &generation, listener, options),
+        MeetingOutcome::Formed(generation) => start(client, &generation, listener, options),
         // The launcher has said why, or the rank that failed.
-        Meeting::Over(code) => std::process::exit(i32::from(code)),
+        MeetingOutcome::Over(code) => std::process::exit(i32::from(code)),
     }
 }
 
@@ -106,7 +106,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
         _progress: Arc::new(progress),
         options: options.clone(),
         number: 0,
-        seats: Vec::new(),
+        job_ranks: Vec::new(),
         change: Change::default(),
         latest: Arc::default(),
     };
@@ -116,7 +116,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
         return Ok((
             None,
             Elastic {
-                seats: vec![elastic.client.rank],
+                job_ranks: vec![elastic.client.rank],
                 ..elastic
             },
         ));
@@ -135,9 +135,9 @@ impl Elastic {
         loop {
             let (listener, port) = listen()?;
             let mut generation = match self.client.meet(after, port) {
-                Meeting::Formed(generation) => generation,
+                MeetingOutcome::Formed(generation) => generation,
                 // The rank that failed has said why; this one has nothing left to close.
-                Meeting::Over(code) => std::process::exit(i32::from(code)),
+                MeetingOutcome::Over(code) => std::process::exit(i32::from(code)),
             };
             after = generation.number;
             if generation.change != Change::default() {
@@ -168,7 +168,7 @@ impl Elastic {
             _progress: Arc::clone(&self._progress),
             options: self.options.clone(),
             number: generation.number,
-            seats: generation.members.iter().map(|it| it.rank).collect(),
+            job_ranks: generation.members.iter().map(|it| it.rank).collect(),
             change: generation.change,
             latest: Arc::clone(&self.latest),
         }
@@ -218,7 +218,7 @@ fn start(
     };
     let mut start = bootstrap::join(options, Launcher::Own, &mut meeting, limits)?;
     if meets_again.is_some() {
-        start.failure.seats = members.iter().map(|it| it.rank).collect();
+        start.failure.job_ranks = members.iter().map(|it| it.rank).collect();
         launcher::set_rank_0(rank == 0);
     }
     start.failure.client = meets_again;

@@ -31,10 +31,10 @@ impl World {
     }
 
     /// The number with which a rank was started. It stays the same in all generations.
-    pub fn seat(&self, rank: usize) -> usize {
+    pub fn job_rank(&self, rank: usize) -> usize {
         let elastic = self.elastic.as_ref();
-        let seat = elastic.and_then(|it| it.seats.get(rank).copied());
-        seat.unwrap_or(rank)
+        let job_rank = elastic.and_then(|it| it.job_ranks.get(rank).copied());
+        job_rank.unwrap_or(rank)
     }
 
     /// The most ranks that any of its generations can have.
@@ -85,7 +85,7 @@ impl World {
 
     /// Meets the ranks that are left and those that came, after [`Error::is_rank_lost`], after
     /// `why`, a call that timed out, or because all ranks have agreed to. All groups of this world
-    /// are useless from now on. Ranks are numbered anew, in the order of their seats. A rank that
+    /// are useless from now on. Ranks are numbered anew, in the order of the numbers with which they were started. A rank that
     /// shows no progress is killed.
     ///
     /// If the job ends meanwhile, this ends the process.

@@ -1,4 +1,4 @@
-//! Ranks that meet over MPI: its start with a deadline, its settings, and its end.
+//! MpiRanks that meet over MPI: its start with a deadline, its settings, and its end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,24 +29,24 @@ const FINALIZE_MAX: Duration = Duration::from_secs(10);
 /// How much longer than the deadlines of a step, which name the missing ranks, its guard waits.
 const GUARD_MARGIN: Duration = Duration::from_secs(5);
 
-/// Ranks that meet over MPI.
-pub(super) struct Ranks<'a> {
+/// MpiRanks that meet over MPI.
+pub(super) struct MpiRanks<'a> {
     job: Job,
     /// The ranks as they are numbered now; before that, those of `job`.
     renumbered: Option<Comm>,
     options: &'a Options,
 }
 
-impl Ranks<'_> {
+impl MpiRanks<'_> {
     /// Starts MPI. None if this rank is alone.
-    pub(super) fn meet(options: &Options) -> Result<Option<Ranks<'_>>> {
+    pub(super) fn meet(options: &Options) -> Result<Option<MpiRanks<'_>>> {
         let job = start_mpi(options)?;
         if job.world().size() == 1 {
             let _guard = Background::deadline(FINALIZE_MAX, || failure::leave_at_once(EXIT_LATE))?;
             job.finalize();
             return Ok(None);
         }
-        Ok(Some(Ranks {
+        Ok(Some(MpiRanks {
             job,
             renumbered: None,
             options,
@@ -77,7 +77,7 @@ impl Ranks<'_> {
     }
 }
 
-impl Meeting for Ranks<'_> {
+impl Meeting for MpiRanks<'_> {
     fn rank(&self) -> usize {
         self.comm().rank()
     }

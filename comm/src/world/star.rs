@@ -17,7 +17,7 @@ use crate::rendezvous::Rendezvous;
 use crate::transport::frames::{Frames, wait_for};
 use crate::transport::messages::Comm;
 use crate::transport::placement::Placement;
-use crate::transport::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
+use crate::transport::tcp::{self, Joined, Listener, Mesh, MeshChannel, Pass, Secret};
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -102,13 +102,13 @@ impl Star {
                 Some(listener) => listener,
                 None => tcp::listen(&place)?,
             };
-            let mut guests = Guests::new(listener, pass, VALUE_BYTES_MAX)?;
+            let mut listener = Listener::new(listener, pass, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
-            let gathered = guests.gather(&others, limit, &place.address());
-            guests.joined.sort_by_key(|joined| joined.rank);
+            let gathered = listener.gather(&others, limit, &place.address());
+            listener.joined.sort_by_key(|joined| joined.rank);
             if let Err(error) = gathered {
-                let error = misses(&client, guests.missing(&others), limit, error);
-                let mut sockets: Vec<Frames> = guests
+                let error = misses(&client, listener.missing(&others), limit, error);
+                let mut sockets: Vec<Frames> = listener
                     .joined
                     .into_iter()
                     .map(|joined| joined.frames)
@@ -116,7 +116,7 @@ impl Star {
                 tell_reason(&mut sockets, &error);
                 return Err(error);
             }
-            guests.joined
+            listener.joined
         } else {
             let addresses = || {
                 let of_port = |&port: &u16| (place.host.as_str(), port).to_socket_addrs().ok();
@@ -306,7 +306,7 @@ impl Meeting for Star {
             None => Arc::new(self.connect_hosts(placement, names)?),
         };
         self.mesh = Some(Arc::clone(&mesh));
-        Ok(Comm::Tcp(Channel::new(&mesh)))
+        Ok(Comm::Tcp(MeshChannel::new(&mesh)))
     }
 }
 
@@ -341,10 +341,10 @@ impl Star {
             let connected = tcp::connect(other, parsed, &place, &pass, tcp::FRAME_BYTES_MAX, limit);
             joined.push(connected.map_err(|error| misses(&client, vec![other], limit, error))?);
         }
-        let mut guests = Guests::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
-        let gathered = guests.gather(&above, limit, &format!("{own} on {}", names[rank]));
-        gathered.map_err(|error| misses(&client, guests.missing(&above), limit, error))?;
-        joined.append(&mut guests.joined);
+        let mut listener = Listener::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
+        let gathered = listener.gather(&above, limit, &format!("{own} on {}", names[rank]));
+        gathered.map_err(|error| misses(&client, listener.missing(&above), limit, error))?;
+        joined.append(&mut listener.joined);
         let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
         for it in joined {
             peers[it.rank] = Some((it.frames, names[it.rank].to_string()));

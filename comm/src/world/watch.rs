@@ -15,7 +15,7 @@ use crate::error::{Cause, EXIT_PEER_LOST, Remedy, Result};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
 use crate::stop::{self, Termination};
-use crate::transport::failure::lifeline::{Lifeline, WorkNews};
+use crate::transport::failure::alerts::{Alerts, WorkNews};
 use crate::transport::failure::{Failure, GRACE};
 
 /// How often the watch looks at the board. The end of a process wakes it earlier.
@@ -34,8 +34,8 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();
         let ended = wait_for_end(&processes, PERIOD);
-        if let Some(lifeline) = &failure.lifeline {
-            lifeline.tell_of_work(&mut told, &failure.board);
+        if let Some(alerts) = &failure.alerts {
+            alerts.tell_of_work(&mut told, &failure.board);
         }
         match news(failure) {
             // The job continues in another generation, which has its own watch.
@@ -55,7 +55,7 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             continue;
         }
         let lost_here = ended.and_then(|index| lost(failure, &mut peers, index));
-        let lost_elsewhere = || failure.lifeline.as_ref().and_then(Lifeline::lost);
+        let lost_elsewhere = || failure.alerts.as_ref().and_then(Alerts::lost);
         if let Some(lost) = lost_here.or_else(lost_elsewhere) {
             // A second Ctrl-C ends ranks one after the other: this one may be next.
             if stop::is_interrupted() && cancelled.within(GRACE) {
@@ -75,8 +75,8 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
 
 /// Why the job or this generation ends, if it does, according to this host or another.
 fn news(failure: &Failure) -> Option<Cause> {
-    if let Some(lifeline) = &failure.lifeline {
-        lifeline.listen(&failure.board);
+    if let Some(alerts) = &failure.alerts {
+        alerts.listen(&failure.board);
     }
     failure.ended()
 }

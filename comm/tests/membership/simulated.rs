@@ -8,7 +8,7 @@ use std::time::Duration;
 use ddp_comm::membership::client::Heard;
 use ddp_comm::membership::decide::{self, Action, End, Event, silence};
 use ddp_comm::membership::state::{Host, State};
-use ddp_comm::membership::wire::{Said, Told};
+use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use crate::random::Random;
 use crate::schedule::{Fault, Schedule};
@@ -61,13 +61,13 @@ enum Message {
     Came,
     /// A process is started, told something, sent a signal.
     Start(usize),
-    Told(usize, Told),
+    ToRank(usize, ToRank),
     Signal(usize, i32),
 }
 
 #[derive(Clone, Debug)]
 enum Word {
-    Said(Said),
+    Said(ToLauncher),
     Ended(End),
     Stopped(bool),
 }
@@ -95,7 +95,7 @@ struct Process {
     agent: u32,
     heard: Heard,
     /// What it was told while it was stopped.
-    unheard: VecDeque<Told>,
+    unheard: VecDeque<ToRank>,
     phase: Phase,
     /// Counts what happens to it: what was planned before counts no more.
     plan: u32,
@@ -400,7 +400,7 @@ impl<'a> Job<'a> {
                 self.plan(after, Next::Goes(index, 0));
                 self.plan(SIGN, Next::Shows(index));
             }
-            Message::Told(index, told) => {
+            Message::ToRank(index, told) => {
                 if self.processes[index].is_stopped {
                     self.processes[index].unheard.push_back(told);
                 } else if self.processes[index].phase != Phase::Ended {
@@ -471,7 +471,7 @@ impl<'a> Job<'a> {
                 self.send(self.processes[index].host, 1, Message::Signal(index, KILL));
             }
             Action::Tell { process, told, .. } => {
-                if let Told::Formed(formed) = &told {
+                if let ToRank::Formed(formed) = &told {
                     let members = self.state.members.iter();
                     let all: Vec<usize> = members.map(|it| it.process as usize - 1).collect();
                     if !self.together.contains_key(&formed.number) {
@@ -495,7 +495,7 @@ impl<'a> Job<'a> {
                     }
                 }
                 let index = process as usize - 1;
-                self.send(self.processes[index].host, 1, Message::Told(index, told));
+                self.send(self.processes[index].host, 1, Message::ToRank(index, told));
             }
             Action::Signal(signal) => {
                 self.say(format!("all are sent signal {signal}"));
@@ -574,7 +574,7 @@ impl<'a> Job<'a> {
 
     // Ranks.
 
-    fn says(&mut self, index: usize, said: Said) {
+    fn says(&mut self, index: usize, said: ToLauncher) {
         self.word(index, Word::Said(said));
     }
 
@@ -604,7 +604,7 @@ impl<'a> Job<'a> {
         }
         if !it.is_stopped {
             it.progress += u64::from(!matches!(it.phase, Phase::Waits | Phase::Sums));
-            let said = Said::Progress(it.progress);
+            let said = ToLauncher::Progress(it.progress);
             self.says(index, said);
         }
         self.plan(SIGN, Next::Shows(index));
@@ -625,23 +625,23 @@ impl<'a> Job<'a> {
         it.plan += 1;
         it.phase = Phase::Waits;
         let after = it.generation;
-        self.says(index, Said::Waits { after, port: 1 });
+        self.says(index, ToLauncher::Waits { after, port: 1 });
     }
 
-    fn hears(&mut self, index: usize, told: Told) {
+    fn hears(&mut self, index: usize, told: ToRank) {
         let it = &mut self.processes[index];
         it.heard.hear(told.clone());
         match told {
-            Told::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
+            ToRank::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
                 it.generation = it.heard.current();
                 self.goes_after(index, Phase::Connects, 5..40);
             }
-            Told::Over(_) if it.heard.is_over() && it.heard.current() == it.generation => {
+            ToRank::Over(_) if it.heard.is_over() && it.heard.current() == it.generation => {
                 if matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums) {
                     self.waits(index);
                 }
             }
-            Told::Ends(code) => {
+            ToRank::Ends(code) => {
                 let works = matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums);
                 if code > 0 || !works {
                     self.goes_after(index, Phase::Ends(code), 1..50);
@@ -713,7 +713,7 @@ impl<'a> Job<'a> {
             }
             if all.len() < self.schedule.min_ranks {
                 if place == 0 {
-                    self.says(index, Said::Ends(77));
+                    self.says(index, ToLauncher::Ends(77));
                 }
                 self.goes_after(index, Phase::Ends(77), 10..60);
                 continue;
@@ -722,7 +722,7 @@ impl<'a> Job<'a> {
             // A new rank gets the state while the others train already.
             it.steps = it.steps.and(from);
             if from == Some(self.schedule.steps) {
-                self.says(index, Said::Ends(0));
+                self.says(index, ToLauncher::Ends(0));
                 self.goes_after(index, Phase::Ends(0), 10..60);
             } else {
                 self.goes_after(index, Phase::Computes, STEP);
@@ -761,7 +761,7 @@ impl<'a> Job<'a> {
         let parts = self.together[&generation].parts[&step].values();
         let [meets, stops] = [0, 1].map(|which| parts.clone().any(|it| it[which]));
         if step == self.schedule.steps {
-            self.says(index, Said::Ends(0));
+            self.says(index, ToLauncher::Ends(0));
             self.goes_after(index, Phase::Ends(0), 10..60);
         } else if stops {
             self.goes_after(index, Phase::Ends(75), 10..300);
@@ -812,7 +812,7 @@ impl<'a> Job<'a> {
             self.say(format!("rank {rank} misses ranks {ranks:?}"));
             self.says(
                 index,
-                Said::Misses {
+                ToLauncher::Misses {
                     generation,
                     ranks,
                     have_met,
@@ -848,7 +848,7 @@ impl<'a> Job<'a> {
             }
             Fault::Fails(rank) => {
                 if let Some(it) = self.living(rank) {
-                    self.says(it, Said::Ends(65));
+                    self.says(it, ToLauncher::Ends(65));
                     self.ends(it, End::Code(65));
                 }
             }

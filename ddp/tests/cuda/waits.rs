@@ -77,7 +77,12 @@ const fn training(ranks: usize, gpus: usize, flags: &'static str) -> Case {
 }
 
 /// Where waits are asked about.
-const ROOMS: [&str; 4] = ["src/reducer", "src/step", "/loader", "comm/src/transport/nccl"];
+const ROOMS: [&str; 4] = [
+    "src/reducer",
+    "src/step",
+    "/loader",
+    "comm/src/transport/nccl",
+];
 
 /// The result of a job.
 #[derive(PartialEq)]

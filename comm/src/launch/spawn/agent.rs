@@ -18,13 +18,13 @@ use super::task::{LAUNCHER_MAX, PERIOD, VERSION};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::identity::program_name;
 use crate::membership::decide::of_signal;
-use crate::membership::wire::{Said, Told};
+use crate::membership::wire::{ToLauncher, ToRank};
 use crate::say::print_line;
 use crate::stop::STOPS;
 use crate::waited::Waited;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
-/// with seats stays until it has not heard of the launcher for too long: ranks may come to them.
+/// of an elastic job stays until it has not heard of the launcher for too long: ranks may come to them.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Where ssh says which addresses it has connected.
@@ -32,7 +32,7 @@ pub(super) const SSH_CONNECTION: &str = "SSH_CONNECTION";
 
 /// What the launcher tells an agent.
 #[derive(Deserialize, Serialize)]
-pub(super) enum Order {
+pub(super) enum AgentOrder {
     /// The first one.
     Prepare(Setup),
     /// Start this process of this rank, with these variables.
@@ -40,7 +40,7 @@ pub(super) enum Order {
     /// Kill this process of this rank.
     Kill(usize, u32),
     /// Tell this process of this rank something.
-    Tell(usize, u32, Told),
+    Tell(usize, u32, ToRank),
     /// Send all ranks this signal.
     Signal(c_int),
     /// The answer to `Alive`, with its number.
@@ -73,7 +73,7 @@ pub(super) enum News {
     /// This process of this rank has ended, with this status of `wait`.
     Ended(usize, u32, c_int),
     /// It has said something.
-    Said(usize, u32, Said),
+    Said(usize, u32, ToLauncher),
     /// It is stopped, or goes on.
     Stopped(usize, u32, bool),
     /// The agent works; how many milliseconds it has.
@@ -103,7 +103,7 @@ pub fn serve() {
 /// launcher does not get the signals that this process gets.
 pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) -> u8 {
     let orders = read_orders(orders);
-    let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX) else {
+    let Ok(Some(AgentOrder::Prepare(setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX) else {
         if has_signals {
             print_line(&format!(
                 "{}: the launcher has ended, or has taken another process with this number; help: \
@@ -120,7 +120,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     tell(&News::Ready(greeting()));
     let lease = setup.silence.map(Lease::new).transpose();
     let mut ranks = match lease {
-        Ok(lease) => Ranks {
+        Ok(lease) => HostRanks {
             children: Children::new(lease.is_some()),
             printers: Vec::new(),
             lease,
@@ -138,7 +138,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
     loop {
         while let Ok(order) = orders.receiver.try_recv() {
             match order {
-                Some(Order::Start(rank, process, variables)) => {
+                Some(AgentOrder::Start(rank, process, variables)) => {
                     idle_since = None;
                     if let Err(error) = ranks.start(&setup, (rank, process), variables) {
                         match &ranks.lease {
@@ -152,18 +152,18 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                         }
                     }
                 }
-                Some(Order::Signal(signal)) => ranks.children.signal(signal),
-                Some(Order::Kill(rank, process)) => ranks.children.kill(rank, process),
-                Some(Order::Tell(rank, process, told)) => {
-                    if let Told::Ends(code) = told {
+                Some(AgentOrder::Signal(signal)) => ranks.children.signal(signal),
+                Some(AgentOrder::Kill(rank, process)) => ranks.children.kill(rank, process),
+                Some(AgentOrder::Tell(rank, process, told)) => {
+                    if let ToRank::Ends(code) = told {
                         ranks.job_ended.get_or_insert(code);
                     }
                     ranks.children.tell(rank, process, &told, &[]);
                 }
-                Some(Order::Heard(asked_ms)) => {
+                Some(AgentOrder::Heard(asked_ms)) => {
                     ranks.lease.iter().for_each(|it| it.is_heard(asked_ms));
                 }
-                Some(Order::Prepare(_)) => {}
+                Some(AgentOrder::Prepare(_)) => {}
                 None => {
                     if ranks.lease.is_some() {
                         if ranks.children.is_empty() {
@@ -203,7 +203,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
 }
 
 struct Orders {
-    receiver: Receiver<Option<Order>>,
+    receiver: Receiver<Option<AgentOrder>>,
     signals: Signals,
 }
 
@@ -256,7 +256,7 @@ fn greeting() -> Greeting {
 }
 
 /// The ranks of this host, with the threads that tell what they print.
-struct Ranks {
+struct HostRanks {
     children: Children,
     printers: Vec<(usize, JoinHandle<()>)>,
     /// In a job that continues without lost ranks.
@@ -267,7 +267,7 @@ struct Ranks {
     job_ended: Option<u8>,
 }
 
-impl Ranks {
+impl HostRanks {
     fn start(
         &mut self,
         setup: &Setup,

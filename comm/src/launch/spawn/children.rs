@@ -13,14 +13,14 @@ use super::signals::Signals;
 use crate::error::{Error, Problem};
 use crate::launcher::OWN_JOB;
 use crate::membership::packets::Packets;
-use crate::membership::wire::{Said, Told};
+use crate::membership::wire::{ToLauncher, ToRank};
 use crate::process::is_stopped;
 
 /// How often to look whether ranks are stopped.
 const LOOKED_EVERY: Duration = Duration::from_millis(250);
 
 /// What a process of a rank has said: rank, process, what.
-pub(super) type Word = (usize, u32, Said);
+pub(super) type Word = (usize, u32, ToLauncher);
 
 /// The ranks that this process has started and that run.
 pub(super) struct Children {
@@ -113,12 +113,12 @@ impl Children {
     }
 
     /// Tells a process something, perhaps with sockets, if it still runs.
-    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &Told, sockets: &[OwnedFd]) {
+    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &ToRank, sockets: &[OwnedFd]) {
         let Some(it) = self.find(rank, process) else {
             return;
         };
         let is_told = it.socket.send_with(told, sockets, false);
-        if !is_told && *told != Told::Alive {
+        if !is_told && *told != ToRank::Alive {
             // It has not listened for minutes.
             _ = it.child.kill();
         }
@@ -127,7 +127,7 @@ impl Children {
     /// Tells all of them that this process works.
     pub(super) fn show_life(&self) {
         let sockets = self.running.iter().map(|it| &it.socket);
-        sockets.for_each(|socket| _ = socket.send(&Told::Alive, false));
+        sockets.for_each(|socket| _ = socket.send(&ToRank::Alive, false));
     }
 
     /// Kills a process, if it still runs.

@@ -9,10 +9,10 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use super::agent::{Greeting, News, Order, Setup};
+use super::agent::{AgentOrder, Greeting, News, Setup};
 use super::children::Children;
-use super::door::Door;
 use super::hosts::Host;
+use super::listener::AgentListener;
 use super::remote::{Remote, text_of};
 use super::task::{PERIOD, Task, VERSION};
 use crate::error::Result;
@@ -21,7 +21,7 @@ use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::membership::decide::{self, Action, End, Event, silence};
 use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, Rules, State};
-use crate::membership::wire::{self, Told};
+use crate::membership::wire::{self, ToRank};
 use crate::say::{print_line, warn};
 use crate::transport::tcp::{self, SECRET};
 use crate::waited::Waited;
@@ -59,7 +59,7 @@ pub(super) struct Job {
     news: Receiver<Arrived>,
     sender: Sender<Arrived>,
     /// Where agents come that others start.
-    door: Option<Door>,
+    listener: Option<AgentListener>,
     /// How many connections to other hosts there were.
     connections: usize,
     /// How long the job has lasted, without the time in which this process was stopped.
@@ -117,7 +117,7 @@ impl Job {
             others: Vec::new(),
             news,
             sender,
-            door: None,
+            listener: None,
             connections: 0,
             waited: Waited::new(),
             now: Duration::ZERO,
@@ -132,8 +132,13 @@ impl Job {
 
     /// Starts an agent on each of the other hosts, or waits for those that others start.
     pub(super) fn connect(&mut self) -> Result<()> {
-        self.door = self.task.place.as_ref().map(Door::open).transpose()?;
-        if self.door.is_some() && std::env::var_os(SECRET).is_none() {
+        self.listener = self
+            .task
+            .place
+            .as_ref()
+            .map(AgentListener::open)
+            .transpose()?;
+        if self.listener.is_some() && std::env::var_os(SECRET).is_none() {
             let text = format!(
                 "MASTER_PORT stays open for the whole job, and whoever reaches it can take the \
                  place of a lost process; help: give all processes the same {SECRET}"
@@ -145,7 +150,7 @@ impl Job {
         self.connections = names.len();
         for (index, name) in names.into_iter().enumerate() {
             let (setup, sender) = (self.setup()?, self.sender.clone());
-            let other = match &self.door {
+            let other = match &self.listener {
                 None => Remote::connect(&name, index, &self.task, setup, sender)?,
                 Some(_) => Remote::absent(name, index),
             };
@@ -174,19 +179,20 @@ impl Job {
 
     /// Lets agents in that others have started, for the first time or again.
     fn let_in(&mut self) -> Result<()> {
-        let Some(door) = &mut self.door else {
+        let Some(listener) = &mut self.listener else {
             return self.call_again();
         };
         let others = &self.others;
-        let (guests, launcher) = (
-            door.guests(|number| others[number - 1].is_free())?,
-            door.host(),
+        let (agents, launcher) = (
+            listener.agents(|number| others[number - 1].is_free())?,
+            listener.host(),
         );
-        for guest in guests {
-            let (index, number) = (guest.number - 1, self.connections);
+        for agent in agents {
+            let (index, number) = (agent.number - 1, self.connections);
             self.connections += 1;
             let (setup, sender) = (self.setup()?, self.sender.clone());
-            self.others[index] = Remote::of_guest(guest, number, launcher.clone(), setup, sender)?;
+            self.others[index] =
+                Remote::of_connection(agent, number, launcher.clone(), setup, sender)?;
         }
         Ok(())
     }
@@ -238,10 +244,10 @@ impl Job {
             match news {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
-                News::Alive(time) => other.send(&Order::Heard(time)),
+                News::Alive(time) => other.send(&AgentOrder::Heard(time)),
                 News::Signal(signal) => self.asked = Some(signal),
                 // It may come again.
-                News::Gone if self.door.is_some() => other.leave(),
+                News::Gone if self.listener.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
                     other.answer = Some(Err(other.why_no_answer(&self.task)));
                 }
@@ -254,11 +260,11 @@ impl Job {
             None => ANSWER_MAX,
             Some(_) => self.state.rules.timeout.max(GATHERING_MAX),
         };
-        match (waited > limit, &self.door) {
-            (true, Some(door)) => {
+        match (waited > limit, &self.listener) {
+            (true, Some(listener)) => {
                 let missing: Vec<usize> = silent.map(|(index, _)| index + 1).collect();
                 if !missing.is_empty() {
-                    return Err(door.too_late(&missing, limit));
+                    return Err(listener.too_late(&missing, limit));
                 }
             }
             (true, None) => silent.for_each(|(_, it)| it.answer = Some(Err(it.silent(limit)))),
@@ -312,7 +318,7 @@ impl Job {
         let (size, host) = (self.state.ranks.len(), self.state.ranks[rank].host);
         let variables = self.variables[host].clone();
         if let Some(index) = other(host) {
-            self.others[index].send(&Order::Start(rank, process, variables));
+            self.others[index].send(&AgentOrder::Start(rank, process, variables));
             return Ok(());
         }
         let mut command = self.task.command();
@@ -324,12 +330,12 @@ impl Job {
     }
 
     /// Tells a rank of this host something.
-    fn tell_here(&mut self, rank: usize, process: u32, told: &Told) {
-        if let Told::Formed(generation) = told
+    fn tell_here(&mut self, rank: usize, process: u32, told: &ToRank) {
+        if let ToRank::Formed(generation) = told
             && !self.has_others()
         {
             let number = generation.number;
-            let is_it = |it: &wire::Member| it.rank == rank;
+            let is_it = |it: &wire::MemberAddress| it.rank == rank;
             let place = generation.members.iter().position(is_it).unwrap_or(0);
             if place == 0 {
                 self.sockets = sockets_between(generation.members.len());
@@ -337,7 +343,8 @@ impl Job {
             // Without them, it says so.
             let sockets = self.sockets.get_mut(place).map(std::mem::take);
             for some in sockets.unwrap_or_default().chunks(SOCKETS_MAX) {
-                self.here.tell(rank, process, &Told::Sockets(number), some);
+                self.here
+                    .tell(rank, process, &ToRank::Sockets(number), some);
             }
         }
         self.here.tell(rank, process, told, &[]);
@@ -374,7 +381,7 @@ impl Job {
                 }
                 Action::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
                     None => self.here.kill(rank, process),
-                    Some(index) => self.others[index].send(&Order::Kill(rank, process)),
+                    Some(index) => self.others[index].send(&AgentOrder::Kill(rank, process)),
                 },
                 Action::Tell {
                     rank,
@@ -382,12 +389,12 @@ impl Job {
                     told,
                 } => match other(self.state.ranks[rank].host) {
                     None => self.tell_here(rank, process, &told),
-                    Some(index) => self.others[index].send(&Order::Tell(rank, process, told)),
+                    Some(index) => self.others[index].send(&AgentOrder::Tell(rank, process, told)),
                 },
                 Action::Signal(signal) => {
                     self.here.signal(signal);
                     let others = self.others.iter_mut();
-                    others.for_each(|other| other.send(&Order::Signal(signal)));
+                    others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
                 Action::Leave(host) => self.others[host - 1].leave(),
                 Action::Print(line) => self.print(&line),
@@ -467,7 +474,7 @@ impl Job {
             },
             News::Refused(why) => Event::HostLost { host, why },
             News::Alive(time) => {
-                self.others[index].send(&Order::Heard(time));
+                self.others[index].send(&AgentOrder::Heard(time));
                 Event::HostHeard(host)
             }
             News::Signal(signal) => Event::Asked(signal),

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use super::agent::{Greeting, News, Order, SSH_CONNECTION, Setup};
-use super::door::Guest;
+use super::agent::{AgentOrder, Greeting, News, SSH_CONNECTION, Setup};
+use super::listener::AgentConnection;
 use super::signals::Signals;
 use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
@@ -88,22 +88,22 @@ impl Remote {
     }
 
     /// The host of an agent that has come to `launcher`.
-    pub(super) fn of_guest(
-        guest: Guest,
+    pub(super) fn of_connection(
+        agent: AgentConnection,
         number: usize,
         launcher: String,
         setup: Setup,
         sender: Sender<(usize, News)>,
     ) -> Result<Remote> {
-        let address = guest.address.to_string();
+        let address = agent.address.to_string();
         let mut remote = Remote::absent(address.clone(), number);
-        let output = guest.socket.try_clone();
+        let output = agent.socket.try_clone();
         let output = output.map_err(|error| Error::setup(remote.action(), error, "see dmesg"))?;
-        remote.write_to(guest.socket)?;
+        remote.write_to(agent.socket)?;
         remote.reached = Some([address, launcher]);
         let words = Arc::clone(&remote.words);
         remote.read(move || listen(output, number, &sender, &words))?;
-        remote.send(&Order::Prepare(setup));
+        remote.send(&AgentOrder::Prepare(setup));
         Ok(remote)
     }
 
@@ -140,7 +140,7 @@ impl Remote {
             remote.read(move || listen(output, number, &sender, &words))?;
             remote.read(move || show(errors, &shown))?;
         }
-        remote.send(&Order::Prepare(setup));
+        remote.send(&AgentOrder::Prepare(setup));
         Ok(remote)
     }
 
@@ -166,7 +166,7 @@ impl Remote {
     }
 
     /// If the connection is lost, its news say so.
-    pub(super) fn send(&mut self, order: &Order) {
+    pub(super) fn send(&mut self, order: &AgentOrder) {
         if let Some(orders) = &self.orders {
             let text = serde_json::to_string(order).expect("orders are JSON");
             _ = orders.send(text + "\n");
@@ -367,7 +367,7 @@ mod tests {
         let mut host = Remote::absent("far".into(), 0);
         host.write_to(File::from(OwnedFd::from(ours))).unwrap();
         let variables = vec![("A".to_string(), "x".repeat(1 << 20))];
-        (0..8).for_each(|rank| host.send(&Order::Start(rank, 1, variables.clone())));
+        (0..8).for_each(|rank| host.send(&AgentOrder::Start(rank, 1, variables.clone())));
         assert!(!host.is_free());
         host.leave();
         assert!(host.is_free());

@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use super::{Action, ENDING, Turn, of_signal};
+use super::{Action, Decision, ENDING, of_signal};
 use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
 
-impl Turn<'_> {
+impl Decision<'_> {
     /// Asks the ranks to save and end.
     pub(super) fn stop(&mut self, signal: c_int) {
         let passed = match signal {

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::{ENDING, Turn};
+use super::{Decision, ENDING};
 use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
 use crate::membership::state::Member;
-use crate::membership::wire::{self, Change, Generation, LostRank, Said, Told};
+use crate::membership::wire::{self, Change, Generation, LostRank, ToLauncher, ToRank};
 
 /// How long ranks may take at least to meet for the first time.
 const FIRST_MEETING: Duration = Duration::from_secs(60);
@@ -16,23 +16,23 @@ const SLOW: Duration = Duration::from_secs(120);
 const NO_PROGRESS: &str = "killed because it showed no progress";
 const NOT_HEARD: &str = "killed because another host did not hear from it";
 
-impl Turn<'_> {
-    pub(super) fn hear(&mut self, rank: usize, process: u32, said: Said) {
+impl Decision<'_> {
+    pub(super) fn hear(&mut self, rank: usize, process: u32, said: ToLauncher) {
         let now = self.now;
         let Some(it) = self.state.running(rank, process) else {
             return;
         };
         match said {
-            Said::Waits { after, port } => {
+            ToLauncher::Waits { after, port } => {
                 (it.waits, it.port) = (Some(after), port);
                 it.progress.1 = now;
             }
-            Said::Progress(number) => {
+            ToLauncher::Progress(number) => {
                 if number != it.progress.0 {
                     it.progress = (number, now);
                 }
             }
-            Said::Misses {
+            ToLauncher::Misses {
                 generation,
                 ranks,
                 have_met,
@@ -41,7 +41,7 @@ impl Turn<'_> {
                     self.leave_out(rank, ranks, have_met);
                 }
             }
-            Said::Ends(code) => self.end(code),
+            ToLauncher::Ends(code) => self.end(code),
         }
     }
 
@@ -52,7 +52,7 @@ impl Turn<'_> {
         }
         self.state.ends = Some(code);
         for rank in 0..self.state.ranks.len() {
-            self.tell(rank, Told::Ends(code));
+            self.tell(rank, ToRank::Ends(code));
         }
     }
 
@@ -158,7 +158,7 @@ impl Turn<'_> {
 
     pub(super) fn end_generation(&mut self) {
         self.state.over_since = Some(self.now);
-        self.tell_members(&Told::Over(self.state.generation));
+        self.tell_members(&ToRank::Over(self.state.generation));
     }
 
     pub(super) fn form_of(&mut self, next: Vec<usize>) {
@@ -189,7 +189,7 @@ impl Turn<'_> {
                 is_new: change.joined.contains(&rank),
                 ended: None,
             });
-            described.push(wire::Member {
+            described.push(wire::MemberAddress {
                 rank,
                 address,
                 port: process.port,
@@ -197,8 +197,8 @@ impl Turn<'_> {
         }
         self.state.members = members;
         (self.state.formed, self.state.over_since) = (now, None);
-        self.state.told_newcomers = false;
-        self.tell_members(&Told::Formed(Generation {
+        self.state.announced_newcomers = false;
+        self.tell_members(&ToRank::Formed(Generation {
             number,
             members: described,
             hosts: self.state.hosts_of_ranks(),
@@ -209,9 +209,9 @@ impl Turn<'_> {
     pub(super) fn tell_of_newcomers(&mut self) {
         let is_new = |rank: usize| self.waits(rank) && !self.state.is_member(rank);
         let has_newcomers = (0..self.state.ranks.len()).any(is_new);
-        if has_newcomers != self.state.told_newcomers {
-            self.state.told_newcomers = has_newcomers;
-            self.tell_members(&Told::Newcomers(has_newcomers));
+        if has_newcomers != self.state.announced_newcomers {
+            self.state.announced_newcomers = has_newcomers;
+            self.tell_members(&ToRank::Newcomers(has_newcomers));
         }
     }
 

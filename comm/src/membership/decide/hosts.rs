@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use super::{Action, ENDING, SILENCE_MARGIN, Turn, silence};
+use super::{Action, Decision, ENDING, SILENCE_MARGIN, silence};
 use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
 
 const CUT_OFF: &str = "its host was cut off";
 
-impl Turn<'_> {
+impl Decision<'_> {
     pub(super) fn lose_silent_hosts(&mut self) {
         let limit = silence(self.state.rules.timeout) + SILENCE_MARGIN;
         for host in 1..self.state.hosts.len() {

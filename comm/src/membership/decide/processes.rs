@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Action, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, Turn, of_signal};
+use super::{Action, Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, of_signal};
 use crate::error::EXIT_PEER_LOST;
-use crate::membership::state::Process;
-use crate::membership::wire::Told;
+use crate::membership::state::RankProcess;
+use crate::membership::wire::ToRank;
 use crate::stop::STOPS;
 
 /// How often a rank may be started in a row without taking part for a while, and by how much the
@@ -15,11 +15,11 @@ const PUT_OFF: Duration = Duration::from_millis(20);
 /// That while: one that fails in every step is not started for ever.
 const TOOK_PART: Duration = Duration::from_secs(5);
 
-impl Turn<'_> {
+impl Decision<'_> {
     pub(super) fn start(&mut self, rank: usize) {
         self.state.processes += 1;
         let number = self.state.processes;
-        self.state.ranks[rank].process = Some(Process {
+        self.state.ranks[rank].process = Some(RankProcess {
             number,
             waits: None,
             port: 0,
@@ -30,7 +30,7 @@ impl Turn<'_> {
         });
         let process = number;
         self.actions.push(Action::Start { rank, process });
-        let told = Told::Welcome {
+        let told = ToRank::Welcome {
             is_elastic: self.state.rules.is_elastic,
             min_ranks: self.state.rules.min_ranks,
             hosts: self.state.hosts_of_ranks(),
@@ -49,7 +49,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn tell(&mut self, rank: usize, told: Told) {
+    pub(super) fn tell(&mut self, rank: usize, told: ToRank) {
         if let Some(process) = self.state.process(rank) {
             self.actions.push(Action::Tell {
                 rank,
@@ -59,7 +59,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn tell_members(&mut self, told: &Told) {
+    pub(super) fn tell_members(&mut self, told: &ToRank) {
         for rank in self.living_members() {
             self.tell(rank, told.clone());
         }

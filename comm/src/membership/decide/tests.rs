@@ -70,7 +70,7 @@ impl Job {
         self.state.process(rank).expect("it runs")
     }
 
-    fn says(&mut self, rank: usize, said: Said) {
+    fn says(&mut self, rank: usize, said: ToLauncher) {
         let process = self.process(rank);
         self.happens(Event::Said {
             rank,
@@ -84,14 +84,14 @@ impl Job {
             true => self.state.generation,
             false => 0,
         };
-        self.says(rank, Said::Waits { after, port: 7 });
+        self.says(rank, ToLauncher::Waits { after, port: 7 });
     }
 
     fn misses(&mut self, rank: usize, ranks: &[usize], have_met: bool) {
         let (generation, ranks) = (self.state.generation, ranks.to_vec());
         self.says(
             rank,
-            Said::Misses {
+            ToLauncher::Misses {
                 generation,
                 ranks,
                 have_met,
@@ -151,7 +151,7 @@ impl Job {
     fn change(&mut self) -> (Vec<(usize, String)>, Vec<usize>) {
         let told = self.done(|action| match action {
             Action::Tell {
-                told: Told::Formed(generation),
+                told: ToRank::Formed(generation),
                 ..
             } => Some(generation.change.clone()),
             _ => None,
@@ -181,12 +181,12 @@ fn ranks_that_are_left_and_ranks_that_come_form_the_next_generation() {
     );
     job.at(20);
     job.waits(1);
-    assert!(job.state.told_newcomers);
+    assert!(job.state.announced_newcomers);
     job.waits(0);
     job.waits(2);
     assert_eq!(job.members(), [0, 1, 2]);
     assert_eq!(job.change(), (vec![], vec![1]));
-    assert!(!job.state.told_newcomers);
+    assert!(!job.state.announced_newcomers);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_rank_that_was_just_lost_comes_back_a_step_later() {
     job.at(20);
     (0..3).for_each(|rank| job.waits(rank));
     assert_eq!(job.members(), [1, 2]);
-    assert!(job.state.told_newcomers);
+    assert!(job.state.announced_newcomers);
     [1, 2].iter().for_each(|&rank| job.waits(rank));
     assert_eq!(job.members(), [0, 1, 2]);
     // Unless the others are too few.
@@ -328,7 +328,7 @@ fn of_two_hosts_that_miss_each_other_one_is_left_out() {
     let (generation, ranks, have_met) = (1, vec![0], true);
     job.says(
         0,
-        Said::Misses {
+        ToLauncher::Misses {
             generation,
             ranks,
             have_met,
@@ -394,7 +394,7 @@ fn a_rank_that_shows_no_progress_is_killed_and_one_that_does_is_waited_for() {
     job.waits(0);
     for seconds in 1..9 {
         job.at_s(seconds);
-        job.says(1, Said::Progress(seconds));
+        job.says(1, ToLauncher::Progress(seconds));
     }
     job.at_s(12);
     assert_eq!(job.kills(), [0; 0]);
@@ -420,9 +420,9 @@ fn ranks_that_all_hang_are_killed_also_before_they_have_met() {
     for mut job in [job(&[0, 0]), trains(&[0, 0])] {
         // All wait, or none.
         job.state.over_since = job.state.over_since.map(|_| Duration::from_secs(240));
-        job.says(1, Said::Progress(7));
+        job.says(1, ToLauncher::Progress(7));
         job.at_s(120);
-        job.says(1, Said::Progress(8));
+        job.says(1, ToLauncher::Progress(8));
         job.at_s(240);
         assert_eq!(job.kills(), [0; 0], "one shows progress");
         job.at_s(241);
@@ -443,7 +443,7 @@ fn stopped_ranks_are_killed_after_three_timeouts_without_a_break() {
     assert_eq!(job.kills(), [1]);
     // Once the job ends, after three seconds.
     job.stops(0, true);
-    job.says(0, Said::Ends(0));
+    job.says(0, ToLauncher::Ends(0));
     job.at_s(25);
     assert_eq!(job.kills(), [0; 0]);
     job.at_s(26);
@@ -489,8 +489,8 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
 #[test]
 fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     let mut job = trains(&[0, 0]);
-    job.says(1, Said::Ends(65));
-    job.says(0, Said::Ends(0));
+    job.says(1, ToLauncher::Ends(65));
+    job.says(0, ToLauncher::Ends(0));
     job.ends(1, End::Code(65));
     job.at_s(1);
     assert_eq!(job.starts(), [0, 1], "none is started again");
@@ -499,7 +499,7 @@ fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     assert_eq!(job.state.exit_code(), 65);
     // How a rank ends after the job has done its work does not matter.
     let mut job = trains(&[0, 0]);
-    job.says(1, Said::Ends(0));
+    job.says(1, ToLauncher::Ends(0));
     job.ends(0, KILLED);
     job.ends(1, End::Code(0));
     assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 0));
@@ -625,7 +625,7 @@ fn what_an_older_process_of_a_rank_does_has_no_effect() {
     job.ends(1, KILLED);
     job.at(20);
     job.happens(Event::Ended { rank, process, end });
-    let said = Said::Waits { after: 1, port: 7 };
+    let said = ToLauncher::Waits { after: 1, port: 7 };
     job.happens(Event::Said {
         rank,
         process,

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::*;
 use crate::membership::packets::Packets;
-use crate::membership::wire::{Said, Told};
+use crate::membership::wire::{ToLauncher, ToRank};
 use crate::transport::shared::Segment;
 
 #[test]
@@ -61,12 +61,12 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
     let (launcher, socket) = Packets::pair().unwrap();
     // SAFETY: a descriptor of this test, which the process below inherits.
     unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
-    launcher.send(&Told::Alive, true);
+    launcher.send(&ToRank::Alive, true);
     let mut command = Command::new(std::env::current_exe().unwrap());
     let own = "failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
     command.args(["--exact", own]);
     command.env(SOCKET, socket.as_raw_fd().to_string());
     let ended = command.output().unwrap();
     assert_eq!(ended.status.code(), Some(74), "{ended:?}");
-    assert_eq!(launcher.receive(), Some(Said::Ends(74)));
+    assert_eq!(launcher.receive(), Some(ToLauncher::Ends(74)));
 }

@@ -17,7 +17,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = tcp::MESSAGE_BYTES_MAX;
 pub(crate) enum Comm {
     #[cfg(feature = "mpi")]
     Mpi(mpi::Comm),
-    Tcp(tcp::Channel),
+    Tcp(tcp::MeshChannel),
 }
 
 impl Comm {

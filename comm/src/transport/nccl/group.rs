@@ -26,12 +26,12 @@ pub(super) struct Nccl {
     pub(super) size: usize,
     pub(super) progress: Progress,
     pub(super) common: Arc<Common>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<GroupState>,
 }
 
 /// What one call at a time may change.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct GroupState {
     /// How many collectives were called eagerly, and a hash of them all.
     history: (u64, u64),
     /// The number of the current capture, and how many of its calls were made.
@@ -40,7 +40,7 @@ pub(super) struct State {
     broken: Option<String>,
 }
 
-impl State {
+impl GroupState {
     /// The position of a call in its graph, from 1; 0 for an eager call.
     fn position(&mut self, capture: Option<u64>) -> u32 {
         let Some(capture) = capture else { return 0 };
@@ -55,7 +55,7 @@ impl State {
 }
 
 impl Nccl {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = PoisonError::into_inner(poisoned);
             let panicked = || "a panic in one of its calls".into();
@@ -65,7 +65,11 @@ impl Nccl {
     }
 
     /// Prepares these calls: names them, waits for this thread's turn, and marks their begin.
-    fn begin(&self, state: &mut State, calls: &[Call<'_>]) -> Result<MutexGuard<'static, Turn>> {
+    fn begin(
+        &self,
+        state: &mut GroupState,
+        calls: &[Call<'_>],
+    ) -> Result<MutexGuard<'static, Turn>> {
         let (first, lane, key) = (&calls[0], names::lane(calls), names::key(calls));
         let (pages, local_rank) = (&self.common.pages, self.common.local_rank());
         if !pages.is_named(local_rank, key) {
@@ -80,7 +84,7 @@ impl Nccl {
     }
 
     /// Marks the end of these calls, unless the next one's begin does.
-    fn end(&self, state: &mut State, calls: &[Call<'_>]) -> Result<()> {
+    fn end(&self, state: &mut GroupState, calls: &[Call<'_>]) -> Result<()> {
         let (first, lane) = (&calls[0], names::lane(calls));
         if !first.is_followed {
             self.progress.end(lane, first.stream, first.site)?;
@@ -93,7 +97,7 @@ impl Nccl {
 
     /// Records the error of these calls. The group cannot be used after it, unless a capture
     /// failed: nothing of a capture runs before its graph is launched.
-    fn failed(&self, state: &mut State, calls: &[Call<'_>], mut error: Error) -> Error {
+    fn failed(&self, state: &mut GroupState, calls: &[Call<'_>], mut error: Error) -> Error {
         let is_capturing = foreign::capture(calls[0].stream).is_some();
         let is_of_capture = matches!(
             &error,

@@ -14,7 +14,7 @@ use ddp_kernels::{Device, foreign};
 use super::common::Common;
 use super::communicator::Communicator;
 use super::environment::{self, NcclChoice};
-use super::group::{Nccl, State};
+use super::group::{GroupState, Nccl};
 use super::library::{self, nccl};
 use super::warm;
 use super::watch::Watches;
@@ -86,7 +86,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
         size,
         progress,
         common: Arc::clone(&common),
-        state: Mutex::new(State::default()),
+        state: Mutex::new(GroupState::default()),
     };
     let group = Group::new(Arc::new(nccl), name, join.timeout);
     warm::warm_up(&group, device, &common)?;

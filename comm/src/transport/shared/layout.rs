@@ -207,7 +207,7 @@ fn whole_pages(bytes: usize) -> usize {
 /// How the bytes of a tensor are cut: a slice for every rank, and each slice into pieces that fit a
 /// slot. All slices have the same number of pieces; the last may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct SliceCut {
     bytes: usize,
     slices: usize,
     /// Whether slices are exactly equal, or begin at multiples of `GRAIN_BYTES`.
@@ -217,24 +217,24 @@ pub(super) struct Cut {
     pub(super) pieces: usize,
 }
 
-impl Cut {
+impl SliceCut {
     /// `slices` slices that begin at multiples of the grain and differ by one grain at most.
-    pub(super) fn even(bytes: usize, slices: usize, piece_bytes_max: usize) -> Cut {
-        Cut::new(bytes, slices, false, piece_bytes_max)
+    pub(super) fn even(bytes: usize, slices: usize, piece_bytes_max: usize) -> SliceCut {
+        SliceCut::new(bytes, slices, false, piece_bytes_max)
     }
 
     /// `slices` equal slices.
-    pub(super) fn equal(bytes: usize, slices: usize, piece_bytes_max: usize) -> Cut {
+    pub(super) fn equal(bytes: usize, slices: usize, piece_bytes_max: usize) -> SliceCut {
         assert!(
             bytes.is_multiple_of(slices),
             "{bytes} bytes are not {slices} equal slices"
         );
-        Cut::new(bytes, slices, true, piece_bytes_max)
+        SliceCut::new(bytes, slices, true, piece_bytes_max)
     }
 
-    fn new(bytes: usize, slices: usize, equal: bool, piece_bytes_max: usize) -> Cut {
+    fn new(bytes: usize, slices: usize, equal: bool, piece_bytes_max: usize) -> SliceCut {
         assert!(piece_bytes_max >= GRAIN_BYTES && piece_bytes_max.is_multiple_of(GRAIN_BYTES));
-        let uncut = Cut {
+        let uncut = SliceCut {
             bytes,
             slices,
             equal,
@@ -248,7 +248,7 @@ impl Cut {
         let piece_bytes = longest
             .div_ceil(pieces.max(1))
             .next_multiple_of(GRAIN_BYTES);
-        Cut {
+        SliceCut {
             piece_bytes,
             pieces,
             ..uncut

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::activity::Signature;
 use super::channel::Channel;
-use super::layout::{Cut, DEPTH, LINE_BYTES};
+use super::layout::{DEPTH, LINE_BYTES, SliceCut};
 use super::stream::copy_out;
 use crate::collective::Call;
 use crate::error::Result;
@@ -44,8 +44,8 @@ impl Mailbox<'_> {
     }
 
     /// How a message is cut into chunks, and how many: at least one, to show that it came.
-    fn chunks(&self, bytes: usize) -> (Cut, usize) {
-        let cut = Cut::even(bytes, 1, self.channel.segment.layout().chunk_bytes);
+    fn chunks(&self, bytes: usize) -> (SliceCut, usize) {
+        let cut = SliceCut::even(bytes, 1, self.channel.segment.layout().chunk_bytes);
         (cut, cut.pieces.max(1))
     }
 

@@ -27,7 +27,7 @@ use std::ops::Range;
 use ddp_kernels::DType;
 
 use super::channel::{Channel, Count, NumberedCall};
-use super::layout::{Cut, DEPTH};
+use super::layout::{DEPTH, SliceCut};
 use super::stream::copy_out;
 use crate::collective::Reduce;
 use crate::collective::sums::{Sources, add_in_order, reduce};
@@ -39,7 +39,7 @@ const BLOCK_BYTES: usize = 4096;
 
 /// What is reduced: a tensor of each rank, or partial sums.
 #[derive(Clone, Copy)]
-pub(super) struct Terms<'a> {
+pub(super) struct SliceTerms<'a> {
     pub(super) reduce: Reduce,
     /// For partial sums: the order in which those of all ranks are added.
     pub(super) order: Option<&'a [Part]>,
@@ -49,7 +49,7 @@ pub(super) struct Terms<'a> {
     pub(super) place_bytes: usize,
 }
 
-impl<'a> Terms<'a> {
+impl<'a> SliceTerms<'a> {
     /// Some bytes of one; None if it is in the tensor, which has `length` bytes.
     fn within(&self, row: usize, length: usize, range: Range<usize>) -> Option<&'a [u8]> {
         let start = row * length;
@@ -61,7 +61,7 @@ impl<'a> Terms<'a> {
 pub(super) struct Slices<'a> {
     pub(super) channel: &'a Channel,
     pub(super) turn: &'a NumberedCall<'a>,
-    pub(super) cut: Cut,
+    pub(super) cut: SliceCut,
     /// The number of the first piece.
     pub(super) first: u32,
 }
@@ -88,7 +88,7 @@ impl Slices<'_> {
         &self,
         bytes: &mut [u8],
         dtype: DType,
-        terms: Terms<'_>,
+        terms: SliceTerms<'_>,
         scatter: bool,
     ) -> Result<()> {
         let pieces = self.cut.pieces;
@@ -155,7 +155,7 @@ impl Slices<'_> {
     }
 
     /// Copies piece `piece` of every other rank's slice to staging.
-    fn give(&self, piece: usize, bytes: &[u8], terms: Terms<'_>) -> Result<()> {
+    fn give(&self, piece: usize, bytes: &[u8], terms: SliceTerms<'_>) -> Result<()> {
         let Channel {
             segment, index, me, ..
         } = self.channel;
@@ -192,7 +192,7 @@ impl Slices<'_> {
         piece: usize,
         bytes: &mut [u8],
         dtype: DType,
-        terms: Terms<'_>,
+        terms: SliceTerms<'_>,
         shown: bool,
     ) -> Result<()> {
         let Channel {

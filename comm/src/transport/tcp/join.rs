@@ -105,7 +105,7 @@ pub(crate) fn listen_anywhere(address: IpAddr) -> Result<TcpListener> {
 }
 
 /// Who connects to a rank that listens.
-pub(crate) struct Guests {
+pub(crate) struct Listener {
     listener: TcpListener,
     pass: Pass,
     /// The most bytes of a message after the hello.
@@ -125,11 +125,11 @@ struct Candidate {
     caller: Option<Caller>,
 }
 
-impl Guests {
-    pub(crate) fn new(listener: TcpListener, pass: Pass, bytes_max: usize) -> Result<Guests> {
+impl Listener {
+    pub(crate) fn new(listener: TcpListener, pass: Pass, bytes_max: usize) -> Result<Listener> {
         let set = listener.set_nonblocking(true);
         set.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
-        Ok(Guests {
+        Ok(Listener {
             listener,
             pass,
             bytes_max,

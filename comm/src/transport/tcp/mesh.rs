@@ -38,14 +38,14 @@ type Received = VecDeque<(usize, Vec<u8>)>;
 #[derive(Debug)]
 struct Traffic {
     /// By rank; None for ranks of this host.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<MeshPeer>>,
     /// What has come, by channel, tag and sender.
     inbox: HashMap<(u32, u32), Received>,
 }
 
 /// A rank of another host.
 #[derive(Debug)]
-struct Peer {
+struct MeshPeer {
     frames: Frames,
     host: String,
     has_left: bool,
@@ -55,7 +55,7 @@ struct Peer {
 impl Mesh {
     /// `peers` has a socket to each rank of another host, with the host's name.
     pub(crate) fn new(rank: usize, peers: Vec<Option<(Frames, String)>>) -> Mesh {
-        let peer = |(frames, host)| Peer {
+        let peer = |(frames, host)| MeshPeer {
             frames,
             host,
             has_left: false,
@@ -88,7 +88,7 @@ impl Mesh {
         let peers = traffic.peers.iter_mut().flatten();
         peers.for_each(|peer| peer.frames.queue(&farewell));
         let is_gone =
-            |peer: &Peer| (peer.has_left && peer.frames.is_sent()) || peer.frames.is_closed();
+            |peer: &MeshPeer| (peer.has_left && peer.frames.is_sent()) || peer.frames.is_closed();
         while started.elapsed() < limit {
             traffic.advance();
             if traffic.peers.iter().flatten().all(is_gone) {
@@ -146,22 +146,22 @@ impl Traffic {
 
 /// One of several independent ways between the same ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct Channel {
+pub(crate) struct MeshChannel {
     mesh: Arc<Mesh>,
     number: u32,
 }
 
-impl Channel {
+impl MeshChannel {
     /// The next channel. All ranks call this in the same order.
-    pub(crate) fn new(mesh: &Arc<Mesh>) -> Channel {
-        Channel {
+    pub(crate) fn new(mesh: &Arc<Mesh>) -> MeshChannel {
+        MeshChannel {
             mesh: Arc::clone(mesh),
             number: mesh.next_channel.fetch_add(1, Ordering::Relaxed),
         }
     }
 
-    pub(crate) fn duplicate(&self) -> Channel {
-        Channel::new(&self.mesh)
+    pub(crate) fn duplicate(&self) -> MeshChannel {
+        MeshChannel::new(&self.mesh)
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -219,7 +219,7 @@ impl Channel {
 /// A message under way.
 #[derive(Debug)]
 pub(crate) struct Letter {
-    channel: Channel,
+    channel: MeshChannel,
     peer: usize,
     content: Content,
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::membership::client::tests::{client, generation};
 use crate::membership::packets::Packets;
-use crate::membership::wire::Told;
+use crate::membership::wire::ToRank;
 
 /// The ranks of a job, by socket pairs.
 fn stars(size: usize, timeout: Duration) -> Vec<Star> {
@@ -122,9 +122,12 @@ struct Meetings {
 
 fn meetings(timeout: Duration) -> Meetings {
     let (listener, port) = tcp::listen_for_ranks().unwrap();
-    let first = Told::Formed(generation(1, &[0]));
+    let first = ToRank::Formed(generation(1, &[0]));
     let (client, launcher) = client(0, 1, &[first]);
-    assert!(matches!(client.meet(0, 0), client::Meeting::Formed(_)));
+    assert!(matches!(
+        client.meet(0, 0),
+        client::MeetingOutcome::Formed(_)
+    ));
     Meetings {
         listener,
         port,
@@ -193,10 +196,10 @@ fn a_generation_that_is_over_ends_every_wait() {
         let first = scope.spawn(|| meets(0, (1, "a"), &at));
         let second = scope.spawn(move || {
             let closed = Meetings { port: 1, ..other };
-            closed.launcher.send(&Told::Over(1), true);
+            closed.launcher.send(&ToRank::Over(1), true);
             meets(1, (1, "a"), &closed)
         });
-        at.launcher.send(&Told::Over(1), true);
+        at.launcher.send(&ToRank::Over(1), true);
         for ended in [first, second] {
             assert!(ended.join().unwrap().unwrap_err().is_rank_lost());
         }

@@ -512,7 +512,7 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
 /// differ or it has an error of its own. The others continue. `joined` lists the ranks that are new
 /// since the last step.
 pub(super) fn leave_if_new(error: &Error, world: &World, joined: &[usize]) {
-    let is_new = joined.contains(&world.seat(world.rank()));
+    let is_new = joined.contains(&world.job_rank(world.rank()));
     let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_own = || error.reporter().is_none() && !continues_after(error, world, &[]);
     if is_new && (is_other || is_own()) {

@@ -79,7 +79,7 @@ fn what_a_rank_has_said_is_there_when_its_end_is_seen() {
     ranks.start((0, 7, 1), command).unwrap();
     let (.., status) = ended(&mut ranks);
     assert_eq!(status.code(), Some(9));
-    assert_eq!(ranks.words(), [(0, 7, Said::Ends(65))]);
+    assert_eq!(ranks.words(), [(0, 7, ToLauncher::Ends(65))]);
 }
 
 #[test]

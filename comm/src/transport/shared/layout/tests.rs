@@ -81,8 +81,8 @@ proptest! {
         let piece_bytes_max = if bytes < 3000 { grains * GRAIN_BYTES } else { grains << 34 };
         let piece_bytes_max = if large { piece_bytes_max * 3 } else { piece_bytes_max };
         for cut in [
-            Cut::even(bytes, slices, piece_bytes_max),
-            Cut::equal(bytes / slices * slices, slices, piece_bytes_max),
+            SliceCut::even(bytes, slices, piece_bytes_max),
+            SliceCut::equal(bytes / slices * slices, slices, piece_bytes_max),
         ] {
             let mut next = 0;
             for rank in 0..slices {
@@ -102,13 +102,13 @@ proptest! {
 
     #[test]
     fn slices_differ_by_a_grain_at_most(bytes in 0usize..100_000, slices in 1usize..9) {
-        let lengths = || (0..slices).map(|rank| Cut::even(bytes, slices, 4096).slice(rank).len());
+        let lengths = || (0..slices).map(|rank| SliceCut::even(bytes, slices, 4096).slice(rank).len());
         prop_assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 2 * GRAIN_BYTES);
     }
 }
 
 #[test]
 fn a_tensor_near_the_end_of_memory_is_cut_without_overflow() {
-    let cut = Cut::even(isize::MAX as usize, 7, 1 << 60);
+    let cut = SliceCut::even(isize::MAX as usize, 7, 1 << 60);
     assert_eq!(cut.piece(6, cut.pieces - 1).end, isize::MAX as usize);
 }

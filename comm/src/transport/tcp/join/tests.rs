@@ -10,11 +10,11 @@ fn pass(rank: usize, secret: Option<&str>) -> Pass {
 }
 
 /// Rank 0 of a job, and its address.
-fn host(secret: Option<&str>) -> (Guests, SocketAddr) {
+fn host(secret: Option<&str>) -> (Listener, SocketAddr) {
     let listener = listen_anywhere([127, 0, 0, 1].into()).unwrap();
     let address = listener.local_addr().unwrap();
     (
-        Guests::new(listener, pass(0, secret), 1 << 16).unwrap(),
+        Listener::new(listener, pass(0, secret), 1 << 16).unwrap(),
         address,
     )
 }
@@ -24,17 +24,17 @@ fn call(address: SocketAddr, pass: &Pass, limit: Duration) -> Result<Joined> {
 }
 
 /// Answers whoever calls until `is_done`.
-fn serve(guests: &mut Guests, expected: &[usize], is_done: impl Fn(&Guests) -> bool) {
-    while !is_done(guests) {
-        guests.accept();
-        guests.talk(expected).unwrap();
+fn serve(listener: &mut Listener, expected: &[usize], is_done: impl Fn(&Listener) -> bool) {
+    while !is_done(listener) {
+        listener.accept();
+        listener.talk(expected).unwrap();
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
-    let (mut guests, address) = host(Some("secret"));
+    let (mut listener, address) = host(Some("secret"));
     let mut slow = TcpStream::connect(address).unwrap();
     slow.write_all(&[1]).unwrap();
     let mut garbage = TcpStream::connect(address).unwrap();
@@ -50,10 +50,10 @@ fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
                 call(address, &pass(rank, Some("secret")), LONG).unwrap()
             })
         });
-        guests.gather(&[1, 2], LONG, "here").unwrap();
+        listener.gather(&[1, 2], LONG, "here").unwrap();
         _ = callers.map(|caller| caller.join().unwrap());
     });
-    let mut joined: Vec<usize> = guests.joined.iter().map(|joined| joined.rank).collect();
+    let mut joined: Vec<usize> = listener.joined.iter().map(|joined| joined.rank).collect();
     joined.sort_unstable();
     assert_eq!(joined, [1, 2]);
     assert!(
@@ -75,10 +75,10 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
             "it has a DDP_JOB_SECRET, and this rank has none",
         ),
     ] {
-        let (mut guests, address) = host(ours);
+        let (mut listener, address) = host(ours);
         let caller = std::thread::spawn(move || call(address, &pass(1, theirs), LONG));
-        serve(&mut guests, &[1], |_| caller.is_finished());
-        let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+        serve(&mut listener, &[1], |_| caller.is_finished());
+        let gathered = listener.gather(&[1], Duration::from_millis(500), "here");
         let text = gathered.unwrap_err().to_string();
         assert!(
             text.contains("rank 1 did not come to here within 0.5 s"),
@@ -93,15 +93,15 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
 
 #[test]
 fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
-    let (mut guests, address) = host(None);
+    let (mut listener, address) = host(None);
     let caller = std::thread::spawn(move || {
         let other = Pass::new("job of two", Secret::new(None), 1, 2);
         call(address, &other, Duration::from_secs(1))
     });
-    serve(&mut guests, &[1], |guests| !guests.notes.is_empty());
-    let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+    serve(&mut listener, &[1], |listener| !listener.notes.is_empty());
+    let gathered = listener.gather(&[1], Duration::from_millis(500), "here");
     // From now on the port refuses connections, which is not the reason.
-    drop(guests);
+    drop(listener);
     let text = gathered.unwrap_err().to_string();
     let told = "was refused: it is rank 1 of another job (of 2 ranks, not 3)";
     assert!(text.contains(told), "{text}");
@@ -114,13 +114,13 @@ fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
 
 #[test]
 fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
-    let (mut guests, address) = host(None);
+    let (mut listener, address) = host(None);
     let callers = [7, 1, 1].map(|rank| {
         std::thread::spawn(move || call(address, &pass(rank, None), Duration::from_millis(300)))
     });
-    let are_answered = |_: &Guests| callers.iter().all(|caller| caller.is_finished());
-    serve(&mut guests, &[1, 2], are_answered);
-    let gathered = guests.gather(&[1, 2], Duration::from_millis(50), "here");
+    let are_answered = |_: &Listener| callers.iter().all(|caller| caller.is_finished());
+    serve(&mut listener, &[1, 2], are_answered);
+    let gathered = listener.gather(&[1, 2], Duration::from_millis(50), "here");
     let text = gathered.unwrap_err().to_string();
     assert!(text.contains("rank 2 did not come"), "{text}");
     assert!(text.contains("it says that it is rank 7"), "{text}");

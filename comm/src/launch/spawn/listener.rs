@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::rendezvous::Rendezvous;
 use crate::stop;
 use crate::transport::frames::Frames;
-use crate::transport::tcp::{self, Guests};
+use crate::transport::tcp::{self, Listener};
 
 /// The most bytes of a message of the hello.
 const BYTES_MAX: usize = 1024;
@@ -40,55 +40,60 @@ pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
 }
 
 /// Where the launcher lets agents in.
-pub(super) struct Door {
-    guests: Guests,
+pub(super) struct AgentListener {
+    listener: Listener,
     place: Rendezvous,
     /// Those whose predecessor may still run.
-    waiting: Vec<Guest>,
+    waiting: Vec<AgentConnection>,
 }
 
 /// An agent that has come.
-pub(super) struct Guest {
+pub(super) struct AgentConnection {
     /// The number of its process.
     pub(super) number: usize,
     pub(super) socket: File,
     pub(super) address: IpAddr,
 }
 
-impl Door {
-    pub(super) fn open(place: &Place) -> Result<Door> {
-        let listener = tcp::listen(&place.0)?;
-        Ok(Door {
-            guests: Guests::new(listener, place.pass()?, BYTES_MAX)?,
+impl AgentListener {
+    pub(super) fn open(place: &Place) -> Result<AgentListener> {
+        let socket = tcp::listen(&place.0)?;
+        Ok(AgentListener {
+            listener: Listener::new(socket, place.pass()?, BYTES_MAX)?,
             place: place.0.clone(),
             waiting: Vec::new(),
         })
     }
 
     /// The agents that have come and for which `is_free` says that their number is free.
-    pub(super) fn guests(&mut self, is_free: impl Fn(usize) -> bool) -> Result<Vec<Guest>> {
+    pub(super) fn agents(
+        &mut self,
+        is_free: impl Fn(usize) -> bool,
+    ) -> Result<Vec<AgentConnection>> {
         let expected: Vec<usize> = (1..self.place.size).collect();
-        for joined in self.guests.come(&expected)? {
-            let (number, Ok(guest)) = (joined.rank, Guest::of(joined.rank, joined.frames)) else {
+        for joined in self.listener.come(&expected)? {
+            let (number, Ok(agent)) =
+                (joined.rank, AgentConnection::of(joined.rank, joined.frames))
+            else {
                 continue;
             };
-            let is_of_number = |other: &mut Guest| other.number == number;
+            let is_of_number = |other: &mut AgentConnection| other.number == number;
             if let Some(other) = self.waiting.extract_if(.., is_of_number).next() {
                 tracing::warn!(
                     "process {number} came again, from {}: the one from {} that waited is turned \
                      away; help: give each process its own number (RANK)",
-                    guest.address,
+                    agent.address,
                     other.address
                 );
             } else if !is_free(number) {
                 tracing::warn!(
                     "process {number} came again, from {}: it waits until the first one is lost",
-                    guest.address
+                    agent.address
                 );
             }
-            self.waiting.push(guest);
+            self.waiting.push(agent);
         }
-        let free = self.waiting.extract_if(.., |guest| is_free(guest.number));
+        let free = self.waiting.extract_if(.., |agent| is_free(agent.number));
         Ok(free.collect())
     }
 
@@ -99,16 +104,17 @@ impl Door {
 
     /// The error of agents that have not come within `limit`.
     pub(super) fn too_late(&self, missing: &[usize], limit: Duration) -> Error {
-        self.guests.too_late(missing, limit, &self.place.address())
+        self.listener
+            .too_late(missing, limit, &self.place.address())
     }
 }
 
-impl Guest {
-    fn of(number: usize, frames: Frames) -> std::io::Result<Guest> {
+impl AgentConnection {
+    fn of(number: usize, frames: Frames) -> std::io::Result<AgentConnection> {
         let (socket, _) = frames.into_parts()?;
         let stream = TcpStream::from(OwnedFd::from(socket));
         let address = stream.peer_addr()?.ip().to_canonical();
-        Ok(Guest {
+        Ok(AgentConnection {
             number,
             socket: File::from(OwnedFd::from(stream)),
             address,

@@ -23,7 +23,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The connection to the ranks of other hosts.
 #[derive(Debug)]
-pub(crate) struct Lifeline {
+pub(crate) struct Alerts {
     pub(crate) comm: Comm,
     pub(crate) others: Vec<usize>,
     /// This host reports if all hosts fail at the same time.
@@ -52,7 +52,7 @@ impl Default for WorkNews {
     }
 }
 
-impl Lifeline {
+impl Alerts {
     /// Tells the other hosts why the job ends; gives up after `bound`.
     pub(crate) fn send(&self, cause: &Cause, bound: Duration) {
         let bytes: Arc<[u8]> = encode(cause).into();
