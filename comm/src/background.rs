@@ -10,7 +10,7 @@ use crate::waited::Waited;
 /// How often a deadline looks at the clock. It counts only time in which this process could run.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// A thread in the background. Dropping this cancels the thread and waits for its end.
+/// A thread in the background. Dropping this value cancels the thread and waits for it to end.
 #[derive(Debug)]
 pub struct Background {
     cancel: Option<Sender<()>>,

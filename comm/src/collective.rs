@@ -1,7 +1,8 @@
-//! The trait that all implementations of collectives share.
+//! The trait that every implementation of collectives provides.
 //!
-//! A call names the stream whose work it follows. On GPUs it may return before it is done; on the
-//! CPU it is done when it returns. All ranks make the same calls on a group in the same order.
+//! A call names the stream whose work it follows. On GPUs it may return before the work is done; on
+//! the CPU the work is done when it returns. All ranks make the same calls on a group, in the same
+//! order.
 
 pub(crate) mod group;
 pub(crate) mod handshake;

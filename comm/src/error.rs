@@ -63,7 +63,7 @@ pub enum Remedy {
     TrainOnCpu,
     /// Run steps without CUDA graphs.
     NoGraphs,
-    /// Continue from what was saved, or without lost ranks.
+    /// Continue from what was saved, or without the lost ranks.
     Continue,
 }
 
@@ -245,8 +245,8 @@ impl Error {
         }
     }
 
-    /// Whether a rank was lost in a job that continues without it, or a generation ended otherwise:
-    /// [`World::next_generation`] is what to do then.
+    /// Whether this generation of an elastic job ended, because a rank was lost or for another
+    /// reason: call [`World::next_generation`] then.
     ///
     /// [`World::next_generation`]: crate::World::next_generation
     pub fn is_rank_lost(&self) -> bool {
@@ -272,7 +272,7 @@ impl Error {
         Error::Setup(Problem::new(action, reason, help))
     }
 
-    /// The [`Error::Limit`] of a thread of this name that could not be started.
+    /// The [`Error::Limit`] for a thread of this name that could not be started.
     pub fn no_thread(name: &str, error: &std::io::Error) -> Error {
         let action = format!("start the thread \"{name}\"");
         let help = "raise the limits on threads (ulimit -u) and on virtual memory (ulimit -v)";

@@ -1,5 +1,4 @@
-//! Starting ranks (`spawn`), and what each one gets: its GPU, its cores, and enough of what the system
-//! limits.
+//! Starts ranks (`spawn`), gives each its GPU and its cores, and checks the system's limits.
 
 pub(crate) mod cores;
 pub mod gpus;

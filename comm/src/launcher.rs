@@ -1,7 +1,7 @@
-//! What started this process, by the environment variables of launchers and schedulers.
+//! Which launcher or scheduler started this process, according to its environment variables.
 //!
-//! MPI is initialised only if the variables of an MPI launcher are present, because that takes
-//! 0.3 s. A build without MPI ignores them. A process that is alone although several were started
+//! MPI is initialised only if the variables of an MPI launcher are set, because it takes 0.3 s. A
+//! build without MPI ignores them. A process that finds itself alone although several were started
 //! is warned.
 
 use std::fs;
@@ -36,7 +36,7 @@ pub(crate) enum Launcher {
     Slurm,
 }
 
-/// What the launcher says. Numbers that it does not give are None.
+/// What the launcher's variables say. Numbers that they do not give are None.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub(crate) launcher: Launcher,
@@ -52,7 +52,7 @@ pub fn likely_rank() -> usize {
     rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
 }
 
-/// The number of the job of this process, if that continues without lost ranks.
+/// The number of this process's job, if the job is elastic.
 pub fn job_number() -> Option<String> {
     std::env::var(JOB_NUMBER).ok()
 }
@@ -107,7 +107,7 @@ pub(crate) const OWN_JOB: &str = "DDP_JOB";
 
 /// In a job that can be on several hosts: their addresses as this one reaches them, in order.
 pub(crate) const HOST_ADDRESSES: &str = "DDP_JOB_HOSTS";
-/// In a job that continues without lost ranks: a number that no other job has.
+/// In an elastic job: a number that no other job has.
 pub(crate) const JOB_NUMBER: &str = "DDP_JOB_NUMBER";
 
 /// What that variable says.

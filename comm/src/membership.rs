@@ -1,17 +1,17 @@
-//! Who takes part in a job that the program itself has started.
+//! Who takes part in a job whose ranks the program itself has started.
 //!
-//! A job is a sequence of generations. All that ranks share belongs to one generation: its memory,
-//! groups, communicators and graphs. When a rank is lost or a new one comes, the ranks that are
-//! left meet, and the next generation begins: the same way for the first one, after a loss and for
-//! a new rank.
+//! A job is a sequence of generations. Everything that ranks share belongs to one generation: its
+//! memory, groups, communicators and graphs. When a rank is lost or a new one comes, the remaining
+//! ranks meet and the next generation begins, in the same way as the first. A job that is not
+//! elastic has one generation, of all its ranks.
 //!
-//! The launcher decides. Ranks say what they do (`wire::ToLauncher`), and are told what was decided
-//! (`wire::ToRank`). What is decided is a pure function of what has happened (`decide.rs`): it has no
-//! clock, file, socket or thread, so that a simulation runs it through years of faults
-//! (`tests/membership`). The launcher's loop (`spawn/job.rs`) turns what happens into events, and
-//! carries out what is decided.
+//! The launcher decides. Ranks report what they do (`wire::ToLauncher`) and are told what was
+//! decided (`wire::ToRank`). A decision is a pure function of what has happened (`decide.rs`): it
+//! has no clock, file, socket or thread, so that a simulation can run it through years of faults
+//! (`tests/membership`). The launcher's loop (`launch/spawn/job.rs`) turns what happens into events
+//! and carries out what is decided.
 //!
-//! A rank of a job keeps its number; `World` numbers the ranks of a generation anew.
+//! A rank keeps its number in the job; `World` numbers the ranks of each generation anew.
 
 pub mod client;
 pub mod decide;

@@ -1,4 +1,4 @@
-//! Other processes: whether they have ended, and ending them.
+//! Other processes: finding out whether they have ended, and ending them.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

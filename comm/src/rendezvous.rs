@@ -1,5 +1,5 @@
-//! Where ranks meet that a launcher without MPI started: by the variables of torchrun and of
-//! everything that sets the same ones (Kubeflow), or by those of Slurm.
+//! Where ranks meet when a launcher without MPI started them: according to the variables of
+//! torchrun, which others set too (Kubeflow), or those of Slurm.
 
 use crate::error::{Error, Result};
 use crate::identity::RANKS_MAX;

@@ -1,5 +1,5 @@
-//! Lines on standard error, whatever state this process is in. A full pipe that is not read, or a
-//! suspended terminal, stops no thread: what does not fit is dropped, and the next line says so.
+//! Lines on standard error, whatever state this process is in. A full pipe that nobody reads, or a
+//! suspended terminal, blocks no thread: what does not fit is dropped, and the next line says so.
 
 use std::ffi::{CStr, c_int};
 use std::io::{self, Error, ErrorKind};
@@ -24,7 +24,7 @@ struct Output {
     dropped: AtomicUsize,
 }
 
-/// Warns the program's user, even where the program shows no log.
+/// Warns the program's user, even if the program shows no log.
 pub(crate) fn warn(program: &str, text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");

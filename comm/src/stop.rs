@@ -1,9 +1,9 @@
-//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM, Ctrl-C, SIGHUP (a
-//! closed terminal) and SIGQUIT.
+//! Requests to stop: SIGUSR1 (a scheduler's time limit is near), SIGTERM, Ctrl-C, SIGHUP (a closed
+//! terminal) and SIGQUIT.
 //!
-//! The program asks for them ([`StopSignals`]) and decides what to do. The second Ctrl-C ends the
+//! The program asks for them ([`StopSignals`]) and decides what to do. A second Ctrl-C ends the
 //! process at once. SIGTERM is also what `mpirun` sends to all ranks when one has died, so the
-//! watch (`watch.rs`) catches it as well, to find out why before the process ends. A signal that
+//! watch (`world/watch.rs`) catches it too, to find out why before the process ends. A signal that
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
 
 use std::ffi::c_int;
@@ -172,7 +172,7 @@ impl Drop for Termination {
     }
 }
 
-/// From now on requests to stop wait until [`crate::World::connect`] or a launcher can handle them.
+/// Holds requests to stop back until [`crate::World::connect`] or a launcher can handle them.
 /// Call it first in `main`: without it they end a process that has no handler yet. Ranks that a
 /// [`crate::spawn::Spawner`] starts have these signals blocked from the start.
 pub fn hold_stops() {

@@ -1,6 +1,7 @@
-//! How tensors and news move between ranks. Implementations of [`Collective`](crate::collective):
-//! `shared/` within a host, `hosts` over several, with `messages` over `tcp/` or `mpi/`, and `nccl/`
-//! between GPUs. `failure` is how a rank that fails ends the others.
+//! How tensors and news of failures move between ranks. The implementations of
+//! [`Collective`](crate::collective) are `shared/` within a host, `hosts` across hosts (with
+//! `messages` over `tcp/` or `mpi/`), and `nccl/` between GPUs. `failure` is how a rank that fails
+//! ends the others.
 
 pub(crate) mod failure;
 pub(crate) mod frames;

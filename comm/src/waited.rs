@@ -1,5 +1,5 @@
-//! Time spent waiting, counted only while this process could run: a job that is suspended
-//! (SIGSTOP) and resumed has not waited for other ranks in between.
+//! Time spent waiting, counted only while this process could run: a job that was suspended
+//! (SIGSTOP) did not wait for other ranks meanwhile.
 
 use std::time::{Duration, Instant};
 

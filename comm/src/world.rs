@@ -1,9 +1,10 @@
 //! A rank's view of its job: who it is, groups of all ranks, messages, and how it ends.
 //!
-//! `bootstrap.rs` connects ranks that a launcher started, which meet as `meeting.rs` says: over
-//! MPI (`over_mpi.rs`) or sockets (`star.rs`). `links.rs` makes the implementations of
-//! groups, `options.rs` are the settings, `ending.rs` is how the process stops and fails.
-//! `elastic.rs` and `generations.rs` make the worlds of a job that continues without lost ranks.
+//! Ranks that this program started meet through the launcher (`elastic.rs`), in elastic jobs once
+//! for each generation (`generations.rs`); ranks of other launchers meet over MPI (`over_mpi.rs`)
+//! or TCP. `star.rs` is a meeting over sockets, `meeting.rs` what both kinds have in common, and
+//! `bootstrap.rs` connects the ranks once they have met. `links.rs` makes the implementations of
+//! groups, `options.rs` holds the settings, and `ending.rs` is how the process stops and fails.
 
 mod allocation;
 mod bootstrap;
@@ -82,7 +83,7 @@ pub struct World {
     #[cfg(feature = "mpi")]
     job: Option<crate::transport::mpi::Job>,
     mesh: Option<Arc<Mesh>>,
-    /// In a job that continues without lost ranks.
+    /// In an elastic job.
     elastic: Option<Elastic>,
 }
 
@@ -98,7 +99,7 @@ impl From<&World> for Member {
 
 impl World {
     /// Brings the ranks of this job together. A process that no launcher started, or that was
-    /// started alone, is a world of one, and is warned if a scheduler started several like it.
+    /// started alone, is a world of one; it is warned if a scheduler started several like it.
     ///
     /// Call it first in `main`, before there are other threads: only then may it change the
     /// environment, with which Open MPI on one host avoids the network and /dev/shm. From then on
@@ -305,8 +306,8 @@ impl World {
         self.cores.first_core
     }
 
-    /// How a launcher slows this rank down, and how to undo it; None if it left the rank its share
-    /// of cores.
+    /// How the launcher's binding slows this rank down, and how to undo it; None if the rank has
+    /// its share of cores.
     pub fn affinity_note(&self) -> Option<String> {
         let (cores, fair) = self.cores.narrower?;
         let plural = |count: usize| match count {
@@ -409,13 +410,13 @@ impl World {
         self.control.barrier(&Stream::default_of(Device::Cpu)?)
     }
 
-    /// The bytes of every rank, in rank order, on every rank. Lengths may differ.
+    /// Every rank's bytes, in rank order. Lengths may differ.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.control.all_gather_bytes(bytes)
     }
 
-    /// `bytes` becomes that of rank `root`, on every rank.
+    /// Copies rank `root`'s `bytes` to every rank.
     #[track_caller]
     pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
         self.control.broadcast_bytes(bytes, root)

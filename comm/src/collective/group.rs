@@ -79,8 +79,8 @@ impl Group {
     }
 
     /// A handle for calls that are each followed by another call on the group, such as all buckets
-    /// of a step but the last. A GPU then marks only their begin: the next call's tells that they
-    /// have ended. If no call follows within the timeout, that is reported as a hang.
+    /// of a step but the last. A GPU then marks only where they begin: the mark of the next call
+    /// shows that they have ended. If no call follows within the timeout, a hang is reported.
     pub fn followed(&self) -> Group {
         Group {
             is_followed: true,
@@ -97,14 +97,14 @@ impl Group {
         )
     }
 
-    /// An error if no call on this group has a result any more, because a rank was lost
-    /// ([`Error::is_rank_lost`]). On GPUs, where calls return before they are done, those so far
+    /// An error if calls on this group no longer have results, because a rank was lost
+    /// ([`Error::is_rank_lost`]). On GPUs, where calls return before they are done, earlier calls
     /// may have none either.
     pub fn check_ranks(&self) -> Result<()> {
         self.ranks.check_ranks()
     }
 
-    /// On GPUs: is set before calls end without a result. None if then the job ends.
+    /// On GPUs: a word that is set before calls end without a result. None if the job ends then.
     pub fn stop_word(&self) -> Option<StopWord> {
         self.ranks.stop_word()
     }
@@ -114,7 +114,7 @@ impl Group {
         self.ranks.rank()
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.ranks.size()
     }
@@ -165,10 +165,10 @@ impl Group {
         }))
     }
 
-    /// Runs `body`, whose calls on this group start together when it returns: sends and receives
-    /// of a ring would otherwise wait for each other. They are on one stream, at most 64, and
-    /// `body` does nothing else with their tensors. In host memory this only runs `body`, where a
-    /// send of hundreds of kilobytes waits until it is being received.
+    /// Runs `body`, whose calls on this group start together when it returns: the sends and
+    /// receives of a ring would otherwise wait for each other. There are at most 64, on one stream,
+    /// and `body` does nothing else with their tensors. In host memory this just runs `body`;
+    /// there, a send of hundreds of kilobytes waits until it is being received.
     pub fn grouped(&self, mut body: impl FnMut() -> Result<()>) -> Result<()> {
         if self.device().is_none() || self.size() == 1 || self.pending().is_some() {
             return body();
@@ -242,18 +242,18 @@ impl Group {
         self.run(operation, tensor, stream, Location::caller())
     }
 
-    /// `tensor` is as many equal slices as ranks; this rank's becomes its reduction over all
-    /// ranks, the others are left unspecified.
+    /// `tensor` consists of one equal slice per rank. This rank's slice becomes its reduction over
+    /// all ranks; the others are left unspecified.
     #[track_caller]
     pub fn reduce_scatter(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
         let operation = Operation::ReduceScatter(reduce);
         self.run(operation, tensor, stream, Location::caller())
     }
 
-    /// Sums partial sums of all ranks in the order of `tree`, in host memory. Each rank gives as
-    /// many as the tree says: `rows` (R, E) and as the last one `tensor` (E), if that is not among
-    /// `rows`. Every rank's `tensor` becomes the sum, or with `scatter` this rank's of as many
-    /// equal slices as ranks.
+    /// Adds the partial sums of all ranks in the order of `tree`, in host memory. Each rank gives
+    /// as many as the tree says: `rows` (R, E), and `tensor` (E) as the last one if it is not among
+    /// `rows`. Every rank's `tensor` becomes the sum; with `scatter`, only this rank's slice of it
+    /// does.
     #[track_caller]
     pub fn sum_along(
         &self,
@@ -293,7 +293,7 @@ impl Group {
         self.run_on_host(&call)
     }
 
-    /// `tensor` is as many equal slices as ranks; each rank gives its own and gets the others.
+    /// `tensor` consists of one equal slice per rank. Each rank gives its own and gets the others.
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor, stream: &Stream) -> Result<()> {
         self.run(Operation::AllGather, tensor, stream, Location::caller())
@@ -306,13 +306,13 @@ impl Group {
         self.run(operation, tensor, stream, Location::caller())
     }
 
-    /// Gives `tensor` to the `receive` that rank `to` makes.
+    /// Sends `tensor` to rank `to`, which calls `receive`.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor, to: usize, stream: &Stream) -> Result<()> {
         self.run(Operation::Send { to }, tensor, stream, Location::caller())
     }
 
-    /// Fills `tensor` from the `send` that rank `from` makes.
+    /// Fills `tensor` with what rank `from` sends.
     #[track_caller]
     pub fn receive(&self, tensor: &Tensor, from: usize, stream: &Stream) -> Result<()> {
         let operation = Operation::Receive { from };

@@ -1,8 +1,8 @@
-//! Whether all ranks run the same program with the same configuration, data and shapes, compared
-//! once before the first step.
+//! Checks once, before the first step, that all ranks run the same program with the same
+//! configuration, data and shapes.
 //!
-//! Ranks exchange one hash of all fields; only if hashes differ do the values follow. Every rank
-//! then compares all of them in the same way, so that all end with the same error.
+//! Ranks exchange one hash of all fields, and the values only if the hashes differ. Every rank then
+//! compares all values in the same way, so that all end with the same error.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::error::{Disagreement, Error, Result};
 pub enum Severity {
     /// The job must not run: [`Error::Disagree`], exit code 78.
     MustMatch,
-    /// The job may run: rank 0 warns.
+    /// The job may run, but rank 0 warns.
     Warn,
 }
 
@@ -26,7 +26,7 @@ pub enum Severity {
 pub struct Field {
     /// Its name in messages: "the configuration", "the data set".
     pub name: String,
-    /// This rank's value. Several lines are compared one by one.
+    /// This rank's value. If it has several lines, they are compared one by one.
     pub value: String,
     /// What a difference means.
     pub severity: Severity,

@@ -1,8 +1,9 @@
 //! The arithmetic of reductions: adds the elements of several ranks, in rank order or in the order
-//! of a tree. Rank order is compiled for every width of SIMD; the width is chosen at run time.
+//! of a tree. The code for rank order is compiled for every SIMD width, and the width is chosen at
+//! run time.
 //!
-//! bf16 is added and compared in f32, and rounded once. Of equal values, and of several
-//! NaNs, the first rank's is kept if there is a choice. i64 wraps around.
+//! bf16 is added and compared in f32, and rounded once. Where values are equal, or several are NaN,
+//! the first rank's is kept if there is a choice. i64 wraps around.
 
 use ddp_kernels::DType;
 use ddp_kernels::dtype::{bf16, bf16_nearest, bf16_wide};

@@ -1,8 +1,8 @@
 //! The tree along which sums over the shards of a batch are made: pure functions of the number of
 //! shards and of ranks.
 //!
-//! It is a binary tree over the shards, filled up to a power of two. A node whose right half has no
-//! shards is its left half, passed on without an addition. Each rank has a contiguous range of
+//! It is a binary tree over the shards, padded to a power of two. A node whose right half has no
+//! shards equals its left half, passed on without an addition. Each rank has a contiguous range of
 //! shards and adds the complete subtrees within it; the owner of a slice adds the rest. So every
 //! addition has the same operands on any number of ranks.
 
@@ -15,14 +15,14 @@ pub(crate) struct Node {
     index: usize,
 }
 
-/// One of the partial sums of which a sum is made.
+/// One of the partial sums that make up a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The rank that gives it.
     pub rank: usize,
-    /// Its number among all that the rank gives.
+    /// Its position among those that the rank gives.
     pub row: usize,
-    /// How many additions follow it: each adds the last two sums that are left.
+    /// How many additions follow it: each adds the last two remaining sums.
     pub additions: usize,
 }
 
@@ -103,7 +103,7 @@ impl SumTree {
         self.nodes.len()
     }
 
-    /// The shards of a rank. Those of two ranks differ by one at most in number.
+    /// The shards of a rank. Any two ranks have equally many, or one more or less.
     pub fn shards_of(&self, rank: usize) -> Range<usize> {
         let edge = |rank: usize| self.shards * rank / self.ranks();
         edge(rank)..edge(rank + 1)
@@ -133,7 +133,7 @@ impl SumTree {
         each[..each.len() - 1].iter().copied().max().unwrap_or(0)
     }
 
-    /// Of which partial sums the sum over all shards is made, in order.
+    /// The partial sums that make up the sum over all shards, in order.
     pub fn order(&self) -> &[Part] {
         &self.order
     }

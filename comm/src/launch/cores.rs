@@ -1,9 +1,9 @@
-//! A rank's share of its host's cores: how many threads, and which core is the first.
+//! A rank's share of its host's cores: how many threads it gets, and which core comes first.
 //!
-//! Ranks of a host tell each other the cores they may run on. A rank divides its cores by the
-//! number of ranks that may run on some of them, itself included. A launcher that bound a rank to
-//! fewer cores than its share is reported, because that is slow and rarely meant: `mpirun -n 1`
-//! and `-n 2` bind each rank to one core.
+//! The ranks of a host tell each other which cores they may run on. A rank divides its cores by the
+//! number of ranks that may run on any of them, itself included. If a launcher has bound a rank to
+//! fewer cores than its share, a warning says so, because that is slow and rarely intended: `mpirun
+//! -n 1` and `-n 2` bind each rank to one core.
 
 use std::io;
 

@@ -1,12 +1,12 @@
-//! Which GPUs belong to which rank, from what every rank of a job sees, so that no two ranks have
-//! the same GPU.
+//! Assigns GPUs to ranks, from what every rank of a job sees, so that no two ranks have the same
+//! GPU.
 //!
 //! Ranks see GPUs in different ways. All ranks of a host may see all its GPUs; or, as Slurm and
 //! pods arrange it, every rank sees one GPU and calls it `cuda:0`; or something in between. A UUID
-//! identifies a GPU wherever it is seen, so one rule covers all of them, and containers of one
-//! machine with several host names too: in rank order, each rank takes the first GPUs that it sees
-//! and that are free; if none is free, a rank that can use another GPU makes room. So there is an
-//! assignment whenever one is possible, and if all see the same, the n-th rank has the n-th GPUs.
+//! identifies a GPU wherever it is seen, so one rule covers every case, including containers that
+//! give one machine several host names: in rank order, each rank takes the first free GPUs that it
+//! sees; if none is free, a rank that can use another GPU makes room. So an assignment is found
+//! whenever there is one, and if all ranks see the same GPUs, the n-th rank has the n-th ones.
 //!
 //! If a driver reports no UUIDs, all ranks of a host are assumed to see the same GPUs in the same
 //! order. What a process sees (CUDA_VISIBLE_DEVICES) is never narrowed: copies between GPUs need

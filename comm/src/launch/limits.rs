@@ -1,5 +1,5 @@
-//! Limits of this process (ulimit) that are too small, on which it would abort, or MPI fail without
-//! naming a rank or a limit.
+//! Limits of this process (ulimit) that are too low: the process would abort, or MPI would fail
+//! without naming a rank or a limit.
 
 use crate::error::{Error, Problem, Result};
 use crate::transport::shared::Segment;

@@ -1,12 +1,12 @@
-//! Starts the ranks of a job, on this host or on several, and stays with them: passes signals on,
-//! ends ranks that stay when another has failed, and returns the job's exit code. What `mpirun`
-//! does, without MPI.
+//! Starts the ranks of a job, on this host or on several, and stays until they end: passes signals
+//! on, ends the other ranks when one has failed, and returns the job's exit code. It does what
+//! `mpirun` does, without MPI.
 //!
-//! Each rank has a socket to what started it, and says there that it waits for the others. On one
-//! host the first rank then gets a socket to every other, through which they meet. On several an
-//! agent on each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this
-//! process's group, so that Ctrl-C reaches them once: through this process. They start with the
-//! signals blocked that ask to stop, and unblock them when they can handle them (`stop::hear`).
+//! Each rank has a socket to the process that started it, through which it says that it waits for
+//! the others. On one host the launcher then connects the first rank to every other by sockets. On
+//! several hosts an agent on each starts the ranks (`agent.rs`), which connect over TCP. Ranks are
+//! not in this process's group, so that Ctrl-C reaches them once: through this process. They start
+//! with the signals to stop blocked, and unblock them when they can handle them (`stop::hear`).
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -36,7 +36,7 @@ mod remote;
 mod signals;
 mod task;
 
-/// Starts ranks, and stays with them until they end.
+/// Starts ranks, and looks after them until they end.
 pub struct Spawner {
     /// The program's name, for messages.
     program: String,
@@ -77,8 +77,8 @@ pub fn started_by() -> Result<StartedBy> {
 }
 
 impl Spawner {
-    /// From now on this thread waits for signals, also between two jobs. Call it while the process
-    /// has one thread.
+    /// From now on this thread waits for signals, between jobs too. Call it while the process has
+    /// only one thread.
     pub fn new(program: &str, grace: Duration, timeout: Duration) -> Spawner {
         Spawner {
             program: program.to_string(),
@@ -110,7 +110,7 @@ impl Spawner {
     }
 
     /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first
-    /// that failed (128 and the signal's number if a signal ended it), or 0.
+    /// that failed (128 plus the signal's number if a signal ended it), or 0.
     pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
         let is_here = |number: usize| match &task.place {
             Some(_) => number == 0,

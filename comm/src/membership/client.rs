@@ -1,4 +1,4 @@
-//! A rank's end: what it says to the launcher, and what it has been told.
+//! A rank's side: what it tells the launcher, and what it has been told.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,18 +20,18 @@ pub struct Heard {
     pub hosts: Vec<usize>,
     /// The current generation when this process came; 0 before the first.
     pub first: u32,
-    /// The last generation of which it is.
+    /// The last generation that this process belongs to.
     pub generation: Option<Generation>,
     /// The last generation that is over.
     pub over: u32,
-    /// Whether processes wait to be taken in.
+    /// Whether processes wait to join.
     pub newcomers: bool,
     /// The exit code of a job that ends.
     pub ends: Option<u8>,
 }
 
 impl Heard {
-    /// Takes note of what the launcher says.
+    /// Records what the launcher says.
     pub fn hear(&mut self, told: ToRank) {
         match told {
             ToRank::Welcome {
@@ -55,7 +55,7 @@ impl Heard {
         }
     }
 
-    /// The number of the last generation of which this process is; 0 for none.
+    /// The number of the last generation that this process belongs to; 0 for none.
     pub fn current(&self) -> u32 {
         self.generation.as_ref().map_or(0, |it| it.number)
     }

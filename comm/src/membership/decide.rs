@@ -1,5 +1,5 @@
-//! What follows from what happens: who takes part, who is started, killed or left out, and how the
-//! job ends. A pure function of the state, the time and the event.
+//! Decides who takes part, who is started, killed or left out, and how the job ends: a pure
+//! function of the state, the time and the event.
 
 mod ending;
 mod generations;
@@ -14,20 +14,21 @@ use std::time::Duration;
 use super::state::State;
 use super::wire::{ToLauncher, ToRank};
 
-/// How long ranks have to end after another has failed: only a stopped one needs more than one.
+/// How long ranks have to end after another has failed: only a stopped one needs more than a
+/// second.
 pub const ENDING: Duration = Duration::from_secs(3);
 /// The exit code of ranks that were asked to stop and saved.
 pub const EXIT_STOPPED: u8 = 75;
 /// The exit code of a rank whose program, settings or data are not those of the others.
 pub const EXIT_DISAGREES: u8 = 78;
-/// After which silence launcher and agent count each other as lost: the timeout within these
-/// bounds. The launcher waits longer by the margin: when the others continue, a host's ranks have
-/// ended.
+/// How long launcher and agent may be silent before each counts the other as lost: the timeout,
+/// within these bounds. The launcher waits longer by the margin, so that a lost host's ranks have
+/// ended when the others continue.
 const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
 /// See `silence`.
 pub const SILENCE_MARGIN: Duration = Duration::from_secs(1);
 
-/// How long hosts of a job that continues without lost ranks may be silent.
+/// How long hosts of an elastic job may be silent.
 pub fn silence(timeout: Duration) -> Duration {
     timeout.clamp(SILENCE[0], SILENCE[1])
 }
@@ -165,7 +166,7 @@ pub fn on(state: &mut State, now: Duration, event: Event) -> Vec<Action> {
     turn.actions
 }
 
-/// The exit code that shells give to the end by a signal.
+/// The exit code that shells report for a process that a signal ended.
 pub fn of_signal(signal: c_int) -> u8 {
     128 + signal as u8
 }

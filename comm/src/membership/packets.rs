@@ -1,5 +1,5 @@
-//! A socket between a rank and what started it. Each message arrives whole, perhaps with sockets,
-//! and a process that does not listen stops no other.
+//! A socket between a rank and the process that started it. Each message arrives whole, and may
+//! carry sockets. A process that does not listen blocks no other.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

@@ -1,4 +1,4 @@
-//! What the launcher knows of a job: plain data, which `decide` changes.
+//! What the launcher knows about a job: plain data, which `decide` changes.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -7,9 +7,9 @@ use std::time::Duration;
 /// What does not change while a job runs.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Whether the job continues without lost ranks.
+    /// Whether the job is elastic: it continues without lost ranks.
     pub is_elastic: bool,
-    /// With fewer ranks it saves and ends: all, if it does not continue.
+    /// With fewer ranks it saves and ends. All ranks, if it is not elastic.
     pub min_ranks: usize,
     /// How many lost ranks are started again.
     pub restarts: u32,
@@ -17,7 +17,7 @@ pub struct Rules {
     pub timeout: Duration,
     /// How long ranks have to save after a signal.
     pub grace: Duration,
-    /// Something else starts the processes of other hosts, and again when they are lost.
+    /// Something else starts the processes of other hosts, and restarts lost ones.
     pub hosts_come: bool,
 }
 
@@ -36,9 +36,9 @@ pub struct State {
     pub members: Vec<Member>,
     /// When it was formed.
     pub formed: Duration,
-    /// Since when it is over, and its ranks meet: for the first generation, since the start.
+    /// When it ended and its ranks began to meet. Before the first generation: the start.
     pub over_since: Option<Duration>,
-    /// The exit code of a job that ends by what a rank has said.
+    /// The exit code of a job that ends because a rank said so.
     pub ends: Option<u8>,
     /// The first signal that asked the job to stop.
     pub stop: Option<c_int>,
@@ -52,7 +52,7 @@ pub struct State {
     pub restarted: u32,
     /// How many processes were started.
     pub processes: u32,
-    /// Whether ranks were told that processes wait to be taken in.
+    /// Whether ranks were told that processes wait to join.
     pub announced_newcomers: bool,
 }
 
@@ -65,17 +65,17 @@ pub struct Rank {
     pub process: Option<RankProcess>,
     /// When it is to be started again.
     pub due: Option<Duration>,
-    /// How many processes were started since one took part for a while.
+    /// How many processes were started since one last took part for a while.
     pub tries: u32,
-    /// No process comes again, on no host: the last one did not agree with the others, or could not
-    /// connect to them.
+    /// It is not started again on any host: its last process did not agree with the others, or
+    /// could not connect to them.
     pub stays_out: bool,
 }
 
 /// A process of a rank.
 #[derive(Clone, Debug)]
 pub struct RankProcess {
-    /// No other of the job has it.
+    /// Unique within the job.
     pub number: u32,
     /// It waits for a generation after this one.
     pub waits: Option<u32>,
@@ -109,7 +109,7 @@ pub struct Member {
 pub struct Host {
     /// For messages.
     pub name: String,
-    /// For how many ranks it has room, if its turn comes when another host is lost.
+    /// How many ranks it has room for, if it is a spare for a host that is lost.
     pub spare: Option<usize>,
     /// Where others reach it.
     pub address: Option<IpAddr>,
@@ -151,7 +151,7 @@ impl State {
         self.ranks.iter().any(Rank::comes)
     }
 
-    /// Whether the job has done its work.
+    /// Whether the job's work is done.
     pub fn is_done(&self) -> bool {
         self.ends == Some(0)
     }

@@ -1,10 +1,10 @@
-//! What a rank and its launcher say to each other. On another host an agent passes it on.
+//! The messages between a rank and its launcher. On another host an agent passes them on.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank says.
+/// A message from a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum ToLauncher {
     /// It waits for a generation after this one, and listens at this port.
@@ -29,12 +29,12 @@ pub enum ToLauncher {
     Ends(u8),
 }
 
-/// What a rank is told.
+/// A message to a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum ToRank {
-    /// First: how the job is.
+    /// The first one: what kind of job it is.
     Welcome {
-        /// Whether it continues without lost ranks.
+        /// Whether it is elastic.
         is_elastic: bool,
         /// With fewer ranks it saves and ends.
         min_ranks: usize,
@@ -44,17 +44,17 @@ pub enum ToRank {
         generation: u32,
     },
     /// The sockets of this message connect the ranks of this generation, which are on one host:
-    /// the first rank has one to each other, in order. Comes before `Formed`.
+    /// the first rank gets one to each other rank, in order. Comes before `Formed`.
     Sockets(u32),
     /// It takes part in this generation.
     Formed(Generation),
     /// This generation is over.
     Over(u32),
-    /// Whether processes wait to be taken in.
+    /// Whether processes wait to join.
     Newcomers(bool),
     /// The job ends with this exit code.
     Ends(u8),
-    /// Its agent works, and so does the connection between hosts.
+    /// Its agent is working, and so is the connection between hosts.
     Alive,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Failure {
     pub(crate) must_kill: bool,
     /// The connection to the ranks of other hosts.
     pub(crate) alerts: Option<alerts::Alerts>,
-    /// In a job that continues without lost ranks.
+    /// In an elastic job.
     pub(crate) client: Option<Arc<Client>>,
     /// The numbers with which its ranks were started, which people know.
     pub(crate) job_ranks: Vec<usize>,
@@ -191,7 +191,7 @@ impl Failure {
         leave_at_once(exit_code)
     }
 
-    /// In a job that continues without lost ranks: ends this process because of what happened on
+    /// In an elastic job: ends this process because of what happened on
     /// this rank. The others continue.
     pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
         let text = format!("{text}; this rank leaves, and the others continue if enough are left");
@@ -254,7 +254,7 @@ impl Failure {
         self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
     }
 
-    /// As `fail`, for what no other rank need find: in a job that continues without lost ranks the
+    /// As `fail`, for what no other rank need find: in an elastic job the
     /// others do.
     pub(crate) fn fail_alone(&self, text: String, exit_code: u8) -> ! {
         if self.client.is_some() && self.identity.size > 1 {

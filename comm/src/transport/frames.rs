@@ -1,4 +1,4 @@
-//! Messages through a stream socket between two processes: a length of four bytes, then that many
+//! Messages over a stream socket between two processes: a length of four bytes, then that many
 //! bytes. Nothing blocks: callers wait with a deadline.
 
 use std::fs::File;

@@ -1,9 +1,9 @@
-//! Ranks of several hosts: shared memory within a host, MPI or TCP between the first ranks of the
-//! hosts, their leaders.
+//! Collectives across hosts: shared memory within a host, and MPI or TCP between the leaders, which
+//! are the first ranks of the hosts.
 //!
-//! A reduction goes along the hosts as a chain: a leader adds the result of the host before it to
-//! its own elements, then its host reduces. So sums add in rank order and are bit-identical to a
-//! single host. The last host sends the result to all.
+//! A reduction passes along the hosts as a chain: a leader adds the result of the host before it to
+//! its own elements, then its host reduces. So sums add in rank order and are bit-identical to
+//! those of a single host. The last host sends the result to all.
 
 use std::ops::Range;
 use std::sync::{Arc, Once};

@@ -1,6 +1,6 @@
-//! Messages between ranks of several hosts, over MPI or over TCP where there is no MPI.
+//! Messages between ranks of several hosts, over MPI, or over TCP where there is no MPI.
 //!
-//! `collective.rs` moves tensors in host memory with them.
+//! `collective.rs` uses them to move tensors in host memory.
 
 mod collective;
 mod comm;

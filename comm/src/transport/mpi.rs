@@ -1,7 +1,7 @@
-//! MPI, as far as this crate needs it: start and end, communicators, and messages.
+//! The parts of MPI that this crate needs: start and end, communicators, and messages.
 //!
-//! `library.rs` is the only file that names the crate `mpi`, `roll_call.rs` finds out which ranks
-//! are missing when ranks meet.
+//! Only `library.rs` names the crate `mpi`. `roll_call.rs` finds out which ranks are missing when
+//! ranks meet.
 
 mod library;
 mod roll_call;

@@ -1,4 +1,5 @@
-//! An allocation that fails outside tensors: Rust ends the process with SIGABRT and names no rank.
+//! Failed allocations outside tensors, for which Rust ends the process with SIGABRT and names no
+//! rank.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};

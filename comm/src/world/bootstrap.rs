@@ -168,8 +168,8 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: MetRanks<'_>) ->
     }
 }
 
-/// What the ranks are, and this rank's number once ranks are numbered host by host: sums add in this order,
-/// along the hosts.
+/// What the ranks are, and this rank's number once ranks are numbered host by host: sums add in
+/// this order, along the hosts.
 fn by_host(meeting: &mut dyn Meeting, infos: Vec<RankInfo>) -> Result<(Vec<RankInfo>, usize)> {
     let host = |rank: usize| infos.iter().position(|info| info.key == infos[rank].key);
     let mut order: Vec<usize> = (0..infos.len()).collect();

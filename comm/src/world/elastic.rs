@@ -1,5 +1,5 @@
-//! A rank of a job that the program itself has started: what its world starts with, or the world of
-//! each generation where the job continues without lost ranks.
+//! How a rank that this program has started joins the others: once, or in an elastic job once for
+//! each generation.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -34,7 +34,7 @@ const ATTEMPTS_MAX: usize = 3;
 const PERIOD: Duration = Duration::from_millis(50);
 const TOLD_EVERY: u64 = 5;
 
-/// A rank's part in a job that continues without lost ranks.
+/// A rank's part in an elastic job.
 #[derive(Debug)]
 pub(super) struct Elastic {
     pub(super) client: Arc<Client>,
@@ -69,7 +69,7 @@ pub(super) fn connect_once(options: &Options, client: &Arc<Client>) -> Result<St
     }
 }
 
-/// What the first world of a rank starts with in a job that continues without lost ranks; None for
+/// What the first world of a rank starts with in an elastic job; None for
 /// one that joins ranks that train.
 pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<Start>, Elastic)> {
     // While this process has one thread.

@@ -1,4 +1,4 @@
-//! The worlds of a job that continues without lost ranks, one for each generation.
+//! The worlds of an elastic job, one for each generation.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use crate::transport::failure::GRACE;
 use crate::world::allocation;
 
 impl World {
-    /// Whether the job continues without lost ranks.
+    /// Whether the job is elastic: it continues without lost ranks.
     pub fn is_elastic(&self) -> bool {
         self.elastic.is_some()
     }
@@ -30,7 +30,7 @@ impl World {
         elastic.map(|it| it.change.clone()).unwrap_or_default()
     }
 
-    /// The number with which a rank was started. It stays the same in all generations.
+    /// A rank's number in the job, which is the same in all generations.
     pub fn job_rank(&self, rank: usize) -> usize {
         let elastic = self.elastic.as_ref();
         let job_rank = elastic.and_then(|it| it.job_ranks.get(rank).copied());
@@ -72,7 +72,7 @@ impl World {
         cause.is_some_and(|cause| cause.ends_generation())
     }
 
-    /// The job has done its work: a rank that is lost from now on changes nothing.
+    /// The job's work is done: losing a rank changes nothing from now on.
     pub fn finish(&self) {
         self.elastic.iter().for_each(|it| _ = it.client.end(0));
     }
@@ -85,8 +85,8 @@ impl World {
 
     /// Meets the ranks that are left and those that came, after [`Error::is_rank_lost`], after
     /// `why`, a call that timed out, or because all ranks have agreed to. All groups of this world
-    /// are useless from now on. Ranks are numbered anew, in the order of the numbers with which they were started. A rank that
-    /// shows no progress is killed.
+    /// are useless from now on. Ranks are numbered anew, in the order of their numbers in the job.
+    /// A rank that makes no progress is killed.
     ///
     /// If the job ends meanwhile, this ends the process.
     pub fn next_generation(&self, why: Option<&Error>) -> Result<World> {

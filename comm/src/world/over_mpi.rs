@@ -1,4 +1,4 @@
-//! MpiRanks that meet over MPI: its start with a deadline, its settings, and its end.
+//! How ranks meet over MPI: starting it with a deadline, its settings, and its end.
 
 use std::path::Path;
 use std::sync::Arc;

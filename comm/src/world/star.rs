@@ -1,5 +1,5 @@
-//! Ranks that meet through sockets: rank 0 has one to each other rank, and collects and returns
-//! what they exchange.
+//! How ranks meet over sockets: rank 0 has one to each other rank, and collects and returns what
+//! they exchange.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ pub(super) struct Star {
     timeout: Duration,
     /// The ranks by which they met, in the order of those by which they are known now.
     order: Vec<usize>,
-    /// In a job that continues without lost ranks.
+    /// In an elastic job.
     client: Option<Arc<Client>>,
     /// None if this job cannot be on several hosts.
     network: Option<Network>,

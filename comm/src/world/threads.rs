@@ -1,8 +1,8 @@
-//! Ranks that are threads of one process, over the same code as ranks that are processes: for tests
-//! and for trying things out.
+//! Ranks that are threads of one process, running the same code as ranks that are processes: for
+//! tests, and for trying things out.
 //!
-//! With a seed every rank has random delays between and within calls, so that ranks arrive in every
-//! order.
+//! With a seed, every rank has random delays between and within calls, so that ranks arrive in
+//! every order.
 
 use crate::error::Result;
 use crate::launch::cores;

@@ -1,11 +1,11 @@
-//! A thread of each rank that notices when the job fails while the others compute: it waits for
-//! the end of the other ranks of its host and of the launcher, and looks at the board and for news
-//! of other hosts several times a second.
+//! A thread of each rank that notices a failed job while the rank computes. It waits for the end of
+//! the launcher and of the other ranks of its host, and looks at the board and for news of other
+//! hosts several times a second.
 //!
-//! On a host it covers every way in which a rank or the launcher can end. Between hosts it covers
-//! every failure that a rank of the other host lives to report, and over TCP also a rank whose
-//! sockets close; a host that disappears as a whole is noticed by the launcher, or by the timeout
-//! of the next collective.
+//! Within a host it notices every way in which a rank or the launcher can end. Between hosts it
+//! notices every failure that a rank of the other host lives to report, and over TCP also a rank
+//! whose sockets close. A host that disappears as a whole is noticed by the launcher, or by the
+//! timeout of the next collective.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

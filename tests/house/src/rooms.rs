@@ -46,7 +46,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("ddp-slice", &[]),
 ];
 
-/// The folders of `ddp-comm`, each of which uses only those before it, and files that are beside them.
+/// The folders in `comm/src`, each of which uses only those before it. Files beside them use none.
 const FOLDERS: [&str; 5] = ["membership", "collective", "transport", "launch", "world"];
 
 /// A word in code, and the paths (their beginnings) where it may be.

@@ -1,5 +1,5 @@
-//! Short byte strings between ranks: gathered, broadcast, and the outcome of work that every rank
-//! did for itself.
+//! Short byte strings between ranks: gathering them, broadcasting them, and agreeing on the outcome
+//! of work that every rank did for itself.
 
 use std::panic::Location;
 
@@ -19,8 +19,8 @@ const SUCCEEDED: u8 = 0;
 const FAILED: u8 = 1;
 
 impl Group {
-    /// The bytes of every rank, in rank order, on every rank. Lengths may differ. The host waits
-    /// for all ranks, whatever the group is for.
+    /// Every rank's bytes, in rank order. Lengths may differ. The host waits for all ranks,
+    /// whatever the group is for.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (size, rank, at) = (self.size(), self.rank(), Location::caller());
@@ -55,7 +55,7 @@ impl Group {
         self.run_on_host(&self.number(Operation::AllGather, Some(tensor), &stream, at))
     }
 
-    /// `bytes` becomes that of rank `root`, on every rank. For groups in host memory.
+    /// Copies rank `root`'s `bytes` to every rank. For groups in host memory.
     #[track_caller]
     pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
         let (stream, at) = (Stream::default_of(Device::Cpu)?, Location::caller());

@@ -1,4 +1,4 @@
-//! What ranks see, and which rank has which GPU, as a table.
+//! A table of the GPUs that ranks see, and of which rank has which.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,5 +1,6 @@
-//! A process on another host that starts ranks there for a launcher. The launcher's orders come on
-//! its standard input or a socket, a line of JSON each; its standard output has news of the ranks.
+//! A process on another host that starts ranks there for a launcher. The launcher's orders arrive
+//! on its standard input or on a socket, one line of JSON each; it reports about its ranks on its
+//! standard output.
 
 use std::ffi::c_int;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
@@ -23,8 +24,9 @@ use crate::say::print_line;
 use crate::stop::STOPS;
 use crate::waited::Waited;
 
-/// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
-/// of an elastic job stays until it has not heard of the launcher for too long: ranks may come to them.
+/// How long an agent without ranks stays, because a launcher that cannot be reached does not end
+/// it. One of an elastic job, which may get ranks later, stays until it has not heard from the
+/// launcher for too long.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Where ssh says which addresses it has connected.
@@ -58,8 +60,8 @@ pub(super) struct Setup {
     pub(super) size: usize,
     /// How long ranks have to save if the launcher is gone.
     pub(super) grace: Duration,
-    /// In a job that continues without lost ranks, which saves elsewhere then: an agent that has
-    /// not heard of the launcher for so long ends its ranks.
+    /// In an elastic job, which then saves elsewhere: an agent that has not heard from the launcher
+    /// for this long ends its ranks.
     pub(super) silence: Option<Duration>,
 }
 
@@ -259,7 +261,7 @@ fn greeting() -> Greeting {
 struct HostRanks {
     children: Children,
     printers: Vec<(usize, JoinHandle<()>)>,
-    /// In a job that continues without lost ranks.
+    /// In an elastic job.
     lease: Option<Lease>,
     /// How the last rank ended.
     last_code: u8,

@@ -1,4 +1,4 @@
-//! Ranks that are children of this process.
+//! Ranks that are child processes of this one.
 
 use std::ffi::c_int;
 use std::io;

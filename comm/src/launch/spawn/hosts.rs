@@ -12,7 +12,7 @@ pub struct Host {
     pub name: String,
     /// How many ranks it gets.
     pub ranks: usize,
-    /// Whether it gets them only when another host is lost.
+    /// Whether it gets them only once another host is lost.
     pub is_spare: bool,
 }
 

@@ -1,5 +1,5 @@
-//! A job that runs, as its launcher sees it: turns what happens into events, and carries out what
-//! is decided (`membership/decide.rs`).
+//! A running job, as its launcher sees it: turns what happens into events, and carries out what
+//! `membership/decide.rs` decides.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
-//! How an agent and the launcher know of each other in a job that continues without lost ranks. An
-//! agent that has not heard of the launcher for too long ends its ranks, which save nothing: the
-//! others then continue without this host.
+//! How an agent and the launcher check on each other in an elastic job. An agent that has not heard
+//! from the launcher for too long ends its ranks, which save nothing; the others then continue
+//! without this host.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

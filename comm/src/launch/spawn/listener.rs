@@ -1,7 +1,6 @@
-//! A job that continues without lost ranks, and whose processes something else starts: Slurm's
-//! `srun`, pods, or whatever sets `RANK` and `WORLD_SIZE`. The process with number 0 is the
-//! launcher; the others are its agents, which come to it over TCP. One that is started again comes
-//! back with the number it had.
+//! An elastic job whose processes something else starts: Slurm's `srun`, pods, or whatever sets
+//! `RANK` and `WORLD_SIZE`. Process 0 is the launcher; the others are its agents, which connect to
+//! it over TCP. An agent that is started again keeps its number.
 
 use std::fs::File;
 use std::io::{Cursor, Read};

@@ -1,5 +1,5 @@
-//! A job that continues without lost ranks, and whose processes something else starts: which of
-//! them this one is, and where they meet.
+//! An elastic job whose processes something else starts: which of them this one is, and where they
+//! meet.
 
 use super::hosts::Host;
 use crate::error::Result;
@@ -7,13 +7,13 @@ use crate::launcher::{Launch, Launcher};
 use crate::rendezvous::{Lookup, Rendezvous};
 use crate::transport::tcp::{Pass, Secret};
 
-/// This process among those of such a job, and where they meet.
+/// Which process of such a job this one is, and where they meet.
 #[derive(Clone, Debug)]
 pub struct Place(pub(super) Rendezvous);
 
 impl Place {
-    /// By this process's variables. The error names the launcher if it ends all processes when one
-    /// is lost.
+    /// Reads this process's variables. The error names the launcher if it ends all processes when
+    /// one is lost.
     pub fn of_this_process() -> Result<Place, String> {
         Place::of(&|name| std::env::var(name).ok())
     }

@@ -1,5 +1,5 @@
-//! Another host, seen from the launcher: an agent, which starts ranks there, at the other end of an
-//! ssh session or of a connection that it made.
+//! Another host, as the launcher sees it: an agent that starts ranks there, at the other end of an
+//! ssh session or of a connection that the agent made.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write, stdout};

@@ -1,4 +1,4 @@
-//! The signals that a process waits for while it stays with ranks.
+//! The signals that a process waits for while it looks after ranks.
 
 use std::ffi::c_int;
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! What ranks run, and what launcher, job and agents agree on.
+//! What ranks run, and the constants that launcher, job and agents share.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,15 +21,15 @@ pub struct Task {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The argument with which it is an agent and calls [`serve`](super::serve).
+    /// The argument that makes it an agent, which calls [`serve`](super::serve).
     pub agent: &'static str,
-    /// In a job that continues without lost ranks: how.
+    /// How an elastic job deals with lost ranks. None for other jobs.
     pub losses: Option<Losses>,
-    /// Where other hosts come to, if variables and not this launcher start their agents.
+    /// Where agents connect to, if something else starts them.
     pub place: Option<Place>,
 }
 
-/// How a job continues without lost ranks.
+/// How an elastic job deals with lost ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Losses {
     /// With fewer ranks it saves and ends.

@@ -1,4 +1,4 @@
-//! How a job ends: ranks are asked to save, and those that stay are killed.
+//! How a job ends: ranks are asked to save, and those that do not end are killed.
 
 use std::ffi::c_int;
 use std::time::Duration;

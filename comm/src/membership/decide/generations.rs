@@ -1,5 +1,5 @@
-//! Who takes part: ranks wait, and are told of the generation that is formed; those that show no
-//! progress, or that others do not hear, are killed.
+//! Who takes part. Ranks wait and are told of the next generation; those that make no progress, or
+//! that others cannot hear, are killed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Hosts that are lost, and that come.
+//! Hosts that are lost and hosts that come back.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Processes that are started, killed, end and are started again.
+//! Processes: starting and killing them, their ends, and starting them again.
 
 use std::time::Duration;
 

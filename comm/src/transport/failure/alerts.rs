@@ -1,6 +1,6 @@
-//! News between hosts: a communicator on which a rank that fails tells every rank of the other
-//! hosts why, and on which every rank's watch listens. The first rank of each host also tells those
-//! of the other hosts that ranks of its host work.
+//! News between hosts. A rank that fails tells every rank of the other hosts why; each rank's watch
+//! listens. The first rank of each host also tells the other hosts' first ranks that its ranks are
+//! working.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
-//! Tensors in host memory between ranks of several hosts: for `hosts.rs`.
+//! Tensors in host memory between ranks of several hosts, for `hosts.rs`.
 //!
-//! Before anything moves, every rank tells every other what it calls, so that missing ranks and
-//! different calls are known by name. A waiting rank uses no core.
+//! Before anything moves, every rank tells every other which call it makes, so that missing ranks
+//! and mismatched calls can be named. A waiting rank uses no core.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -153,7 +153,8 @@ impl Members {
             rank,
             own: beats,
             total: beats,
-            is_waiting: false,
+            // It may wait for its GPU or for others: who knows the culprit reports first.
+            is_waiting: true,
             work: None,
         }
     }

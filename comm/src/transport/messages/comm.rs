@@ -1,4 +1,4 @@
-//! The two kinds of connections behind one interface.
+//! MPI and TCP behind one interface.
 
 use std::sync::Arc;
 use std::time::Duration;

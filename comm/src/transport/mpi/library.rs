@@ -1,5 +1,5 @@
-//! The MPI library: start and end, communicators, and bytes in buffers that are handed over.
-//! Only `split` blocks: requests are tested, and callers wait.
+//! The MPI library: start and end, communicators, and messages in buffers that are handed over.
+//! Only `split` blocks: requests are polled, and callers wait.
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;

@@ -1,8 +1,8 @@
-//! Ranks that meet over MPI, and the names of those that do not come in time.
+//! How ranks meet over MPI, and how those that do not come in time are named.
 //!
-//! Before a collective call of MPI, which cannot be cancelled, every rank tells rank 0 that it is
-//! here. Rank 0 lets all continue, or tells them who is missing; then the others need not report
-//! it.
+//! A collective call of MPI cannot be cancelled. So before each one, every rank tells rank 0 that
+//! it is there. Rank 0 lets all continue, or tells them who is missing, so that the others need not
+//! report it.
 
 use std::ffi::c_int;
 use std::sync::Arc;

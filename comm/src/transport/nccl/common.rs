@@ -1,4 +1,4 @@
-//! What a group's calls and its watch both need.
+//! What both a group's calls and its watch need.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

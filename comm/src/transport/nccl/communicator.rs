@@ -1,4 +1,4 @@
-//! NCCL's handle: how calls are given to it, and the errors it reports asynchronously.
+//! NCCL's handle: how it is given calls, and the errors that it reports asynchronously.
 
 use cudarc::nccl::sys::{ncclComm_t, ncclRedOp_t};
 use ddp_kernels::foreign::Entered;

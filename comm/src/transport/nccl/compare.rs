@@ -1,5 +1,5 @@
-//! Whether ranks make the same collectives, and which ranks are missing, by the marks of their
-//! devices (`shared/gpu_page.rs`). Pure.
+//! Whether ranks make the same collectives, and which ranks are missing, according to the marks of
+//! their devices (`shared/gpu_page.rs`). Pure functions.
 
 use ddp_kernels::progress::ReportedWork;
 

@@ -1,5 +1,5 @@
-//! The errors of calls that hang or differ: which call, where it stands in its graph, and where the
-//! other ranks are.
+//! Errors of calls that hang or do not match: which call it is, where it stands in its graph, and
+//! where the other ranks are.
 
 use super::common::Common;
 use super::compare::{self, Difference};

@@ -1,5 +1,5 @@
-//! How ranks that each have a GPU make a group: rank 0 makes an id, ranks compare versions, and
-//! all join on a thread that is waited for no longer than the deadline.
+//! How ranks with one GPU each form a group: rank 0 makes an id, the ranks compare versions, and
+//! all join on a thread that is given until the deadline.
 
 use std::ffi::{c_char, c_int};
 use std::sync::mpsc::{self, RecvTimeoutError, SendError};

@@ -1,5 +1,5 @@
-//! The NCCL library: its functions, its version, and what its errors mean. Types are those of
-//! cudarc's bindings; `ddp_kernels::foreign` finds and loads `libnccl.so.2` and never panics.
+//! The NCCL library: its functions, its version, and what its errors mean. The types come from
+//! cudarc's bindings; `ddp_kernels::foreign` finds and loads `libnccl.so.2`, and never panics.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Names of calls on a group of GPUs: a key of 32 bits, which the device marks
-//! (`ddp_kernels::progress`), and a text that all ranks of the host can read. Pure.
+//! Names for calls on a group of GPUs: a 32-bit key, which the device marks
+//! (`ddp_kernels::progress`), and a text that all ranks of the host can read. Pure functions.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
-//! Every operation once, on small tensors with known results, before anything depends on it.
-//! Connections for send and receive are made and kernels loaded before any step or capture, and a
-//! machine that adds wrongly reports it at the start.
+//! Runs every operation once, on small tensors with known results, before anything depends on it.
+//! This connects sends and receives and loads kernels before any step or capture, and a machine
+//! that adds wrongly is found at the start.
 
 use std::sync::Arc;
 use std::time::Duration;

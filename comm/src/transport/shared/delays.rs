@@ -1,4 +1,4 @@
-//! Ranks with random delays from a seed, for tests that want ranks to arrive in every order.
+//! Random delays for ranks, from a seed: tests use them to make ranks arrive in every order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

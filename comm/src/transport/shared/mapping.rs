@@ -1,4 +1,4 @@
-//! Memory that processes share: a nameless file in memory, mapped.
+//! Memory that processes share: an unnamed file in memory, mapped.
 
 use std::fs::File;
 use std::io;

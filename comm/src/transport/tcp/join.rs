@@ -1,5 +1,5 @@
-//! Sockets between ranks: one rank listens while others connect. Both take only ranks of their job
-//! (`hello.rs`); whoever else connects is dropped without delaying the ranks.
+//! Connecting ranks: one listens and others connect. Both accept only ranks of their own job
+//! (`hello.rs`); anyone else who connects is dropped without delaying the ranks.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

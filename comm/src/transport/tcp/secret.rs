@@ -1,4 +1,4 @@
-//! The secret that the ranks of a job may share, with which they recognise each other.
+//! The secret that the ranks of a job may share, by which they recognise each other.
 
 use std::fmt;
 use std::fs::File;
