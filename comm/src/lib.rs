@@ -5,9 +5,9 @@
 //! base of plain files (errors, processes, the launcher's variables, signals):
 //!
 //! - `membership/`: who takes part in a job
-//! - `collective/`: groups of ranks, and what each way of moving tensors has to offer
-//! - `transport/`: the ways: shared memory within a host, TCP or MPI between hosts, NCCL between
-//! GPUs;   and how the news of a failure travels
+//! - `collective/`: groups of ranks, and what a transport has to offer them
+//! - `transport/`: shared memory within a host, TCP or MPI between hosts, NCCL between GPUs; and how
+//!   news of a failure travels
 //! - `launch/`: starts ranks on this host and on others, and gives each its GPU and cores
 //! - `world/`: puts them together: how ranks meet, stop, fail and end
 

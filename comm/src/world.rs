@@ -17,7 +17,7 @@ mod options;
 #[cfg(feature = "mpi")]
 mod over_mpi;
 mod star;
-mod threads;
+pub(crate) mod threads;
 mod watch;
 
 use std::panic::Location;

@@ -24,13 +24,13 @@ fn finish(letter: &mut Letter) -> Result<()> {
 #[test]
 fn messages_of_one_tag_and_channel_arrive_in_order_and_apart_from_others() {
     let [zero, one] = pair();
-    let (zeros, ones) = (Channel::new(&zero), Channel::new(&one));
+    let (zeros, ones) = (MeshChannel::new(&zero), MeshChannel::new(&one));
     let (more_zeros, more_ones) = (zeros.duplicate(), ones.duplicate());
     let big = vec![7u8; MESSAGE_BYTES_MAX];
     let mut sent = vec![zeros.send(b"first", 1, 3), zeros.send(&big, 1, 3)];
     sent.push(more_zeros.send(b"other", 1, 3));
     sent.push(zeros.send(b"tag 4", 1, 4));
-    let receive = |channel: &Channel, count: usize, tag: u32| {
+    let receive = |channel: &MeshChannel, count: usize, tag: u32| {
         let mut letter = channel.receive(count, 0, tag);
         finish(&mut letter).unwrap();
         letter.into_bytes()
@@ -49,7 +49,7 @@ fn messages_of_one_tag_and_channel_arrive_in_order_and_apart_from_others() {
 #[test]
 fn a_socket_that_closes_is_a_lost_rank_unless_it_said_farewell() {
     let [zero, one] = pair();
-    let channel = Channel::new(&zero);
+    let channel = MeshChannel::new(&zero);
     let mut letter = channel.receive(1, 1, 0);
     drop(one);
     let error = finish(&mut letter).unwrap_err();
@@ -65,15 +65,15 @@ fn a_socket_that_closes_is_a_lost_rank_unless_it_said_farewell() {
     let leaver = std::thread::spawn(move || one.leave(Duration::from_secs(60)));
     zero.leave(Duration::from_secs(60));
     leaver.join().unwrap();
-    assert_eq!(Channel::new(&zero).lost(Duration::ZERO), None);
+    assert_eq!(MeshChannel::new(&zero).lost(Duration::ZERO), None);
 }
 
 #[test]
 fn a_message_of_another_length_is_an_error() {
     let [zero, one] = pair();
-    let mut sent = Channel::new(&zero).send(b"four", 1, 0);
+    let mut sent = MeshChannel::new(&zero).send(b"four", 1, 0);
     finish(&mut sent).unwrap();
-    let error = finish(&mut Channel::new(&one).receive(3, 0, 0)).unwrap_err();
+    let error = finish(&mut MeshChannel::new(&one).receive(3, 0, 0)).unwrap_err();
     assert!(
         error
             .to_string()
