@@ -63,7 +63,7 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
     unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
     launcher.send(&ToRank::Alive, true);
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let own = "failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
+    let own = "transport::failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
     command.args(["--exact", own]);
     command.env(SOCKET, socket.as_raw_fd().to_string());
     let ended = command.output().unwrap();

@@ -18,7 +18,7 @@ fn start(size: usize, scenario: &str) -> (Segment, Vec<Child>) {
         Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "shared::tests::processes::a_rank",
+                "transport::shared::tests::processes::a_rank",
                 "--ignored",
                 "--nocapture",
                 "--test-threads=1",
