@@ -164,11 +164,8 @@ impl World {
     fn alone(options: &Options, job_ranks: Vec<usize>) -> Result<World> {
         let identity = Identity::in_process(options.program.clone(), 0, 1);
         let board = Board::new(&Segment::in_process(1)?);
-        let failure = Failure::in_process(identity, board, options.remedy_text);
-        let failure = Failure {
-            job_ranks,
-            ..failure
-        };
+        let mut failure = Failure::in_process(identity, board, options.remedy_text);
+        failure.job_ranks = job_ranks;
         World::new(Start::in_process(Links::Alone, failure), options)
     }
 
@@ -490,25 +487,16 @@ impl World {
             return Ok(assign(visible, per_rank, share));
         };
         // As if all places on these hosts were taken: each keeps its GPUs, whoever else is lost.
-        let (job_ranks, host_of) = (&elastic.job_ranks, |job_rank| {
-            elastic.client.host_of(job_rank)
-        });
-        let seen_from = |job_rank: usize| {
-            let own = job_ranks.iter().position(|&it| it == job_rank);
-            let near = || {
-                job_ranks
-                    .iter()
-                    .position(|&it| host_of(it) == host_of(job_rank))
-            };
-            own.or_else(near).map(|rank| visible[rank].clone())
+        let (ranks, host_of) = (&elastic.job_ranks, |rank| elastic.client.host_of(rank));
+        let seen_from = |rank: usize| {
+            let own = ranks.iter().position(|&it| it == rank);
+            let near = || ranks.iter().position(|&it| host_of(it) == host_of(rank));
+            own.or_else(near).map(|own| visible[own].clone())
         };
-        let all = (0..elastic.client.ranks())
-            .filter_map(|job_rank| Some((job_rank, seen_from(job_rank)?)));
+        let all = (0..elastic.client.ranks()).filter_map(|rank| Some((rank, seen_from(rank)?)));
         let (all, seen): (Vec<usize>, Vec<VisibleGpus>) = all.unzip();
-        let places = all
-            .iter()
-            .enumerate()
-            .filter(|(_, job_rank)| job_ranks.contains(job_rank));
+        let places = all.iter().enumerate();
+        let places = places.filter(|(_, rank)| ranks.contains(rank));
         let places: Vec<usize> = places.map(|(place, _)| place).collect();
         Ok(assign(seen, per_rank, share).map(|table| table.of(&places)))
     }

@@ -21,7 +21,7 @@ use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::membership::decide::{self, Action, End, Event, silence};
 use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, Rules, State};
-use crate::membership::wire::{self, ToRank};
+use crate::membership::wire::ToRank;
 use crate::say::{print_line, warn};
 use crate::transport::tcp::{self, SECRET};
 use crate::waited::Waited;
@@ -132,12 +132,8 @@ impl Job {
 
     /// Starts an agent on each of the other hosts, or waits for those that others start.
     pub(super) fn connect(&mut self) -> Result<()> {
-        self.listener = self
-            .task
-            .place
-            .as_ref()
-            .map(AgentListener::open)
-            .transpose()?;
+        let place = self.task.place.as_ref();
+        self.listener = place.map(AgentListener::open).transpose()?;
         if self.listener.is_some() && std::env::var_os(SECRET).is_none() {
             let text = format!(
                 "MASTER_PORT stays open for the whole job, and whoever reaches it can take the \
@@ -191,8 +187,7 @@ impl Job {
             let (index, number) = (agent.number - 1, self.connections);
             self.connections += 1;
             let (setup, sender) = (self.setup()?, self.sender.clone());
-            self.others[index] =
-                Remote::of_connection(agent, number, launcher.clone(), setup, sender)?;
+            self.others[index] = Remote::of_agent(agent, number, launcher.clone(), setup, sender)?;
         }
         Ok(())
     }
@@ -329,22 +324,22 @@ impl Job {
         Ok(())
     }
 
-    /// Tells a rank of this host something.
+    /// Tells a rank of this host something. If all are here, it first gets sockets to the others.
     fn tell_here(&mut self, rank: usize, process: u32, told: &ToRank) {
-        if let ToRank::Formed(generation) = told
-            && !self.has_others()
-        {
-            let number = generation.number;
-            let is_it = |it: &wire::MemberAddress| it.rank == rank;
-            let place = generation.members.iter().position(is_it).unwrap_or(0);
-            if place == 0 {
-                self.sockets = sockets_between(generation.members.len());
+        if let (ToRank::Formed(formed), false) = (told, self.has_others()) {
+            let place = formed.members.iter().position(|it| it.rank == rank);
+            if place == Some(0) {
+                self.sockets = sockets_between(formed.members.len());
             }
             // Without them, it says so.
-            let sockets = self.sockets.get_mut(place).map(std::mem::take);
-            for some in sockets.unwrap_or_default().chunks(SOCKETS_MAX) {
-                self.here
-                    .tell(rank, process, &ToRank::Sockets(number), some);
+            let sockets = place.and_then(|place| self.sockets.get_mut(place));
+            for some in sockets
+                .map(std::mem::take)
+                .unwrap_or_default()
+                .chunks(SOCKETS_MAX)
+            {
+                let told = ToRank::Sockets(formed.number);
+                self.here.tell(rank, process, &told, some);
             }
         }
         self.here.tell(rank, process, told, &[]);

@@ -43,11 +43,11 @@ pub(super) struct AgentListener {
     listener: Listener,
     place: Rendezvous,
     /// Those whose predecessor may still run.
-    waiting: Vec<AgentConnection>,
+    waiting: Vec<Agent>,
 }
 
 /// An agent that has come.
-pub(super) struct AgentConnection {
+pub(super) struct Agent {
     /// The number of its process.
     pub(super) number: usize,
     pub(super) socket: File,
@@ -65,18 +65,13 @@ impl AgentListener {
     }
 
     /// The agents that have come and for which `is_free` says that their number is free.
-    pub(super) fn agents(
-        &mut self,
-        is_free: impl Fn(usize) -> bool,
-    ) -> Result<Vec<AgentConnection>> {
+    pub(super) fn agents(&mut self, is_free: impl Fn(usize) -> bool) -> Result<Vec<Agent>> {
         let expected: Vec<usize> = (1..self.place.size).collect();
         for joined in self.listener.come(&expected)? {
-            let (number, Ok(agent)) =
-                (joined.rank, AgentConnection::of(joined.rank, joined.frames))
-            else {
+            let (number, Ok(agent)) = (joined.rank, Agent::of(joined.rank, joined.frames)) else {
                 continue;
             };
-            let is_of_number = |other: &mut AgentConnection| other.number == number;
+            let is_of_number = |other: &mut Agent| other.number == number;
             if let Some(other) = self.waiting.extract_if(.., is_of_number).next() {
                 tracing::warn!(
                     "process {number} came again, from {}: the one from {} that waited is turned \
@@ -108,12 +103,12 @@ impl AgentListener {
     }
 }
 
-impl AgentConnection {
-    fn of(number: usize, frames: Frames) -> std::io::Result<AgentConnection> {
+impl Agent {
+    fn of(number: usize, frames: Frames) -> std::io::Result<Agent> {
         let (socket, _) = frames.into_parts()?;
         let stream = TcpStream::from(OwnedFd::from(socket));
         let address = stream.peer_addr()?.ip().to_canonical();
-        Ok(AgentConnection {
+        Ok(Agent {
             number,
             socket: File::from(OwnedFd::from(stream)),
             address,

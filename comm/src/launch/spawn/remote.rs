@@ -14,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::agent::{AgentOrder, Greeting, News, SSH_CONNECTION, Setup};
-use super::listener::AgentConnection;
+use super::listener::Agent;
 use super::signals::Signals;
 use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
@@ -88,8 +88,8 @@ impl Remote {
     }
 
     /// The host of an agent that has come to `launcher`.
-    pub(super) fn of_connection(
-        agent: AgentConnection,
+    pub(super) fn of_agent(
+        agent: Agent,
         number: usize,
         launcher: String,
         setup: Setup,
