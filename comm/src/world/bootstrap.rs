@@ -3,8 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::links::processes::ProcessRank;
-use super::links::{Links, Start};
+use super::links::{Links, ProcessRank, Start};
 use super::meeting::Meeting;
 use super::options::Options;
 #[cfg(feature = "mpi")]
@@ -88,53 +87,37 @@ pub(super) fn join(
         1 => Ok(None),
         _ => meeting.messages(&placement, &names).map(Some),
     };
-    let between_hosts = messages()?.zip(messages()?);
-    let here = placement.here().iter();
-    let pids: Vec<u32> = infos.iter().map(|info| info.pid).collect();
-    let met = MetRanks {
-        segment,
-        pids: &pids,
-        host: infos[rank].host.clone(),
-        masks: here.map(|&rank| infos[rank].cores.clone()).collect(),
-        placement,
-        between_hosts,
-    };
-    Ok(start(options, launcher, met))
+    let comms = messages()?.zip(messages()?);
+    Ok(start(options, launcher, &infos, placement, segment, comms))
 }
 
-/// MpiRanks that know each other, seen from one of them.
-pub(super) struct MetRanks<'a> {
-    pub(super) placement: Placement,
-    /// The memory of this host's ranks.
-    pub(super) segment: Segment,
-    /// The process of each rank.
-    pub(super) pids: &'a [u32],
-    /// This rank's host.
-    pub(super) host: String,
-    /// The cores that each rank of this host may run on.
-    pub(super) masks: Vec<Cores>,
-    /// Communicators for failures and for groups.
-    pub(super) between_hosts: Option<(Comm, Comm)>,
-}
-
-/// What the world of ranks that have met starts with.
-pub(super) fn start(options: &Options, launcher: Launcher, met: MetRanks<'_>) -> Start {
-    let (placement, board) = (met.placement, Board::new(&met.segment));
+/// What the world of ranks that have met starts with. `segment` is the memory of this host's ranks,
+/// `comms` are communicators between hosts, for failures and for groups.
+fn start(
+    options: &Options,
+    launcher: Launcher,
+    infos: &[RankInfo],
+    placement: Placement,
+    segment: Segment,
+    comms: Option<(Comm, Comm)>,
+) -> Start {
+    let board = Board::new(&segment);
     board.show_beats(placement.local_rank);
     let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
-    let (alerts, base) = met.between_hosts.unzip();
+    let masks: Vec<Cores> = here.iter().map(|&rank| infos[rank].cores.clone()).collect();
+    let (alerts, base) = comms.unzip();
     let failure = Failure {
         identity: Identity {
             program: options.program.clone(),
             rank,
-            size: met.pids.len(),
+            size: infos.len(),
             local_rank: placement.local_rank,
             local_size: here.len(),
-            host: met.host,
+            host: infos[rank].host.clone(),
         },
         board,
         remedy_text: options.remedy_text,
-        peers: peers(&placement, met.pids),
+        peers: peers(&placement, infos),
         launcher: Process::parent().filter(|_| launcher.stays()),
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
@@ -154,12 +137,12 @@ pub(super) fn start(options: &Options, launcher: Launcher, met: MetRanks<'_>) ->
         links: Links::Processes(ProcessRank {
             timeout: options.timeout,
             base,
-            segment: met.segment,
-            is_roomy: cores::are_roomy(&met.masks, here.len()),
+            segment,
+            is_roomy: cores::are_roomy(&masks, here.len()),
             placement,
         }),
         failure,
-        masks: met.masks,
+        masks,
         launcher_cores: cores::launcher_cores(),
         unbind: launcher.unbind(&|name| std::env::var(name).ok()),
         #[cfg(feature = "mpi")]
@@ -179,13 +162,13 @@ fn by_host(meeting: &mut dyn Meeting, infos: Vec<RankInfo>) -> Result<(Vec<RankI
     Ok((infos, meeting.rank()))
 }
 
-fn peers(placement: &Placement, pids: &[u32]) -> Vec<Peer> {
+fn peers(placement: &Placement, infos: &[RankInfo]) -> Vec<Peer> {
     let all = placement.here().iter().enumerate();
     let others = all.filter(|(local_rank, _)| *local_rank != placement.local_rank);
     let peer = |(local_rank, &rank): (usize, &usize)| Peer {
         rank,
         local_rank,
-        process: Process::open(pids[rank]),
+        process: Process::open(infos[rank].pid),
     };
     others.map(peer).collect()
 }

@@ -102,24 +102,18 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
         }
     })?;
     let elastic = Elastic {
-        client,
         _progress: Arc::new(progress),
         options: options.clone(),
         number: 0,
-        job_ranks: Vec::new(),
+        job_ranks: vec![client.rank],
+        client,
         change: Change::default(),
         latest: Arc::default(),
     };
     if is_newcomer {
         // The others train: this process gets ready before they wait for it.
         launcher::set_rank_0(false);
-        return Ok((
-            None,
-            Elastic {
-                job_ranks: vec![elastic.client.rank],
-                ..elastic
-            },
-        ));
+        return Ok((None, elastic));
     }
     let start = limits::check(elastic.client.ranks(), 2).and_then(|_| elastic.next());
     // Ranks that were started again would find the same.

@@ -1,12 +1,17 @@
 //! The implementations of a world's groups.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::collective::Collective;
 use crate::collective::single::Single;
 use crate::error::Result;
 use crate::launch::cores::{self, Cores};
 use crate::transport::failure::Failure;
+use crate::transport::hosts::Hosts;
+use crate::transport::messages::{Comm, Members};
+use crate::transport::placement::Placement;
+use crate::transport::shared::{Board, Segment, Shared};
 use crate::transport::tcp::Mesh;
 use crate::world::threads::ThreadRank;
 
@@ -15,7 +20,7 @@ use crate::world::threads::ThreadRank;
 pub(super) enum Links {
     Alone,
     Threads(ThreadRank),
-    Processes(processes::ProcessRank),
+    Processes(ProcessRank),
 }
 
 impl Links {
@@ -63,49 +68,35 @@ impl Start {
     }
 }
 
-pub(super) mod processes {
-    //! Ranks that are processes.
+/// A rank that is a process.
+#[derive(Debug)]
+pub(super) struct ProcessRank {
+    pub(super) timeout: Duration,
+    /// Connects several hosts.
+    pub(super) base: Option<Comm>,
+    pub(super) segment: Segment,
+    pub(super) placement: Placement,
+    /// Whether the ranks of this host have a core each.
+    pub(super) is_roomy: bool,
+}
 
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use crate::collective::Collective;
-    use crate::error::Result;
-    use crate::transport::hosts::Hosts;
-    use crate::transport::messages::{Comm, Members};
-    use crate::transport::placement::Placement;
-    use crate::transport::shared::{Board, Segment, Shared};
-
-    /// A rank that is a process.
-    #[derive(Debug)]
-    pub(in crate::world) struct ProcessRank {
-        pub(in crate::world) timeout: Duration,
-        /// Connects several hosts.
-        pub(in crate::world) base: Option<Comm>,
-        pub(in crate::world) segment: Segment,
-        pub(in crate::world) placement: Placement,
-        /// Whether the ranks of this host have a core each.
-        pub(in crate::world) is_roomy: bool,
-    }
-
-    impl ProcessRank {
-        pub(super) fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
-            let (segment, placement) = (self.segment.clone(), &self.placement);
-            let here = placement.here().to_vec();
-            let shared = Shared::new(
-                segment,
-                channel,
-                placement.local_rank,
-                here,
-                self.is_roomy,
-                None,
-            )?;
-            let Some(base) = &self.base else {
-                return Ok(Arc::new(shared));
-            };
-            let comm = base.duplicate(self.timeout)?;
-            let everyone = Members::new(comm, Board::new(&self.segment), placement.of_ranks());
-            Ok(Arc::new(Hosts::new(shared, everyone, placement.clone())))
-        }
+impl ProcessRank {
+    fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
+        let (segment, placement) = (self.segment.clone(), &self.placement);
+        let here = placement.here().to_vec();
+        let shared = Shared::new(
+            segment,
+            channel,
+            placement.local_rank,
+            here,
+            self.is_roomy,
+            None,
+        )?;
+        let Some(base) = &self.base else {
+            return Ok(Arc::new(shared));
+        };
+        let comm = base.duplicate(self.timeout)?;
+        let everyone = Members::new(comm, Board::new(&self.segment), placement.of_ranks());
+        Ok(Arc::new(Hosts::new(shared, everyone, placement.clone())))
     }
 }

@@ -67,10 +67,8 @@ impl Star {
             let help = "raise the limit on open files (ulimit -n)";
             return Err(Error::Limit(Problem::new(ACTION, reason, help)));
         }
-        let frames = sockets
-            .into_iter()
-            .map(|it| Frames::new(it, VALUE_BYTES_MAX));
-        let frames = frames.collect::<std::io::Result<_>>();
+        let frames = |it| Frames::new(it, VALUE_BYTES_MAX);
+        let frames: std::io::Result<_> = sockets.into_iter().map(frames).collect();
         let frames = frames.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
         let star = Star::new(rank, size, frames, options.timeout);
         Ok(Star { client, ..star })
@@ -98,21 +96,15 @@ impl Star {
         let (rank, limit) = (place.rank, options.timeout);
         let pass = Pass::new(&place.job, secret.clone(), rank, place.size).with(client.clone());
         let joined = if rank == 0 {
-            let listener = match listener {
-                Some(listener) => listener,
-                None => tcp::listen(&place)?,
-            };
-            let mut listener = Listener::new(listener, pass, VALUE_BYTES_MAX)?;
+            let socket = listener.map_or_else(|| tcp::listen(&place), Ok)?;
+            let mut listener = Listener::new(socket, pass, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
             let gathered = listener.gather(&others, limit, &place.address());
             listener.joined.sort_by_key(|joined| joined.rank);
             if let Err(error) = gathered {
                 let error = misses(&client, listener.missing(&others), limit, error);
-                let mut sockets: Vec<Frames> = listener
-                    .joined
-                    .into_iter()
-                    .map(|joined| joined.frames)
-                    .collect();
+                let joined = listener.joined.into_iter();
+                let mut sockets: Vec<Frames> = joined.map(|it| it.frames).collect();
                 tell_reason(&mut sockets, &error);
                 return Err(error);
             }
@@ -132,10 +124,8 @@ impl Star {
                 limit,
             )?]
         };
-        let (sockets, addresses) = joined
-            .into_iter()
-            .map(|joined| (joined.frames, joined.address))
-            .unzip();
+        let joined = joined.into_iter().map(|it| (it.frames, it.address));
+        let (sockets, addresses) = joined.unzip();
         let network = Some(Network {
             job: place.job,
             secret,
