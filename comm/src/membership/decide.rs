@@ -38,33 +38,12 @@ pub fn silence(timeout: Duration) -> Duration {
 pub enum Event {
     /// The job begins.
     Begin,
-    /// A rank has said something.
-    Said {
-        /// Its number.
-        rank: usize,
-        /// The number of its process.
-        process: u32,
-        /// What.
-        said: ToLauncher,
-    },
-    /// A process has ended, or could not be started.
-    Ended {
-        /// Its rank.
-        rank: usize,
-        /// Its number.
-        process: u32,
-        /// How.
-        end: End,
-    },
-    /// A process is stopped (SIGSTOP, a debugger), or goes on.
-    Stopped {
-        /// Its rank.
-        rank: usize,
-        /// Its number.
-        process: u32,
-        /// Which of the two.
-        is_stopped: bool,
-    },
+    /// The process with this number, of this rank, has said something.
+    Said(usize, u32, ToLauncher),
+    /// Such a process has ended, or could not be started.
+    Ended(usize, u32, End),
+    /// Such a process is stopped (SIGSTOP, a debugger), or continues.
+    Stopped(usize, u32, bool),
     /// The launcher has got a signal that asks the job to stop.
     Signal(c_int),
     /// A rank or an agent has got such a signal.
@@ -182,17 +161,9 @@ impl Decision<'_> {
     fn take(&mut self, event: Event) {
         match event {
             Event::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),
-            Event::Said {
-                rank,
-                process,
-                said,
-            } => self.hear(rank, process, said),
-            Event::Ended { rank, process, end } => self.has_ended(rank, process, end),
-            Event::Stopped {
-                rank,
-                process,
-                is_stopped,
-            } => {
+            Event::Said(rank, process, said) => self.hear(rank, process, said),
+            Event::Ended(rank, process, end) => self.has_ended(rank, process, end),
+            Event::Stopped(rank, process, is_stopped) => {
                 let since = is_stopped.then_some(self.now);
                 if let Some(it) = self.state.running(rank, process) {
                     it.stopped = it.stopped.filter(|_| is_stopped).or(since);

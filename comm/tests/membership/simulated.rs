@@ -370,17 +370,9 @@ impl<'a> Job<'a> {
                 let disagrees = matches!(word, Word::Ended(End::Code(78)));
                 self.disagrees[rank] |= disagrees && self.state.stop.is_none();
                 self.decide(match word {
-                    Word::Said(said) => Event::Said {
-                        rank,
-                        process,
-                        said,
-                    },
-                    Word::Ended(end) => Event::Ended { rank, process, end },
-                    Word::Stopped(is_stopped) => Event::Stopped {
-                        rank,
-                        process,
-                        is_stopped,
-                    },
+                    Word::Said(said) => Event::Said(rank, process, said),
+                    Word::Ended(end) => Event::Ended(rank, process, end),
+                    Word::Stopped(is_stopped) => Event::Stopped(rank, process, is_stopped),
                 });
             }
             Message::Asked(at) => self.send(host, 1, Message::Answered(at)),

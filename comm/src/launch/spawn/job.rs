@@ -371,7 +371,7 @@ impl Job {
                 Action::Start { rank, process } => {
                     if let Err(error) = self.start_process(rank, process) {
                         let end = End::Code(error.exit_code());
-                        result = result.and(Err((error, Event::Ended { rank, process, end })));
+                        result = result.and(Err((error, Event::Ended(rank, process, end))));
                     }
                 }
                 Action::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
@@ -417,22 +417,14 @@ impl Job {
         self.now = self.waited.after(PERIOD);
         let ended = self.here.collect();
         for (rank, process, said) in self.here.words() {
-            self.happens_later(Event::Said {
-                rank,
-                process,
-                said,
-            });
+            self.happens_later(Event::Said(rank, process, said));
         }
         for (rank, process, status) in ended {
             let end = end_of(status);
-            self.happens_later(Event::Ended { rank, process, end });
+            self.happens_later(Event::Ended(rank, process, end));
         }
         for (rank, process, is_stopped) in self.here.stopped(self.now) {
-            self.happens_later(Event::Stopped {
-                rank,
-                process,
-                is_stopped,
-            });
+            self.happens_later(Event::Stopped(rank, process, is_stopped));
         }
         if let Err(error) = self.let_in() {
             self.print(&error.to_string());
@@ -473,19 +465,13 @@ impl Job {
                 Event::HostHeard(host)
             }
             News::Signal(signal) => Event::Asked(signal),
-            News::Said(rank, process, said) if is_its(rank) => Event::Said {
-                rank,
-                process,
-                said,
-            },
-            News::Stopped(rank, process, is_stopped) if is_its(rank) => Event::Stopped {
-                rank,
-                process,
-                is_stopped,
-            },
+            News::Said(rank, process, said) if is_its(rank) => Event::Said(rank, process, said),
+            News::Stopped(rank, process, is_stopped) if is_its(rank) => {
+                Event::Stopped(rank, process, is_stopped)
+            }
             News::Ended(rank, process, status) if is_its(rank) => {
                 let end = end_of(ExitStatus::from_raw(status));
-                Event::Ended { rank, process, end }
+                Event::Ended(rank, process, end)
             }
             News::Ready(greeting) => return self.is_back(index, greeting),
             News::Said(..) | News::Stopped(..) | News::Ended(..) | News::Printed(_) => {

@@ -72,11 +72,7 @@ impl Job {
 
     fn says(&mut self, rank: usize, said: ToLauncher) {
         let process = self.process(rank);
-        self.happens(Event::Said {
-            rank,
-            process,
-            said,
-        });
+        self.happens(Event::Said(rank, process, said));
     }
 
     fn waits(&mut self, rank: usize) {
@@ -101,16 +97,12 @@ impl Job {
 
     fn ends(&mut self, rank: usize, end: End) {
         let process = self.process(rank);
-        self.happens(Event::Ended { rank, process, end });
+        self.happens(Event::Ended(rank, process, end));
     }
 
     fn stops(&mut self, rank: usize, is_stopped: bool) {
         let process = self.process(rank);
-        self.happens(Event::Stopped {
-            rank,
-            process,
-            is_stopped,
-        });
+        self.happens(Event::Stopped(rank, process, is_stopped));
     }
 
     /// The ranks of the current generation.
@@ -624,13 +616,9 @@ fn what_an_older_process_of_a_rank_does_has_no_effect() {
     let (rank, process, end) = (1, job.process(1), KILLED);
     job.ends(1, KILLED);
     job.at(20);
-    job.happens(Event::Ended { rank, process, end });
+    job.happens(Event::Ended(rank, process, end));
     let said = ToLauncher::Waits { after: 1, port: 7 };
-    job.happens(Event::Said {
-        rank,
-        process,
-        said,
-    });
+    job.happens(Event::Said(rank, process, said));
     assert!(job.state.goes_on() && job.state.restarted == 1);
     assert_eq!(job.state.ranks[1].process.as_ref().unwrap().waits, None);
 }
