@@ -17,6 +17,7 @@ pub use self::hosts::{Host, HostList};
 use self::job::Job;
 pub use self::place::Place;
 use self::signals::Signals;
+pub use self::signals::stop_with_parent;
 use self::task::PERIOD;
 pub use self::task::{Losses, Task};
 use crate::error::Result;
