@@ -27,6 +27,9 @@ PIECE_BYTES = 1 << 24
 PREFIX = f"ddp-train-{os.getuid()}-"
 
 
+_open: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
 class Files:
     """Files in memory, and the folder with their names, which go when this does."""
 
@@ -35,10 +38,14 @@ class Files:
         _remove_abandoned()
         self.folder = tempfile.mkdtemp(prefix=PREFIX)
         # While it is locked, another process leaves it alone.
-        lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        self._descriptors = [lock]
-        self.close = weakref.finalize(self, _close, self.folder, self._descriptors, os.getpid())
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # What a program must inherit to see the files.
+        self.descriptors: list[int] = []
+        self.close = weakref.finalize(self, _close, self.folder, self._lock, self.descriptors, os.getpid())
+        # At the end of this process runs come first.
+        self.close.atexit = False
+        _open.add(self)
 
     def add(self, name: str, write: Callable[[BinaryIO], object]) -> str:
         """The path of a new file with what `write` writes."""
@@ -49,12 +56,12 @@ class Files:
                 write(file)
             return path
         path = os.path.join(self.folder, name)
-        # It takes no disk, is not limited by the size of /dev/shm, and goes with this process.
+        # It takes no disk, is not limited by the size of /dev/shm, and goes with the last process.
         descriptor = os.memfd_create(name)
-        self._descriptors.append(descriptor)
+        self.descriptors.append(descriptor)
         with open(descriptor, "wb", closefd=False) as file:
             write(file)
-        os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", path)
+        os.symlink(f"/proc/self/fd/{descriptor}", path)
         return path
 
     def settings(self, what: str, data: Any, labels: Any) -> dict[str, Any]:
@@ -97,16 +104,22 @@ class Files:
             frame, labels = _with_column(frame, name, labels.reshape(len(labels), -1)[:, 0]), name
         path, is_float = _write_frame(self, f"{prefix}data", frame)
         wanted = [labels] if isinstance(labels, str) else list(labels or [*is_float][-1:])
-        settings = {what: path, f"{prefix}labels": labels, "cache_dir": self.folder}
+        settings = {what: path, f"{prefix}labels": labels, "cache_dir": self.keep_in or self.folder}
         # As of arrays, the type decides; in text 1.0 and 1 are the same.
         if not prefix and wanted and all(is_float.get(str(name)) for name in wanted):
             settings["task"] = "regression"
         return settings
 
 
-def _close(folder: str, descriptors: list[int], owner: int) -> None:
+def close_all() -> None:
+    """Removes what is left, at the end of this process."""
+    for files in list(_open):
+        files.close()
+
+
+def _close(folder: str, lock: int, descriptors: list[int], owner: int) -> None:
     # A forked process has copies of the descriptors, and leaves the folder to its owner.
-    for descriptor in descriptors:
+    for descriptor in [lock, *descriptors]:
         os.close(descriptor)
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

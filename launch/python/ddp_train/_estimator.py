@@ -86,7 +86,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         kinds.update(y_numeric=self._is_classifier is False, multi_output=self._is_classifier is False)
         return validate_data(self, x, y["y"], reset=is_new, **kinds)
 
-    def fit(self, X: Any, y: Any, **fit_params: Any) -> Trainer:
+    def fit(self, X: Any, y: Any) -> Trainer:
         """Trains on rows `X` with labels `y`."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
@@ -123,7 +123,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Any:
         """The class or numbers of each row."""
         found = self._predict(X, False)
-        return self.classes_[found] if self.task_ == "classification" else found
+        return self.classes_[found] if self.task_ == "classification" else found.astype(numpy.float64)
 
     @available_if(lambda self: self._is_classifier is not False)
     def predict_proba(self, X: Any) -> Any:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -64,9 +65,9 @@ def find_program() -> str:
     raise FileNotFoundError(f"no program ddp-train: {', '.join(places)}; help: pip install --force-reinstall ddp-train")
 
 
-def output(*words: str, may_end: tuple[int, ...] = (0,)) -> str:
+def output(*words: str, may_end: tuple[int, ...] = (0,), inherited: Sequence[int] = ()) -> str:
     """What the program prints on standard output; an `Error` if it ends with another code."""
-    how = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace", "pass_fds": inherited}
     ended = subprocess.run([find_program(), *words], env=environment(), **how)
     if ended.returncode not in may_end:
         raise failure(ended.returncode, ended.stderr)

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
-from ._data import Files
+from ._data import Files, close_all
 from ._program import Error, SettingError, environment, failure, find_program, flags, output
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Run:
     """A run: of `train` or `resume`, or any folder that a run of ddp-train has written.
 
     >>> import ddp_train
-    >>> run = ddp_train.train("synthetic:classification,rows=500", epochs=2, out="made")
+    >>> run = ddp_train.train("synthetic:classification,rows=2000", epochs=2, out="made")
     >>> losses = [event.loss for event in run if event.event == "step"]
     >>> run.wait().outcome
     'done'
@@ -136,8 +136,9 @@ class Run:
         env = dict(os.environ) if detach else environment()
         try:
             # In a session of its own, Ctrl-C in a terminal reaches it through this process alone.
-            how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
-            self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, **how)
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
+            inherited = self._files.descriptors if self._files else ()
+            self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, pass_fds=inherited, **how)
             self._detached = detach
             started.set()
             self._process.wait()
@@ -376,8 +377,8 @@ class Run:
         Classes are as the labels were. With `probabilities` or `logits` there is a column for each,
         in the order of `classes`. `ranks`, `device`, `threads` and `batch_size` are as in training.
 
-        >>> ddp_train.Run("made").predict("synthetic:classification,rows=500", probabilities=True).shape
-        (500, 10)
+        >>> ddp_train.Run("made").predict("synthetic:classification,rows=2000", probabilities=True).shape
+        (2000, 10)
         """
         return predict(self.checkpoint, data, probabilities, logits, settings)
 
@@ -389,13 +390,13 @@ class Run:
     def evaluate(self, data: Any, labels: Any = None, **settings: Any) -> Fields:
         """The figures of `ddp-train eval` for these rows: loss, accuracy, scores of each class, errors.
 
-        >>> ddp_train.Run("made").evaluate("synthetic:classification,rows=500").rows
-        500
+        >>> ddp_train.Run("made").evaluate("synthetic:classification,rows=2000").rows
+        2000
         """
         files = Files()
         given = files.settings("data", data, labels)
         given.pop("task", None)
-        return Fields(json.loads(output("eval", "--json", *flags({"checkpoint": self.checkpoint, **given, **settings}))))
+        return Fields(json.loads(output("eval", "--json", *flags({"checkpoint": self.checkpoint, **given, **settings}), inherited=files.descriptors)))
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What a transformer makes of `prompt`: `max_tokens`, `temperature` and so on as flags of `ddp-train generate`."""
@@ -435,7 +436,7 @@ def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, setti
     if "ranks" not in settings and getattr(data, "nbytes", 0) > 1 << 28:
         settings = {**settings, "ranks": "auto"}
     kinds = [f"--{name}" for name, is_wanted in (("probabilities", probabilities), ("logits", logits)) if is_wanted]
-    output("predict", *flags({"checkpoint": checkpoint, **given, "out": path, "log_level": "error", **settings}), *kinds)
+    output("predict", *flags({"checkpoint": checkpoint, **given, "out": path, "log_level": "error", **settings}), *kinds, inherited=files.descriptors)
     found = numpy.load(path)
     if found.ndim == 2 and found.shape[1] == 1 and not kinds:
         return found[:, 0]
@@ -467,7 +468,7 @@ def train(
     >>> import numpy, ddp_train
     >>> x = numpy.random.default_rng(1).normal(size=(300, 4))
     >>> run = ddp_train.train(x, x[:, 0] > 0, epochs=20, lr=0.01, out="runs/a").wait()
-    >>> (run.predict(x) == (x[:, 0] > 0)).mean() > 0.9
+    >>> bool((run.predict(x) == (x[:, 0] > 0)).mean() > 0.9)
     True
 
     Every setting of ddp-train is a keyword; what is left out, or None, has its default:
@@ -537,7 +538,9 @@ def _free(name: str) -> str:
 def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] | Run) -> Fields:
     """Where two runs part (docs/compare.md): `first_difference` is None if they are the same.
 
-    >>> ddp_train.compare("runs/b", "runs/b").first_difference is None
+    >>> for name in ("one", "two"):
+    ...     run = ddp_train.train("synthetic:regression", epochs=1, out=name).wait()
+    >>> ddp_train.compare("one", "two").first_difference is None
     True
     """
     folders = [run.folder if isinstance(run, Run) else os.fspath(run) for run in (first, second)]
@@ -551,7 +554,9 @@ def _at_exit() -> None:
     runs = [run for run in list(_running) if run._owner == os.getpid() and not getattr(run, "_detached", False)]
     is_interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
     for run in runs:
-        with contextlib.suppress(KeyboardInterrupt, Error):
+        # Errors and warnings were for those who wait; an interrupt has stopped it.
+        with contextlib.suppress(KeyboardInterrupt, Exception):
             if is_interactive or hasattr(sys, "last_value"):
                 run.stop(wait=False)
             run.wait(show=False)
+    close_all()
