@@ -64,8 +64,6 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.input_tags.allow_nan = self.missing in ("mean", "zero")
-        # The bits of a row's prediction depend on how many rows there are.
-        tags.non_deterministic = True
         if self._is_classifier:
             tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
         elif self._is_classifier is False:
@@ -101,7 +99,8 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"y: expected at least two classes, got one class: {self.classes_[0]!r}")
         else:
             y = numpy.asarray(y, dtype=numpy.float64)
-        settings = {**self.get_params(), "task": self.task_}
+        # The best evaluation is saved, and the end: its folder goes, so that nothing else helps.
+        settings = {"checkpoint_every": 0, **{name: value for name, value in self.get_params().items() if value is not None}, "task": self.task_}
         if isinstance(self.class_weights, dict) and is_class:
             settings["class_weights"] = {list(self.classes_).index(name): weight for name, weight in self.class_weights.items()}
         with tempfile.TemporaryDirectory() as folder:
