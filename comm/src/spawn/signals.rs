@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::launcher::OWN_JOB;
 use crate::stop::{self, STOPS};
 
-/// If `DDP_PARENT` in the environment is the number of the process that started this one, the kernel
-/// asks this one to stop when that ends: Python sets it, so that no run outlives a notebook. Ranks
-/// inherit the variable, but their parent is the launcher.
+/// If `DDP_PARENT` is the number of the process that started this one, the kernel asks this one to
+/// stop when that ends. Python sets it, so that no run outlives a notebook. Ranks inherit the
+/// variable, but their parent is the launcher.
 pub fn stop_with_parent() {
     let parent = std::env::var("DDP_PARENT").ok();
     let Some(parent) = parent.and_then(|number| number.parse::<u32>().ok()) else {

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import importlib.util
 import json
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import weakref
 import zlib
 from typing import Any, BinaryIO, Callable, Optional
 
-from ._program import listed
+from ._program import PREFIX, listed
 
 # As the flat format names them.
 ELEMENTS = {f"{kind}{bytes}": f"{kind}{8 * int(bytes)}" for kind in "iuf" for bytes in "1248" if kind + bytes != "f1"}
 # Rows copied at a time, so that an array with strides needs no second one in memory.
 PIECE_BYTES = 1 << 24
-PREFIX = f"ddp-train-{os.getuid()}-"
 
 
 _open: weakref.WeakSet[Files] = weakref.WeakSet()
@@ -68,7 +69,7 @@ class Files:
         """The settings `data` and `labels` (or val_data and val_labels) for what was given as such."""
         prefix = "val_" if what == "val_data" else ""
         if data is None or isinstance(data, (str, os.PathLike)):
-            if labels is not None and not _are_names(labels):
+            if labels is not None and not _are_names(labels, labels):
                 array = _labels(f"{prefix}labels", labels)
                 labels = self.add(f"{prefix}labels.bin", lambda file: write_flat(file, *array))
             return {what: data, f"{prefix}labels": labels}
@@ -83,7 +84,7 @@ class Files:
             return {what: f"tokens:{tokens}"}
         arrays, classes = {"features": features}, None
         if labels is not None:
-            if _are_names(labels):
+            if isinstance(labels, (str, os.PathLike)):
                 raise ValueError(f"{prefix}labels: expected an array, since {what} is one, got {labels!r}")
             targets, classes = _labels(f"{prefix}labels", labels)
             _check_rows(prefix, features, targets["labels"])
@@ -94,7 +95,7 @@ class Files:
         names = [str(name) for name in frame.columns]
         if len(frame) == 0 or not names:
             raise ValueError(f"{what}: expected rows, got a frame of shape {frame.shape}")
-        if labels is not None and not _are_names(labels):
+        if labels is not None and not _are_names(labels, names):
             # With a name that no feature has.
             name = str(getattr(labels, "name", None) or "label")
             while name in names:
@@ -141,10 +142,11 @@ def _remove_abandoned() -> None:
             os.close(descriptor)
 
 
-def _are_names(labels: Any) -> bool:
-    """Whether labels are a column, a file, or a list of columns."""
-    is_name = isinstance(labels, (str, os.PathLike))
-    return is_name or (isinstance(labels, (list, tuple)) and bool(labels) and len(labels) < 100 and all(isinstance(it, str) for it in labels))
+def _are_names(labels: Any, columns: Any) -> bool:
+    """Whether labels are a column, a file, or a list of these columns."""
+    if isinstance(labels, (str, os.PathLike)):
+        return True
+    return isinstance(labels, (list, tuple)) and bool(labels) and all(isinstance(it, str) and it in columns for it in labels)
 
 
 def _check_rows(prefix: str, data: Any, labels: Any) -> None:
@@ -199,7 +201,10 @@ def _labels(what: str, given: Any) -> tuple[dict[str, Any], Optional[list[str]]]
     array = _host(what, given)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    are_texts = array.dtype.kind in "UT" or (array.dtype == object and all(isinstance(it, str) for it in array.flat))
+    are_texts = array.dtype.kind in "UT" or (array.dtype == object and any(isinstance(it, str) for it in array.flat))
+    odd = [it for it in array.flat if not isinstance(it, str)] if are_texts else []
+    if odd:
+        raise TypeError(f"{what}: expected texts, or numbers, got texts and {odd[0]!r}; help: leave such rows out")
     if not are_texts:
         return {"labels": numbers(what, array)}, None
     names, codes = numpy.unique(array.astype(str), return_inverse=True)
@@ -232,7 +237,7 @@ def write_flat(file: BinaryIO, arrays: dict[str, Any], classes: Optional[list[st
 def frame_of(data: Any) -> Any:
     """`data` as a frame of pandas or polars, if it is a frame."""
     if isinstance(data, dict):
-        return _library().DataFrame(data)
+        return library().DataFrame(data)
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
         return data.collect()
     if hasattr(data, "write_csv") or (hasattr(data, "to_csv") and hasattr(data, "columns")):
@@ -242,18 +247,20 @@ def frame_of(data: Any) -> Any:
     return None
 
 
-def _library() -> Any:
-    """pandas, or polars where that alone is installed or imported."""
-    import importlib
-    import sys
+def library() -> Any:
+    """pandas; polars where pandas is not installed, or where it alone is imported."""
+    if "pandas" not in sys.modules and (not has("pandas") or "polars" in sys.modules):
+        import polars
 
-    loaded = [name for name in ("pandas", "polars") if name in sys.modules]
-    for name in [*loaded, "pandas", "polars"]:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise ImportError("expected pandas or polars, got neither; help: pip install pandas")
+        return polars
+    import pandas
+
+    return pandas
+
+
+def has(module: str) -> bool:
+    """Whether a module is installed."""
+    return importlib.util.find_spec(module) is not None
 
 
 def _with_column(frame: Any, name: str, column: Any) -> Any:
@@ -279,12 +286,7 @@ def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bo
     # Text would turn True into a word.
     frame = frame.rename(columns=str).astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
     is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
-    if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and _has("pyarrow"):
+    if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and has("pyarrow"):
         return files.add(f"{name}.parquet", lambda file: frame.to_parquet(file, index=False, engine="pyarrow")), is_float
     return files.add(f"{name}.tsv", lambda file: frame.to_csv(file, sep="\t", index=False)), is_float
 
-
-def _has(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None

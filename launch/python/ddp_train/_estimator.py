@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pathlib
 import tempfile
 from typing import Any, Optional
 
@@ -20,7 +21,7 @@ except ImportError as error:
 
 from ._data import frame_of
 from ._program import keywords, with_settings
-from ._run import Run, predict, train
+from ._run import predict, train
 
 
 def _init(self: Trainer, **settings: Any) -> None:
@@ -32,8 +33,9 @@ def _init(self: Trainer, **settings: Any) -> None:
 
 
 NAMES = sorted(keywords())
-_PARAMETERS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
-_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_PARAMETERS])  # type: ignore[attr-defined]
+_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_SETTINGS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
+_init.__signature__ = inspect.Signature([_SELF, *_SETTINGS])  # type: ignore[attr-defined]
 
 
 class Trainer(BaseEstimator):  # type: ignore[misc]
@@ -106,7 +108,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         with tempfile.TemporaryDirectory() as folder:
             run = train(x, y, out=os.path.join(folder, "run"), **settings).wait(show=False)
             self.best_ = run.best
-            self.checkpoint_ = {name: _read(os.path.join(run.checkpoint, name)) for name in os.listdir(run.checkpoint)}
+            self.checkpoint_ = {path.name: path.read_bytes() for path in pathlib.Path(run.checkpoint).iterdir()}
         return self
 
     def _predict(self, X: Any, probabilities: bool) -> Any:
@@ -115,8 +117,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         settings = {name: getattr(self, name) for name in ("ranks", "device", "threads", "share_gpus")}
         with tempfile.TemporaryDirectory() as folder:
             for name, contents in self.checkpoint_.items():
-                with open(os.path.join(folder, name), "wb") as file:
-                    file.write(contents)
+                pathlib.Path(folder, name).write_bytes(contents)
             return predict(folder, x, probabilities, False, settings)
 
     def predict(self, X: Any) -> Any:
@@ -142,7 +143,3 @@ def _is_number(column: Any) -> bool:
     kind = column.dtype
     return kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb"
 
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

@@ -46,7 +46,16 @@ def failure(code: int, said: str) -> Error:
         text = f"ddp-train: killed by signal {code - 128}, without a message"
     else:
         text = said.strip() or "ddp-train: ended without a message"
-    return {2: SettingError, 65: DataError}.get(code, Error)(text, code)
+    return {2: SettingError, 65: DataError}.get(code, Error)(without_folder(text), code)
+
+
+# Folders with the names of files in memory, which go with this process and its runs.
+PREFIX = f"ddp-train-{os.getuid()}-"
+
+
+def without_folder(text: str) -> str:
+    """A message with the names of such files without their folder, which says nothing."""
+    return re.sub(rf"[^\s'\"]*/{PREFIX}\w+/", "", text)
 
 
 def find_program() -> str:

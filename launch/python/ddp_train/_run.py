@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import csv
+import glob
 import io
 import json
 import os
@@ -18,8 +19,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
-from ._data import Files, close_all
-from ._program import Error, SettingError, environment, failure, find_program, flags, output
+from ._data import Files, close_all, frame_of, has, library
+from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, without_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,33 +58,35 @@ class Event(Fields):
         return self.get(name)
 
 
+# The lines that say when a run was started and resumed, which no other line equals.
+BEGINNING = re.compile(rb'^\{"event":"(?:start|resume)","time_unix_s":.*\n', re.MULTILINE)
+
+
 class Log:
     """The events of a metrics log, as they are written."""
 
     def __init__(self, path: str, offset: int = 0) -> None:
-        self.path, self.offset, self._last = path, offset, b""
+        self.path, self.offset, self._last, self._beginnings = path, offset, b"", set[bytes]()
 
     def new(self) -> list[Event]:
-        """Those written since the last call; of a run that was resumed meanwhile, from there on."""
+        """Those written since the last call; where a resume has cut the log, those after that."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self.offset - len(self._last))
-                is_cut = file.read(len(self._last)) != self._last
-                if is_cut:
-                    self.offset = _offset_of_resume(self.path)
-                    file.seek(self.offset)
-                lines = [line for line in file.readlines() if line.endswith(b"\n")]
-        except FileNotFoundError:
+            file = open(self.path, "rb")
+        except OSError:
             return []
+        with file:
+            file.seek(self.offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                file.seek(0)
+                whole = file.read()
+                new = [it.start() for it in BEGINNING.finditer(whole) if it[0] not in self._beginnings]
+                self.offset, self._last = new[0] if new else whole.rfind(b"\n") + 1, b""
+                file.seek(self.offset)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
         self.offset += sum(map(len, lines))
-        self._last = lines[-1] if lines else b"" if is_cut else self._last
+        self._last = lines[-1] if lines else self._last
+        self._beginnings.update(line for line in lines if BEGINNING.match(line))
         return [Event(json.loads(line)) for line in lines]
-
-
-def _offset_of_resume(path: str) -> int:
-    """Where the last line of a resume begins; 0 if the run was not resumed."""
-    with open(path, "rb") as file:
-        return max(file.read().rfind(b'{"event":"resume"'), 0)
 
 
 class Run:
@@ -102,11 +105,13 @@ class Run:
         self.folder = os.fspath(folder)
         if not os.path.exists(self._log_file):
             raise FileNotFoundError(f"{self.folder}: expected the folder of a run, which has metrics.jsonl; help: give what its out= was")
-        self._attach(None, None)
+        self._attach(None, False)
 
-    def _attach(self, process: Optional[subprocess.Popen[bytes]], files: Optional[Files]) -> None:
-        self._process, self._files, self._owner = process, files, os.getpid()
+    def _attach(self, files: Optional[Files], detach: bool) -> None:
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._files, self._is_detached, self._owner = files, detach, os.getpid()
         self._ended, self._said, self._warned, self._start = threading.Event(), -1, 0, 0
+        self._seen, self._must_stop = ((0, 0), (0, b"")), False
 
     @classmethod
     def _begin(cls, folder: str, words: list[str], files: Files, detach: bool) -> Run:
@@ -114,36 +119,33 @@ class Run:
         output(*words, "--print-config")
         run = cls.__new__(cls)
         run.folder = folder
-        run._attach(None, files)
-        before, started = run._beginnings(), threading.Event()
-        thread = threading.Thread(target=run._host, args=(words, detach, started), daemon=True)
+        run._attach(files, detach)
+        before = run._beginning()
         _running.add(run)
         with run._interruptible():
-            thread.start()
-            started.wait()
-            while not run._ended.wait(PERIOD_S / 5) and run._beginnings() == before:
+            threading.Thread(target=run._host, args=(words,), daemon=True).start()
+            while not run._ended.wait(PERIOD_S / 5) and run._beginning() == before:
                 pass
-        run._start = _offset_of_resume(run._log_file) if run._beginnings() != before else 0
+        run._start = run._beginning()[0]
         if run._ended.is_set():
             run._raise()
-        if files is not None:
-            _known[os.path.realpath(folder)] = run
+        _known[os.path.realpath(folder)] = run
         return run
 
-    def _host(self, words: list[str], detach: bool, started: threading.Event) -> None:
+    def _host(self, words: list[str]) -> None:
         """Has the process as its child: the kernel ends a run with the thread that started it."""
         self._said = os.memfd_create("standard error")
-        env = dict(os.environ) if detach else environment()
+        weakref.finalize(self, os.close, self._said).atexit = False
+        env = dict(os.environ) if self._is_detached else environment()
         try:
             # In a session of its own, Ctrl-C in a terminal reaches it through this process alone.
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
             inherited = self._files.descriptors if self._files else ()
             self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, pass_fds=inherited, **how)
-            self._detached = detach
-            started.set()
+            if self._must_stop:
+                self._ask_to_stop()
             self._process.wait()
         finally:
-            started.set()
             self._ended.set()
             _running.discard(self)
 
@@ -151,13 +153,17 @@ class Run:
     def _log_file(self) -> str:
         return os.path.join(self.folder, "metrics.jsonl")
 
-    def _beginnings(self) -> list[bytes]:
-        """The lines of its log that say when it was started and resumed."""
+    def _beginning(self) -> tuple[int, bytes]:
+        """Where its last start or resume is in its log, and that line."""
         try:
-            with open(self._log_file, "rb") as file:
-                return re.findall(rb'^\{"event":"(?:start|resume)","time_unix_s":[\d.]+.*\n', file.read(), re.MULTILINE)
-        except FileNotFoundError:
-            return []
+            about = os.stat(self._log_file)
+            if (about.st_ino, about.st_size) != self._seen[0]:
+                with open(self._log_file, "rb") as file:
+                    found = [(it.start(), it[0]) for it in BEGINNING.finditer(file.read())]
+                self._seen = (about.st_ino, about.st_size), found[-1] if found else (0, b"")
+        except OSError:
+            return 0, b""
+        return self._seen[1]
 
     @property
     def log(self) -> str:
@@ -169,9 +175,9 @@ class Run:
     def _warn(self) -> None:
         """Passes the program's warnings on."""
         found = re.findall(r"^ *[\d.]+ s  WARN (.*)", self.log, re.MULTILINE)
-        for text in found[self._warned :]:
-            warnings.warn(text, stacklevel=3)
-        self._warned = len(found)
+        for text in found[self._warned :]:  # counted first: a warning may be an error
+            self._warned += 1
+            warnings.warn(without_folder(text), stacklevel=3)
 
     @property
     def is_running(self) -> bool:
@@ -179,13 +185,17 @@ class Run:
         return not self._ended.is_set() if self._process is not None and self._owner == os.getpid() else self._writer() is not None
 
     def _writer(self) -> Optional[int]:
-        """The process that holds the lock of its log."""
-        about = os.stat(self._log_file)
-        place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-        with open("/proc/locks", encoding="ascii") as file:
-            found = [line.split() for line in file]
-        holders = [int(words[4]) for words in found if words[1] != "->" and words[5] == place]
-        return holders[0] if holders else None
+        """The process on this machine that has its log open for writing."""
+        log = os.path.realpath(self._log_file)
+        for entry in glob.glob("/proc/[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry) == log:
+                    _, _, process, _, number = entry.split("/")
+                    with open(f"/proc/{process}/fdinfo/{number}", encoding="ascii") as file:
+                        flags_of = int(re.search("flags:\\s*([0-7]+)", file.read())[1], 8)
+                    if flags_of & os.O_ACCMODE != os.O_RDONLY:
+                        return int(process)
+        return None
 
     @property
     def outcome(self) -> str:
@@ -214,6 +224,8 @@ class Run:
         end = self._last("end") if code is None else None
         if end and end.outcome == "failed":
             raise Error(end.reason, end.exit_code)
+        if code is None and not end:
+            raise Error(f"{self.folder}: the run ended without a word: it was killed, or its machine went down; help: resume", 137)
 
     def __iter__(self) -> Iterator[Event]:
         """Its events as they are logged, until it ends; of a run that was resumed, from there on."""
@@ -224,8 +236,7 @@ class Run:
                 is_running = self.is_running
                 yield from log.new()
                 self._warn()
-                if is_running:
-                    self._ended.wait(PERIOD_S)
+                self._ended.wait(PERIOD_S)
         self._raise()
 
     def wait(self, timeout: Optional[float] = None, show: bool = True) -> Run:
@@ -258,32 +269,36 @@ class Run:
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C stops the run and waits until it has saved; a second one does not wait."""
-        is_ours = self._owner == os.getpid() and not self._ended.is_set() and self._files is not None
+        is_ours = self in _running and self._owner == os.getpid() and not self._is_detached
         old = signal.getsignal(signal.SIGINT)
         if not is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
             yield
             return
+        count = 0
 
         def interrupt(number: int, frame: Any) -> None:
-            signal.signal(signal.SIGINT, old)
-            if not self._ended.is_set():
-                print(f"ddp_train: {self.folder} stops and saves; interrupt again to leave it to that", file=sys.stderr)
+            nonlocal count
+            count += 1
+            if count == 1 and not self._ended.is_set():
                 self._ask_to_stop()
+                print(f"ddp_train: {self.folder} stops and saves; interrupt again to leave it to that", file=sys.stderr)
             old(number, frame)
 
         signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         except KeyboardInterrupt:
-            self._ended.wait()
+            if count == 1:
+                self._ended.wait()
             raise
         finally:
             if signal.getsignal(signal.SIGINT) is interrupt:
                 signal.signal(signal.SIGINT, old)
 
     def _ask_to_stop(self) -> None:
+        self._must_stop = True
         process = self._process.pid if self._process is not None else self._writer()
-        if process is not None and self.is_running:
+        if process is not None and not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
 
@@ -320,13 +335,8 @@ class Run:
     def metrics(self) -> Any:
         """A row for each logged step and evaluation: a frame of pandas or polars, else a dict of lists."""
         text = output("report", self.folder, "--csv", "-")
-        for module in ("pandas", "polars"):
-            if module in sys.modules:
-                return sys.modules[module].read_csv(io.StringIO(text))
-        with contextlib.suppress(ImportError):
-            import pandas
-
-            return pandas.read_csv(io.StringIO(text))
+        if has("pandas") or has("polars"):
+            return library().read_csv(io.StringIO(text))
         rows = list(csv.DictReader(io.StringIO(text)))
         as_number = lambda cell: cell if re.search("[a-z]{3}", cell) else float(cell or "nan")
         return {name: [as_number(row[name]) for row in rows] for name in (rows[0] if rows else {})}
@@ -374,7 +384,7 @@ class Run:
     def predict(self, data: Any, *, probabilities: bool = False, logits: bool = False, **settings: Any) -> Any:
         """The model's prediction for each row of an array, frame or file: classes or numbers.
 
-        Classes are as the labels were. With `probabilities` or `logits` there is a column for each,
+        Classes are as the labels were; texts that are all whole numbers become numbers. With `probabilities` or `logits` there is a column for each,
         in the order of `classes`. `ranks`, `device`, `threads` and `batch_size` are as in training.
 
         >>> ddp_train.Run("made").predict("synthetic:classification,rows=2000", probabilities=True).shape
@@ -393,10 +403,7 @@ class Run:
         >>> ddp_train.Run("made").evaluate("synthetic:classification,rows=2000").rows
         2000
         """
-        files = Files()
-        given = files.settings("data", data, labels)
-        given.pop("task", None)
-        return Fields(json.loads(output("eval", "--json", *flags({"checkpoint": self.checkpoint, **given, **settings}), inherited=files.descriptors)))
+        return Fields(json.loads(_use("eval", self.checkpoint, Files(), data, labels, settings, "--json")))
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What a transformer makes of `prompt`: `max_tokens`, `temperature` and so on as flags of `ddp-train generate`."""
@@ -413,10 +420,23 @@ class Run:
         return page(self, self._events())
 
 
+def _state(checkpoint: str) -> dict[str, Any]:
+    with open(os.path.join(checkpoint, "state.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _use(command: str, checkpoint: str, files: Files, data: Any, labels: Any, settings: dict[str, Any], *more: str) -> str:
+    """What a command that uses a model prints about these rows."""
+    frame = frame_of(data)
+    # A model that was trained on an array knows no names of columns.
+    rows = data if frame is None or _state(checkpoint)["columns"] else frame.to_numpy()
+    given = {"checkpoint": checkpoint, **files.settings("data", rows, labels), "task": None}
+    return output(command, *flags({**given, **settings}), *more, inherited=files.descriptors)
+
+
 def classes_of(checkpoint: str) -> Optional[list[Any]]:
     """The names of a model's classes in their order; None of a model of numbers."""
-    with open(os.path.join(checkpoint, "state.json"), encoding="utf-8") as file:
-        task = json.load(file)["task"].get("classification")
+    task = _state(checkpoint)["task"].get("classification")
     if task is None:
         return None
     names = task["names"] or list(range(task["classes"]))
@@ -429,14 +449,12 @@ def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, setti
     import numpy
 
     files = Files()
-    given = files.settings("data", data, None)
-    given.pop("task", None)
     path = os.path.join(files.folder, "predictions.npy")
     # Several GPUs share large arrays; on the CPU one rank takes all cores.
     if "ranks" not in settings and getattr(data, "nbytes", 0) > 1 << 28:
         settings = {**settings, "ranks": "auto"}
     kinds = [f"--{name}" for name, is_wanted in (("probabilities", probabilities), ("logits", logits)) if is_wanted]
-    output("predict", *flags({"checkpoint": checkpoint, **given, "out": path, "log_level": "error", **settings}), *kinds, inherited=files.descriptors)
+    _use("predict", checkpoint, files, data, None, {"out": path, "log_level": "error", **settings}, *kinds)
     found = numpy.load(path)
     if found.ndim == 2 and found.shape[1] == 1 and not kinds:
         return found[:, 0]
@@ -505,8 +523,7 @@ def resume(
     else:
         files = _files(settings, detach, folder, data, val_data)
     given = {**files.settings("data", data, labels), **files.settings("val_data", val_data, val_labels)}
-    if data is None and files is not getattr(earlier, "_files", None):
-        _check_data(folder)
+    _check_data(folder, data=data, val_data=val_data)
     return Run._begin(folder, ["resume", folder, *flags({**given, **settings, "progress": "never"})], files, detach)
 
 
@@ -518,15 +535,13 @@ def _files(settings: Any, detach: bool, folder: str, *given: Any) -> Files:
     return Files(os.path.join(folder, "data") if detach else None)
 
 
-def _check_data(folder: str) -> None:
+def _check_data(folder: str, **given: Any) -> None:
     """Refuses to resume a run whose data were in the memory of a process that is gone."""
-    from ._data import PREFIX
-
-    for name in ("data", "val-data"):
-        spec = Run(folder).settings.get(name)
-        path = str(spec or "").replace("tokens:", "").split("#")[0]
-        if f"/{PREFIX}" in path and not os.path.exists(path.split(",")[0]):
-            raise SettingError(f"{folder}: its {name} were in the memory of a process that has ended; help: give data= and labels= again", 2)
+    for name, value in given.items():
+        path = str(Run(folder).settings.get(name.replace("_", "-")) or "")
+        found = re.search(rf"/[^,#]*/{PREFIX}[^,#]*", path)
+        if value is None and found and not os.path.exists(found[0]):
+            raise SettingError(f"{folder}: its {name} was in the memory of a process that has ended; help: give {name}= and its labels again", 2)
 
 
 def _free(name: str) -> str:
@@ -551,7 +566,7 @@ def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] 
 @atexit.register
 def _at_exit() -> None:
     """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
-    runs = [run for run in list(_running) if run._owner == os.getpid() and not getattr(run, "_detached", False)]
+    runs = [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]
     is_interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
     for run in runs:
         # Errors and warnings were for those who wait; an interrupt has stopped it.

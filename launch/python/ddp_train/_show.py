@@ -61,7 +61,8 @@ def page(run: Run, events: list[Event]) -> str:
     outcome, data = run.outcome, next((event.data for event in events if event.event == "start"), "")
     end = next((event for event in reversed(events) if event.event == "end"), None)
     reason = f"<div style='white-space:pre-wrap'>{html.escape(str(end.reason))}</div>" if end and outcome in ("failed", "early") else ""
-    cells = "".join(f"<td style='text-align:left;padding:0 1.5em 0 0'><small>{html.escape(name)}</small><br><b>{value}</b></td>" for name, value in figures(events).items())
+    cell = "<td style='text-align:left;padding:0 1.5em 0 0'><small>{}</small><br><b>{}</b></td>"
+    cells = "".join(cell.format(name, value) for name, value in figures(events).items())
     return (
         f"<div style='max-width:48em'><b>{html.escape(run.folder)}</b> · {outcome} · step {taken} of {total} "
         f"<progress value='{taken}' max='{max(total, 1)}'></progress>{reason}"
@@ -124,6 +125,6 @@ class _Terminal:
         if time.monotonic() < self._next and not is_last:
             return
         self._next = time.monotonic() + REDRAW_S
-        text = line(run, events)[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
+        text = line(run, events)[: (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1]
         sys.stderr.write(f"\r\x1b[K{text}" + "\n" * is_last)
         sys.stderr.flush()
