@@ -238,8 +238,8 @@ fn listed() -> String {
         }))
     };
     let flags: Vec<_> = train.get_arguments().filter_map(about).collect();
-    let reads_parquet = cfg!(feature = "parquet");
-    format!("{}\n", json!({ "reads_parquet": reads_parquet, "flags": flags }))
+    let listed = json!({ "reads_parquet": cfg!(feature = "parquet"), "flags": flags });
+    format!("{listed}\n")
 }
 
 /// The command with the names that flags take beside other values, for completions.

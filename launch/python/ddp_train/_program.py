@@ -111,7 +111,7 @@ def _text(name: str, value: Any) -> str:
 
 
 @functools.lru_cache
-def listed(program: str | None = None) -> dict[str, Any]:
+def listed() -> dict[str, Any]:
     """Every flag of training with its help, as the program lists them."""
     return json.loads(output("settings"))
 
@@ -122,8 +122,7 @@ NOT_KEYWORDS = ("help", "data", "labels", "val-data", "val-labels", "out", "resu
 
 def keywords() -> dict[str, dict[str, Any]]:
     """The settings that are keywords, by the name of the keyword."""
-    all_flags = {flag["name"].replace("-", "_"): flag for flag in listed()["flags"] if flag["name"] not in NOT_KEYWORDS}
-    return all_flags
+    return {flag["name"].replace("-", "_"): flag for flag in listed()["flags"] if flag["name"] not in NOT_KEYWORDS}
 
 
 def with_settings(about: Any) -> str:
