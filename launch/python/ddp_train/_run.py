@@ -175,9 +175,13 @@ class Run:
     def _warn(self) -> None:
         """Passes the program's warnings on."""
         found = re.findall(r"^ *[\d.]+ s  WARN (.*)", self.log, re.MULTILINE)
+        # The line that called this package.
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_code.co_filename == __file__:
+            level, frame = level + 1, frame.f_back
         for text in found[self._warned :]:  # counted first: a warning may be an error
             self._warned += 1
-            warnings.warn(without_folder(text), stacklevel=3)
+            warnings.warn(without_folder(text), stacklevel=level)
 
     @property
     def is_running(self) -> bool:
@@ -248,9 +252,9 @@ class Run:
         >>> ddp_train.train("synthetic:regression,rows=500", epochs=1, out="waited").wait().outcome
         'done'
         """
-        from ._show import live
+        from ._show import Live
 
-        log, events, update = Log(self._log_file), [], live() if show else None
+        log, events, update = Log(self._log_file), [], Live() if show else None
         end = None if timeout is None else time.monotonic() + timeout
         with self._interruptible():
             is_running = True
@@ -317,7 +321,7 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting of the run, defaults included."""
-        return (self._last("start") or {}).get("config", {})
+        return (self._last("start") or Event(config={})).config
 
     @property
     def best(self) -> Optional[Event]:

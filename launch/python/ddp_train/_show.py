@@ -7,7 +7,9 @@ import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING
+
+from ._program import without_folder
 
 if TYPE_CHECKING:
     from ._run import Event, Run
@@ -45,13 +47,14 @@ def progress(events: list[Event]) -> tuple[int, int]:
 
 
 def line(run: Run, events: list[Event], width: int = 16) -> str:
-    """A run in a line: `runs/a: running, step 40 of 500 ▇▅▃▂ loss 0.42`."""
+    """A run in a line: `runs/a: running, step 250 of 500 ━━━━━····· █▅▃▂ loss 0.42`."""
     taken, total = progress(events)
     losses = next(iter(curves(events).values()), [])
     values = [loss for _, loss in losses][:: max(1, len(losses) // width)][-width:]
     low, high = (min(values), max(values)) if values else (0, 0)
     spark = "".join(BARS[int(7 * (value - low) / ((high - low) or 1))] for value in values)
-    parts = [f"{run.folder}: {run.outcome}, step {taken} of {total}", spark, ", ".join(f"{name} {value}" for name, value in figures(events).items())]
+    bar = "━" * int(10 * taken / (total or 1))
+    parts = [f"{run.folder}: {run.outcome}, step {taken} of {total} {bar:·<10}", spark, ", ".join(f"{name} {value}" for name, value in figures(events).items())]
     return " ".join(part for part in parts if part)
 
 
@@ -61,12 +64,12 @@ def page(run: Run, events: list[Event]) -> str:
     outcome, data = run.outcome, next((event.data for event in events if event.event == "start"), "")
     end = next((event for event in reversed(events) if event.event == "end"), None)
     reason = f"<div style='white-space:pre-wrap'>{html.escape(str(end.reason))}</div>" if end and outcome in ("failed", "early") else ""
-    cell = "<td style='text-align:left;padding:0 1.5em 0 0'><small>{}</small><br><b>{}</b></td>"
+    cell = "<span style='display:inline-block;margin-right:1.5em'><small>{}</small><br><b>{}</b></span>"
     cells = "".join(cell.format(name, value) for name, value in figures(events).items())
     return (
         f"<div style='max-width:48em'><b>{html.escape(run.folder)}</b> · {outcome} · step {taken} of {total} "
         f"<progress value='{taken}' max='{max(total, 1)}'></progress>{reason}"
-        f"<div><small>{html.escape(str(data))}</small></div><table><tr>{cells}</tr></table>{_chart(curves(events))}</div>"
+        f"<div><small>{html.escape(without_folder(str(data)))}</small></div>{cells}{_chart(curves(events))}</div>"
     )
 
 
@@ -89,42 +92,31 @@ def _chart(lines: dict[str, list[tuple[int, float]]]) -> str:
     return f"<svg viewBox='0 0 600 176' style='{style}'>{texts}{legend}{drawn}</svg>"
 
 
-def live() -> Optional[Callable[[Run, list[Event], bool], None]]:
-    """What shows a run again and again: in a notebook, in a terminal, or nowhere."""
-    if "IPython" in sys.modules:
-        from IPython import get_ipython
+class Live:
+    """Shows a run again and again: in a notebook, in a terminal, or nowhere."""
 
-        shell = get_ipython()
-        if shell is not None and hasattr(shell, "kernel"):
-            return _Notebook()
-    return _Terminal() if sys.stderr is not None and sys.stderr.isatty() else None
-
-
-class _Notebook:
     def __init__(self) -> None:
-        self._handle, self._next = None, 0.0
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._draw = self._in_notebook if hasattr(shell, "kernel") else self._in_terminal if is_terminal else None
+        self._next, self._handle = 0.0, None
 
     def __call__(self, run: Run, events: list[Event], is_last: bool) -> None:
+        """Draws it, if it is time to."""
+        if self._draw and (is_last or time.monotonic() > self._next):
+            self._next = time.monotonic() + REDRAW_S
+            self._draw(run, events, is_last)
+
+    def _in_notebook(self, run: Run, events: list[Event], is_last: bool) -> None:
         from IPython.display import HTML, display
 
-        if time.monotonic() < self._next and not is_last:
-            return
-        self._next = time.monotonic() + REDRAW_S
         shown = HTML(page(run, events))
         if self._handle is None:
             self._handle = display(shown, display_id=True)
         else:
             self._handle.update(shown)
 
-
-class _Terminal:
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, run: Run, events: list[Event], is_last: bool) -> None:
-        if time.monotonic() < self._next and not is_last:
-            return
-        self._next = time.monotonic() + REDRAW_S
-        text = line(run, events)[: (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1]
-        sys.stderr.write(f"\r\x1b[K{text}" + "\n" * is_last)
+    def _in_terminal(self, run: Run, events: list[Event], is_last: bool) -> None:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        sys.stderr.write(f"\r\x1b[K{line(run, events)[: columns - 1]}" + "\n" * is_last)
         sys.stderr.flush()
