@@ -309,6 +309,8 @@ def frames_of_numbers_arrive_with_and_without_parquet():
     assert (again.predict(frame, logits=True) == told).all()
     assert set(run.predict(frame)) <= {"x", "y"}
     assert ddp_train.train(frame, X[:, 0], missing="mean", out="floats", **SHORT).wait().classes is None
+    two = ddp_train.train(frame, X[:, :2], missing="mean", task=None, out="two", **SHORT).wait()
+    assert two.predict(frame).shape == (200, 2) and two.evaluate(frame, X[:, :2]).rows == 200
     # Whole floats are numbers to learn, as in arrays.
     assert ddp_train.train(frame.assign(y=Y * 1.0), "y", missing="mean", out="whole", **SHORT).wait().classes is None
     assert ddp_train.train(frame.assign(y=Y), missing="mean", out="last", **SHORT).wait().classes == [0, 1]

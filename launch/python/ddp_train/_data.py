@@ -96,13 +96,16 @@ class Files:
         if len(frame) == 0 or not names:
             raise ValueError(f"{what}: expected rows, got a frame of shape {frame.shape}")
         if labels is not None and not _are_names(labels, names):
-            # With a name that no feature has.
-            name = str(getattr(labels, "name", None) or "label")
-            while name in names:
-                name += "_"
-            labels = labels.to_numpy() if hasattr(labels, "to_numpy") else _host(f"{prefix}labels", labels)
-            _check_rows(prefix, frame, labels)
-            frame, labels = _with_column(frame, name, labels.reshape(len(labels), -1)[:, 0]), name
+            array = labels.to_numpy() if hasattr(labels, "to_numpy") else _host(f"{prefix}labels", labels)
+            _check_rows(prefix, frame, array)
+            name, labels = str(getattr(labels, "name", None) or "label"), []
+            for column in array.reshape(len(array), -1).T:
+                # A name that no feature has.
+                while name in names:
+                    name += "_"
+                frame = _with_column(frame, name, column)
+                names.append(name)
+                labels.append(name)
         path, is_float = _write_frame(self, f"{prefix}data", frame)
         wanted = [labels] if isinstance(labels, str) else list(labels or [*is_float][-1:])
         settings = {what: path, f"{prefix}labels": labels, "cache_dir": self.keep_in or self.folder}
@@ -190,7 +193,7 @@ def numbers(what: str, given: Any) -> Any:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(numpy.float64)
     if array.dtype.kind not in "iufb":
-        raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers")
+        raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers, bfloat16 as float32")
     return array
 
 

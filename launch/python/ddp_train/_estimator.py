@@ -102,7 +102,8 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         else:
             y = numpy.asarray(y, dtype=numpy.float64)
         # The best evaluation is saved, and the end: its folder goes, so that nothing else helps.
-        settings = {"checkpoint_every": 0, **{name: value for name, value in self.get_params().items() if value is not None}, "task": self.task_}
+        settings = {**self.get_params(), "task": self.task_}
+        settings["checkpoint_every"] = self.checkpoint_every or 0
         if isinstance(self.class_weights, dict) and is_class:
             settings["class_weights"] = {list(self.classes_).index(name): weight for name, weight in self.class_weights.items()}
         with tempfile.TemporaryDirectory() as folder:

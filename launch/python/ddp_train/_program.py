@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -88,9 +88,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "DDP_PARENT": str(os.getpid())}
 
 
-def flags(settings: dict[str, Any]) -> list[str]:
-    """Settings as flags: `batch_size=64` is `--batch-size=64`. None leaves the default."""
-    given = {name.rstrip("_").replace("_", "-"): value for name, value in settings.items() if value is not None}
+def flags(*layers: Mapping[str, Any]) -> list[str]:
+    """Settings as flags, of which later layers win: `batch_size=64` is `--batch-size=64`, None is none."""
+    given = {name.replace("_", "-"): value for layer in layers for name, value in layer.items() if value is not None}
     return [f"--{name}={_text(name, value)}" for name, value in given.items()]
 
 

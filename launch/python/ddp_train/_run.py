@@ -216,8 +216,7 @@ class Run:
         return Log(self._log_file).new()
 
     def _last(self, kind: str) -> Optional[Event]:
-        found = [event for event in self._events() if event.event == kind]
-        return found[-1] if found else None
+        return next((event for event in reversed(self._events()) if event.event == kind), None)
 
     def _raise(self) -> None:
         """The error of a run that has failed."""
@@ -411,7 +410,7 @@ class Run:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What a transformer makes of `prompt`: `max_tokens`, `temperature` and so on as flags of `ddp-train generate`."""
-        return output("generate", *flags({"checkpoint": self.checkpoint, "prompt": prompt, **settings}))
+        return output("generate", *flags({"checkpoint": self.checkpoint, "prompt": prompt}, settings))
 
     def __repr__(self) -> str:
         from ._show import line
@@ -434,8 +433,9 @@ def _use(command: str, checkpoint: str, files: Files, data: Any, labels: Any, se
     frame = frame_of(data)
     # A model that was trained on an array knows no names of columns.
     rows = data if frame is None or _state(checkpoint)["columns"] else frame.to_numpy()
-    given = {"checkpoint": checkpoint, **files.settings("data", rows, labels), "task": None}
-    return output(command, *flags({**given, **settings}), *more, inherited=files.descriptors)
+    given = files.settings("data", rows, labels)
+    given.pop("task", None)
+    return output(command, *flags({"checkpoint": checkpoint}, given, settings), *more, inherited=files.descriptors)
 
 
 def classes_of(checkpoint: str) -> Optional[list[Any]]:
@@ -497,8 +497,8 @@ def train(
     """
     folder = os.fspath(out) if out is not None else _free("out")
     files = _files(settings, detach, folder, data, val_data)
-    given = {**files.settings("data", data, labels), **files.settings("val_data", val_data, val_labels)}
-    words = ["train", *flags({**given, **settings, "out": folder, "progress": "never"})]
+    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
+    words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
     return Run._begin(folder, words, files, detach)
 
 
@@ -526,9 +526,9 @@ def resume(
         files = earlier._files
     else:
         files = _files(settings, detach, folder, data, val_data)
-    given = {**files.settings("data", data, labels), **files.settings("val_data", val_data, val_labels)}
+    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
     _check_data(folder, data=data, val_data=val_data)
-    return Run._begin(folder, ["resume", folder, *flags({**given, **settings, "progress": "never"})], files, detach)
+    return Run._begin(folder, ["resume", folder, *flags({"progress": "never"}, *given, settings)], files, detach)
 
 
 def _files(settings: Any, detach: bool, folder: str, *given: Any) -> Files:
