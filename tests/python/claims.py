@@ -409,7 +409,9 @@ def two_runs_do_not_write_into_one_folder():
     assert run.is_running
     run.stop()
     first, second = ddp_train.train(X, Y, **SHORT), ddp_train.train(X, Y, **SHORT)
-    assert (first.wait().folder, second.wait().folder) == ("out", "out-2")
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    assert [os.path.basename(run.wait().folder) for run in (first, second)] == ["out", "out-2"]
 
 
 def runs_compare():

@@ -102,7 +102,7 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = os.fspath(folder)
+        self.folder = os.path.abspath(folder)
         if not os.path.exists(self._log_file):
             raise FileNotFoundError(f"{self.folder}: expected the folder of a run, which has metrics.jsonl; help: give what its out= was")
         self._attach(None, False)
@@ -117,8 +117,9 @@ class Run:
     def _begin(cls, folder: str, words: list[str], files: Files, detach: bool) -> Run:
         """Starts the program, and waits until it trains or has ended."""
         output(*words, "--print-config")
+        # A folder stays the same where this process goes to another one.
         run = cls.__new__(cls)
-        run.folder = folder
+        run.folder = os.path.abspath(folder)
         run._attach(files, detach)
         before = run._beginning()
         _running.add(run)
@@ -480,7 +481,7 @@ def train(
     """Starts a run, and returns when it trains; `wait` waits for its end.
 
     `data` are rows: an array of NumPy or of any library with DLPack, a frame of pandas or polars, or
-    what `--data` takes (a file, a pattern, `glyphs`). A one-dimensional array of integers are tokens.
+    what `--data` takes (a file, a pattern, `glyphs`). A one-dimensional array of integers holds tokens.
     `labels` are an array, the name of a column, or several for numbers. By their type whole numbers and
     texts are classes, floats are numbers to predict, unless `task` says otherwise.
 

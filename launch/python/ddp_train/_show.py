@@ -54,7 +54,7 @@ def line(run: Run, events: list[Event], width: int = 16) -> str:
     low, high = (min(values), max(values)) if values else (0, 0)
     spark = "".join(BARS[int(7 * (value - low) / ((high - low) or 1))] for value in values)
     bar = "━" * int(10 * taken / (total or 1))
-    parts = [f"{run.folder}: {run.outcome}, step {taken} of {total} {bar:·<10}", spark, ", ".join(f"{name} {value}" for name, value in figures(events).items())]
+    parts = [f"{os.path.relpath(run.folder)}: {run.outcome}, step {taken} of {total} {bar:·<10}", spark, ", ".join(f"{name} {value}" for name, value in figures(events).items())]
     return " ".join(part for part in parts if part)
 
 
@@ -67,7 +67,7 @@ def page(run: Run, events: list[Event]) -> str:
     cell = "<span style='display:inline-block;margin-right:1.5em'><small>{}</small><br><b>{}</b></span>"
     cells = "".join(cell.format(name, value) for name, value in figures(events).items())
     return (
-        f"<div style='max-width:48em'><b>{html.escape(run.folder)}</b> · {outcome} · step {taken} of {total} "
+        f"<div style='max-width:48em'><b>{html.escape(os.path.relpath(run.folder))}</b> · {outcome} · step {taken} of {total} "
         f"<progress value='{taken}' max='{max(total, 1)}'></progress>{reason}"
         f"<div><small>{html.escape(without_folder(str(data)))}</small></div>{cells}{_chart(curves(events))}</div>"
     )
