@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde_json::json;
 
 pub(crate) use self::command::Command;
 pub(crate) use self::command::HOST_AGENT;
@@ -41,6 +42,7 @@ pub(crate) fn parse(
             (command, given.start)
         }
         Mode::Completions { shell } => (Command::Show(completions(shell)), StartFlags::default()),
+        Mode::Settings => (Command::Show(listed()), StartFlags::default()),
         Mode::Other(command) => {
             if let Command::Predict(flags) = &*command {
                 flags.check()?;
@@ -170,6 +172,9 @@ enum Mode {
     },
     #[command(flatten)]
     Other(Box<Command>),
+    /// Print the flags of `train` as JSON: the Python package takes them as keywords
+    #[command(hide = true)]
+    Settings,
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)
     Completions {
         /// The shell
@@ -214,6 +219,27 @@ fn completions(shell: clap_complete::Shell) -> String {
         text = text.replace(&label, &(label.clone() + files));
     }
     text
+}
+
+/// The flags of training with their help and defaults as JSON, for the Python package.
+fn listed() -> String {
+    let mut command = command();
+    let train = command.find_subcommand_mut("train").expect("a command");
+    let about = |flag: &clap::Arg| {
+        let help = flag.get_long_help().or(flag.get_help());
+        let default = flag.get_default_values().first();
+        let values = flag.get_possible_values();
+        Some(json!({
+            "name": flag.get_long()?,
+            "group": flag.get_help_heading(),
+            "help": help.map(ToString::to_string),
+            "default": default.map(|default| default.to_string_lossy()),
+            "choices": values.iter().map(|value| value.get_name()).collect::<Vec<_>>(),
+        }))
+    };
+    let flags: Vec<_> = train.get_arguments().filter_map(about).collect();
+    let listed = json!({ "reads_parquet": cfg!(feature = "parquet"), "flags": flags });
+    format!("{listed}\n")
 }
 
 /// The command with the names that flags take beside other values, for completions.

@@ -77,6 +77,7 @@ impl Program {
     /// Runs the command line of this process. Returns its exit code.
     pub fn run(self) -> ExitCode {
         ddp_comm::hold_stops();
+        ddp_comm::spawn::stop_with_parent();
         about::set(self.0);
         spell_settings_as_flags();
         match ddp_comm::check_stack() {

@@ -98,6 +98,8 @@ class Checks:
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
+        for which in self.selected("python", 5):
+            beside(f"from Python and notebooks, part {which + 1} of 5", ["tests/python/run", f"{which + 1}/5"])
         for package, programs in self.programs.others().items():
             beside(f"tests of {package}", self.programs.run, programs)
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])

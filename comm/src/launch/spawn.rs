@@ -18,6 +18,7 @@ use self::job::Job;
 pub use self::listener::serve_at;
 pub use self::place::Place;
 use self::signals::Signals;
+pub use self::signals::stop_with_parent;
 use self::task::PERIOD;
 pub use self::task::{Losses, Task};
 use crate::error::Result;

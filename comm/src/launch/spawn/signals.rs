@@ -1,11 +1,32 @@
 //! The signals that a process waits for while it looks after ranks.
 
 use std::ffi::c_int;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::launcher::OWN_JOB;
 use crate::stop::{self, STOPS};
+
+/// If `DDP_PARENT` is the number of the process that started this one, the kernel asks this one to
+/// stop when that ends. Python sets it, so that no run outlives a notebook. Ranks inherit the
+/// variable, but their parent is the launcher.
+pub fn stop_with_parent() {
+    let parent = std::env::var("DDP_PARENT").ok();
+    let Some(parent) = parent.and_then(|number| number.parse::<u32>().ok()) else {
+        return;
+    };
+    if std::env::var_os(OWN_JOB).is_some() {
+        return;
+    }
+    // SAFETY: sets an attribute of this process.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+    if parent_id() != parent {
+        // It had ended before.
+        // SAFETY: sends this process a signal.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+    }
+}
 
 /// Signals that are blocked, so that one thread can wait for them.
 #[derive(Clone, Copy)]

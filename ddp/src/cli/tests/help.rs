@@ -148,3 +148,26 @@ fn the_version_is_shown() {
         Command::Show(format!("ddp-train {}\n", env!("CARGO_PKG_VERSION")))
     );
 }
+
+#[test]
+fn the_python_package_gets_every_flag_with_its_help_and_default() {
+    let Ok(Command::Show(text)) = parse(words("settings")) else {
+        panic!("no list")
+    };
+    let listed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let flags = listed["flags"].as_array().unwrap();
+    let flag = |name: &str| flags.iter().find(|flag| flag["name"] == name);
+    for setting in SETTINGS.iter() {
+        let help = &flag(setting.name()).unwrap()["help"];
+        assert!(
+            help.as_str().is_some_and(|help| !help.is_empty()),
+            "{setting:?}"
+        );
+    }
+    assert_eq!(flag("restarts").unwrap()["default"], "0");
+    assert_eq!(flag("zero").unwrap()["group"], "Between ranks");
+    assert_eq!(
+        flag("stratify").unwrap()["choices"],
+        serde_json::json!(["true", "false"])
+    );
+}

@@ -1,0 +1,295 @@
+"""Arrays and frames as files that the program reads: in memory, or in the folder of a detached run.
+
+Arrays go as our flat .bin, which is mapped and, unlike .npy, holds features, labels and the names
+of classes together (layout: files/flat.rs in the data crate). Frames go as tables with their names
+of columns: numbers as Parquet where pyarrow is installed, all else as text between tabs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import importlib.util
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import weakref
+import zlib
+from typing import Any, BinaryIO, Callable, Optional
+
+from ._program import PREFIX, listed
+
+# As the flat format names them.
+ELEMENTS = {f"{kind}{bytes}": f"{kind}{8 * int(bytes)}" for kind in "iuf" for bytes in "1248" if kind + bytes != "f1"}
+# Rows copied at a time, so that an array with strides needs no second one in memory.
+PIECE_BYTES = 1 << 24
+
+
+_open: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+class Files:
+    """Files in memory, and the folder with their names, which go when this does."""
+
+    def __init__(self, keep_in: Optional[str] = None) -> None:
+        self.keep_in = keep_in
+        _remove_abandoned()
+        self.folder = tempfile.mkdtemp(prefix=PREFIX)
+        # While it is locked, another process leaves it alone.
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # What a program must inherit to see the files.
+        self.descriptors: list[int] = []
+        self.close = weakref.finalize(self, _close, self.folder, self._lock, self.descriptors, os.getpid())
+        # At the end of this process runs come first.
+        self.close.atexit = False
+        _open.add(self)
+
+    def add(self, name: str, write: Callable[[BinaryIO], object]) -> str:
+        """The path of a new file with what `write` writes."""
+        if self.keep_in is not None:
+            os.makedirs(self.keep_in, exist_ok=True)
+            path = os.path.join(self.keep_in, name)
+            with open(path, "wb") as file:
+                write(file)
+            return path
+        path = os.path.join(self.folder, name)
+        # It takes no disk, is not limited by the size of /dev/shm, and goes with the last process.
+        descriptor = os.memfd_create(name)
+        self.descriptors.append(descriptor)
+        with open(descriptor, "wb", closefd=False) as file:
+            write(file)
+        os.symlink(f"/proc/self/fd/{descriptor}", path)
+        return path
+
+    def settings(self, what: str, data: Any, labels: Any) -> dict[str, Any]:
+        """The settings `data` and `labels` (or val_data and val_labels) for what was given as such."""
+        prefix = "val_" if what == "val_data" else ""
+        if data is None or isinstance(data, (str, os.PathLike)):
+            if labels is not None and not _are_names(labels, labels):
+                array = _labels(f"{prefix}labels", labels)
+                labels = self.add(f"{prefix}labels.bin", lambda file: write_flat(file, *array))
+            return {what: data, f"{prefix}labels": labels}
+        frame = frame_of(data)
+        if frame is not None:
+            return self._of_frame(prefix, what, frame, labels)
+        features = numbers(what, data)
+        if features.ndim == 0 or len(features) == 0:
+            raise ValueError(f"{what}: expected rows, got an array of shape {features.shape}")
+        if labels is None and features.ndim == 1 and features.dtype.kind in "iu":
+            tokens = self.add(f"{prefix}tokens.bin", lambda file: write_flat(file, {"tokens": features}))
+            return {what: f"tokens:{tokens}"}
+        arrays, classes = {"features": features}, None
+        if labels is not None:
+            if isinstance(labels, (str, os.PathLike)):
+                raise ValueError(f"{prefix}labels: expected an array, since {what} is one, got {labels!r}")
+            targets, classes = _labels(f"{prefix}labels", labels)
+            _check_rows(prefix, features, targets["labels"])
+            arrays.update(targets)
+        return {what: self.add(f"{prefix}data.bin", lambda file: write_flat(file, arrays, classes))}
+
+    def _of_frame(self, prefix: str, what: str, frame: Any, labels: Any) -> dict[str, Any]:
+        names = [str(name) for name in frame.columns]
+        if len(frame) == 0 or not names:
+            raise ValueError(f"{what}: expected rows, got a frame of shape {frame.shape}")
+        if labels is not None and not _are_names(labels, names):
+            array = labels.to_numpy() if hasattr(labels, "to_numpy") else _host(f"{prefix}labels", labels)
+            _check_rows(prefix, frame, array)
+            name, labels = str(getattr(labels, "name", None) or "label"), []
+            for column in array.reshape(len(array), -1).T:
+                # A name that no feature has.
+                while name in names:
+                    name += "_"
+                frame = _with_column(frame, name, column)
+                names.append(name)
+                labels.append(name)
+        path, is_float = _write_frame(self, f"{prefix}data", frame)
+        wanted = [labels] if isinstance(labels, str) else list(labels or [*is_float][-1:])
+        settings = {what: path, f"{prefix}labels": labels, "cache_dir": self.keep_in or self.folder}
+        # As of arrays, the type decides; in text 1.0 and 1 are the same.
+        if not prefix and wanted and all(is_float.get(str(name)) for name in wanted):
+            settings["task"] = "regression"
+        return settings
+
+
+def close_all() -> None:
+    """Removes what is left, at the end of this process."""
+    for files in list(_open):
+        files.close()
+
+
+def _close(folder: str, lock: int, descriptors: list[int], owner: int) -> None:
+    # A forked process has copies of the descriptors, and leaves the folder to its owner.
+    for descriptor in [lock, *descriptors]:
+        os.close(descriptor)
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Removes folders of processes that were killed: nothing locks them."""
+    for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"{PREFIX}*")):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _are_names(labels: Any, columns: Any) -> bool:
+    """Whether labels are a column, a file, or a list of these columns."""
+    if isinstance(labels, (str, os.PathLike)):
+        return True
+    return isinstance(labels, (list, tuple)) and bool(labels) and all(isinstance(it, str) and it in columns for it in labels)
+
+
+def _check_rows(prefix: str, data: Any, labels: Any) -> None:
+    if len(data) != len(labels):
+        raise ValueError(f"{prefix}labels: expected one for each of {len(data)} rows, got {len(labels)}")
+
+
+def _host(what: str, given: Any) -> Any:
+    """An array in host memory: of NumPy, a list, or of any library with DLPack or `__array__`."""
+    import numpy
+
+    if hasattr(given, "__dlpack_device__"):
+        kind, number = given.__dlpack_device__()
+        # 1 is the CPU, 3 and 11 memory of the host that a GPU can read.
+        if int(kind) not in (1, 3, 11):
+            raise TypeError(f"{what}: expected host memory, got a tensor on device {number} of DLPack's kind {int(kind)} (2 is CUDA); help: give {what}.cpu()")
+    if hasattr(given, "toarray"):
+        raise TypeError(f"{what}: expected a dense array, got a sparse {type(given).__name__}; help: give {what}.toarray()")
+    if isinstance(given, numpy.ma.MaskedArray):
+        raise TypeError(f"{what}: expected an array without a mask; help: give {what}.filled(numpy.nan) and missing=\"mean\"")
+    if hasattr(given, "detach"):
+        given = given.detach()
+    if hasattr(given, "__dlpack__") and not hasattr(given, "__array__"):
+        return numpy.from_dlpack(given)
+    try:
+        return numpy.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what}: expected an array of numbers, got {type(given).__name__}: {error}; help: of bfloat16 give {what}.float()") from None
+
+
+def numbers(what: str, given: Any) -> Any:
+    """An array of a type that the program reads."""
+    import numpy
+
+    array = _host(what, given)
+    if array.dtype == object:
+        try:
+            array = numpy.array(array.tolist())
+        except ValueError as error:
+            raise TypeError(f"{what}: expected rows of the same length: {error}") from None
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(numpy.float64)
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers, bfloat16 as float32")
+    return array
+
+
+def _labels(what: str, given: Any) -> tuple[dict[str, Any], Optional[list[str]]]:
+    """The array of labels, and the names of classes, if labels are texts."""
+    import numpy
+
+    array = _host(what, given)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    are_texts = array.dtype.kind in "UT" or (array.dtype == object and any(isinstance(it, str) for it in array.flat))
+    odd = [it for it in array.flat if not isinstance(it, str)] if are_texts else []
+    if odd:
+        raise TypeError(f"{what}: expected texts, or numbers, got texts and {odd[0]!r}; help: leave such rows out")
+    if not are_texts:
+        return {"labels": numbers(what, array)}, None
+    names, codes = numpy.unique(array.astype(str), return_inverse=True)
+    # The program sorts texts by their bytes, as Python sorts by code points: the same order.
+    return {"labels": codes.reshape(array.shape)}, names.tolist()
+
+
+def write_flat(file: BinaryIO, arrays: dict[str, Any], classes: Optional[list[str]] = None) -> None:
+    """Writes the flat format."""
+    import numpy
+
+    file.write(bytes(64))
+    entries = []
+    for name, array in arrays.items():
+        file.write(bytes(-file.tell() % 64))
+        key = f"{array.dtype.kind}{array.dtype.itemsize}"
+        element = "bool" if array.dtype.kind == "b" else ELEMENTS[key]
+        entries.append({"name": name, "element": element, "shape": array.shape, "offset": file.tell()})
+        rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+        for first in range(0, len(array), rows):
+            piece = array[first : first + rows]
+            file.write(numpy.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).view(numpy.uint8).data)
+    start = file.tell()
+    header = json.dumps({"arrays": entries, **({"classes": classes} if classes else {})}).encode()
+    file.write(header)
+    file.seek(0)
+    file.write(b"DDPFLAT1" + struct.pack("<QQI", start, len(header), zlib.crc32(header)))
+
+
+def frame_of(data: Any) -> Any:
+    """`data` as a frame of pandas or polars, if it is a frame."""
+    if isinstance(data, dict):
+        return library().DataFrame(data)
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        return data.collect()
+    if hasattr(data, "write_csv") or (hasattr(data, "to_csv") and hasattr(data, "columns")):
+        return data
+    if hasattr(data, "to_pandas") and not hasattr(data, "__array_namespace__"):
+        return data.to_pandas()
+    return None
+
+
+def library() -> Any:
+    """pandas; polars where pandas is not installed, or where it alone is imported."""
+    if "pandas" not in sys.modules and (not has("pandas") or "polars" in sys.modules):
+        import polars
+
+        return polars
+    import pandas
+
+    return pandas
+
+
+def has(module: str) -> bool:
+    """Whether a module is installed."""
+    return importlib.util.find_spec(module) is not None
+
+
+def _with_column(frame: Any, name: str, column: Any) -> Any:
+    if hasattr(frame, "write_csv"):
+        import polars
+
+        return frame.with_columns(polars.Series(name, column))
+    return frame.assign(**{name: column})
+
+
+def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bool]]:
+    """The path of a table, and which columns are of floats."""
+    if hasattr(frame, "write_csv"):
+        import polars
+
+        frame = frame.cast({polars.Boolean: polars.Int8})
+        is_float = {column: kind.is_float() for column, kind in frame.schema.items()}
+        return files.add(f"{name}.tsv", lambda file: frame.write_csv(file, separator="\t")), is_float
+    import pandas
+
+    if frame.columns.nlevels > 1 or not frame.columns.is_unique:
+        raise ValueError(f"data: expected columns with one name each, got {list(frame.columns)[:8]}")
+    # Text would turn True into a word.
+    frame = frame.rename(columns=str).astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
+    is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
+    if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and has("pyarrow"):
+        return files.add(f"{name}.parquet", lambda file: frame.to_parquet(file, index=False, engine="pyarrow")), is_float
+    return files.add(f"{name}.tsv", lambda file: frame.to_csv(file, sep="\t", index=False)), is_float
+

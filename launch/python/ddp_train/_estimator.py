@@ -1,0 +1,146 @@
+"""`Trainer`, an estimator of scikit-learn."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import tempfile
+from typing import Any, Optional
+
+try:
+    import numpy
+    from sklearn.base import BaseEstimator
+    from sklearn.metrics import accuracy_score, r2_score
+    from sklearn.utils import ClassifierTags, RegressorTags
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(f"ddp_train.Trainer needs scikit-learn 1.6 or later: {error}; help: pip install -U scikit-learn, or use ddp_train.train") from None
+
+from ._data import frame_of
+from ._program import keywords, with_settings
+from ._run import predict, train
+
+
+def _init(self: Trainer, **settings: Any) -> None:
+    unknown = set(settings) - set(NAMES)
+    if unknown:
+        raise TypeError(f"Trainer: no setting {sorted(unknown)[0]!r}; help(ddp_train.Trainer) lists all")
+    for name in NAMES:
+        setattr(self, name, settings.get(name))
+
+
+NAMES = sorted(keywords())
+_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_SETTINGS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
+_init.__signature__ = inspect.Signature([_SELF, *_SETTINGS])  # type: ignore[attr-defined]
+
+
+class Trainer(BaseEstimator):  # type: ignore[misc]
+    """A model of ddp-train with the interface of scikit-learn.
+
+    `task="classification"` or `"regression"` says what it learns; without it floats are numbers to
+    predict, and whole numbers and texts are classes. Frames may have columns of text, with
+    `categorical`. The fitted model is part of the object, which can be pickled.
+
+    >>> import numpy, ddp_train
+    >>> x = numpy.random.default_rng(1).normal(size=(200, 3))
+    >>> model = ddp_train.Trainer(epochs=20, lr=0.01, batch_size=32).fit(x, x[:, 0] > 0)
+    >>> bool(model.score(x, x[:, 0] > 0) > 0.9)
+    True
+
+    Its parameters are the settings of ddp-train; what is left out, or None, has its default:
+    """
+
+    __init__ = _init
+
+    @property
+    def _is_classifier(self) -> Optional[bool]:
+        if self.task is None and hasattr(self, "task_"):
+            return self.task_ == "classification"
+        return None if self.task is None else self.task == "classification"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.input_tags.allow_nan = self.missing in ("mean", "zero")
+        if self._is_classifier:
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        elif self._is_classifier is False:
+            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+            tags.target_tags.multi_output = True
+        return tags
+
+    def _rows(self, x: Any, is_new: bool, **y: Any) -> Any:
+        """Rows, checked: as an array, or as a frame if it has columns of text."""
+        frame = frame_of(x) if hasattr(x, "columns") else None
+        if frame is not None and any(not _is_number(frame[name]) for name in frame.columns):
+            validate_data(self, frame, reset=is_new, skip_check_array=True)
+            return frame
+        finite = True if self.missing in (None, "error") else "allow-nan"
+        kinds = {"dtype": [numpy.float64, numpy.float32], "ensure_all_finite": finite}
+        if not y:
+            return validate_data(self, x, reset=is_new, **kinds)
+        kinds.update(y_numeric=self._is_classifier is False, multi_output=self._is_classifier is False)
+        return validate_data(self, x, y["y"], reset=is_new, **kinds)
+
+    def fit(self, X: Any, y: Any) -> Trainer:
+        """Trains on rows `X` with labels `y`."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        found = self._rows(X, True, y=y)
+        x, y = found if isinstance(found, tuple) else (found, numpy.asarray(y))
+        is_class = self._is_classifier if self.task is not None else y.dtype.kind != "f"
+        self.task_ = "classification" if is_class else "regression"
+        if is_class:
+            check_classification_targets(y)
+            self.classes_, y = numpy.unique(y, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise ValueError(f"y: expected at least two classes, got one class: {self.classes_[0]!r}")
+        else:
+            y = numpy.asarray(y, dtype=numpy.float64)
+        # The best evaluation is saved, and the end: its folder goes, so that nothing else helps.
+        settings = {**self.get_params(), "task": self.task_}
+        settings["checkpoint_every"] = self.checkpoint_every or 0
+        if isinstance(self.class_weights, dict) and is_class:
+            settings["class_weights"] = {list(self.classes_).index(name): weight for name, weight in self.class_weights.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            run = train(x, y, out=os.path.join(folder, "run"), **settings).wait(show=False)
+            self.best_ = run.best
+            self.checkpoint_ = {path.name: path.read_bytes() for path in pathlib.Path(run.checkpoint).iterdir()}
+        return self
+
+    def _predict(self, X: Any, probabilities: bool) -> Any:
+        check_is_fitted(self, "checkpoint_")
+        x = self._rows(X, False)
+        settings = {name: getattr(self, name) for name in ("ranks", "device", "threads", "share_gpus")}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, contents in self.checkpoint_.items():
+                pathlib.Path(folder, name).write_bytes(contents)
+            return predict(folder, x, probabilities, False, settings)
+
+    def predict(self, X: Any) -> Any:
+        """The class or numbers of each row."""
+        found = self._predict(X, False)
+        return self.classes_[found] if self.task_ == "classification" else found.astype(numpy.float64)
+
+    @available_if(lambda self: self._is_classifier is not False)
+    def predict_proba(self, X: Any) -> Any:
+        """The probability of each class, in the order of `classes_`, for each row."""
+        return self._predict(X, True)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, or R² of numbers."""
+        of = accuracy_score if getattr(self, "task_", None) == "classification" else r2_score
+        return float(of(y, self.predict(X), sample_weight=sample_weight))
+
+
+Trainer.__doc__ = with_settings(Trainer.__doc__)
+
+
+def _is_number(column: Any) -> bool:
+    kind = column.dtype
+    return kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb"
+

@@ -1,0 +1,137 @@
+"""The program ddp-train: where it is, how its settings are written, how it ends."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import re
+import site
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Error(RuntimeError):
+    """The program ended with an error: its message, and its exit `code` (docs/errors.md)."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message, code)
+        self.message, self.code = message, code
+
+    def __str__(self) -> str:
+        return f"{self.message} (exit code {self.code})"
+
+
+class SettingError(Error, ValueError):
+    """A setting was refused, or the folder holds a run: exit code 2."""
+
+
+class DataError(Error, ValueError):
+    """Data, or a saved model, were refused: exit code 65."""
+
+
+def failure(code: int, said: str) -> Error:
+    """The error of a program that has ended with `code` after it `said` this on standard error."""
+    code = code if code >= 0 else 128 - code
+    # Log lines begin with a time, so this is the first line of an error.
+    message = re.search(r"^[\w.-]+: .*", said, re.MULTILINE | re.DOTALL)
+    if message:
+        text = message.group().strip()
+    elif code > 128:
+        text = f"ddp-train: killed by signal {code - 128}, without a message"
+    else:
+        text = said.strip() or "ddp-train: ended without a message"
+    return {2: SettingError, 65: DataError}.get(code, Error)(without_folder(text), code)
+
+
+# Folders with the names of files in memory, which go with this process and its runs.
+PREFIX = f"ddp-train-{os.getuid()}-"
+
+
+def without_folder(text: str) -> str:
+    """A message with the names of such files without their folder, which says nothing."""
+    return re.sub(rf"[^\s'\"]*/{PREFIX}\w+/", "", text)
+
+
+def find_program() -> str:
+    """The path of ddp-train: DDP_TRAIN, or among the scripts of this environment or of the user."""
+    folders = [
+        sysconfig.get_path("scripts"),
+        os.path.join(site.getuserbase(), "bin"),
+        # After `pip install --target FOLDER`.
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), "bin"),
+    ]
+    places = [os.path.join(folder, "ddp-train") for folder in folders]
+    places = [os.environ["DDP_TRAIN"]] if "DDP_TRAIN" in os.environ else places
+    for path in places:
+        if os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(f"no program ddp-train: {', '.join(places)}; help: pip install --force-reinstall ddp-train")
+
+
+def output(*words: str, may_end: tuple[int, ...] = (0,), inherited: Sequence[int] = ()) -> str:
+    """What the program prints on standard output; an `Error` if it ends with another code."""
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace", "pass_fds": inherited}
+    ended = subprocess.run([find_program(), *words], env=environment(), **how)
+    if ended.returncode not in may_end:
+        raise failure(ended.returncode, ended.stderr)
+    return ended.stdout
+
+
+def environment() -> dict[str, str]:
+    """That of a program which the kernel asks to stop when this process ends."""
+    return {**os.environ, "DDP_PARENT": str(os.getpid())}
+
+
+def flags(*layers: Mapping[str, Any]) -> list[str]:
+    """Settings as flags, of which later layers win: `batch_size=64` is `--batch-size=64`, None is none."""
+    given = {name.replace("_", "-"): value for layer in layers for name, value in layer.items() if value is not None}
+    return [f"--{name}={_text(name, value)}" for name, value in given.items()]
+
+
+def _text(name: str, value: Any) -> str:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return ",".join(f"{key}={_text(name, it)}" for key, it in value.items())
+    if isinstance(value, (list, tuple, set)):
+        texts = [_text(name, it) for it in value]
+        odd = [text for text in texts if "," in text]
+        if odd:
+            raise SettingError(f"{name}: expected names without a comma, got {odd[0]!r}; help: rename the column", 2)
+        return ",".join(texts) or "none"
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+@functools.lru_cache
+def listed() -> dict[str, Any]:
+    """Every flag of training with its help, as the program lists them."""
+    return json.loads(output("settings"))
+
+
+# What is no keyword: the rest are.
+NOT_KEYWORDS = ("help", "data", "labels", "val-data", "val-labels", "out", "resume", "print-config", "dry-run")
+
+
+def keywords() -> dict[str, dict[str, Any]]:
+    """The settings that are keywords, by the name of the keyword."""
+    return {flag["name"].replace("-", "_"): flag for flag in listed()["flags"] if flag["name"] not in NOT_KEYWORDS}
+
+
+def with_settings(about: Any) -> str:
+    """A docstring, and then the settings by group, each with its help and default."""
+    groups: dict[str, list[str]] = {}
+    for name, flag in keywords().items():
+        choices = f" ({', '.join(flag['choices'])})" if flag["choices"] else ""
+        default = f" [default: {flag['default']}]" if flag["default"] else ""
+        help = re.sub("--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), flag["help"])
+        lines = textwrap.wrap(f"{help}{choices}{default}", 88, initial_indent="        ", subsequent_indent="        ")
+        groups.setdefault(flag["group"] or "Other", []).extend([f"    {name}", *lines])
+    return "\n\n".join([inspect.cleandoc(about), *("\n".join([f"{group}:", *lines]) for group, lines in groups.items())])

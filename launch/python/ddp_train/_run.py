@@ -1,0 +1,582 @@
+"""Runs: processes that train, read through their metrics logs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import csv
+import glob
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Iterator, Optional
+
+from ._data import Files, close_all, frame_of, has, library
+from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, without_folder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._settings import Settings
+
+# Seconds between looks at a metrics log.
+PERIOD_S = 0.1
+STOPPED = 75
+# Runs of this process that have not ended, and those whose data are still in memory.
+_running: set[Run] = set()
+_known: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
+
+
+class Fields(dict):  # type: ignore[type-arg]
+    """A dict whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no {name!r}, but {', '.join(map(str, self))}")
+
+
+class Event(Fields):
+    """A line of the metrics log (docs/outputs.md). As an attribute, a field that it lacks is None.
+
+    >>> event = ddp_train.Event(event="step", step=10, loss=0.5)
+    >>> event.event, event.step, event.loss, event.accuracy
+    ('step', 10, 0.5, None)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+# The lines that say when a run was started and resumed, which no other line equals.
+BEGINNING = re.compile(rb'^\{"event":"(?:start|resume)","time_unix_s":.*\n', re.MULTILINE)
+
+
+class Log:
+    """The events of a metrics log, as they are written."""
+
+    def __init__(self, path: str, offset: int = 0) -> None:
+        self.path, self.offset, self._last, self._beginnings = path, offset, b"", set[bytes]()
+
+    def new(self) -> list[Event]:
+        """Those written since the last call; where a resume has cut the log, those after that."""
+        try:
+            file = open(self.path, "rb")
+        except OSError:
+            return []
+        with file:
+            file.seek(self.offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                file.seek(0)
+                whole = file.read()
+                new = [it.start() for it in BEGINNING.finditer(whole) if it[0] not in self._beginnings]
+                self.offset, self._last = new[0] if new else whole.rfind(b"\n") + 1, b""
+                file.seek(self.offset)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        self.offset += sum(map(len, lines))
+        self._last = lines[-1] if lines else self._last
+        self._beginnings.update(line for line in lines if BEGINNING.match(line))
+        return [Event(json.loads(line)) for line in lines]
+
+
+class Run:
+    """A run: of `train` or `resume`, or any folder that a run of ddp-train has written.
+
+    >>> import ddp_train
+    >>> run = ddp_train.train("synthetic:classification,rows=2000", epochs=2, out="made")
+    >>> losses = [event.loss for event in run if event.event == "step"]
+    >>> run.wait().outcome
+    'done'
+    >>> ddp_train.Run("made").best["step"] == run.best["step"]
+    True
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.path.abspath(folder)
+        if not os.path.exists(self._log_file):
+            raise FileNotFoundError(f"{self.folder}: expected the folder of a run, which has metrics.jsonl; help: give what its out= was")
+        self._attach(None, False)
+
+    def _attach(self, files: Optional[Files], detach: bool) -> None:
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._files, self._is_detached, self._owner = files, detach, os.getpid()
+        self._ended, self._said, self._warned, self._start = threading.Event(), -1, 0, 0
+        self._seen, self._must_stop = ((0, 0), (0, b"")), False
+
+    @classmethod
+    def _begin(cls, folder: str, words: list[str], files: Files, detach: bool) -> Run:
+        """Starts the program, and waits until it trains or has ended."""
+        output(*words, "--print-config")
+        # A folder stays the same where this process goes to another one.
+        run = cls.__new__(cls)
+        run.folder = os.path.abspath(folder)
+        run._attach(files, detach)
+        before = run._beginning()
+        _running.add(run)
+        with run._interruptible():
+            threading.Thread(target=run._host, args=(words,), daemon=True).start()
+            while not run._ended.wait(PERIOD_S / 5) and run._beginning() == before:
+                pass
+        run._start = run._beginning()[0]
+        if run._ended.is_set():
+            run._raise()
+        _known[os.path.realpath(folder)] = run
+        return run
+
+    def _host(self, words: list[str]) -> None:
+        """Has the process as its child: the kernel ends a run with the thread that started it."""
+        self._said = os.memfd_create("standard error")
+        weakref.finalize(self, os.close, self._said).atexit = False
+        env = dict(os.environ) if self._is_detached else environment()
+        try:
+            # In a session of its own, Ctrl-C in a terminal reaches it through this process alone.
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
+            inherited = self._files.descriptors if self._files else ()
+            self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, pass_fds=inherited, **how)
+            if self._must_stop:
+                self._ask_to_stop()
+            self._process.wait()
+        finally:
+            self._ended.set()
+            _running.discard(self)
+
+    @property
+    def _log_file(self) -> str:
+        return os.path.join(self.folder, "metrics.jsonl")
+
+    def _beginning(self) -> tuple[int, bytes]:
+        """Where its last start or resume is in its log, and that line."""
+        try:
+            about = os.stat(self._log_file)
+            if (about.st_ino, about.st_size) != self._seen[0]:
+                with open(self._log_file, "rb") as file:
+                    found = [(it.start(), it[0]) for it in BEGINNING.finditer(file.read())]
+                self._seen = (about.st_ino, about.st_size), found[-1] if found else (0, b"")
+        except OSError:
+            return 0, b""
+        return self._seen[1]
+
+    @property
+    def log(self) -> str:
+        """What the program has said on standard error, if this process started it."""
+        if self._said < 0:
+            return ""
+        return os.pread(self._said, os.fstat(self._said).st_size, 0).decode(errors="replace")
+
+    def _warn(self) -> None:
+        """Passes the program's warnings on."""
+        found = re.findall(r"^ *[\d.]+ s  WARN (.*)", self.log, re.MULTILINE)
+        # The line that called this package.
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_code.co_filename == __file__:
+            level, frame = level + 1, frame.f_back
+        for text in found[self._warned :]:  # counted first: a warning may be an error
+            self._warned += 1
+            warnings.warn(without_folder(text), stacklevel=level)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still trains."""
+        return not self._ended.is_set() if self._process is not None and self._owner == os.getpid() else self._writer() is not None
+
+    def _writer(self) -> Optional[int]:
+        """The process on this machine that has its log open for writing."""
+        log = os.path.realpath(self._log_file)
+        for entry in glob.glob("/proc/[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry) == log:
+                    _, _, process, _, number = entry.split("/")
+                    with open(f"/proc/{process}/fdinfo/{number}", encoding="ascii") as file:
+                        flags_of = int(re.search("flags:\\s*([0-7]+)", file.read())[1], 8)
+                    if flags_of & os.O_ACCMODE != os.O_RDONLY:
+                        return int(process)
+        return None
+
+    @property
+    def outcome(self) -> str:
+        """`running`, `done`, `early` (stop_after), `stopped` (can be resumed), or `failed`."""
+        if self.is_running:
+            return "running"
+        end = self._last("end")
+        code = self._process.returncode if self._process is not None else None
+        if end and code in (None, end.exit_code):
+            return end.outcome
+        return {0: "done", STOPPED: "stopped"}.get(code, "failed")
+
+    def _events(self) -> list[Event]:
+        return Log(self._log_file).new()
+
+    def _last(self, kind: str) -> Optional[Event]:
+        return next((event for event in reversed(self._events()) if event.event == kind), None)
+
+    def _raise(self) -> None:
+        """The error of a run that has failed."""
+        self._warn()
+        code = self._process.returncode if self._process is not None else None
+        if code not in (None, 0, STOPPED):
+            raise failure(code, self.log)
+        end = self._last("end") if code is None else None
+        if end and end.outcome == "failed":
+            raise Error(end.reason, end.exit_code)
+        if code is None and not end:
+            raise Error(f"{self.folder}: the run ended without a word: it was killed, or its machine went down; help: resume", 137)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events as they are logged, until it ends; of a run that was resumed, from there on."""
+        log = Log(self._log_file, self._start)
+        with self._interruptible():
+            is_running = True
+            while is_running:
+                is_running = self.is_running
+                yield from log.new()
+                self._warn()
+                self._ended.wait(PERIOD_S)
+        self._raise()
+
+    def wait(self, timeout: Optional[float] = None, show: bool = True) -> Run:
+        """Waits for its end, and shows its progress and curve in a notebook or terminal.
+
+        Raises an `Error` if it fails, and `TimeoutError` after `timeout` seconds. Ctrl-C stops the
+        run, which saves; a second one returns at once.
+
+        >>> ddp_train.train("synthetic:regression,rows=500", epochs=1, out="waited").wait().outcome
+        'done'
+        """
+        from ._show import Live
+
+        log, events, update = Log(self._log_file), [], Live() if show else None
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._interruptible():
+            is_running = True
+            while is_running:
+                is_running = self.is_running
+                events += log.new()
+                if update is not None:
+                    update(self, events, not is_running)
+                self._warn()
+                if end is not None and time.monotonic() > end and is_running:
+                    raise TimeoutError(f"{self.folder}: still running after {timeout} s")
+                self._ended.wait(PERIOD_S)
+        self._raise()
+        return self
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C stops the run and waits until it has saved; a second one does not wait."""
+        is_ours = self in _running and self._owner == os.getpid() and not self._is_detached
+        old = signal.getsignal(signal.SIGINT)
+        if not is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
+            yield
+            return
+        count = 0
+
+        def interrupt(number: int, frame: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == 1 and not self._ended.is_set():
+                self._ask_to_stop()
+                print(f"ddp_train: {self.folder} stops and saves; interrupt again to leave it to that", file=sys.stderr)
+            old(number, frame)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if count == 1:
+                self._ended.wait()
+            raise
+        finally:
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, old)
+
+    def _ask_to_stop(self) -> None:
+        self._must_stop = True
+        process = self._process.pid if self._process is not None else self._writer()
+        if process is not None and not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+
+    def stop(self, wait: bool = True) -> Run:
+        """Makes it finish its step, save and end; `resume` continues it.
+
+        >>> run = ddp_train.train("synthetic:classification", epochs=100000, out="long")
+        >>> run.stop().outcome
+        'stopped'
+        """
+        self._ask_to_stop()
+        while wait and self.is_running:
+            self._ended.wait(PERIOD_S)
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the run, defaults included."""
+        return (self._last("start") or Event(config={})).config
+
+    @property
+    def best(self) -> Optional[Event]:
+        """The best evaluation on held-out rows, by the setting `best`; None without any."""
+        found: Optional[Event] = None
+        for event in self._events():
+            if event.event == "eval":
+                name = {"balanced": "balanced_accuracy"}.get(event.best_by or "loss", event.best_by or "loss")
+                sign = -1 if name == "loss" else 1
+                is_better = found is None or found[name] is None or (event[name] is not None and sign * event[name] > sign * found[name])
+                found = event if is_better else found
+        return found
+
+    @property
+    def metrics(self) -> Any:
+        """A row for each logged step and evaluation: a frame of pandas or polars, else a dict of lists."""
+        text = output("report", self.folder, "--csv", "-")
+        if has("pandas") or has("polars"):
+            return library().read_csv(io.StringIO(text))
+        rows = list(csv.DictReader(io.StringIO(text)))
+        as_number = lambda cell: cell if re.search("[a-z]{3}", cell) else float(cell or "nan")
+        return {name: [as_number(row[name]) for row in rows] for name in (rows[0] if rows else {})}
+
+    @property
+    def report(self) -> str:
+        """The path of its page of curves, made anew."""
+        output("report", self.folder)
+        return os.path.join(self.folder, "report.html")
+
+    @property
+    def checkpoint(self) -> str:
+        """The folder of the checkpoint that `predict` uses: the best one, else the newest."""
+        folder = os.path.join(self.folder, "checkpoints")
+        names = sorted(name for name in os.listdir(folder) if re.fullmatch(r"step-\d+", name)) if os.path.isdir(folder) else []
+        if not names:
+            raise FileNotFoundError(f"{self.folder}: nothing is saved yet; help: checkpoint_every= sets the steps between checkpoints")
+        best = self.best
+        name = f"step-{best['step']:08}" if best else names[-1]
+        return os.path.join(folder, name if name in names else names[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's parameters by name, as NumPy arrays mapped from the file.
+
+        Changes to them stay in memory. `{name: torch.from_numpy(it) for name, it in …}` shares them.
+
+        >>> sorted(ddp_train.Run("made").state_dict())[:2]
+        ['0.bias', '0.weight']
+        """
+        import numpy
+
+        path = os.path.join(self.checkpoint, "model.safetensors")
+        with open(path, "rb") as file:
+            start = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(start - 8))
+        header.pop("__metadata__", None)
+        kinds = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+        mapped = numpy.memmap(path, mode="c")
+        arrays = {}
+        for name, entry in header.items():
+            first, end = (start + offset for offset in entry["data_offsets"])
+            arrays[name] = mapped[first:end].view(kinds[entry["dtype"]]).reshape(entry["shape"])
+        return arrays
+
+    def predict(self, data: Any, *, probabilities: bool = False, logits: bool = False, **settings: Any) -> Any:
+        """The model's prediction for each row of an array, frame or file: classes or numbers.
+
+        Classes are as the labels were; texts that are all whole numbers become numbers. With `probabilities` or `logits` there is a column for each,
+        in the order of `classes`. `ranks`, `device`, `threads` and `batch_size` are as in training.
+
+        >>> ddp_train.Run("made").predict("synthetic:classification,rows=2000", probabilities=True).shape
+        (2000, 10)
+        """
+        return predict(self.checkpoint, data, probabilities, logits, settings)
+
+    @property
+    def classes(self) -> Optional[list[Any]]:
+        """The names of its classes in their order: texts or numbers; None of a model of numbers."""
+        return classes_of(self.checkpoint)
+
+    def evaluate(self, data: Any, labels: Any = None, **settings: Any) -> Fields:
+        """The figures of `ddp-train eval` for these rows: loss, accuracy, scores of each class, errors.
+
+        >>> ddp_train.Run("made").evaluate("synthetic:classification,rows=2000").rows
+        2000
+        """
+        return Fields(json.loads(_use("eval", self.checkpoint, Files(), data, labels, settings, "--json")))
+
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """What a transformer makes of `prompt`: `max_tokens`, `temperature` and so on as flags of `ddp-train generate`."""
+        return output("generate", *flags({"checkpoint": self.checkpoint, "prompt": prompt}, settings))
+
+    def __repr__(self) -> str:
+        from ._show import line
+
+        return f"<ddp_train.Run {line(self, self._events())}>"
+
+    def _repr_html_(self) -> str:
+        from ._show import page
+
+        return page(self, self._events())
+
+
+def _state(checkpoint: str) -> dict[str, Any]:
+    with open(os.path.join(checkpoint, "state.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _use(command: str, checkpoint: str, files: Files, data: Any, labels: Any, settings: dict[str, Any], *more: str) -> str:
+    """What a command that uses a model prints about these rows."""
+    frame = frame_of(data)
+    # A model that was trained on an array knows no names of columns.
+    rows = data if frame is None or _state(checkpoint)["columns"] else frame.to_numpy()
+    given = files.settings("data", rows, labels)
+    given.pop("task", None)
+    return output(command, *flags({"checkpoint": checkpoint}, given, settings), *more, inherited=files.descriptors)
+
+
+def classes_of(checkpoint: str) -> Optional[list[Any]]:
+    """The names of a model's classes in their order; None of a model of numbers."""
+    task = _state(checkpoint)["task"].get("classification")
+    if task is None:
+        return None
+    names = task["names"] or list(range(task["classes"]))
+    are_whole = all(re.fullmatch(r"0|-?[1-9]\d*", str(name)) for name in names)
+    return [int(name) for name in names] if are_whole else names
+
+
+def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, settings: dict[str, Any]) -> Any:
+    """See `Run.predict`."""
+    import numpy
+
+    files = Files()
+    path = os.path.join(files.folder, "predictions.npy")
+    # Several GPUs share large arrays; on the CPU one rank takes all cores.
+    if "ranks" not in settings and getattr(data, "nbytes", 0) > 1 << 28:
+        settings = {**settings, "ranks": "auto"}
+    kinds = [f"--{name}" for name, is_wanted in (("probabilities", probabilities), ("logits", logits)) if is_wanted]
+    _use("predict", checkpoint, files, data, None, {"out": path, "log_level": "error", **settings}, *kinds)
+    found = numpy.load(path)
+    if found.ndim == 2 and found.shape[1] == 1 and not kinds:
+        return found[:, 0]
+    names = classes_of(checkpoint)
+    is_index = names is not None and isinstance(names[0], str) and not kinds
+    return numpy.array(names)[found] if is_index else found
+
+
+def train(
+    data: Any = None,
+    labels: Any = None,
+    *,
+    val_data: Any = None,
+    val_labels: Any = None,
+    out: Optional[str | os.PathLike[str]] = None,
+    detach: bool = False,
+    **settings: Unpack[Settings],
+) -> Run:
+    """Starts a run, and returns when it trains; `wait` waits for its end.
+
+    `data` are rows: an array of NumPy or of any library with DLPack, a frame of pandas or polars, or
+    what `--data` takes (a file, a pattern, `glyphs`). A one-dimensional array of integers holds tokens.
+    `labels` are an array, the name of a column, or several for numbers. By their type whole numbers and
+    texts are classes, floats are numbers to predict, unless `task` says otherwise.
+
+    `out` is a new folder for the run (by default out, out-2, …). The run stops, and saves, when
+    this process ends, unless `detach`, which keeps arrays in OUT/data and leaves the run alone.
+
+    >>> import numpy, ddp_train
+    >>> x = numpy.random.default_rng(1).normal(size=(300, 4))
+    >>> run = ddp_train.train(x, x[:, 0] > 0, epochs=20, lr=0.01, out="runs/a").wait()
+    >>> bool((run.predict(x) == (x[:, 0] > 0)).mean() > 0.9)
+    True
+
+    Every setting of ddp-train is a keyword; what is left out, or None, has its default:
+    """
+    folder = os.fspath(out) if out is not None else _free("out")
+    files = _files(settings, detach, folder, data, val_data)
+    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
+    words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
+    return Run._begin(folder, words, files, detach)
+
+
+def resume(
+    run: str | os.PathLike[str] | Run,
+    data: Any = None,
+    labels: Any = None,
+    *,
+    val_data: Any = None,
+    val_labels: Any = None,
+    detach: bool = False,
+    **settings: Unpack[Settings],
+) -> Run:
+    """Continues the run in a folder from its newest checkpoint, with its settings and these.
+
+    Data that were files, or arrays of a run that this process has started, need not be given again.
+
+    >>> run = ddp_train.train("synthetic:classification", schedule="constant", steps=20, warmup_steps=2, out="runs/b").wait()
+    >>> ddp_train.resume("runs/b", steps=40).wait()._last("end").steps
+    40
+    """
+    folder = run.folder if isinstance(run, Run) else os.fspath(run)
+    earlier = _known.get(os.path.realpath(folder))
+    if data is None and earlier is not None and earlier._files is not None:
+        files = earlier._files
+    else:
+        files = _files(settings, detach, folder, data, val_data)
+    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
+    _check_data(folder, data=data, val_data=val_data)
+    return Run._begin(folder, ["resume", folder, *flags({"progress": "never"}, *given, settings)], files, detach)
+
+
+def _files(settings: Any, detach: bool, folder: str, *given: Any) -> Files:
+    """The files for arrays and frames, which other hosts do not see."""
+    are_paths = all(it is None or isinstance(it, (str, os.PathLike)) for it in given)
+    if not are_paths and (settings.get("hosts") or settings.get("hostfile")):
+        raise SettingError("hosts: expected files as data, since other hosts do not see this process's memory; help: save the arrays", 2)
+    return Files(os.path.join(folder, "data") if detach else None)
+
+
+def _check_data(folder: str, **given: Any) -> None:
+    """Refuses to resume a run whose data were in the memory of a process that is gone."""
+    for name, value in given.items():
+        path = str(Run(folder).settings.get(name.replace("_", "-")) or "")
+        found = re.search(rf"/[^,#]*/{PREFIX}[^,#]*", path)
+        if value is None and found and not os.path.exists(found[0]):
+            raise SettingError(f"{folder}: its {name} was in the memory of a process that has ended; help: give {name}= and its labels again", 2)
+
+
+def _free(name: str) -> str:
+    """`out`, or the first of out-2, out-3, … that is free."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10000))]
+    return next(name for name in names if not os.path.exists(name))
+
+
+def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] | Run) -> Fields:
+    """Where two runs part (docs/compare.md): `first_difference` is None if they are the same.
+
+    >>> for name in ("one", "two"):
+    ...     run = ddp_train.train("synthetic:regression", epochs=1, out=name).wait()
+    >>> ddp_train.compare("one", "two").first_difference is None
+    True
+    """
+    folders = [run.folder if isinstance(run, Run) else os.fspath(run) for run in (first, second)]
+    found = json.loads(output("compare", *folders, "--json", may_end=(0, 1)))
+    return Fields(first_difference=found["first"] and Fields(found.pop("first")), **found)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
+    runs = [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]
+    is_interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
+    for run in runs:
+        # Errors and warnings were for those who wait; an interrupt has stopped it.
+        with contextlib.suppress(KeyboardInterrupt, Exception):
+            if is_interactive or hasattr(sys, "last_value"):
+                run.stop(wait=False)
+            run.wait(show=False)
+    close_all()

@@ -1,0 +1,223 @@
+# Made by tests/python/stub.py from `ddp-train settings`; launch/test checks that it is up to date.
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, Optional, TypedDict, Union
+
+Value = Union[str, float, os.PathLike[str], Sequence[Union[str, float]], Mapping[str, float], None]
+
+class Settings(TypedDict, total=False):
+    model: Value
+    """Model family or preset; settings may follow, as in gpt,layers=6,width=384. mlp: A multilayer
+    perceptron; gpt: A transformer that learns the next token, as GPT-2 (presets: gpt-tiny,
+    gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-tiny); vit: A transformer over the patches of
+    images [default: mlp]"""
+    freeze: Value
+    """Names or patterns of layers or parameters that are not trained, separated by commas, as in
+    0,2.bias or 'blocks.?,*.bias' [default: none]"""
+    val_split: Value
+    """Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
+    ones); an alternative to --val-data [default: 0]"""
+    stratify: Optional[bool]
+    """Whether the rows that --val-split keeps have the classes' shares of all rows [default: false]"""
+    task: Optional[Literal["classification", "regression"]]
+    """Whether labels are classes or numbers [default: classes if they are whole numbers or text]"""
+    drop: Value
+    """Columns of tables to leave out, separated by commas [default: none]"""
+    categorical: Value
+    """Columns of tables whose values are categories, separated by commas: each value becomes a feature
+    that is 0 or 1. auto: every column of texts, with at most 256 values [default: none]"""
+    missing: Optional[Literal["error", "mean", "zero"]]
+    """How missing numbers (empty cells, NA, null, ?, - or NaN) are treated [default: error]"""
+    normalize: Optional[Literal["none", "unit", "standard"]]
+    """How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0 and
+    standard deviation 1, and numeric labels, too [default: none]"""
+    cache_dir: Value
+    """Folder for converted copies of files that cannot be memory-mapped [default: beside the files,
+    else ~/.cache/ddp-train/data]"""
+    batch_size: Value
+    """Global batch size: rows per step, summed over all ranks [default: 128]"""
+    batch_tokens: Value
+    """Global batch size in tokens, a multiple of the model's context; an alternative to --batch-size"""
+    micro_batch: Value
+    """Largest number of rows that a rank processes at once; gradients accumulate over the rest
+    [default: all of its rows]"""
+    steps: Value
+    """Steps to train, instead of --epochs; 0 saves the untrained model"""
+    epochs: Value
+    """Passes through the data [default: 5]"""
+    drop_last: Optional[bool]
+    """Skip an epoch's last batch if it is smaller than the others [default: false]"""
+    optimizer: Optional[Literal["adamw", "sgd", "muon"]]
+    """Optimizer [default: adamw]"""
+    lr: Value
+    """Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]"""
+    adam_lr: Value
+    """muon: peak learning rate of the parameters that adamw updates, on the same schedule [default:
+    0.0003]"""
+    min_lr: Value
+    """Learning rate of the last step, unless the schedule is constant [default: 0]"""
+    schedule: Optional[Literal["constant", "linear", "cosine", "wsd"]]
+    """Learning rate schedule after the warm-up [default: cosine]"""
+    warmup_steps: Value
+    """Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]"""
+    weight_decay: Value
+    """Weight decay [default: 0.01 for adamw and muon, 0 for sgd]"""
+    decay: Optional[Literal["matrices", "all"]]
+    """What weight decay applies to [default: matrices]"""
+    beta1: Value
+    """adamw, muon: first-moment decay β₁ [default: 0.9]"""
+    beta2: Value
+    """adamw, muon: second-moment decay β₂ [default: 0.999, 0.95 for muon]"""
+    eps: Value
+    """adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]"""
+    momentum: Value
+    """sgd, muon: momentum; muon always uses Nesterov's [default: 0.9, 0.95 for muon]"""
+    nesterov: Optional[bool]
+    """sgd: Nesterov's momentum [default: false]"""
+    group: Value
+    """Parameters with another learning rate or weight decay, by name, as in *.bias:weight-
+    decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and weight-decay. The
+    first group that matches a name counts [default: none]"""
+    grad_clip: Value
+    """Largest norm of all gradients together; 0 turns clipping off [default: 0]"""
+    label_smoothing: Value
+    """Share of the target probability that is spread evenly over all classes [default: 0]"""
+    class_weights: Value
+    """Weight of each class in the loss: balanced (all classes count the same, however many rows they
+    have), numbers in the order of the classes, as in 1,2.5, or by name, as in stays=1,moves=4
+    [default: none]"""
+    seed: Value
+    """Seed of everything random in training [default: 0]"""
+    device: Value
+    """Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or auto: cuda if
+    every rank can, else cpu [default: auto]"""
+    devices_per_rank: Value
+    """GPUs of each rank, over which the layers are split: for models too large for one GPU [default:
+    1]"""
+    share_gpus: Optional[bool]
+    """Let several ranks share a GPU if there are too few: for tests, slow [default: false]"""
+    dtype: Optional[Literal["f32", "tf32", "bf16"]]
+    """Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
+    moments stay f32 [default: f32]"""
+    data_on_device: Optional[Literal["auto", "on", "off"]]
+    """Keep all training data in GPU memory; auto: where it fits [default: auto]"""
+    graph: Optional[Literal["auto", "on", "off"]]
+    """Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split over
+    several [default: auto]"""
+    threads: Value
+    """CPU threads of a rank [default: its share of the cores]"""
+    bucket_mb: Value
+    """Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB [default: 25
+    on GPUs, 4 on the CPU]"""
+    reduce_dtype: Optional[Literal["f32", "bf16"]]
+    """Type of gradients in transit [default: f32]"""
+    same_bits: Value
+    """Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
+    shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md"""
+    zero: Value
+    """ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
+    [default: 0]"""
+    overlap: Optional[Literal["auto", "on", "off"]]
+    """Reduce gradients while the backward pass still runs; auto: with several ranks [default: auto]"""
+    nccl: Optional[Literal["fixed", "fast"]]
+    """How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to
+    NCCL, and bits may differ [default: fixed]"""
+    timeout_s: Value
+    """Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
+    code 77 [default: 600]"""
+    checkpoint_every: Value
+    """Steps between checkpoints; 0 for one at the end only [default: an epoch]"""
+    keep: Value
+    """Number of newest checkpoints to keep; the best by validation is kept as well [default: 3]"""
+    override: Optional[bool]
+    """With --resume: continue although settings differ that change the results [default: false]"""
+    init_from: Value
+    """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
+    Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
+    model.safetensors that matches the model"""
+    eval_every: Value
+    """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
+    best: Optional[Literal["loss", "accuracy", "balanced", "auc"]]
+    """The figure of held-out rows that decides which evaluation is the best, whose checkpoint is kept
+    and used by eval, predict and export [default: loss]"""
+    stop_after: Value
+    """End the run early, after this many evaluations without one that is better by --best [default:
+    train all steps]"""
+    sample: Value
+    """gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the metrics
+    log and the report"""
+    log_every: Value
+    """Steps between entries in metrics.jsonl [default: 10]"""
+    trace: Value
+    """Steps of which to write a timeline of all ranks to OUT/trace.json, for ui.perfetto.dev or
+    chrome://tracing: 100..110 (both included), 5, or 5.. for all from there"""
+    tensorboard: Optional[bool]
+    """Also write event files for TensorBoard, to OUT/tensorboard [default: false]"""
+    progress: Optional[Literal["auto", "always", "never"]]
+    """When progress is shown [default: auto]"""
+    log_level: Optional[Literal["error", "warn", "info", "debug", "trace"]]
+    """Lowest severity to log on standard error [default: info]"""
+    hidden: Value
+    """Widths of the hidden layers, separated by commas; write the word none for a linear model
+    [default: 256,128]"""
+    activation: Optional[Literal["relu", "leaky-relu", "relu2", "gelu", "gelu-tanh"]]
+    """Activation function between the layers [default: relu]"""
+    kv_heads: Value
+    """Heads of keys and values, each shared by equally many heads; 0 for one per head [default: 0]"""
+    context: Value
+    """Tokens that the model sees at once [default: 128]"""
+    vocab: Value
+    """Different tokens; 0 for as many as the data have [default: 0]"""
+    norm: Optional[Literal["layer", "rms"]]
+    """Norm before each part [default: layer]"""
+    position: Optional[Literal["learned", "rope"]]
+    """How the model knows positions [default: learned]"""
+    mlp: Optional[Literal["gelu", "gelu-tanh", "relu2", "swiglu"]]
+    """Activation function of the perceptrons [default: gelu-tanh]"""
+    bias: Optional[bool]
+    """Whether linear layers and norms have a bias [default: true]"""
+    tied: Optional[bool]
+    """Whether the last layer's weight is that of the embedding [default: true]"""
+    norm_epsilon: Value
+    """What norms add to the mean of squares [default: 0.00001]"""
+    rope_base: Value
+    """Base of rotary positions [default: 10000]"""
+    patch: Value
+    """Side of a square patch, in pixels [default: 4]"""
+    pool: Optional[Literal["mean", "class"]]
+    """What the classifier sees [default: mean]"""
+    image: Value
+    """Shape of an image, as in 28x28, 3x32x32 (planes) or 32x32x3, where the data do not say it"""
+    layers: Value
+    """Blocks of attention and perceptron [default: 4]"""
+    heads: Value
+    """Heads of attention [default: 4]"""
+    width: Value
+    """Columns of the residual stream [default: 128]"""
+    mlp_width: Value
+    """Width of the perceptrons; 0 for 4 times --width [default: 0]"""
+    recompute: Optional[Literal["none", "attention", "block"]]
+    """What backward computes again instead of keeping it: less memory, same bits, more time [default:
+    none]"""
+    dropout: Value
+    """Probability of dropping an element after an activation [default: 0]"""
+    config: Value
+    """Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
+    (DDP_BATCH_SIZE=64) wins over it, and flags over both"""
+    ranks: Value
+    """Start N ranks on this machine, without MPI; auto: one for each GPU, else one. With --hosts: only
+    the first N"""
+    hosts: Value
+    """Start ranks on these hosts over ssh, with the number of ranks after each host: node1:4,node2:4"""
+    hostfile: Value
+    """The same, from a file with a host in each line: node1 slots=4, or node1:4"""
+    min_ranks: Value
+    """Continue without lost ranks while at least N are left; --restarts then counts ranks. Also for
+    processes that srun or the variables RANK and WORLD_SIZE start, one on each host"""
+    spares: Value
+    """Hosts that take over the ranks of a lost one, with the number of ranks each has room for"""
+    restarts: Value
+    """How often to start again, with --resume auto, after a rank was lost"""
+    grace_s: Value
+    """Seconds that ranks have to save after a signal to stop"""

@@ -1,0 +1,676 @@
+"""Claims about the Python package, of which PART/PARTS runs: tests/python/run starts it."""
+
+import ast
+import doctest
+import glob
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import traceback
+import unittest.mock
+import warnings
+
+import numpy
+
+import ddp_train
+import estimator
+from ddp_train import _data, _program, _run
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+PACKAGE = os.path.dirname(ddp_train.__file__)
+# The end of patience, and no measure.
+PATIENCE_S = 120
+RANDOM = numpy.random.default_rng(1)
+X = RANDOM.normal(size=(200, 4))
+Y = (X[:, 0] > 0).astype(int)
+SHORT = {"epochs": 1, "threads": 1, "hidden": "8"}
+
+
+# Processes of a claim, which end with it.
+STARTED = []
+
+
+class Skipped(Exception):
+    pass
+
+
+def need(module):
+    if importlib.util.find_spec(module) is None:
+        raise Skipped(f"no {module} here")
+    return importlib.import_module(module)
+
+
+def raises(kind, part, does, *arguments, **settings):
+    try:
+        does(*arguments, **settings)
+    except kind as error:
+        assert part in str(error), f"{error}\nlacks {part!r}"
+        return error
+    raise AssertionError(f"expected {kind.__name__} with {part!r}")
+
+
+def wait_until(is_so, what):
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, f"in vain: {what}"
+        # Sleep: between two looks at what another process does.
+        time.sleep(0.05)
+
+
+def processes_of(folder):
+    """The numbers of the processes of ddp-train that write a run into this folder of the claim's."""
+    found, text = [], os.path.abspath(folder)
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                words = file.read()
+        except OSError:
+            continue
+        if f"--out={text}".encode() in words.split(b"\0")[1:]:
+            found.append(int(path.split("/")[2]))
+    return found
+
+
+def python(script, **how):
+    """A Python that runs this script, in the folder of the claim."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how}
+    STARTED.append(subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], **how))
+    return STARTED[-1]
+
+
+def end_all():
+    """What a claim that failed has left."""
+    for run in list(_run._running):
+        run._process.kill()
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.communicate()
+
+
+# What the package says of itself.
+
+
+def modules_parse_as_python_3_9():
+    for path in glob.glob(f"{PACKAGE}/*.py*"):
+        with open(path, encoding="utf-8") as file:
+            ast.parse(file.read(), path, feature_version=(3, 9))
+
+
+def other_pythons_import_it_and_train():
+    found = [shutil.which(f"python3.{minor}") for minor in range(9, 15)] + glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python3"))
+    for number, path in enumerate(filter(None, found)):
+        version = subprocess.run([path, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True, check=False).stdout
+        if int(version or 0) >= 9:
+            words = "import ddp_train; print(ddp_train.train('synthetic:regression,rows=200', steps=3, out='py%s').wait().outcome)" % number
+            said = subprocess.run([path, "-W", "error", "-c", words], capture_output=True, text=True, check=False)
+            assert said.stdout == "done\n", f"{path}: {said.stdout}{said.stderr}"
+
+
+def types_of_settings_are_those_of_the_program():
+    made = subprocess.run([sys.executable, f"{ROOT}/tests/python/stub.py"], capture_output=True, text=True, check=True).stdout
+    with open(f"{PACKAGE}/_settings.pyi", encoding="utf-8") as file:
+        help = "export PYTHONPATH=launch/python DDP_TRAIN=target/debug/ddp-train; python3 tests/python/stub.py >launch/python/ddp_train/_settings.pyi"
+        assert file.read() == made, f"the types of settings are not those of the program; help: {help}"
+
+
+def help_lists_every_setting_with_its_default():
+    text = ddp_train.train.__doc__
+    shown = _program.output("train", "--help")
+    for name in re.findall(r"^ +--([a-z0-9-]+)", shown, re.MULTILINE):
+        if name not in _program.NOT_KEYWORDS:
+            assert f"\n    {name.replace('-', '_')}\n" in text, name
+    assert "[default: 128]" in text and "[default: 60]" in text
+
+
+def examples_in_docstrings_work():
+    for module in (_run, _program, _data):
+        failed, _ = doctest.testmod(module, globs={"ddp_train": ddp_train})
+        assert failed == 0, module
+    with open(f"{PACKAGE}/_run.py", encoding="utf-8") as file:
+        assert file.read().count(">>>") > 15
+
+
+def the_example_of_trainer_works():
+    need("sklearn")
+    assert ddp_train.Trainer.__doc__
+    doctest.run_docstring_examples(ddp_train.Trainer, {}, verbose=False)
+
+
+def pages_work():
+    need("sklearn")
+    need("polars")
+    for page in ("docs/python.md", "README.md"):
+        with open(f"{ROOT}/{page}", encoding="utf-8") as file:
+            blocks = re.findall(r"^```python ddp_train\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
+        assert blocks, page
+        os.makedirs(os.path.basename(page))
+        script = f"import os; os.chdir({os.path.basename(page)!r})\n" + "\n".join(blocks)
+        said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, f"{page}: {said.stdout}{said.stderr}"
+
+
+# Data.
+
+
+def arrays_of_every_type_arrive():
+    for kind in "? i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 >f4 >i8".split():
+        x = (X * 3).astype(kind)
+        run = ddp_train.train(x, Y, out=f"run{kind}", **SHORT).wait()
+        told = run.predict(x, logits=True)
+        there = run.predict((X * 3).astype(kind).astype("f4"), logits=True)
+        assert (told == there).all(), kind
+
+
+def strides_do_not_matter():
+    run = ddp_train.train(X, Y, out="run", **SHORT).wait()
+    expected = run.predict(X, logits=True)
+    wide = numpy.zeros((400, 8))
+    wide[::2, ::2] = X
+    backwards = numpy.ascontiguousarray(X[::-1])[::-1]
+    for x in (wide[::2, ::2], numpy.asfortranarray(X), backwards, X.tolist(), X.astype(object)):
+        assert (run.predict(x, logits=True) == expected).all()
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    assert (run.predict(frozen, logits=True) == expected).all()
+    with unittest.mock.patch.object(_data, "PIECE_BYTES", 64):
+        assert (run.predict(wide[::2, ::2], logits=True) == expected).all()
+
+
+def what_cannot_be_given_is_refused_with_the_way_out():
+    class Cuda:
+        def __dlpack_device__(self):
+            return (2, 1)
+
+    class Sparse:
+        def toarray(self):
+            return X
+
+    train = ddp_train.train
+    for kind, part, x, y in [
+        (TypeError, "cpu()", Cuda(), Y),
+        (TypeError, "toarray()", Sparse(), Y),
+        (TypeError, "filled", numpy.ma.array(X), Y),
+        (TypeError, "complex128", X.astype(complex), Y),
+        (TypeError, "datetime64", numpy.zeros((3, 2), "M8[s]"), [0, 1, 0]),
+        (TypeError, "give columns of text in a frame", [["a", "b"], ["c", "d"]], [0, 1]),
+        (TypeError, "x", [[1, 2], [3]], [0, 1]),
+        (TypeError, "expected numbers", numpy.zeros(3, "i4,f4"), [0, 1, 0]),
+        (ValueError, "expected one for each of 200 rows, got 199", X, Y[1:]),
+        (ValueError, "shape (0, 4)", X[:0], Y[:0]),
+        (ValueError, "shape ()", 3.0, Y),
+        (ValueError, "expected an array", X, "label"),
+        (TypeError, "texts and None", X[:3], ["a", "b", None]),
+        (ddp_train.SettingError, "expected labels", X, None),
+        (ddp_train.DataError, "row 3", numpy.where(numpy.arange(800).reshape(200, 4) == 13, numpy.nan, X), Y),
+        (ddp_train.DataError, "", X.astype("f8") * 1e300, Y),
+        (ddp_train.DataError, "", X, Y * numpy.nan),
+        (FileNotFoundError, "metrics.jsonl", None, None),
+    ]:
+        if kind is FileNotFoundError:
+            raises(kind, part, ddp_train.Run, "nowhere")
+        else:
+            raises(kind, part, train, x, y, out="run", **SHORT)
+    assert not os.path.exists("run/checkpoints")
+    assert not glob.glob(f"{tempfile.gettempdir()}/{_data.PREFIX}*/data*")
+
+
+def tensors_arrive_through_dlpack():
+    class Tensor:
+        """Has DLPack and nothing else."""
+
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **how):
+            return self.array.__dlpack__(**how)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    run = ddp_train.train(Tensor(X), Tensor(Y), out="run", **SHORT).wait()
+    assert (run.predict(Tensor(X)) == run.predict(X)).all()
+
+
+def labels_come_back_as_they_were():
+    for number, names in enumerate([["b", "a", "ü"], [-1, 1, 7], [True, False, True], ["1", "02", "3"]]):
+        y = numpy.array(names)[RANDOM.integers(0, 3, 200)]
+        run = ddp_train.train(X, y, val_data=X[:40], val_labels=y[:40], out=f"run{number}", **SHORT).wait()
+        told = run.predict(X)
+        assert set(told.tolist()) <= set(y.tolist()), (names, told)
+        assert run.best.step == 2 and run.predict(X, probabilities=True).shape == (200, len(set(names)))
+        assert run.evaluate(X, y).rows == 200
+
+
+def models_of_arrays_take_frames_and_the_other_way():
+    pandas = need("pandas")
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    of_array = ddp_train.train(X, Y, out="array", **SHORT).wait()
+    of_frame = ddp_train.train(frame, Y, out="frame", **SHORT).wait()
+    assert (of_array.predict(frame, logits=True) == of_array.predict(X, logits=True)).all()
+    assert (of_frame.predict(X, logits=True) == of_frame.predict(frame, logits=True)).all()
+    assert of_array.evaluate(frame, Y).loss == of_array.evaluate(X, Y).loss
+    raises(ddp_train.DataError, 'a column "d"', of_frame.predict, frame[["a", "b", "c"]])
+    raises(ddp_train.DataError, "data.bin#features: expected 4 features", of_frame.predict, X[:, :3])
+
+
+def several_numbers_are_learned_together():
+    run = ddp_train.train(X, X[:, :2] * 2, out="run", **SHORT).wait()
+    assert run.predict(X).shape == (200, 2) and run.classes is None
+    assert ddp_train.train(X, X[:, 0], out="one", **SHORT).wait().predict(X).shape == (200,)
+
+
+def images_and_tokens_keep_their_shapes():
+    images = RANDOM.integers(0, 255, (40, 8, 8)).astype("u1")
+    run = ddp_train.train(images, numpy.arange(40) % 2, model="vit,layers=1,heads=1,width=8", epochs=1, normalize="unit", out="vit").wait()
+    assert run.predict(images).shape == (40,)
+    tokens = RANDOM.integers(0, 50, 2000)
+    run = ddp_train.train(tokens, model="gpt,layers=1,heads=1,width=8,context=16", val_data=tokens[:100], steps=2, out="gpt").wait()
+    assert run.best.perplexity > 1
+    raises(ddp_train.Error, "help", ddp_train.train, tokens.astype("f4"), model="gpt", steps=1, out="float")
+
+
+def frames_of_pandas_and_polars_are_tables():
+    pandas = need("pandas")
+    columns = {"a,b": X[:, 0], "c\td": X[:, 1], " e ": ["ü", "", 'q"', "two\nlines"] * 50, "f#g": Y.astype(bool), "row": numpy.arange(200) % 5, "rent": X[:, 2] * 100}
+    frames = [pandas.DataFrame(columns), columns]
+    if importlib.util.find_spec("polars"):
+        polars = need("polars")
+        frames += [polars.DataFrame(columns), polars.LazyFrame(columns)]
+    if importlib.util.find_spec("pyarrow"):
+        frames.append(need("pyarrow").Table.from_pandas(frames[0]))
+    told = []
+    for number, frame in enumerate(frames):
+        run = ddp_train.train(frame, "rent", categorical="auto", missing="mean", normalize="standard", out=f"run{number}", **SHORT).wait()
+        told.append(run.predict(frame))
+    for other in told[1:]:
+        assert (told[0] == other).all()
+    mixed = frames[0][["rent", "row", " e ", "f#g", "c\td", "a,b"]].assign(more="text")
+    assert (run.predict(mixed) == told[0]).all()
+    assert isinstance(run.metrics, pandas.DataFrame) and len(run.metrics) == 2
+
+
+def frames_of_numbers_arrive_with_and_without_parquet():
+    pandas = need("pandas")
+    frame = pandas.DataFrame(X.astype("f4"), index=RANDOM.permutation(200)).assign(rooms=pandas.array([1, 2, None, 4] * 50, "Int64"), yes=pandas.array([True, None] * 100, "boolean"))
+    labels = pandas.Series(numpy.where(Y, "x", "y"), index=frame.index[::-1], name="rooms")
+    run = ddp_train.train(frame, labels, missing="mean", out="run", **SHORT).wait()
+    told = run.predict(frame, logits=True)
+    with unittest.mock.patch.object(_data, "has", lambda module: False):
+        again = ddp_train.train(frame, labels, missing="mean", out="text", **SHORT).wait()
+    assert (again.predict(frame, logits=True) == told).all()
+    assert set(run.predict(frame)) <= {"x", "y"}
+    assert ddp_train.train(frame, X[:, 0], missing="mean", out="floats", **SHORT).wait().classes is None
+    two = ddp_train.train(frame, X[:, :2], missing="mean", task=None, out="two", **SHORT).wait()
+    assert two.predict(frame).shape == (200, 2) and two.evaluate(frame, X[:, :2]).rows == 200
+    # Whole floats are numbers to learn, as in arrays.
+    assert ddp_train.train(frame.assign(y=Y * 1.0), "y", missing="mean", out="whole", **SHORT).wait().classes is None
+    assert ddp_train.train(frame.assign(y=Y), missing="mean", out="last", **SHORT).wait().classes == [0, 1]
+
+
+def frames_that_are_refused_say_why():
+    pandas = need("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
+    raises(ddp_train.DataError, "--categorical", ddp_train.train, frame, "y", out="run")
+    raises(ddp_train.Error, "nothing", ddp_train.train, frame, "nothing", out="run")
+    raises(ValueError, "shape (0, 3)", ddp_train.train, frame[:0], "y", out="run")
+    raises(ValueError, "one name each", ddp_train.train, frame[["a", "a"]], "a", out="run")
+    raises(ddp_train.SettingError, "comma", ddp_train.train, frame, "y", drop=["a,b"], out="run")
+    raises(ValueError, "2 rows, got 3", ddp_train.train, frame, [1, 2, 3], out="run")
+    with open("file", "w", encoding="utf-8"):
+        raises(ddp_train.Error, "file is a file", ddp_train.train, X, Y, out="file")
+    raises(ddp_train.SettingError, "hosts", ddp_train.train, frame, "y", hosts="a:1,b:1", out="run")
+    day = frame.assign(b=pandas.to_datetime(["2024-01-01", "2024-01-02"]))
+    raises(ddp_train.DataError, "date", ddp_train.train, day, "y", categorical="auto", out="run")
+
+
+# Runs.
+
+
+def settings_are_checked_before_anything_starts():
+    for settings, part in [({"lr": -1}, "--lr"), ({"epoch": 3}, "--epoch"), ({"num_epochs": 3}, "--epochs"), ({"ranks": 0}, "--ranks"), ({"model": "mlpp"}, "mlpp"), ({"optimizer": "adam"}, "adamw")]:
+        error = raises(ddp_train.SettingError, part, ddp_train.train, X, Y, out="run", **settings)
+        assert error.code == 2 and isinstance(error, ValueError)
+    assert not os.path.exists("run")
+
+
+def settings_arrive_as_their_flags():
+    given = {"hidden": [16, 8], "lr": numpy.float32(0.5), "nesterov": True, "optimizer": "sgd", "drop_last": numpy.bool_(True), "class_weights": {"0": 2, "1": 3}}
+    run = ddp_train.train(X, Y, steps=1, out="run", sample=None, group="*.bias:lr=0.1", **given).wait()
+    told = run.settings
+    assert (told["hidden"], told["lr"], told["nesterov"], told["drop-last"]) == ([16, 8], 0.5, True, True), told
+    assert ddp_train.train(X, Y, steps=1, hidden=[], out="linear").wait().settings["hidden"] == []
+
+
+def events_come_while_it_trains_and_after():
+    run = ddp_train.train("synthetic:classification", epochs=100000, log_every=1, out="run")
+    seen = []
+    for event in run:
+        seen.append(event)
+        if len(seen) == 5:
+            assert run.is_running and run.outcome == "running" and "running" in repr(run)
+            run.stop()
+    assert [seen[0].event, seen[-1].event] == ["start", "end"] and run.outcome == "stopped"
+    assert [event.step for event in seen if event.event == "step"][:4] == [1, 2, 3, 4]
+    assert list(run) == seen == list(ddp_train.Run("run"))
+    assert ddp_train.Run("run").outcome == "stopped"
+
+
+def a_resumed_run_gives_its_new_events():
+    run = ddp_train.train(X, Y, schedule="constant", warmup_steps=1, steps=10, checkpoint_every=5, log_every=1, threads=1, out="run").wait()
+    again = ddp_train.resume(run, steps=15).wait()
+    steps = [event.step for event in again if event.event == "step"]
+    assert steps == [11, 12, 13, 14, 15] and again.outcome == "done"
+    del run, again
+    raises(ddp_train.SettingError, "in the memory of a process", ddp_train.resume, "run", steps=20)
+    assert ddp_train.resume("run", X, Y, steps=20).wait().outcome == "done"
+    raises(ddp_train.SettingError, "--override", ddp_train.resume, "run", X + 1, Y, steps=25)
+
+
+def ranks_share_the_rows_and_one_that_dies_is_an_error():
+    run = ddp_train.train(X, Y, ranks=2, epochs=100000, out="run")
+    children = []
+    for path in glob.glob(f"/proc/{run._process.pid}/task/*/children"):
+        with open(path, encoding="ascii") as file:
+            children += file.read().split()
+    assert len(children) == 2, children
+    os.kill(int(children[1]), signal.SIGKILL)
+    error = raises(ddp_train.Error, "rank 1", run.wait, show=False)
+    assert error.code == 137 and run.outcome == "failed"
+    raises(ddp_train.Error, "rank 1", lambda: list(run))
+
+
+def a_killed_run_is_an_error_and_the_next_one_resumes():
+    run = ddp_train.train(X, Y, epochs=100000, checkpoint_every=10, out="run")
+    wait_until(lambda: any(event.event == "checkpoint" for event in run._events()), "a checkpoint")
+    os.kill(run._process.pid, signal.SIGKILL)
+    error = raises(ddp_train.Error, "killed by signal 9", run.wait)
+    assert error.code == 137 and run.predict(X).shape == (200,)
+    assert ddp_train.resume(run).stop().outcome == "stopped"
+
+
+def a_loss_that_is_not_finite_is_an_error_with_its_code():
+    error = raises(ddp_train.Error, "not finite", lambda: ddp_train.train(X, X[:, 0] * 1e30, optimizer="sgd", lr=1e30, epochs=50, out="run").wait())
+    assert error.code == 76 and ddp_train.Run("run").outcome == "failed"
+    raises(ddp_train.Error, "not finite", ddp_train.Run("run").wait)
+
+
+def two_runs_do_not_write_into_one_folder():
+    run = ddp_train.train(X, Y, epochs=100000, out="run")
+    raises(ddp_train.SettingError, "holds a run", ddp_train.train, X, Y, out="run")
+    assert run.is_running
+    run.stop()
+    first, second = ddp_train.train(X, Y, **SHORT), ddp_train.train(X, Y, **SHORT)
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    assert [os.path.basename(run.wait().folder) for run in (first, second)] == ["out", "out-2"]
+
+
+def runs_compare():
+    runs = [ddp_train.train(X, Y, out=f"run{seed}", seed=seed, **SHORT).wait() for seed in (1, 2)]
+    runs.append(ddp_train.train(X, Y, out="same", seed=1, **SHORT).wait())
+    assert ddp_train.compare(*runs[:2]).first_difference.thing == "initial weights", ddp_train.compare(*runs[:2])
+    assert ddp_train.compare(runs[0], "same").first_difference is None
+    raises(AttributeError, "first_difference", lambda: ddp_train.compare(runs[0], "same").first_differences)
+
+
+def state_is_mapped_and_changes_stay_in_memory():
+    run = ddp_train.train(X, Y, out="run", **SHORT).wait()
+    state = run.state_dict()
+    assert {name: it.shape for name, it in state.items()} == {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)}
+    hidden = numpy.maximum(X.astype("f4") @ state["0.weight"].T + state["0.bias"], 0)
+    logits = hidden @ state["2.weight"].T + state["2.bias"]
+    assert numpy.allclose(logits, run.predict(X, logits=True), atol=1e-5)
+    state["0.bias"][:] = 9
+    assert not (run.state_dict()["0.bias"] == 9).any()
+
+
+def warnings_of_the_program_are_warnings():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp_train.train(X * [1, 1, 1e-6, 1], Y, out="run", **SHORT).wait()
+    assert len(caught) == 1 and caught[0].filename == __file__, [str(it) for it in caught]
+
+
+def threads_start_runs_that_outlive_them():
+    import threading
+
+    runs = []
+    threads = [threading.Thread(target=lambda number=number: runs.append(ddp_train.train(X, Y, threads=1, checkpoint_every=0, steps=100, out=f"run{number}"))) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run.wait().outcome for run in runs] == ["done"] * 3
+
+
+def forked_processes_leave_a_run_alone():
+    run = ddp_train.train(X, Y, epochs=100000, out="run")
+    child = os.fork()
+    if child == 0:
+        # As a process that ends by itself does.
+        _run._at_exit()
+        assert next(iter(run)).event == "start"
+        os._exit(0 if run.is_running else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert run.is_running and run.stop().outcome == "stopped"
+    assert os.path.isdir(run._files.folder)
+
+
+def files_in_memory_go_with_the_run():
+    def folders():
+        return set(glob.glob(f"{tempfile.gettempdir()}/{_data.PREFIX}*"))
+
+    before = folders()
+    run = ddp_train.train(X, Y, out="run", **SHORT).wait()
+    assert len(folders() - before) == 1
+    del run
+    assert folders() <= before
+    # Of a process that was killed: the next one removes it.
+    process = python("import ddp_train, time\nimport os; run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, epochs=10**6, out=os.path.abspath('killed'))\nprint(run._files.folder, flush=True)\ntime.sleep(600)")
+    folder = process.stdout.readline().strip()
+    assert os.path.isdir(folder)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of("killed"), "the end of the run of a killed process")
+    assert ddp_train.Run("killed").outcome == "stopped"
+    _data.Files()
+    assert not os.path.exists(folder)
+
+
+def dev_shm_may_be_full():
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        raise Skipped("mounting a small /dev/shm needs root")
+    script = "import ddp_train, numpy; x = numpy.zeros((200000, 8)); x[:, 0] = numpy.arange(200000) % 2; print(ddp_train.train(x, x[:, 0].astype(int), steps=2, out='run').wait().predict(x).shape)"
+    words = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh", sys.executable, "-c", script]
+    said = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "unshare" in said.stderr or "mount" in said.stderr:
+        raise Skipped(f"no namespace of mounts: {said.stderr.strip()}")
+    assert said.stdout == "(200000,)\n", said.stdout + said.stderr
+
+
+# Ends.
+
+
+def a_script_waits_for_its_runs_and_an_error_stops_them():
+    script = "import ddp_train; ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, steps=%s, checkpoint_every=0, out='%s'); %s"
+    process = python(script % (300, "waited", ""))
+    assert process.wait(PATIENCE_S) == 0, process.stderr.read()
+    assert ddp_train.Run("waited").outcome == "done"
+    process = python(script % (10**7, "failed", "1 / 0"))
+    assert process.wait(PATIENCE_S) == 1
+    assert ddp_train.Run("failed").outcome == "stopped"
+
+
+def a_first_interrupt_saves_and_a_second_one_returns():
+    script = """
+        import ddp_train, os, signal, threading, time
+        run = ddp_train.train("synthetic:classification", epochs=10**6, out=os.path.abspath("run%d"))
+        def tell():
+            while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                time.sleep(0.01)
+            print("trains", flush=True)
+        threading.Thread(target=tell).start()
+        try:
+            %s
+        except KeyboardInterrupt:
+            print("interrupted", run.outcome, flush=True)
+    """
+    body = "for event in run:\n                while event.event == 'step': pass"
+    for number, (waits, outcomes) in enumerate([("run.wait()", ["stopped"]), ("list(run)", ["stopped"]), (body, ["stopped", "running"])]):
+        process = python(script % (number, waits))
+        assert process.stdout.readline() == "trains\n"
+        if waits == body:
+            wait_until(lambda: any(event.event == "step" for event in ddp_train.Run(f"run{number}")._events()), "a step")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE_S)
+        assert said[0].split()[0] == "interrupted" and said[0].split()[1] in outcomes, said
+        wait_until(lambda: ddp_train.Run(f"run{number}").outcome == "stopped", "saved")
+    # The run cannot end while it is stopped: only a second interrupt gives the prompt back.
+    process = python(script % (9, "run.wait()"))
+    assert process.stdout.readline() == "trains\n"
+    [run] = processes_of("run9")
+    os.kill(run, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert "interrupt again" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "interrupted running\n"
+    os.kill(run, signal.SIGCONT)
+    said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and ddp_train.Run("run9").outcome == "stopped", (process.returncode, said, ddp_train.Run("run9"))
+
+
+def no_rank_outlives_a_killed_process_unless_detached():
+    script = "import ddp_train, os, time; run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, epochs=10**6, ranks=2, detach=%s, out=os.path.abspath('%s')); print(run.is_running, flush=True); time.sleep(600)"
+    for detach in (False, True):
+        process = python(script % (detach, f"run{detach}"))
+        assert process.stdout.readline() == "True\n"
+        process.kill()
+        process.wait()
+    wait_until(lambda: not processes_of("runFalse"), "the end of all ranks")
+    assert ddp_train.Run("runFalse").outcome == "stopped"
+    run = ddp_train.Run("runTrue")
+    assert run.is_running and run.outcome == "running"
+    assert run.stop().outcome == "stopped" and os.path.exists("runTrue/data/data.bin")
+    assert ddp_train.resume("runTrue").stop().outcome == "stopped"
+
+
+def notebooks_show_a_curve_and_restart_without_ranks():
+    need("nbclient")
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel()
+    try:
+        client.execute_interactive("import ddp_train", timeout=PATIENCE_S, output_hook=lambda message: None)
+        shown = []
+        train = "run = ddp_train.train('glyphs,rows=2000', epochs=%s, ranks=2, out='%s'); run.wait()"
+        client.execute_interactive(train % (2, "nb"), timeout=PATIENCE_S, output_hook=shown.append)
+        kinds = [message["msg_type"] for message in shown]
+        pages = [message["content"]["data"]["text/html"] for message in shown if "text/html" in message["content"].get("data", {})]
+        assert "display_data" in kinds and "update_display_data" in kinds and "execute_result" in kinds, kinds
+        assert "<svg" in pages[-1] and "done" in pages[-1] and "<script" not in pages[-1], pages[-1]
+        # Interrupt: the cell ends, and the run is saved.
+        shown.clear()
+        client.execute(train % (10**6, "stopped"))
+        wait_until(lambda: os.path.exists("stopped/metrics.jsonl") and any(it.event == "step" for it in ddp_train.Run("stopped")._events()), "a step")
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        assert reply["content"]["ename"] == "KeyboardInterrupt", reply["content"]
+        assert ddp_train.Run("stopped").outcome == "stopped"
+        # A crash is an exception, and the kernel lives.
+        reply = client.execute_interactive("ddp_train.train([[1.0]], [float('nan')])", timeout=PATIENCE_S, output_hook=lambda message: None)
+        assert reply["content"]["ename"] == "DataError", reply["content"]
+        client.execute_interactive("import os; run = ddp_train.train('glyphs', epochs=10**6, ranks=2, out=os.path.abspath('left'))", timeout=PATIENCE_S, output_hook=lambda message: None)
+        assert processes_of("left")
+        manager.restart_kernel(now=True)
+        wait_until(lambda: not processes_of("left"), "the end of all ranks")
+        assert ddp_train.Run("left").outcome == "stopped"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def a_notebook_runs_from_its_first_cell_to_its_last():
+    nbclient, nbformat = need("nbclient"), need("nbformat")
+    cells = ["import ddp_train, pandas", "run = ddp_train.train('synthetic:regression,rows=500', epochs=2)\nrun.wait()", "run.metrics.tail(1)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_S).execute()
+    assert "held-out" in json.dumps(notebook.cells[1].outputs) and "loss" in json.dumps(notebook.cells[2].outputs)
+
+
+def a_terminal_shows_a_line():
+    import pty
+
+    leader, follower = pty.openpty()
+    process = python("import ddp_train; ddp_train.train('glyphs,rows=500', epochs=2, out='run').wait()", stderr=follower)
+    os.close(follower)
+    said = b""
+    while True:
+        try:
+            piece = os.read(leader, 4096)
+        except OSError:
+            break
+        said += piece
+        if not piece:
+            break
+    assert process.wait(PATIENCE_S) == 0
+    text = said.decode()
+    assert "\r" in text and "run: done, step 8 of 8 ━━━━━━━━━━ █" in text and "held-out loss" in text, text
+
+
+def estimators_pass_the_checks_of_scikit_learn():
+    need("sklearn")
+    estimator.check(PART, PARTS)
+
+
+def estimators_work_with_what_scikit_learn_has():
+    sklearn = need("sklearn")
+    estimator.use()
+
+
+PART, PARTS = map(int, sys.argv[1].split("/"))
+
+
+# What each part runs with NumPy 1.
+OF_DATA = {"arrays_of_every_type_arrive", "strides_do_not_matter", "what_cannot_be_given_is_refused_with_the_way_out", "tensors_arrive_through_dlpack", "labels_come_back_as_they_were", "frames_of_numbers_arrive_with_and_without_parquet", "state_is_mapped_and_changes_stay_in_memory"}
+
+
+def main():
+    here = sys.modules[__name__]
+    helpers = {"need", "raises", "wait_until", "processes_of", "python", "end_all", "main"}
+    claims = [it for it in vars(here).values() if callable(it) and getattr(it, "__module__", "") == __name__ and not isinstance(it, type) and it.__name__ not in helpers]
+    failed, passed = [], 0
+    everywhere = {"estimators_pass_the_checks_of_scikit_learn", "types_of_settings_are_those_of_the_program"}
+    for number, claim in enumerate(claims):
+        of_part = claim.__name__ in OF_DATA if numpy.__version__ < "2" else number % PARTS == PART - 1
+        if not of_part and claim.__name__ not in everywhere:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                claim()
+                passed += 1
+                print(f"    {time.monotonic() - began:5.1f} s  {claim.__name__}", flush=True)
+            except Skipped as why:
+                print(f"    skipped: {claim.__name__}: {why}")
+            except BaseException:
+                traceback.print_exc()
+                print(f"FAILED: {claim.__name__}", flush=True)
+                failed.append(claim.__name__)
+            end_all()
+            os.chdir("/")
+    print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {len(failed)} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""`ddp_train.Trainer` and scikit-learn: its own checks, and what people do with estimators."""
+
+import pickle
+import warnings
+from unittest import SkipTest
+
+import numpy
+
+import ddp_train
+
+
+def check(part, parts):
+    """A part of the checks, of a classifier and a regressor."""
+    from sklearn.utils.estimator_checks import estimator_checks_generator
+
+    how = {"epochs": 60, "batch_size": 16, "lr": 0.01, "hidden": "32", "threads": 1, "normalize": "standard"}
+    for task in ("classification", "regression"):
+        checks = list(estimator_checks_generator(ddp_train.Trainer(task=task, **how)))
+        failed = []
+        for number, (estimator, does) in enumerate(checks):
+            if number % parts != part - 1:
+                continue
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    does(estimator)
+            except SkipTest:
+                # Of SciPy's experimental array API.
+                pass
+            except Exception as error:
+                failed.append(f"{does.func.__name__} of {task}: {type(error).__name__}: {error}")
+        assert not failed, "\n".join(failed)
+
+
+def use():
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    generator = numpy.random.default_rng(2)
+    x = generator.normal(size=(200, 3))
+    y = numpy.where(x[:, 0] > 0, "yes", "no")
+    model = ddp_train.Trainer(task="classification", epochs=20, batch_size=16, lr=0.01, hidden="16", threads=1)
+    scores = cross_val_score(make_pipeline(StandardScaler(), model), x, y, cv=2, n_jobs=2)
+    assert scores.mean() > 0.9, scores
+    fitted = pickle.loads(pickle.dumps(model.fit(x, y)))
+    assert set(fitted.predict(x)) == {"yes", "no"} and fitted.predict_proba(x).shape == (200, 2)
+    assert fitted.best_ is None and "lr=0.01" in repr(model)
+    assert ddp_train.Trainer(val_split=0.2, epochs=1, class_weights={"yes": 2}).fit(x, y).best_.step
+    two = ddp_train.Trainer(task="regression", epochs=1).fit(x, x[:, :2])
+    assert two.predict(x).shape == (200, 2)
+    try:
+        ddp_train.Trainer(epoch=3)
+    except TypeError as error:
+        assert "epoch" in str(error)
+    else:
+        raise AssertionError("Trainer took a setting that does not exist")
+    pandas = __import__("pandas")
+    frame = pandas.DataFrame({"town": ["a", "b"] * 100, "x": x[:, 0]})
+    told = ddp_train.Trainer(categorical="auto", epochs=1).fit(frame, y).predict(frame)
+    assert set(told) <= {"yes", "no"}
