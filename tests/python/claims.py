@@ -145,17 +145,11 @@ def the_example_of_trainer_works():
     doctest.run_docstring_examples(ddp_train.Trainer, {}, verbose=False)
 
 
-def pages_work():
-    need("sklearn")
-    need("polars")
-    for page in ("docs/python.md", "README.md"):
-        with open(f"{ROOT}/{page}", encoding="utf-8") as file:
-            blocks = re.findall(r"^```python ddp_train\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
-        assert blocks, page
-        os.makedirs(os.path.basename(page))
-        script = f"import os; os.chdir({os.path.basename(page)!r})\n" + "\n".join(blocks)
-        said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert said.returncode == 0, f"{page}: {said.stdout}{said.stderr}"
+def settings_are_checked_before_anything_starts():
+    for settings, part in [({"lr": -1}, "--lr"), ({"epoch": 3}, "--epoch"), ({"num_epochs": 3}, "--epochs"), ({"ranks": 0}, "--ranks"), ({"model": "mlpp"}, "mlpp"), ({"optimizer": "adam"}, "adamw")]:
+        error = raises(ddp_train.SettingError, part, ddp_train.train, X, Y, out="run", **settings)
+        assert error.code == 2 and isinstance(error, ValueError)
+    assert not os.path.exists("run")
 
 
 # Data.
@@ -335,11 +329,17 @@ def frames_that_are_refused_say_why():
 # Runs.
 
 
-def settings_are_checked_before_anything_starts():
-    for settings, part in [({"lr": -1}, "--lr"), ({"epoch": 3}, "--epoch"), ({"num_epochs": 3}, "--epochs"), ({"ranks": 0}, "--ranks"), ({"model": "mlpp"}, "mlpp"), ({"optimizer": "adam"}, "adamw")]:
-        error = raises(ddp_train.SettingError, part, ddp_train.train, X, Y, out="run", **settings)
-        assert error.code == 2 and isinstance(error, ValueError)
-    assert not os.path.exists("run")
+def pages_work():
+    need("sklearn")
+    need("polars")
+    for page in ("docs/python.md", "README.md"):
+        with open(f"{ROOT}/{page}", encoding="utf-8") as file:
+            blocks = re.findall(r"^```python ddp_train\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
+        assert blocks, page
+        os.makedirs(os.path.basename(page))
+        script = f"import os; os.chdir({os.path.basename(page)!r})\n" + "\n".join(blocks)
+        said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, f"{page}: {said.stdout}{said.stderr}"
 
 
 def settings_arrive_as_their_flags():

@@ -9,7 +9,7 @@ Value = Union[str, float, os.PathLike[str], Sequence[Union[str, float]], Mapping
 class Settings(TypedDict, total=False):
     model: Value
     """Model family or preset; settings may follow, as in gpt,layers=6,width=384. mlp: A multilayer
-    perceptron; gpt: A transformer that learns the next token, as GPT-2 (presets: gpt-tiny,
+    perceptron; gpt: A transformer that learns the next token, like GPT-2 (presets: gpt-tiny,
     gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-tiny); vit: A transformer over the patches of
     images [default: mlp]"""
     freeze: Value
