@@ -5,7 +5,7 @@
 //! is made anew. Each says where it stands, and all make the same plan of that (`agreement`). What
 //! a rank has is a `run`, and under ZeRO-1 its `slices`.
 
-mod agreement;
+pub(crate) mod agreement;
 pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod slices;

@@ -212,8 +212,8 @@ impl Step {
     }
 
     /// Passes on, by `pass_on`, each tensor of the state after the last step, `with_moments` or
-    /// without: that of this rank, or where it is `behind` what arrives. What a rank has is replaced
-    /// only when all has arrived.
+    /// without: that of this rank, or where it is `behind` what arrives. What a rank has is
+    /// replaced only when all has arrived.
     pub(crate) fn share_state(
         &mut self,
         [behind, with_moments]: [bool; 2],

@@ -24,6 +24,7 @@ pub use self::plan::Plan;
 pub use self::program::Program;
 pub use self::resume::is_same_data;
 pub use self::setup::{EVAL_TOKENS_MAX, step_options};
+use self::training::{Ready, Trainer};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 use crate::devices;
@@ -57,7 +58,7 @@ struct Training<'a> {
 }
 
 impl Trains for Training<'_> {
-    type Ready = training::Ready;
+    type Ready = Ready;
 
     fn open_data(&mut self, world: &World) -> Result<Data> {
         // A GPU that cannot be used is found while the others do not wait.
@@ -65,18 +66,13 @@ impl Trains for Training<'_> {
         setup::data(self.options[0], self.program, world, None)
     }
 
-    fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<training::Ready>> {
+    fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<Ready>> {
         training::prepare(self.options, self.program, world, session)
     }
 
-    fn train(
-        &mut self,
-        ready: training::Ready,
-        world: &World,
-        session: &mut Session,
-    ) -> Result<Next> {
+    fn train(&mut self, ready: Ready, world: &World, session: &mut Session) -> Result<Next> {
         let (options, program) = (session.chosen(self.options), &mut *self.program);
-        let new = || training::Trainer::new(options, program, world, ready, session);
+        let new = || Trainer::new(options, program, world, ready, session);
         Ok(in_phase(Phase::Setup, new)?.train())
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! A step that needs a whole matrix, such as Muon's, gathers it from all ranks: see `muon.rs`.
 //!
-//! An update has two parts: the first waits for other ranks, the second for none, so that a rank can
-//! make it alone once all have made the first.
+//! An update has two parts: the first waits for other ranks, the second for none, so that a rank
+//! can make it alone once all have made the first.
 
 mod adamw;
 pub mod clip;
@@ -430,32 +430,28 @@ impl Optimizer {
         ranks: &mut dyn Exchange,
         scales: [Option<&Tensor>; 2],
     ) -> Result<()> {
-        let is_of_part = |slice: &&Slice| self.is_whole(slice) == (part == UpdatePart::Prepare);
-        for slice in self.slices.iter().filter(is_of_part) {
-            let update = self.variants[slice.variant].method.update();
-            self.apply_to(slice, update, params, scales)?;
-        }
-        match (part, &self.matrices) {
-            (UpdatePart::Prepare, None) => return Ok(()),
-            (UpdatePart::Prepare, Some(matrices)) => {
-                ranks.gather()?;
-                matrices.orthogonalize()?;
-                return ranks.distribute(&mut matrices.owned());
-            }
-            // The step of a matrix is the gradient of plain SGD: the same decay.
-            (UpdatePart::Finish, _) => {
-                for slice in self.slices.iter().filter(|slice| self.is_whole(slice)) {
-                    let plain = SgdConstants::default();
-                    self.apply_to(slice, &plain, params, [None, scales[1]])?;
-                }
-            }
-        }
         for slice in &self.slices {
-            if params.copies_on_gpu(slice.range.clone())?.is_none() {
+            let update = self.variants[slice.variant].method.update();
+            match (part, self.is_whole(slice)) {
+                (UpdatePart::Prepare, false) => continue,
+                // The step of a matrix is the gradient of plain SGD: the same decay.
+                (UpdatePart::Finish, true) => {
+                    self.apply_to(slice, &SgdConstants::default(), params, [None, scales[1]])?;
+                }
+                _ => self.apply_to(slice, update, params, scales)?,
+            }
+            if part == UpdatePart::Finish && params.copies_on_gpu(slice.range.clone())?.is_none() {
                 params.refresh(slice.range.clone())?;
             }
         }
-        Ok(())
+        match &self.matrices {
+            Some(matrices) if part == UpdatePart::Prepare => {
+                ranks.gather()?;
+                matrices.orthogonalize()?;
+                ranks.distribute(&mut matrices.owned())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether `slice` has whole matrices.

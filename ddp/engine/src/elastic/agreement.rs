@@ -1,18 +1,39 @@
-//! What ranks agree on when they meet: with which step and which slices they continue, and who gives
-//! its state to whom. It follows from what each of them says alone, so all make the same [`Plan`].
+//! What ranks agree on when they meet: with which step and which slices they continue, and who
+//! gives its state to whom. It follows only from what each of them says, so all make the same
+//! [`Plan`].
 //!
-//! Without ZeRO-1 each rank has everything, and those that are behind, or new, get it from the first
-//! that is furthest. With ZeRO-1 a rank has slices, in a [`Version`], and may be ready for the next
-//! one: for an update that it has prepared, or for slices that it has got. It takes that only when
-//! all ranks are ready. So either a rank has the next version, and then all that are left are ready
-//! for it; or none has it, and if one is not ready, they do without.
+//! Without ZeRO-1 each rank has everything, and those that are behind, or new, get it from the
+//! first that is furthest. With ZeRO-1 a rank has slices, in a [`Version`], and may be ready for
+//! the next one: for an update that it has prepared, or for slices that it has got. It takes that
+//! only when all ranks are ready. So either a rank has the next version, and then all others are
+//! ready for it; or none has it, and if one is not ready, they do without.
 
 use serde::{Deserialize, Serialize};
 
-use super::slices::Cut;
-
 /// The last step that was taken, logged, evaluated, saved.
 pub(crate) type Progress = [u64; 4];
+
+/// Which slices a rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cut {
+    /// The generation of the ranks for which slices were cut.
+    pub(crate) number: u64,
+    /// Among how many ranks.
+    pub(crate) ranks: usize,
+    /// The slice of which this rank is the owner.
+    pub(crate) owns: usize,
+    /// The slice of which it is the keeper.
+    pub(crate) keeps: Option<usize>,
+}
+
+impl Cut {
+    /// Whether ranks that have these slices have all of them.
+    pub(crate) fn are_whole(cuts: &[Option<Cut>]) -> bool {
+        let all = || cuts.iter().flatten();
+        let has = |slice| all().any(|cut| cut.owns == slice || cut.keeps == Some(slice));
+        all().next().is_none_or(|cut| (0..cut.ranks).all(has))
+    }
+}
 
 /// Under ZeRO-1: how many updates a rank has made, and its slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,14 +142,13 @@ impl Plan {
     }
 }
 
-/// The latest version that a rank has, or that all that have a run have or are ready for, with every
-/// slice.
+/// The latest version that a rank has, or that all that have a run have or are ready for, with
+/// every slice.
 fn agreed(standings: &[Standing]) -> Option<[u64; 2]> {
     let counts = |number: &[u64; 2]| {
         let is_it = |it: &Version| it.number() == *number;
-        let is_made = standings
-            .iter()
-            .any(|it| it.has.as_ref().is_some_and(is_it));
+        let mut made = standings.iter().filter_map(|it| it.has.as_ref());
+        let is_made = made.any(is_it);
         let offers: Vec<Option<Version>> = standings
             .iter()
             .filter(|it| it.offers().next().is_some())

@@ -118,8 +118,7 @@ impl Kept {
         world: &World,
         group: &Group,
         plan: &Plan,
-        source: usize,
-    ) -> Result<()> {
+    ) -> Result<Vec<Optimizer>> {
         // What ranks do together does not depend on what one of them did alone before.
         self.compared = None;
         let mut optimizers = Vec::new();
@@ -127,13 +126,13 @@ impl Kept {
             optimizers = slices::cut_anew(&mut self.step, group, &plan.cuts)?;
             faults::at_step(FaultPoint::Slices, world.generation())?;
         }
+        let source = plan.source().expect("a rank has a run");
         self.catch_up(world, group, plan, source)?;
-        self.make_ready(world, optimizers);
-        Ok(())
+        Ok(optimizers)
     }
 
-    /// This rank has all that it needs in this generation of ranks, under ZeRO-1 these optimizers of
-    /// its slices if they are others. Until all have that, it keeps what it had.
+    /// This rank has all that it needs in this generation of ranks, under ZeRO-1 these optimizers
+    /// of its slices if they are others. Until all have that, it keeps what it had.
     pub(crate) fn make_ready(&mut self, world: &World, optimizers: Vec<Optimizer>) {
         if let Some(slices) = &mut self.slices {
             slices.make_ready(&self.step, world.generation(), optimizers);

@@ -1,5 +1,5 @@
-//! A training session of one process: what it does from its start to the end of the job, while ranks
-//! are lost and come. [`run`] is the time line of docs/elastic.md.
+//! A training session of one process: what it does from its start to the end of the job, while
+//! ranks are lost and come. [`run`] is the time line of docs/elastic.md.
 
 use std::time::Instant;
 
@@ -82,24 +82,23 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
             State::Meeting(why) => {
                 let next = world.next_generation(why.as_ref().and_then(Error::of_ranks));
                 let next = next.map_err(Error::from);
-                let next = next.inspect_err(|error| leave_if_alone(error, world));
-                next.map(|next| {
-                    later = Some(next);
-                    State::Recovering
-                })
+                next.inspect_err(|error| leave_if_alone(error, world))
+                    .map(|next| {
+                        later = Some(next);
+                        State::Recovering
+                    })
             }
             State::Recovering => {
                 session.untold.change.extend(world.change());
-                let ready = in_phase(Phase::Setup, || trains.recover(world, &mut session));
-                match ready {
+                match in_phase(Phase::Setup, || trains.recover(world, &mut session)) {
                     Ok(ready) => Ok(ready.map_or(State::Ending, State::Training)),
-                    Err(error) => session.leave(error, world).map(State::meeting),
+                    Err(error) => session.leave(error, world),
                 }
             }
             State::Training(ready) => match trains.train(ready, world, &mut session) {
                 Ok(Next::End(result)) => result.map(|()| State::Ending),
                 Ok(Next::Meet(why)) => Ok(State::Meeting(why)),
-                Err(error) => session.leave(error, world).map(State::meeting),
+                Err(error) => session.leave(error, world),
             },
             State::Ending => {
                 drop(session);
@@ -118,12 +117,6 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
                 return Err(error);
             }
         };
-    }
-}
-
-impl<R> State<R> {
-    fn meeting(why: Error) -> State<R> {
-        State::Meeting(Some(why))
     }
 }
 
@@ -166,13 +159,6 @@ struct Said {
     has_begun: Option<bool>,
 }
 
-/// What the ranks of a new world have agreed on. They all have the same.
-pub(crate) struct Agreement {
-    pub(crate) plan: Plan,
-    /// Whether all have opened the data.
-    pub(crate) have_data: bool,
-}
-
 /// Exit codes: no memory, and a file that cannot be read or written.
 const EXIT_MEMORY: u8 = 71;
 const EXIT_IO: u8 = 74;
@@ -195,9 +181,9 @@ impl Session {
         }
     }
 
-    /// After an error before the first step: ends what the run does with the ranks of this world, if
-    /// they meet again, and returns why. This process or the job ends after other errors.
-    fn leave(&mut self, error: Error, world: &World) -> Result<Error> {
+    /// After an error before the first step: ends what the run does with the ranks of this world,
+    /// if they meet again. This process or the job ends after other errors.
+    fn leave<R>(&mut self, error: Error, world: &World) -> Result<State<R>> {
         let joined = &self.untold.change.joined;
         leave_if_new(&error, world, joined);
         if world.generation() > 1 {
@@ -215,7 +201,7 @@ impl Session {
             world.leave(&error, EXIT_LOST);
         }
         self.untold.noticed.get_or_insert_with(Instant::now);
-        Ok(error)
+        Ok(State::Meeting(Some(error)))
     }
 
     /// The run that is assembled.
@@ -229,9 +215,9 @@ impl Session {
         (kept, &mut self.metrics_log, &mut self.untold)
     }
 
-    /// Agrees with the ranks of a new world where they continue, and goes there, as far as this rank
-    /// can by itself. None in the first one, where all begin.
-    pub(crate) fn agree(&mut self, world: &World) -> Result<Option<Agreement>> {
+    /// Agrees with the ranks of a new world where they continue, and goes there, as far as this
+    /// rank can by itself. None in the first one, where all begin.
+    pub(crate) fn agree(&mut self, world: &World) -> Result<Option<Plan>> {
         if world.rank() > 0 {
             // A rank that was started before this one writes it now.
             self.metrics_log = None;
@@ -270,10 +256,9 @@ impl Session {
         let most = all.iter().max_by_key(known);
         let known = most.filter(|_| !all[0].has_log).unwrap_or(&all[0]);
         (self.untold.told, self.untold.change) = (known.told, known.change.clone());
-        Ok(Some(Agreement {
-            plan,
-            have_data: all.iter().all(|said| said.has_data),
-        }))
+        // Ranks open data together.
+        self.data.take_if(|_| all.iter().any(|said| !said.has_data));
+        Ok(Some(plan))
     }
 
     /// Does this rank's part of the plan.

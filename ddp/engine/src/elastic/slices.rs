@@ -27,9 +27,8 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::params::Params;
-use serde::{Deserialize, Serialize};
 
-use super::agreement::Version;
+use super::agreement::{Cut, Version};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::reducer::{ReducerOptions, slices};
@@ -114,7 +113,7 @@ impl Slices {
             Some(Next::Slices(cut, optimizers)) => {
                 step.take_optimizers(optimizers)?;
                 self.cut = Some(cut);
-                self.spoiled = self.spoiled_by(step)?;
+                self.spoiled = spoiled(step, cut)?;
                 None
             }
             None => None,
@@ -128,7 +127,7 @@ impl Slices {
     /// Goes back to what this rank had after its last complete step.
     pub(super) fn go_back(&mut self, step: &Step) -> Result<()> {
         self.next = None;
-        for params in step.params().filter(|it| self.copies_values(it)) {
+        for params in step.params().filter(|it| it.device().is_accelerator()) {
             // What other ranks own arrives anew, but for padding.
             ops::zero(params.trained_values())?;
         }
@@ -139,27 +138,6 @@ impl Slices {
         Ok(all.try_for_each(|params| params.refresh(0..params.values().count()))?)
     }
 
-    /// Whether a gather of the others' values may leave garbage in those of this rank.
-    fn copies_values(&self, params: &Params) -> bool {
-        params.device().is_accelerator() && self.cut.is_some_and(|cut| cut.ranks > 1)
-    }
-
-    /// What a step that is not completed may spoil of what this rank has, and room for a copy:
-    /// moments that change before the update, and values on a GPU.
-    fn spoiled_by(&self, step: &Step) -> Result<Vec<[Tensor; 2]>> {
-        let mut all = Vec::new();
-        for stage in step.stages() {
-            let (params, options) = (&stage.model().params, stage.reducer().options);
-            all.extend(stage.optimizer().prepared_moments().cloned());
-            let cut = self.cut.filter(|_| self.copies_values(params));
-            for range in cut.map_or_else(Vec::new, |cut| cut.ranges(params, options).concat()) {
-                all.push(params.trained_values().slice(range)?);
-            }
-        }
-        let with_room = |tensor: Tensor| Ok([tensor.clone(), tensor.zeros_like()?]);
-        all.into_iter().map(with_room).collect()
-    }
-
     /// Bytes of copies.
     pub(crate) fn bytes(&self) -> usize {
         self.spoiled.iter().map(|[_, copy]| copy.bytes()).sum()
@@ -168,6 +146,24 @@ impl Slices {
 
 fn options(step: &Step) -> ReducerOptions {
     step.stages()[0].reducer().options
+}
+
+/// What a step that is not completed may spoil of what a rank has by `cut`, and room for a copy:
+/// moments that change before the update, and values on a GPU, where a gather that was ended leaves
+/// garbage.
+fn spoiled(step: &Step, cut: Cut) -> Result<Vec<[Tensor; 2]>> {
+    let mut all = Vec::new();
+    for stage in step.stages() {
+        all.extend(stage.optimizer().prepared_moments().cloned());
+        let params = &stage.model().params;
+        if params.device().is_accelerator() {
+            let ranges = cut.ranges(params, options(step)).concat().into_iter();
+            let values = ranges.map(|range| params.trained_values().slice(range));
+            all.extend(values.collect::<Result<Vec<_>, _>>()?);
+        }
+    }
+    let with_room = |tensor: Tensor| Ok([tensor.clone(), tensor.zeros_like()?]);
+    all.into_iter().map(with_room).collect()
 }
 
 /// Gives the ranks of `group` values and moments of their slices among them, from ranks that have
@@ -224,19 +220,6 @@ fn cut_stage_anew(stage: &Stage, group: &Group, held: &[Option<Cut>]) -> Result<
     Ok(after)
 }
 
-/// Which slices a rank has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Cut {
-    /// The generation of the ranks for which slices were cut.
-    pub(crate) number: u64,
-    /// Among how many ranks.
-    pub(crate) ranks: usize,
-    /// The slice of which this rank is the owner.
-    pub(crate) owns: usize,
-    /// The slice of which it is the keeper.
-    pub(crate) keeps: Option<usize>,
-}
-
 impl Cut {
     /// That of rank `rank` of `ranks`.
     pub(crate) fn of(number: u64, [rank, ranks]: [usize; 2], options: ReducerOptions) -> Cut {
@@ -246,13 +229,6 @@ impl Cut {
             owns: rank,
             keeps: options.kept_by(rank, ranks),
         }
-    }
-
-    /// Whether ranks that have these slices have all of them.
-    pub(crate) fn are_whole(cuts: &[Option<Cut>]) -> bool {
-        let all = || cuts.iter().flatten();
-        let has = |slice| all().any(|cut| cut.owns == slice || cut.keeps == Some(slice));
-        all().next().is_none_or(|cut| (0..cut.ranks).all(has))
     }
 
     /// The elements of the gradients' arena that it owns, and those that it keeps.

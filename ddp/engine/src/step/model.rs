@@ -318,7 +318,7 @@ impl TrainedModel {
     ) -> Result<()> {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
-            let (last, vote) = (self.last(), self.last().vote()?);
+            let last = self.last();
             let squares = match &self.squares {
                 Some(all) => Some(self.collect_squares(all)?),
                 None => measured.then_some(last.clip.partials()),
@@ -331,7 +331,7 @@ impl TrainedModel {
                 stats,
                 step: self.step(),
                 stop: self.group().stop_word(),
-                stopped: vote.as_ref(),
+                stopped: last.vote.as_ref(),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             observe(|| "sums of the loss".into(), stats)?;

@@ -41,8 +41,9 @@ pub struct Stage {
     pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
-    /// On a GPU where ranks may be lost, f32 (3): how many ranks were stopped, and room.
-    votes: Option<Tensor>,
+    /// On a GPU where ranks may be lost, f32 (1): how many ranks were stopped. If there are any, a
+    /// step does not count.
+    pub(super) vote: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -81,7 +82,7 @@ impl Stage {
         share(&mut optimizer, &part.model, &reducer)?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
-            votes: votes(reducer.group(), device)?,
+            vote: vote(reducer.group(), device)?,
             digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
@@ -100,7 +101,7 @@ impl Stage {
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
         self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
-        self.votes = votes(self.reducer.group(), params.device())?;
+        self.vote = vote(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())
     }
@@ -113,22 +114,15 @@ impl Stage {
         Ok(())
     }
 
-    /// f32 (1): how many ranks were stopped. If there are any, a step does not count.
-    pub(super) fn vote(&self) -> Result<Option<Tensor>> {
-        let vote = self.votes.as_ref().map(|votes| votes.slice(0..1));
-        Ok(vote.transpose()?)
-    }
-
     /// Sums over the ranks, with the next gradients, whether they were stopped: one that was has
     /// not made the last update, so its gradients are not those of the others' weights.
     pub(super) fn reduce_vote(&mut self) -> Result<()> {
-        let Some(votes) = &self.votes else {
+        let Some(vote) = &self.vote else {
             return Ok(());
         };
-        let [vote, out, x] = [0..1, 1..2, 2..3].map(|range| votes.slice(range));
-        let (vote, stop) = (vote?, self.reducer.group().stop_word());
-        ops::copy_valid(&out?, &x?, &self.bad_step, Some(&vote), stop)?;
-        self.reducer.reduce(&vote)
+        let stop = self.reducer.group().stop_word();
+        ops::vote_stopped(vote, &self.bad_step, stop)?;
+        self.reducer.reduce(vote)
     }
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
@@ -276,10 +270,11 @@ fn share(optimizer: &mut Optimizer, model: &Model, reducer: &Reducer) -> Result<
     Ok(optimizer.share(&model.params, group.rank(), group.size())?)
 }
 
-/// Room for the votes of the ranks of `group`, if it has GPUs whose steps may be stopped.
-fn votes(group: &Group, device: Device) -> Result<Option<Tensor>> {
-    let votes = group
+/// Room for the sum of the votes of the ranks of `group`, if it has GPUs whose steps may be
+/// stopped.
+fn vote(group: &Group, device: Device) -> Result<Option<Tensor>> {
+    let vote = group
         .stop_word()
-        .map(|_| Tensor::zeros(&[3], DType::F32, device));
-    Ok(votes.transpose()?.map(|votes| votes.named("ranks stopped")))
+        .map(|_| Tensor::zeros(&[1], DType::F32, device));
+    Ok(vote.transpose()?.map(|vote| vote.named("ranks stopped")))
 }

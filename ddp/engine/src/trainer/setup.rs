@@ -23,9 +23,9 @@ use super::{agree, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
+use crate::elastic::agreement::{self, Cut};
 use crate::elastic::run::Kept;
-use crate::elastic::session::{self, Agreement, Session};
-use crate::elastic::slices::Cut;
+use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
@@ -93,18 +93,17 @@ pub(super) struct Unbuilt {
 }
 
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
-/// more than `parameters_max` parameters is not built. In a later world of ranks, they have
-/// an `agreement`, and what this one has in its `session` is used again.
+/// more than `parameters_max` parameters is not built. If some rank has a run, it is `continued` as
+/// the ranks have agreed. What this one has in its `session` is used again.
 pub(super) fn assemble(
     options: &Config,
     program: &dyn Program,
     world: &World,
     parameters_max: u64,
     session: &mut Session,
-    agreement: Option<&Agreement>,
+    continued: Option<&agreement::Plan>,
 ) -> Result<Prepared> {
-    let source = agreement.and_then(|it| it.plan.source());
-    let mut resumed = match source {
+    let mut resumed = match continued {
         Some(_) => None,
         None => resume::find(options, world)?,
     };
@@ -123,8 +122,7 @@ pub(super) fn assemble(
              look for a GPU of another rank that cannot be used any more"
         )));
     }
-    let is_open = agreement.is_some_and(|agreement| agreement.have_data);
-    let data = match session.data.take().filter(|_| is_open) {
+    let data = match session.data.take() {
         Some(data) => data,
         None => data(options, program, world, resumed.as_ref())?,
     };
@@ -184,17 +182,13 @@ pub(super) fn assemble(
             fresh.insert(Kept::new(step, before, !is_simulated(device)))
         }
     };
-    match (source, &resumed) {
-        (Some(source), _) => {
-            let plan = &agreement.expect("a source").plan;
-            kept.level(world, &main, plan, source)?;
-        }
+    let mut optimizers = Vec::new();
+    match (continued, &resumed) {
+        (Some(plan), _) => optimizers = kept.level(world, &main, plan)?,
         (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
         (_, None) => load_initial(options, world, &kept.step, &data)?,
     }
-    if source.is_none() {
-        kept.make_ready(world, Vec::new());
-    }
+    kept.make_ready(world, optimizers);
     // From here on it is not lost with this world.
     session.kept = fresh.or(session.kept.take());
     world.barrier()?;
@@ -213,7 +207,7 @@ pub(super) fn assemble(
         data,
         plan,
         main,
-        continues: source.is_some(),
+        continues: continued.is_some(),
         loader,
         held_out,
         sample,

@@ -201,11 +201,7 @@ impl ModelBytes {
     }
 
     fn of(kept: &Kept) -> ModelBytes {
-        let copies = kept.slices.as_ref().map_or(0, Slices::bytes);
-        let mut bytes = ModelBytes {
-            kept_for_others: copies as u64,
-            ..ModelBytes::default()
-        };
+        let mut bytes = ModelBytes::default();
         for stage in kept.step.stages() {
             let params = &stage.model().params;
             bytes.values += params.values().bytes() as u64;
@@ -221,9 +217,10 @@ impl ModelBytes {
             let moments = stage.optimizer().moments();
             let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();
             bytes.moments += owned as u64;
-            let kept = stage.optimizer().moment_bytes() - owned;
-            bytes.kept_for_others += kept as u64;
+            let other = stage.optimizer().moment_bytes() - owned;
+            bytes.kept_for_others += other as u64;
         }
+        bytes.kept_for_others += kept.slices.as_ref().map_or(0, Slices::bytes) as u64;
         bytes
     }
 }

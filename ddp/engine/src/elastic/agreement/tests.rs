@@ -1,5 +1,6 @@
-//! All small cases: 2 to 4 ranks, each behind or ahead, with old slices or new ones, of which any are
-//! lost. A step's update is made by all of its ranks or by none, and no slice comes from nowhere.
+//! All small cases: 2 to 4 ranks, each behind or ahead, with old slices or new ones, of which any
+//! are lost. A step's update is made by all of its ranks or by none, and no slice comes from
+//! nowhere.
 
 use super::*;
 use crate::reducer::ReducerOptions;
@@ -147,8 +148,8 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
 
 #[test]
 fn ranks_take_slices_that_are_cut_anew_or_keep_those_they_had() {
-    // `before` ranks lost some, others joined, and slices were cut anew for all that are there. Then
-    // any of them are lost.
+    // `before` ranks lost some, others joined, and slices were cut anew for all that are there.
+    // Then any of them are lost.
     let mut cases = 0;
     for before in 1..5 {
         for first_lost in choices(&[true, false], before) {

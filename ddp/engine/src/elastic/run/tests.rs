@@ -73,7 +73,7 @@ fn get_the_state(steps: [u64; 4]) {
         let step = steps[world.rank()];
         let mut kept = kept(&world, step, step as f64);
         let group = world.group("main").unwrap();
-        kept.level(&world, &group, &plan, 1).unwrap();
+        kept.level(&world, &group, &plan).unwrap();
         kept.give_state(&group).unwrap();
         for tensor in state(&kept) {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);

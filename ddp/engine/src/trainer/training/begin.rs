@@ -139,14 +139,14 @@ pub(in crate::trainer) fn prepare(
     let ending = is_first.then(|| world.fail_when_asked(&stops, exit_code, text));
     let ending = ending.transpose()?;
     agree::compare_programs(&options[0].equal_on_all_ranks(), world)?;
-    let agreement = session.agree(world)?;
+    let plan = session.agree(world)?;
+    let plan = plan.as_ref().filter(|plan| plan.source().is_some());
     let options = session.chosen(options);
-    let agreement = agreement.as_ref();
-    let locked = match agreement.and_then(|it| it.plan.source()) {
+    let locked = match plan {
         Some(_) => None,
         None => resume::lock(options, world)?,
     };
-    let prepared = setup::assemble(options, program, world, u64::MAX, session, agreement)?;
+    let prepared = setup::assemble(options, program, world, u64::MAX, session, plan)?;
     say(&ON_INTERRUPT);
     drop(ending);
     // The folder is changed only when no rank can end the job any more.
