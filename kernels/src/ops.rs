@@ -78,7 +78,8 @@ pub use patches::{
 pub use rope::{rope_backward_into, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
 pub use step::{
-    STEP_FLAGS, StepMarks, clip_scale, copy_valid, decide_step, grad_norm_partials, mark_nonfinite,
+    STEP_FLAGS, StepMarks, clip_scale, decide_step, grad_norm_partials, mark_nonfinite,
+    vote_stopped,
 };
 pub use sum::{
     AddOrder, add_in_order, column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum,

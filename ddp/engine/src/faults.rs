@@ -41,8 +41,7 @@ pub(crate) enum FaultPoint {
     Copy,
     /// Before the update.
     Optimizer,
-    /// Before the update, when ranks that may be lost have agreed to make it: with ZeRO-1. In steps
-    /// that are launched as graphs, never.
+    /// Before the update, when ranks that may be lost have agreed to make it: with ZeRO-1.
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,

@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod devices;
 pub mod digest;
+mod elastic;
 pub mod error;
 pub mod exchange;
 mod faults;

@@ -11,7 +11,6 @@
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
 
-mod cut;
 mod device_queue;
 mod host_queue;
 mod job;
@@ -33,12 +32,11 @@ use ddp_nn::optim::muon::Exchange;
 use ddp_nn::params::{ParamId, Params};
 use ddp_nn::pass::Listener;
 
-pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
 use self::job::{CommJob, CommQueue};
-pub(crate) use self::options::SHARDS_MAX;
 pub use self::options::{Overlap, ReducerOptions, check_ranks, overlaps, owned};
+pub(crate) use self::options::{SHARDS_MAX, slices};
 use self::options::{check_shards, jobs, plan_of, trained};
 use self::plan::Bucket;
 use self::reduced::Reduced;
@@ -180,14 +178,6 @@ impl Reducer {
     /// updates, in ascending order: a slice of each bucket under ZeRO-1, otherwise all.
     pub fn owned(&self) -> &[Range<usize>] {
         &self.owned
-    }
-
-    /// What this rank owns of each bucket, and what it keeps for another rank; None if no other
-    /// rank has its slices.
-    pub(crate) fn cut(&self, number: u64) -> Option<Cut> {
-        let can_be_lost = self.options.zero && self.options.keeper > 0;
-        let place = [self.group.rank(), self.group.size()];
-        can_be_lost.then(|| Cut::of(number, place, self.options))
     }
 
     /// Whether the ranks own slices: ZeRO-1, and more than one rank.

@@ -4,6 +4,9 @@
 //! complete -> join -> clip -> update. After the first step nothing here allocates, the host reads
 //! nothing back, and nothing crosses devices but what a split model plans.
 //!
+//! `prepare` and `update` are the halves of `run`: what a step does with the other ranks, and what
+//! each rank then does by itself.
+//!
 //! What varies from step to step is sent ahead (`step/scalars.rs`). The work is the same every time
 //! and reads that on the device, so on a GPU it is captured once and then launched
 //! (`step/graphs.rs`). Whether the model is on one device or split over several is its own matter
@@ -12,7 +15,6 @@
 mod builder;
 mod graphs;
 mod model;
-mod prepared;
 mod scalars;
 mod stage;
 mod stats;
@@ -45,7 +47,7 @@ pub use self::stats::{Stats, StepReport};
 use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
-use crate::reducer::{Cut, ReducerOptions};
+use crate::reducer::ReducerOptions;
 
 /// How many elements of its state a rank gives another at once.
 const GIVEN_AT_ONCE: usize = 1 << 22;
@@ -90,13 +92,6 @@ pub struct Step {
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
-    /// Under ZeRO-1 where ranks may be lost: the slices that this rank has, and those that it will
-    /// have when all ranks have theirs.
-    pub(crate) cut: Option<Cut>,
-    next_cut: Option<Cut>,
-    /// Some within an update that all ranks make or none (`reducer/cut.rs`); the rows of its batch
-    /// when this rank has all that it reads.
-    update: Option<Option<u64>>,
 }
 
 impl Step {
@@ -156,17 +151,13 @@ impl Step {
             model,
             measures_norm: false,
             compared: None,
-            cut: None,
-            next_cut: None,
-            update: None,
         })
     }
 
     /// Ends its threads, and waits for its devices, after the ranks have lost one. Returns the last
-    /// step that is complete on a GPU, 0 for none: weights and moments are those after it; and the
-    /// last one whose update this rank can complete. On the CPU, None: a step is complete when it
-    /// returns.
-    pub(crate) fn halt(&mut self) -> Result<Option<[u64; 2]>> {
+    /// step that is complete on a GPU, 0 for none: weights and moments are those after it, if it
+    /// was taken by `run`. On the CPU, None: a step is complete when it returns.
+    pub(crate) fn halt(&mut self) -> Result<Option<u64>> {
         let stages = self.model.stages.iter_mut();
         stages.for_each(|stage| stage.reducer.halt());
         self.synchronize()?;
@@ -186,14 +177,8 @@ impl Step {
                 self.own_bad_step
                     .copy_from(&Tensor::zeros(&[1], DType::I64, Device::Cpu)?)?;
             }
-            let prepared = self.model.last().restore_values()?;
-            Ok(Some([now[2] as u64, prepared]))
+            Ok(Some(now[2] as u64))
         })
-    }
-
-    /// This rank can complete an update, of a batch of this many rows.
-    pub(crate) fn can_update(&mut self, rows: u64) {
-        self.update = Some(Some(rows));
     }
 
     /// Waits for the steps so far. An error if a rank was lost, so that some may be none.
@@ -220,73 +205,24 @@ impl Step {
         Ok(())
     }
 
-    /// What this rank can do without the others: an update, of a batch of this many rows, or take
-    /// these slices.
-    pub(crate) fn can_do(&self) -> Option<(Option<u64>, Cut)> {
-        match self.update.flatten() {
-            Some(rows) => self.cut.map(|cut| (Some(rows), cut)),
-            None => self.next_cut.map(|cut| (None, cut)),
-        }
+    /// Replaces the optimizers, one for each stage, by those of other slices.
+    pub(crate) fn take_optimizers(&mut self, optimizers: Vec<Optimizer>) -> Result<()> {
+        let mut stages = self.model.stages.iter_mut().zip(optimizers);
+        stages.try_for_each(|(stage, optimizer)| stage.take_optimizer(optimizer))
     }
 
-    /// Completes an update for which this rank is ready.
-    pub(crate) fn complete_update(&mut self) -> Result<()> {
-        if self.model.last().prepared.is_some() {
-            let stats = &self.model.stats().clone();
-            self.model.last().restore_sums()?;
-            self.model.decide(stats, None, true, true)?;
-        }
-        self.model.update(&[UpdatePart::Finish])?;
-        self.model.last().copy_values()?;
-        self.update = None;
-        Ok(())
-    }
-
-    /// Undoes what was prepared and no rank has completed: an update, and slices cut anew.
-    pub(crate) fn undo(&mut self) -> Result<()> {
-        let has_begun = self.update.take().is_some();
-        self.next_cut = None;
-        for stage in &mut self.model.stages {
-            stage.next = None;
-            if has_begun {
-                stage.optimizer.undo()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives the ranks of `group` the values and moments of the slices that they will have, from
-    /// ranks that have them now: `held`, by rank.
-    pub(crate) fn cut_anew(&mut self, group: &Group, held: &[Option<Cut>]) -> Result<()> {
-        let mut stages = self.model.stages.iter_mut();
-        stages.try_for_each(|stage| stage.cut_anew(group, held))?;
-        // On a GPU they may not have arrived.
-        self.settle()
-    }
-
-    /// This rank has all that it needs of its slices in this generation of ranks.
-    pub(crate) fn can_have_slices(&mut self, generation: u64) {
-        self.next_cut = self.model.last().reducer.cut(generation);
-    }
-
-    /// All ranks have all that they need of their slices.
-    pub(crate) fn take_slices(&mut self) -> Result<()> {
-        self.cut = self.next_cut.take();
-        let cut = self.cut;
-        let mut stages = self.model.stages.iter_mut();
-        stages.try_for_each(|stage| stage.take_slices(cut))
-    }
-
-    /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
-    /// where it is `behind` what arrives. What a rank has is replaced only when all has arrived.
+    /// Passes on, by `pass_on`, each tensor of the state after the last step, `with_moments` or
+    /// without: that of this rank, or where it is `behind` what arrives. What a rank has is
+    /// replaced only when all has arrived.
     pub(crate) fn share_state(
         &mut self,
-        behind: bool,
+        [behind, with_moments]: [bool; 2],
         pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
     ) -> Result<()> {
         let mut received = Vec::new();
-        let state = || self.model.stages.iter().flat_map(Stage::state);
-        for tensor in state().filter(|tensor| tensor.count() > 0) {
+        let stages = self.model.stages.iter();
+        let state = stages.flat_map(|stage| stage.state(with_moments));
+        for tensor in state.filter(|tensor| tensor.count() > 0) {
             let target = if behind {
                 Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?
             } else {
@@ -335,16 +271,36 @@ impl Step {
     /// Takes one step on this rank's part of a global batch. At the first batch of a loader, ranks
     /// compare its data.
     pub fn run(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+        self.take(batch, learning_rate, true)
+    }
+
+    /// As `run`, but for the update: sums and whatever else it reads of the other ranks.
+    pub(crate) fn prepare(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+        self.take(batch, learning_rate, false)
+    }
+
+    /// The update of a step that is prepared. It takes no other rank, and does not fail because one
+    /// is lost.
+    pub(crate) fn update(&mut self) -> Result<()> {
+        in_phase(Phase::Step, || {
+            forbid_transfers(|| {
+                self.model.update(UpdatePart::Finish)?;
+                self.model.observe("updated value of", true)
+            })
+        })
+    }
+
+    fn take(&mut self, batch: &Batch, learning_rate: f64, updates: bool) -> Result<()> {
         if let Some(origin) = batch.origin() {
             self.compare_data(origin, &self.model.group().clone())?;
         }
         self.model.group().check_ranks()?;
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.run_planned(batch, learning_rate))
+            forbid_transfers(|| self.take_planned(batch, learning_rate, updates))
         })
     }
 
-    fn run_planned(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+    fn take_planned(&mut self, batch: &Batch, learning_rate: f64, updates: bool) -> Result<()> {
         let measure_norm = self.measures_norm;
         let Step {
             model,
@@ -352,8 +308,6 @@ impl Step {
             seed,
             own_bad_step,
             graphs,
-            cut,
-            update,
             ..
         } = self;
         check_shards(batch.shards(), model.shards())?;
@@ -402,22 +356,13 @@ impl Step {
             if measure_norm {
                 model.digest_gradients()?;
             }
-            model.last_mut().copy_sums()?;
-            model.decide(stats, own_bad_step, measured, false)?;
+            model.decide(stats, own_bad_step, measured)?;
             faults::at(FaultPoint::Optimizer)?;
-            match cut {
-                Some(_) if stats.device() == Device::Cpu => {
-                    prepare_update(model, update, batch.rows)?;
-                    group.barrier(&Stream::default_of(Device::Cpu)?)?;
-                    faults::at(FaultPoint::Agreed)?;
-                    model.update(&[UpdatePart::Finish])?;
-                }
-                _ => {
-                    model.update(&[UpdatePart::Prepare, UpdatePart::Finish])?;
-                    model.last().copy_values()?;
-                }
+            model.update(UpdatePart::Prepare)?;
+            if !updates {
+                return Ok(());
             }
-            *update = None;
+            model.update(UpdatePart::Finish)?;
             model.observe("updated value of", true)
         };
         match mode {
@@ -592,20 +537,6 @@ impl Step {
     }
 }
 
-/// Prepares an update that all ranks make, or undo.
-fn prepare_update(
-    model: &mut TrainedModel,
-    update: &mut Option<Option<u64>>,
-    rows: u64,
-) -> Result<()> {
-    let mut stages = model.stages.iter();
-    stages.try_for_each(|stage| stage.optimizer.keep_old())?;
-    *update = Some(None);
-    model.update(&[UpdatePart::Prepare])?;
-    *update = Some(Some(rows));
-    Ok(())
-}
-
 /// The micro-batches of a shard. The last one of all completes the gradients.
 fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StagePass> {
     let (micros, is_last) = (batch.micros_of(shard), shard + 1 == batch.shards().end);
@@ -633,6 +564,3 @@ fn check_shards(of: Shards, shards: Option<usize>) -> Result<()> {
         of.of
     )))
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

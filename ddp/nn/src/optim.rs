@@ -8,8 +8,8 @@
 //!
 //! A step that needs a whole matrix, such as Muon's, gathers it from all ranks: see `muon.rs`.
 //!
-//! An update has two parts: the first waits for other ranks and can be undone, the second waits for
-//! none. So after the loss of a rank, the others can complete it or undo it together.
+//! An update has two parts: the first waits for other ranks, the second for none, so that a rank
+//! can make it alone once all have made the first.
 
 mod adamw;
 pub mod clip;
@@ -115,9 +115,9 @@ struct Slice {
 /// A part of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdatePart {
-    /// What waits for other ranks: directions of whole matrices.
+    /// What waits for other ranks: the steps of whole matrices.
     Prepare,
-    /// The rest.
+    /// The rest, which changes values.
     Finish,
 }
 
@@ -136,8 +136,6 @@ pub struct Optimizer {
     owned_pieces: usize,
     /// (O + K) each in one dimension, with all of `pieces` that have it, and (O), its beginning.
     moments: Vec<(&'static str, Tensor, Tensor)>,
-    /// What can be undone: moments before the first part of an update, and where they are.
-    old: Vec<(Tensor, Tensor)>,
     /// The matrices that are orthogonalised.
     matrices: Option<Matrices>,
     /// (4·N): the numbers that change from step to step, on the device, in the masters' dtype.
@@ -184,7 +182,6 @@ impl Optimizer {
             pieces: Vec::new(),
             owned_pieces: 0,
             moments: Vec::new(),
-            old: Vec::new(),
             matrices: rule
                 .hidden
                 .map(|_| Matrices::new(params, 0, 1))
@@ -204,14 +201,10 @@ impl Optimizer {
         for run in kept.iter().flat_map(|range| runs(&rule, params, range)) {
             optimizer.add_run(groups, params, run, &mut sizes)?;
         }
-        let whole = rule.hidden.map_or(&[][..], |it| it.update().moments());
         for (name, size) in sizes {
             let all = Tensor::zeros(&[size], masters, device)?.named(name);
             let owned = owned.iter().find(|size| size.0 == name);
             let owned = all.slice(0..owned.map_or(0, |size| size.1))?;
-            if !kept.is_empty() && whole.contains(&name) {
-                optimizer.old.push((all.zeros_like()?, all.clone()));
-            }
             optimizer.moments.push((name, all, owned));
         }
         Ok(optimizer)
@@ -332,11 +325,16 @@ impl Optimizer {
         self.moments.iter().map(|(name, all, _)| (*name, all))
     }
 
-    /// Bytes of all moments, and of what can be undone.
+    /// Those that the first part of an update changes.
+    pub fn prepared_moments(&self) -> impl Iterator<Item = &Tensor> {
+        let whole = self.rule.hidden.map_or(&[][..], |it| it.update().moments());
+        let changed = self.all_moments().filter(|it| whole.contains(&it.0));
+        changed.map(|(_, all)| all)
+    }
+
+    /// Bytes of all moments.
     pub fn moment_bytes(&self) -> usize {
-        let old = self.old.iter().map(|(old, _)| old);
-        let all = self.all_moments().map(|(_, all)| all);
-        all.chain(old).map(Tensor::bytes).sum()
+        self.all_moments().map(|(_, all)| all.bytes()).sum()
     }
 
     /// The step after which its moments were 0: not 0 if a run was resumed with another optimizer.
@@ -432,43 +430,28 @@ impl Optimizer {
         ranks: &mut dyn Exchange,
         scales: [Option<&Tensor>; 2],
     ) -> Result<()> {
-        let is_of_part = |slice: &&Slice| self.is_whole(slice) == (part == UpdatePart::Prepare);
-        for slice in self.slices.iter().filter(is_of_part) {
-            let update = self.variants[slice.variant].method.update();
-            self.apply_to(slice, update, params, scales)?;
-        }
-        match (part, &self.matrices) {
-            (UpdatePart::Prepare, None) => return Ok(()),
-            (UpdatePart::Prepare, Some(_)) => return ranks.gather(),
-            (UpdatePart::Finish, None) => {}
-            (UpdatePart::Finish, Some(matrices)) => {
-                matrices.orthogonalize()?;
-                ranks.distribute(&mut matrices.owned())?;
-                // The step of a matrix is the gradient of plain SGD: the same decay.
-                for slice in self.slices.iter().filter(|slice| self.is_whole(slice)) {
-                    let plain = SgdConstants::default();
-                    self.apply_to(slice, &plain, params, [None, scales[1]])?;
-                }
-            }
-        }
         for slice in &self.slices {
-            if params.copies_on_gpu(slice.range.clone())?.is_none() {
+            let update = self.variants[slice.variant].method.update();
+            match (part, self.is_whole(slice)) {
+                (UpdatePart::Prepare, false) => continue,
+                // The step of a matrix is the gradient of plain SGD: the same decay.
+                (UpdatePart::Finish, true) => {
+                    self.apply_to(slice, &SgdConstants::default(), params, [None, scales[1]])?;
+                }
+                _ => self.apply_to(slice, update, params, scales)?,
+            }
+            if part == UpdatePart::Finish && params.copies_on_gpu(slice.range.clone())?.is_none() {
                 params.refresh(slice.range.clone())?;
             }
         }
-        Ok(())
-    }
-
-    /// Saves what the first part changes. Does nothing if no slice is kept for another rank.
-    pub fn keep_old(&self) -> Result<()> {
-        let mut pairs = self.old.iter();
-        Ok(pairs.try_for_each(|(old, moment)| old.copy_from(moment))?)
-    }
-
-    /// Undoes the first part, before which `keep_old` was called.
-    pub fn undo(&self) -> Result<()> {
-        let mut pairs = self.old.iter();
-        Ok(pairs.try_for_each(|(old, moment)| moment.copy_from(old))?)
+        match &self.matrices {
+            Some(matrices) if part == UpdatePart::Prepare => {
+                ranks.gather()?;
+                matrices.orthogonalize()?;
+                ranks.distribute(&mut matrices.owned())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether `slice` has whole matrices.

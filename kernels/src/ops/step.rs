@@ -7,13 +7,13 @@
 //!
 //! `decide_step` and `mark_nonfinite` set the sticky flag "first non-finite step". It stays on the
 //! device. Once it is set, the optimizers change nothing, so the weights from before that step
-//! survive until the host looks. `copy_valid` copies what a step has computed, if the step has a
-//! result.
+//! survive until the host looks. `vote_stopped` says whether steps were
+//! stopped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::elementwise::GRAIN;
@@ -336,51 +336,30 @@ pub(super) fn is_set(flag: Option<&Buffer<'_>>) -> bool {
     flag.is_some_and(|flag| flag.elements::<i64>()[0] != 0)
 }
 
-static COPY_VALID: Source = Source::new("copy_valid.cu", include_str!("copy_valid.cu"));
+static VOTE_STOPPED: Source = Source::new("vote_stopped.cu", include_str!("vote_stopped.cu"));
 
-/// `out = x` if the first of `flags` ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is 0 and the stop
-/// word is not set; otherwise `out` stays as it is. Both have one dimension. With `vote`, f32 (1):
-/// it becomes 1 if the steps were stopped, else 0, and all of `x` is copied or nothing.
+/// `vote`, f32 (1), becomes 1 if steps were stopped, else 0: if the first of `flags`
+/// ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is below 0, or the stop word is set.
 #[track_caller]
-pub fn copy_valid(
-    out: &Tensor,
-    x: &Tensor,
-    flags: &Tensor,
-    vote: Option<&Tensor>,
-    stop: Option<StopWord>,
-) -> Result<()> {
-    let mut call = Call::new("copy_valid");
-    let out = call.updates("out", out);
-    let (x, flags) = (call.reads("x", x), call.reads("flags", flags));
-    let vote = vote.map(|vote| call.writes("vote", vote));
-    call.same_shape(x, out)?;
-    call.same_dtype(x, out)?;
-    call.all_row_major()?;
+pub fn vote_stopped(vote: &Tensor, flags: &Tensor, stop: Option<StopWord>) -> Result<()> {
+    let mut call = Call::new("vote_stopped");
+    let (vote, flags) = (call.writes("vote", vote), call.reads("flags", flags));
+    call.has_shape(vote, &[1], "whether the steps were stopped")?;
+    call.has_dtype(vote, &[DType::F32])?;
     check_flags(&call, Some(flags))?;
-    if let Some(vote) = vote {
-        call.has_shape(vote, &[1], "whether the steps were stopped")?;
-        call.has_dtype(vote, &[DType::F32])?;
-    }
-    call.run(out, &FLOATS, |placed| {
-        let [mut out, x, flags] = placed.enter([out, x, flags])?;
-        let mut vote = placed.enter_some(vote)?;
+    call.run(vote, &FLOATS, |placed| {
+        let [mut vote, flags] = placed.enter([vote, flags])?;
         if let Some(gpu) = placed.launcher() {
-            let threads = BLOCK_THREADS as usize;
-            let grid = match vote {
-                Some(_) => Grid::blocks(1, BLOCK_THREADS, 1 + out.count.div_ceil(threads)),
-                None => Grid::elements(out.count).rounds_of(2),
-            };
-            let stop = stop.map_or(0, StopWord::address);
-            let args = args![out, x, out.count, flags, vote, stop];
-            return gpu.launch(&COPY_VALID, "copy_valid_f32", grid, args);
+            let args = args![vote, flags, stop.map_or(0, StopWord::address)];
+            return gpu.launch(
+                &VOTE_STOPPED,
+                "vote_stopped_f32",
+                Grid::blocks(1, 1, 1),
+                args,
+            );
         }
-        let flag = flags.elements::<i64>()[0];
-        if let Some(vote) = &mut vote {
-            vote.elements_mut::<f32>()[0] = f32::from(u8::from(flag < 0));
-        }
-        with_float!(placed.dtype, T => if flag == 0 {
-            out.elements_mut::<T>().copy_from_slice(x.elements());
-        });
+        let is_stopped = flags.elements::<i64>()[0] < 0;
+        vote.elements_mut::<f32>()[0] = f32::from(u8::from(is_stopped));
         Ok(())
     })
 }

@@ -33,8 +33,8 @@ pub struct ReducerOptions {
     /// Whether every rank makes its whole update by itself, so that the loss of a rank leaves none
     /// half updated: with Muon every rank orthogonalises all matrices.
     pub updates_alone: bool,
-    /// Under ZeRO-1: the rank that many after a slice's owner keeps the slice, too (`cut.rs`); 0 if
-    /// none does.
+    /// Under ZeRO-1: the rank that many after a slice's owner gets its sums, too
+    /// (`elastic/slices.rs`); 0 if none does.
     pub keeper: usize,
 }
 
@@ -77,7 +77,7 @@ impl ReducerOptions {
     }
 
     /// Whose slices `rank` of `ranks` keeps.
-    pub(super) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
+    pub(crate) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
         let has_keepers = self.zero && !self.keeper.is_multiple_of(ranks);
         has_keepers.then(|| (rank + ranks - self.keeper % ranks) % ranks)
     }
@@ -172,7 +172,7 @@ pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Ran
 }
 
 /// The slices with the number `slice` if `ranks` share the buckets.
-pub(super) fn slices(
+pub(crate) fn slices(
     params: &Params,
     [slice, ranks]: [usize; 2],
     options: ReducerOptions,

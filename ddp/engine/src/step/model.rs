@@ -155,9 +155,6 @@ impl TrainedModel {
         for stage in self.stages.iter_mut().filter(|_| moves) {
             let shards = stage.reducer.shards();
             stage.scalars = StepScalars::new(&mut stage.optimizer, room, shards)?;
-            if let Some(prepared) = &mut stage.prepared {
-                prepared.scalars = stage.scalars.all.zeros_like()?;
-            }
         }
         Ok(moves)
     }
@@ -311,18 +308,17 @@ impl TrainedModel {
 
     /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
     /// from all gradients and `stats`, which are sums over the ranks: all ranks decide alike. Marks
-    /// `own_bad_step` if `stats` are not finite. Unless it is `alone`, the step counts only if it
-    /// was not stopped on any rank.
+    /// `own_bad_step` if `stats` are not finite. The step counts only if it was not stopped on any
+    /// rank.
     pub(super) fn decide(
         &mut self,
         stats: &Tensor,
         own_bad_step: Option<&Tensor>,
         measured: bool,
-        alone: bool,
     ) -> Result<()> {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
-            let (last, vote) = (self.last(), self.last().vote()?);
+            let last = self.last();
             let squares = match &self.squares {
                 Some(all) => Some(self.collect_squares(all)?),
                 None => measured.then_some(last.clip.partials()),
@@ -334,8 +330,8 @@ impl TrainedModel {
                 own: own_bad_step,
                 stats,
                 step: self.step(),
-                stop: self.group().stop_word().filter(|_| !alone),
-                stopped: vote.as_ref().filter(|_| !alone),
+                stop: self.group().stop_word(),
+                stopped: last.vote.as_ref(),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             observe(|| "sums of the loss".into(), stats)?;
@@ -389,18 +385,16 @@ impl TrainedModel {
         Ok(())
     }
 
-    /// Updates the parameters: these parts of it. After a bad step the optimizer does nothing.
-    pub(super) fn update(&mut self, parts: &[UpdatePart]) -> Result<()> {
+    /// Updates the parameters: this part of it. After a bad step the optimizer does nothing.
+    pub(super) fn update(&mut self, part: UpdatePart) -> Result<()> {
         trace::record_on(self.last().device(), UPDATE, || {
-            for part in parts {
-                for stage in self.stages.iter_mut().filter(|stage| stage.trains()) {
-                    let (params, reducer) = (&stage.model.params, &mut stage.reducer);
-                    let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
-                    ops::with_f32_math(stage.model.f32_math, || {
-                        let optimizer = &stage.optimizer;
-                        optimizer.apply_part(*part, params, reducer, [scale, flags])
-                    })?;
-                }
+            for stage in self.stages.iter_mut().filter(|stage| stage.trains()) {
+                let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+                let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
+                ops::with_f32_math(stage.model.f32_math, || {
+                    let optimizer = &stage.optimizer;
+                    optimizer.apply_part(part, params, reducer, [scale, flags])
+                })?;
             }
             Ok(())
         })

@@ -68,14 +68,6 @@ impl StepScalars {
         })
     }
 
-    /// i64 (1): the step in a copy of `all`.
-    pub(super) fn step_of(&self, copy: &Tensor) -> Result<Tensor> {
-        let first = copy.count() - self.room() * POSITION;
-        Ok(copy
-            .slice(first..first + size_of::<i64>())?
-            .bits_as(DType::I64)?)
-    }
-
     /// How many micro-batches there is room for.
     pub(super) fn room(&self) -> usize {
         self.rows.len()

@@ -1,10 +1,7 @@
 //! A stage: the layers of a model that are on one device, and everything a step needs there.
 //! Usually there is one, the whole model.
 
-use std::ops::Range;
-
 use ddp_comm::{Field, Group};
-use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::{self, STEP_FLAGS};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
@@ -15,12 +12,10 @@ use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
-use super::prepared::{Now, Prepared};
 use super::scalars::StepScalars;
 use crate::digest::Digests;
 use crate::error::Result;
-use crate::faults::{self, FaultPoint};
-use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
+use crate::reducer::{Reducer, ReducerOptions};
 
 /// What a stage is made from.
 #[derive(Debug)]
@@ -38,8 +33,6 @@ pub struct StageSpec {
 pub struct Stage {
     pub(super) model: Model,
     pub(super) optimizer: Optimizer,
-    /// The optimizer of slices that are cut anew, until all ranks have theirs.
-    pub(super) next: Option<Optimizer>,
     pub(super) reducer: Reducer,
     pub(super) scalars: StepScalars,
     /// Measures the gradients; scale and norm of those of the whole model.
@@ -48,13 +41,9 @@ pub struct Stage {
     pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
-    /// On a GPU, under ZeRO-1 where ranks may be lost.
-    pub(super) prepared: Option<Prepared>,
-    /// On a GPU where ranks may be lost, f32 (3): how many ranks were stopped, and room.
-    votes: Option<Tensor>,
-    /// On a GPU, until all ranks have taken slices that are cut anew: the values that this rank had
-    /// and has then, by their place.
-    cut_values: Vec<(Range<usize>, Tensor)>,
+    /// On a GPU where ranks may be lost, f32 (1): how many ranks were stopped. If there are any, a
+    /// step does not count.
+    pub(super) vote: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -90,22 +79,16 @@ impl Stage {
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
-        let group = reducer.group();
-        if !options.updates_alone {
-            optimizer.share(&part.model.params, group.rank(), group.size())?;
-        }
+        share(&mut optimizer, &part.model, &reducer)?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
-            votes: votes(reducer.group(), device)?,
+            vote: vote(reducer.group(), device)?,
             digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
             scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
-            next: None,
-            prepared: None,
-            cut_values: Vec::new(),
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -118,155 +101,34 @@ impl Stage {
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
         self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
-        self.votes = votes(self.reducer.group(), params.device())?;
+        self.vote = vote(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())
     }
 
-    /// Gets values and moments of this rank's slices among the ranks of `group`, from ranks that
-    /// have them: `held`, by rank. Then all ranks have all values.
-    pub(super) fn cut_anew(&mut self, group: &Group, held: &[Option<Cut>]) -> Result<()> {
-        let (params, rank, ranks) = (&self.model.params, group.rank(), group.size());
-        let options = self.reducer.options;
-        let new = |rank: usize| Cut::of(0, [rank, ranks], options).ranges(params, options);
-        let old = |cut: &Option<Cut>| cut.map(|cut| cut.ranges(params, options).concat());
-        let held: Vec<_> = held
-            .iter()
-            .map(|cut| old(cut).unwrap_or_default())
-            .collect();
-        let wanted: Vec<_> = (0..ranks).map(|rank| new(rank).concat()).collect();
-        let [owned, kept] = &new(rank);
-        let next = self.optimizer.cut_anew(params, [owned, kept])?;
-        let stream = Stream::default_of(Device::Cpu)?;
-        for Move { from, to, range } in moves(&held, &wanted) {
-            heartbeat::beat(Work::Starts);
-            let values = params.trained_values().slice(range.clone())?;
-            let moments = |of: &Optimizer| of.moments_of(params, &range);
-            if (from, to) == (rank, rank) {
-                for (new, old) in moments(&next)?.iter().zip(moments(&self.optimizer)?) {
-                    new.copy_from(&old)?;
-                }
-            } else if from == rank {
-                for tensor in moments(&self.optimizer)?.into_iter().chain([values]) {
-                    group.send(&tensor.to(Device::Cpu)?, to, &stream)?;
-                }
-            } else if to == rank {
-                for tensor in moments(&next)?.into_iter().chain([values]) {
-                    let arrives = tensor.to(Device::Cpu)?;
-                    group.receive(&arrives, from, &stream)?;
-                    if tensor.device().is_accelerator() {
-                        tensor.copy_from(&arrives)?;
-                    }
-                }
-            }
-        }
-        self.next = Some(next);
-        self.cut_values.clear();
-        if params.device().is_accelerator() {
-            // A gather that is ended leaves garbage.
-            let ranges = held[rank].iter().chain(&wanted[rank]);
-            let copy = |range: &Range<usize>| {
-                let values = params.trained_values().slice(range.clone())?;
-                let copy = Tensor::zeros(values.shape(), values.dtype(), values.device())?;
-                copy.copy_from(&values)?;
-                Ok((range.clone(), copy))
-            };
-            self.cut_values = ranges.map(copy).collect::<Result<_>>()?;
-        }
-        self.reducer.gather_all(params)
-    }
-
-    /// Takes the slices that were cut anew.
-    pub(super) fn take_slices(&mut self, cut: Option<Cut>) -> Result<()> {
-        if let Some(mut next) = self.next.take() {
-            next.count_from(self.optimizer.since());
-            self.optimizer = next;
-        }
-        self.cut_values.clear();
-        self.make_copies(cut)
-    }
-
-    fn now(&self) -> Now<'_> {
-        Now {
-            params: &self.model.params,
-            clip: &self.clip,
-            scalars: &self.scalars,
-        }
-    }
-
-    /// Makes copies on a GPU of what this rank has by `cut`. The values are current.
-    fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
-        let params = &self.model.params;
-        let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
-        let ranges = |cut: Cut| cut.ranges(params, self.reducer.options).concat();
-        let made = cut.filter(is_shared).map(ranges);
-        let made = made.map(|ranges| Prepared::new(self.now(), ranges));
-        self.prepared = made.transpose()?;
+    /// Updates by this optimizer from now on, of other slices.
+    pub(super) fn take_optimizer(&mut self, mut optimizer: Optimizer) -> Result<()> {
+        optimizer.count_from(self.optimizer.since());
+        share(&mut optimizer, &self.model, &self.reducer)?;
+        self.optimizer = optimizer;
         Ok(())
     }
 
-    /// f32 (1): how many ranks were stopped. If there are any, a step does not count.
-    pub(super) fn vote(&self) -> Result<Option<Tensor>> {
-        let vote = self.votes.as_ref().map(|votes| votes.slice(0..1));
-        Ok(vote.transpose()?)
-    }
-
     /// Sums over the ranks, with the next gradients, whether they were stopped: one that was has
-    /// not made the last update, so its gradients are not those of the others' weights. Under
-    /// ZeRO-1 they vote later.
+    /// not made the last update, so its gradients are not those of the others' weights.
     pub(super) fn reduce_vote(&mut self) -> Result<()> {
-        let Some(votes) = self.votes.as_ref().filter(|_| self.prepared.is_none()) else {
-            return Ok(());
-        };
-        let [vote, out, x] = [0..1, 1..2, 2..3].map(|range| votes.slice(range));
-        let (vote, stop) = (vote?, self.reducer.group().stop_word());
-        ops::copy_valid(&out?, &x?, &self.bad_step, Some(&vote), stop)?;
-        self.reducer.reduce(&vote)
-    }
-
-    /// Copies what the update reads, and sums the ranks' votes.
-    pub(super) fn copy_sums(&mut self) -> Result<()> {
-        let (Some(prepared), vote) = (&self.prepared, self.vote()?) else {
+        let Some(vote) = &self.vote else {
             return Ok(());
         };
         let stop = self.reducer.group().stop_word();
-        prepared.copy_sums(self.now(), &self.bad_step, vote.as_ref(), stop)?;
-        vote.map_or(Ok(()), |vote| self.reducer.sum(&vote))?;
-        faults::at(FaultPoint::Agreed)
-    }
-
-    /// Copies the values after a complete update.
-    pub(super) fn copy_values(&self) -> Result<()> {
-        let (params, flags) = (&self.model.params, &self.bad_step);
-        let prepared = self.prepared.as_ref();
-        prepared.map_or(Ok(()), |it| it.copy_values(params, flags))
-    }
-
-    /// See [`Prepared::restore_values`]. Values of slices that are being cut anew, too.
-    pub(super) fn restore_values(&self) -> Result<u64> {
-        let (prepared, params) = (self.prepared.as_ref(), &self.model.params);
-        let step = prepared.map_or(Ok(0), |it| it.restore_values(self.now()))?;
-        for (range, values) in &self.cut_values {
-            params
-                .trained_values()
-                .slice(range.clone())?
-                .copy_from(values)?;
-            params.refresh(range.clone())?;
-        }
-        Ok(step)
-    }
-
-    /// See [`Prepared::restore_sums`].
-    pub(super) fn restore_sums(&self) -> Result<()> {
-        let prepared = self.prepared.as_ref();
-        prepared.map_or(Ok(()), |it| it.restore_sums(self.now()))
+        ops::vote_stopped(vote, &self.bad_step, stop)?;
+        self.reducer.reduce(vote)
     }
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
-    /// later ones, or the log, read. Without slices, which are cut anew.
-    pub(super) fn state(&self) -> impl Iterator<Item = &Tensor> {
-        let has_slices = self.reducer.cut(0).is_some();
-        let moments = self.optimizer.moments().filter(move |_| !has_slices);
+    /// later ones, or the log, read. Without moments where each rank has its own.
+    pub(super) fn state(&self, with_moments: bool) -> impl Iterator<Item = &Tensor> {
+        let moments = self.optimizer.moments().filter(move |_| with_moments);
         let moments = moments.map(|(_, moment)| moment);
         let of_step = [
             self.model.params.values(),
@@ -339,11 +201,6 @@ impl Stage {
         self.scratch.bytes()
     }
 
-    /// Bytes that it keeps of a step and of values, because ranks may be lost.
-    pub(crate) fn prepared_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Prepared::bytes)
-    }
-
     /// Whether any of its parameters is trained.
     pub(super) fn trains(&self) -> bool {
         self.model.params.gradients().count() > 0
@@ -404,10 +261,20 @@ impl Stage {
     }
 }
 
-/// Room for the votes of the ranks of `group`, if it has GPUs whose steps may be stopped.
-fn votes(group: &Group, device: Device) -> Result<Option<Tensor>> {
-    let votes = group
+/// Shares the whole matrices with the other ranks, unless each rank does all.
+fn share(optimizer: &mut Optimizer, model: &Model, reducer: &Reducer) -> Result<()> {
+    if reducer.options.updates_alone {
+        return Ok(());
+    }
+    let group = reducer.group();
+    Ok(optimizer.share(&model.params, group.rank(), group.size())?)
+}
+
+/// Room for the sum of the votes of the ranks of `group`, if it has GPUs whose steps may be
+/// stopped.
+fn vote(group: &Group, device: Device) -> Result<Option<Tensor>> {
+    let vote = group
         .stop_word()
-        .map(|_| Tensor::zeros(&[3], DType::F32, device));
-    Ok(votes.transpose()?.map(|votes| votes.named("ranks stopped")))
+        .map(|_| Tensor::zeros(&[1], DType::F32, device));
+    Ok(vote.transpose()?.map(|vote| vote.named("ranks stopped")))
 }

@@ -10,7 +10,6 @@ use ddp_kernels::threads;
 use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value};
 
-use super::carried::Kept;
 use super::program::Program;
 use super::resume;
 use super::setup::Assembled;
@@ -18,6 +17,7 @@ use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
 use crate::digest;
+use crate::elastic::run::Kept;
 use crate::error::Result;
 use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
 use crate::setting::SAME_BITS;

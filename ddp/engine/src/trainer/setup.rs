@@ -16,7 +16,6 @@ use ddp_nn::models::family::refuse;
 use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
-use super::carried::{self, Carried, Kept, Standings};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
@@ -24,6 +23,9 @@ use super::{agree, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
+use crate::elastic::agreement::{self, Cut};
+use crate::elastic::run::Kept;
+use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
@@ -32,7 +34,7 @@ use crate::metrics_log;
 use crate::model::data_shape;
 use crate::ranks::WorldRanks;
 use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, Cut, ReducerOptions};
+use crate::reducer::{self, ReducerOptions};
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
 };
@@ -47,7 +49,7 @@ const EVAL_ELEMENTS_MAX: usize = 1 << 27;
 /// MB for them, and its outputs are never whole.
 pub const EVAL_TOKENS_MAX: usize = 1 << 14;
 
-/// A run that is ready to train, before it has a folder. Its step is `Carried::kept`.
+/// A run that is ready to train, before it has a folder. Its step is `Session::kept`.
 pub(super) struct Assembled {
     /// The checkpoint that the run resumes from.
     pub(super) resumed: Option<Opened>,
@@ -91,18 +93,17 @@ pub(super) struct Unbuilt {
 }
 
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
-/// more than `parameters_max` parameters is not built. In a later world of ranks, `standings` say
-/// where they stand, and what this one has `carried` is used again.
+/// more than `parameters_max` parameters is not built. If some rank has a run, it is `continued` as
+/// the ranks have agreed. What this one has in its `session` is used again.
 pub(super) fn assemble(
     options: &Config,
     program: &dyn Program,
     world: &World,
     parameters_max: u64,
-    carried: &mut Carried,
-    standings: Option<&Standings>,
+    session: &mut Session,
+    continued: Option<&agreement::Plan>,
 ) -> Result<Prepared> {
-    let source = standings.and_then(Standings::source);
-    let mut resumed = match source {
+    let mut resumed = match continued {
         Some(_) => None,
         None => resume::find(options, world)?,
     };
@@ -110,7 +111,7 @@ pub(super) fn assemble(
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = devices::of_run(options, world)?;
     let device = devices[0];
-    let before = carried.devices();
+    let before = session.devices();
     if !before.is_empty() && before != devices {
         let names = |devices: &[Device]| -> Vec<String> {
             devices.iter().map(ToString::to_string).collect()
@@ -121,12 +122,11 @@ pub(super) fn assemble(
              look for a GPU of another rank that cannot be used any more"
         )));
     }
-    let is_open = standings.is_some_and(|standings| standings.have_data);
-    let data = match carried.data.take().filter(|_| is_open) {
+    let data = match session.data.take() {
         Some(data) => data,
         None => data(options, program, world, resumed.as_ref())?,
     };
-    carried.data = Some(data.clone());
+    session.data = Some(data.clone());
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &mut resumed {
@@ -167,7 +167,7 @@ pub(super) fn assemble(
     };
     let main = world.group("main")?;
     let mut fresh = None;
-    let kept = match &mut carried.kept {
+    let kept = match &mut session.kept {
         Some(kept) => {
             let groups =
                 (0..devices.len()).map(|index| gradient_group(world, index, devices[index]));
@@ -177,22 +177,23 @@ pub(super) fn assemble(
         }
         None => {
             let step = step(options, world, &data, &devices, program.loss())?;
-            carried::check(&step, world)?;
+            session::check(&step, world)?;
             let before = resumed.as_ref().map(|opened| &opened.state);
             fresh.insert(Kept::new(step, before, !is_simulated(device)))
         }
     };
-    match (source, &resumed) {
-        (Some(source), _) => kept.level(world, &main, standings.expect("a source"), source)?,
+    let mut optimizers = Vec::new();
+    match (continued, &resumed) {
+        (Some(plan), _) => optimizers = kept.level(world, &main, plan)?,
         (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
         (_, None) => load_initial(options, world, &kept.step, &data)?,
     }
-    kept.step.can_have_slices(world.generation());
+    kept.make_ready(world, optimizers);
     // From here on it is not lost with this world.
-    carried.kept = fresh.or(carried.kept.take());
+    session.kept = fresh.or(session.kept.take());
     world.barrier()?;
-    let kept = carried.kept();
-    kept.step.take_slices()?;
+    let kept = session.kept();
+    kept.advance()?;
     let fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
     agree::compare(fields, world)?;
 
@@ -206,7 +207,7 @@ pub(super) fn assemble(
         data,
         plan,
         main,
-        continues: source.is_some(),
+        continues: continued.is_some(),
         loader,
         held_out,
         sample,
@@ -354,7 +355,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
         overlap: reducer::overlaps(options.overlap, world),
         zero: options.zero == 1,
         shards: options.same_bits,
-        updates_alone: world.is_elastic(),
+        updates_alone: world.is_elastic() && options.zero == 0,
         keeper: match (world.is_elastic(), world.hosts()) {
             (false, _) => 0,
             (true, 1) => 1,

@@ -5,6 +5,8 @@ mod begin;
 mod evaluation;
 mod saving;
 
+pub(super) use self::begin::{Ready, prepare};
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,6 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::carried::{self, Kept, Next};
 use super::program::Program;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
@@ -23,6 +24,8 @@ use crate::audit;
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
 use crate::digest::{self, StepDigests};
+use crate::elastic::run::Kept;
+use crate::elastic::session::{self, Next};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, RunOutcome, StepEvent};
@@ -77,13 +80,13 @@ pub(super) struct Trainer<'a> {
 
 impl Trainer<'_> {
     /// Trains. The metrics log's last line says how the run ended, also after an error.
-    pub(super) fn train(mut self) -> Result<Next> {
+    pub(super) fn train(mut self) -> Next {
         let trained = match self.train_steps() {
             Ok(AfterStep::Meet) => {
                 // All steps are complete on all ranks, so none is repeated.
                 let settled = self.kept.step.settle();
                 match settled.and_then(|()| Ok(self.world.barrier()?)) {
-                    Ok(()) => return Ok(self.leave(None)),
+                    Ok(()) => return self.leave(None),
                     Err(error) => Err(error),
                 }
             }
@@ -98,13 +101,13 @@ impl Trainer<'_> {
         // Only after a successful run can all ranks be asked.
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
         let result = match result {
-            Err(error) if carried::continues_after(&error, self.world, &self.run.devices) => {
-                return Ok(self.leave(Some(error)));
+            Err(error) if session::continues_after(&error, self.world, &self.run.devices) => {
+                return self.leave(Some(error));
             }
             result => result,
         };
         if let Err(error) = &result {
-            carried::leave_if_alone(error, self.world);
+            session::leave_if_alone(error, self.world);
         }
         let (reason, exit_code) = match &result {
             Ok(_) => (self.early().unwrap_or_else(|| metrics_log::DONE.into()), 0),
@@ -129,7 +132,7 @@ impl Trainer<'_> {
             // Threads of the run may wait forever: the caller reports the error and ends the
             // process without waiting for them.
             std::mem::forget(self);
-            return result.map(|_| Next::End);
+            return Next::End(result.map(drop));
         }
         if all_know {
             // The first rank to leave ends the others, so all close their files first. The first
@@ -140,23 +143,25 @@ impl Trainer<'_> {
                 _ = self.world.barrier();
             }
         }
-        let saved = result?;
-        closed?;
+        let saved = match result.and_then(|saved| closed.map(|()| saved)) {
+            Ok(saved) => saved,
+            Err(error) => return Next::End(Err(error)),
+        };
         if self.world.is_elastic()
             && let Err(error) = self.world.barrier().map_err(Error::from)
             && self.metrics_log.is_none()
         {
             // Rank 0 may be lost before it has closed the metrics log: another one does it then.
-            return if carried::continues_after(&error, self.world, &self.run.devices) {
-                Ok(self.leave(Some(error)))
+            return if session::continues_after(&error, self.world, &self.run.devices) {
+                self.leave(Some(error))
             } else {
-                Err(error)
+                Next::End(Err(error))
             };
         }
         if self.world.rank() == 0 {
             self.say_end(&saved, report);
         }
-        Ok(Next::End)
+        Next::End(Ok(()))
     }
 
     /// Says where the results are.
@@ -194,7 +199,7 @@ impl Trainer<'_> {
         let of_ranks = why.as_ref().and_then(Error::of_ranks);
         self.world.end_generation(of_ranks);
         if let Err(error) = self.kept.halt(self.run.loader.sampler()) {
-            self.world.leave(&error, carried::EXIT_LOST);
+            self.world.leave(&error, session::EXIT_LOST);
         }
         Next::Meet(why)
     }
@@ -274,7 +279,7 @@ impl Trainer<'_> {
             self.world.ranks_max(),
             folder.display()
         );
-        Err(Error::remote(0, text, carried::EXIT_LOST))
+        Err(Error::remote(0, text, session::EXIT_LOST))
     }
 
     /// What follows step `number`, but for its line in the metrics log: its evaluation, its
@@ -324,14 +329,13 @@ impl Trainer<'_> {
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
         self.kept.clock.waits.data += began.elapsed();
-        let rows = batch.rows;
         self.kept.workload.count(batch);
         self.kept.step.measure_norm(logs);
-        self.kept.step.run(batch, learning_rate)?;
+        let ranks = &self.run.main;
+        self.kept.take_step(batch, learning_rate, ranks)?;
         let stages = self.kept.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.kept.clock.waits.reductions += exposed.sum::<Duration>();
-        self.kept.count(rows);
         faults::rows(number, self.run.loader.rows());
         if self.metrics_log.is_some() {
             self.program.step(number);

@@ -12,13 +12,15 @@ use ddp_nn::params::Precision;
 use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
-use super::carried::Carried;
 use super::plan::Plan;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
 use crate::digest::{self, StepDigests};
+use crate::elastic::run::Kept;
+use crate::elastic::session::Session;
+use crate::elastic::slices::Slices;
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use crate::{exchange, metrics_log, process};
@@ -74,7 +76,7 @@ pub struct ModelBytes {
     pub gradients: u64,
     /// The optimizer's moments.
     pub moments: u64,
-    /// Those that it keeps for another rank, what can be undone, and copies on a GPU.
+    /// Those that it keeps for another rank, and copies of what a lost rank may spoil.
     pub kept_for_others: u64,
     /// Partial sums of gradients over shards.
     pub partial_sums: u64,
@@ -98,8 +100,8 @@ pub fn rehearse(
     program: &dyn Program,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
-    let mut carried = Carried::default();
-    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX, &mut carried, None);
+    let mut session = Session::default();
+    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX, &mut session, None);
     let prepared = in_phase(Phase::Setup, assemble)?;
     if options.resume == Resume::Never && world.rank() == 0 {
         metrics_log::check_free(&options.out)?;
@@ -109,7 +111,7 @@ pub fn rehearse(
         Prepared::TooLarge(run) => return Ok(Some(without_model(options, *run, world))),
         Prepared::Ready(run) => run,
     };
-    let kept = carried.kept();
+    let kept = session.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
     let is_over = run.plan.is_over(taken);
     let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
@@ -120,15 +122,15 @@ pub fn rehearse(
         let all = exchange::gather(world, &mine)?;
         Ok(all.into_iter().max().unwrap_or(mine))
     };
-    let mut model_bytes = ModelBytes::of(step);
+    let mut model_bytes = ModelBytes::of(kept);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(most(bytes_between_ranks(step))?),
-        checkpoint_bytes: checkpoint_bytes(step, world)?,
+        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step))?),
+        checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -144,9 +146,9 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     let values = run.parameters.saturating_mul(4);
     let moments = options.rule().moment_count(run.parameters, run.hidden);
     let moments = moments.saturating_mul(4);
-    // Directions of whole matrices can be undone, of two slices.
+    // Moments of whole matrices have a copy, of two slices (`elastic/slices.rs`).
     let hidden = options.rule().hidden.map_or(0, |_| run.hidden);
-    let undone = hidden.saturating_mul(8);
+    let copied = hidden.saturating_mul(8);
     let zero = options.zero == 1;
     let shares = if zero { world.size() as u64 } else { 1 };
     let reducer = setup::step_options(options, world).reducer;
@@ -157,8 +159,8 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     let of = |rank| reducer.partial_sum_bytes((rank, ranks, device), parameters, longest);
     let partial_sums = run.devices.len() * (0..ranks).map(of).max().unwrap_or(0);
     let keeps = u64::from(shares > 1 && world.is_elastic());
-    // On a GPU, sums and values of two slices (`step/prepared.rs`).
-    let copies = u64::from(device.is_accelerator()) * 4 * values;
+    // On a GPU, the values of two slices.
+    let copies = u64::from(device.is_accelerator()) * 2 * values;
     Rehearsal {
         model_bytes: ModelBytes {
             values,
@@ -170,7 +172,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
             tied: 0,
             gradients: values,
             moments: moments / shares,
-            kept_for_others: keeps * (moments.saturating_add(undone + copies) / shares),
+            kept_for_others: keeps * (moments.saturating_add(copied + copies) / shares),
             partial_sums: partial_sums as u64,
         },
         checkpoint_bytes: values.saturating_add(moments),
@@ -198,9 +200,9 @@ impl ModelBytes {
         self.values + self.moments
     }
 
-    fn of(step: &Step) -> ModelBytes {
+    fn of(kept: &Kept) -> ModelBytes {
         let mut bytes = ModelBytes::default();
-        for stage in step.stages() {
+        for stage in kept.step.stages() {
             let params = &stage.model().params;
             bytes.values += params.values().bytes() as u64;
             bytes.gradients += params.gradients().bytes() as u64;
@@ -215,9 +217,10 @@ impl ModelBytes {
             let moments = stage.optimizer().moments();
             let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();
             bytes.moments += owned as u64;
-            let kept = stage.optimizer().moment_bytes() - owned;
-            bytes.kept_for_others += (kept + stage.prepared_bytes()) as u64;
+            let other = stage.optimizer().moment_bytes() - owned;
+            bytes.kept_for_others += other as u64;
         }
+        bytes.kept_for_others += kept.slices.as_ref().map_or(0, Slices::bytes) as u64;
         bytes
     }
 }
@@ -327,14 +330,14 @@ pub fn replay(
     last: u64,
     observer: &dyn Fn(u64) -> Observer,
 ) -> Result<Vec<String>> {
-    let mut carried = Carried::default();
-    let assemble = || setup::assemble(options, program, world, u64::MAX, &mut carried, None);
+    let mut session = Session::default();
+    let assemble = || setup::assemble(options, program, world, u64::MAX, &mut session, None);
     let Prepared::Ready(mut run) = in_phase(Phase::Setup, assemble)? else {
         let text = format!("a replay: expected a run of {last} steps or more");
         return Err(Error::Usage(text));
     };
     let schedule = options.learning_rate(&run.plan)?;
-    let kept = carried.kept();
+    let kept = session.kept();
     kept.step.measure_norm(true);
     let steps = kept.totals.steps..last;
     let mut take = |step0: u64| -> Result<String> {

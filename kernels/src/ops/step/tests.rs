@@ -1,7 +1,7 @@
 //! Tests of grad_norm.
 
-mod copy_valid;
 mod nonfinite;
+mod vote_stopped;
 
 use super::*;
 use crate::ops::chunks::{Chunk, QUANTUM};

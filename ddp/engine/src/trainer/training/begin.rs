@@ -6,34 +6,32 @@ use ddp_comm::{Signal, StopSignals, World};
 use super::{Trainer, report};
 use crate::checkpoint::Saver;
 use crate::config::Config;
+use crate::elastic::run::Kept;
+use crate::elastic::session::{self, Session, Untold};
+use crate::elastic::totals::Clock;
 use crate::error::{Error, Result};
 use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
 use crate::model::data_shape;
 use crate::setting::STOP_AFTER;
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
-use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
 use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
 use crate::trainer::setup::{self, Assembled, Prepared};
 use crate::trainer::stop_poll::StopPoll;
-use crate::trainer::totals::Clock;
 use crate::trainer::{agree, resume};
 
 impl<'a> Trainer<'a> {
-    /// Everything up to the first step. None for a resumed run that is already finished.
+    /// Everything else up to the first step.
     pub(in crate::trainer) fn new(
-        options: [&'a Config; 2],
+        options: &'a Config,
         program: &'a mut dyn Program,
         world: &'a World,
-        stops: StopSignals,
-        carried: &'a mut Carried,
-    ) -> Result<Option<Trainer<'a>>> {
-        let Some((run, locked)) = prepare(options, program, world, &stops, carried)? else {
-            return Ok(None);
-        };
-        let options = carried.chosen(options);
-        let (kept, log, untold) = carried.parts();
+        ready: Ready,
+        session: &'a mut Session,
+    ) -> Result<Trainer<'a>> {
+        let Ready { run, locked, stops } = ready;
+        let (kept, log, untold) = session.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         if world.rank() == 0 && log.is_none() {
@@ -61,7 +59,7 @@ impl<'a> Trainer<'a> {
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
         if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
-            carried::say_change(log, untold, world, taken)?;
+            session::say_change(log, untold, world, taken)?;
         }
         // No rank trains before the metrics log is open.
         world.barrier()?;
@@ -73,7 +71,7 @@ impl<'a> Trainer<'a> {
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
-        Ok(Some(Trainer {
+        Ok(Trainer {
             options,
             program,
             world,
@@ -90,7 +88,7 @@ impl<'a> Trainer<'a> {
             kept,
             metrics_log: log,
             noticed: &mut untold.noticed,
-        }))
+        })
     }
 }
 
@@ -113,15 +111,23 @@ const ON_INTERRUPT: [&str; 2] = [
     "\nCtrl-C again: ended without saving\n",
 ];
 
-/// What a run needs, before its folder is changed, and its metrics log if there is one. None for a
-/// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
-fn prepare(
+/// A run whose ranks can train, before its folder is changed.
+pub(in crate::trainer) struct Ready {
+    run: Assembled,
+    /// Its metrics log, if there is one.
+    locked: Option<LockedLog>,
+    stops: StopSignals,
+}
+
+/// What a run needs, before its folder is changed. None for a resumed run that is already finished.
+/// In a later world of ranks the run is that of the `session`.
+pub(in crate::trainer) fn prepare(
     options: [&Config; 2],
     program: &dyn Program,
     world: &World,
-    stops: &StopSignals,
-    carried: &mut Carried,
-) -> Result<Option<(Assembled, Option<LockedLog>)>> {
+    session: &mut Session,
+) -> Result<Option<Ready>> {
+    let stops = world.catch_stop();
     let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
     // Reading data may take long, and there is nothing to save yet.
     let is_first = world.generation() < 2;
@@ -130,23 +136,27 @@ fn prepare(
     }
     let exit_code = stopped_early(Signal::User1).exit_code();
     let text = |signal| stopped_early(signal).to_string();
-    let ending = is_first.then(|| world.fail_when_asked(stops, exit_code, text));
+    let ending = is_first.then(|| world.fail_when_asked(&stops, exit_code, text));
     let ending = ending.transpose()?;
     agree::compare_programs(&options[0].equal_on_all_ranks(), world)?;
-    let standings = carried.standings(world, options[0].zero == 1)?;
-    let options = carried.chosen(options);
-    let standings = standings.as_ref();
-    let locked = match standings.and_then(Standings::source) {
+    let plan = session.agree(world)?;
+    let plan = plan.as_ref().filter(|plan| plan.source().is_some());
+    let options = session.chosen(options);
+    let locked = match plan {
         Some(_) => None,
         None => resume::lock(options, world)?,
     };
-    let prepared = setup::assemble(options, program, world, u64::MAX, carried, standings)?;
+    let prepared = setup::assemble(options, program, world, u64::MAX, session, plan)?;
     say(&ON_INTERRUPT);
     drop(ending);
     // The folder is changed only when no rank can end the job any more.
     world.barrier()?;
     match prepared {
-        Prepared::Ready(run) => Ok(Some((*run, locked))),
+        Prepared::Ready(run) => Ok(Some(Ready {
+            run: *run,
+            locked,
+            stops,
+        })),
         Prepared::TooLarge(_) => Err(Error::Internal(
             "training sets no limit to the size of the model".into(),
         )),

@@ -10,30 +10,30 @@ use crate::step::Stats;
 
 /// What is known of a run besides its tensors. A rank that is behind gets that of another one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Totals {
+pub(crate) struct Totals {
     /// Of the whole run, including before it was resumed.
-    pub(super) steps: u64,
-    pub(super) samples: u64,
-    pub(super) last_loss: Option<f64>,
-    pub(super) evaluation: Option<Stats>,
+    pub(crate) steps: u64,
+    pub(crate) samples: u64,
+    pub(crate) last_loss: Option<f64>,
+    pub(crate) evaluation: Option<Stats>,
     /// The best evaluation, and the last one.
-    pub(super) best: Option<Best>,
-    pub(super) last: Option<Best>,
-    pub(super) progress: Progress,
+    pub(crate) best: Option<Best>,
+    pub(crate) last: Option<Best>,
+    pub(crate) progress: Progress,
     /// The fingerprint of the held-out rows that `best` was determined on.
-    pub(super) held_out: Option<String>,
+    pub(crate) held_out: Option<String>,
     /// The steps that were last logged and evaluated, as far as they were due.
-    pub(super) logged: u64,
-    pub(super) evaluated: u64,
+    pub(crate) logged: u64,
+    pub(crate) evaluated: u64,
     /// The step of the last checkpoint; 0 for none.
-    pub(super) saved: u64,
+    pub(crate) saved: u64,
     /// In a job that continues without lost ranks: the last logged step, and its line.
-    pub(super) line: (u64, String),
+    pub(crate) line: (u64, String),
 }
 
 impl Totals {
     /// The totals of a new run, or of one that resumes from `state`.
-    pub(super) fn new(state: Option<&State>) -> Totals {
+    pub(crate) fn new(state: Option<&State>) -> Totals {
         let Some(state) = state else {
             return Totals::default();
         };
@@ -56,7 +56,7 @@ impl Totals {
     }
 
     /// Notes the evaluation after a step; None if its figures are not finite.
-    pub(super) fn note_evaluation(&mut self, step: u64, evaluation: Option<Best>) {
+    pub(crate) fn note_evaluation(&mut self, step: u64, evaluation: Option<Best>) {
         // After the loss of a rank a step may be evaluated again: it counts once.
         let is_best = |new: &Best, best: Best| best.step == step || new.cost() < best.cost();
         let better = |best: Option<Best>| {
@@ -84,9 +84,9 @@ const TICK: Duration = Duration::from_nanos(1);
 
 /// How fast this process trains.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     /// False on simulated GPUs, whose speed says nothing.
-    pub(super) has_rates: bool,
+    pub(crate) has_rates: bool,
     /// When the first step began, also on another rank that this one takes over from, and the rows
     /// since then.
     began: Instant,
@@ -96,20 +96,20 @@ pub(super) struct Clock {
     steps_since: u64,
     samples_since: u64,
     /// How long the host waited since then.
-    pub(super) waits: Waits,
+    pub(crate) waits: Waits,
 }
 
 /// How long the host waited: for rows, for reductions, for checkpoints.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waits {
-    pub(super) data: Duration,
-    pub(super) reductions: Duration,
-    pub(super) saving: Duration,
+pub(crate) struct Waits {
+    pub(crate) data: Duration,
+    pub(crate) reductions: Duration,
+    pub(crate) saving: Duration,
 }
 
 impl Clock {
     /// The first step begins now.
-    pub(super) fn new(has_rates: bool) -> Clock {
+    pub(crate) fn new(has_rates: bool) -> Clock {
         let now = Instant::now();
         Clock {
             has_rates,
@@ -123,19 +123,19 @@ impl Clock {
     }
 
     /// Counts a step over this many rows.
-    pub(super) fn count(&mut self, rows: u64) {
+    pub(crate) fn count(&mut self, rows: u64) {
         self.samples += rows;
         self.steps_since += 1;
         self.samples_since += rows;
     }
 
     /// How long the run has lasted, and the rows since then.
-    pub(super) fn since_began(&self) -> (f64, u64) {
+    pub(crate) fn since_began(&self) -> (f64, u64) {
         (self.began.elapsed().as_secs_f64(), self.samples)
     }
 
     /// The run began so many seconds ago, on another rank.
-    pub(super) fn began_before(&mut self, (seconds, samples): (f64, u64)) {
+    pub(crate) fn began_before(&mut self, (seconds, samples): (f64, u64)) {
         let before = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.began = self.began.checked_sub(before).unwrap_or(self.began);
         self.samples = samples;
@@ -150,13 +150,13 @@ impl Clock {
     }
 
     /// Seconds since the first step, and rows a second.
-    pub(super) fn total(&self) -> (f64, f64) {
+    pub(crate) fn total(&self) -> (f64, f64) {
         let time = self.began.elapsed().max(TICK);
         (time.as_secs_f64(), self.samples as f64 / self.seconds(time))
     }
 
     /// The times and rates of an event: means since the last reading.
-    pub(super) fn rates(&mut self) -> StepEvent {
+    pub(crate) fn rates(&mut self) -> StepEvent {
         let (steps, elapsed) = (self.steps_since.max(1), self.since.elapsed().max(TICK));
         let a_step_ms = |time: Duration| self.seconds(time) * 1e3 / steps as f64;
         let rates = StepEvent {
@@ -172,7 +172,7 @@ impl Clock {
     }
 
     /// Leaves out of the next rates what was not a step.
-    pub(super) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
         self.waits = Waits::default();
     }

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ddp_comm::World;
+use ddp_data::sampler::Shards;
+use ddp_kernels::DType;
 use ddp_kernels::ops::Activation;
 use ddp_nn::Mse;
-use ddp_nn::models::Mlp;
+use ddp_nn::models::{Mlp, Model};
 use ddp_nn::optim::Rule;
 use proptest::prelude::*;
 
 use super::*;
 use crate::reducer::plan::BucketSizes;
+use crate::step::{StageSpec, StepOptions};
 
 /// The most ranks of these tests.
 const RANKS_MAX: usize = 5;
@@ -21,7 +24,6 @@ fn step_options() -> StepOptions {
     let reducer = ReducerOptions {
         sizes: Some(BucketSizes::of_bytes(20_000)),
         zero: true,
-        updates_alone: true,
         keeper: 1,
         ..ReducerOptions::default()
     };
@@ -57,31 +59,65 @@ pub(crate) fn sliced(world: &World, rule: Rule) -> Step {
     Step::of_agreeing(vec![part], Arc::new(Mse), &options).unwrap()
 }
 
-impl Step {
-    /// Prepares an update with all ranks, with gradients that are all `number`.
-    pub(crate) fn prepare_for_test(&mut self, number: f64, rows: u64) {
-        let stage = &self.stages()[0];
-        ops::fill_into(stage.model.params.gradients(), number).unwrap();
-        ops::fill_into(stage.clip.out(), 1.0).unwrap();
-        ops::fill_into(stage.optimizer.numbers(), 0.01).unwrap();
-        prepare_update(&mut self.model, &mut self.update, rows).unwrap();
-    }
+/// This rank's rows of the batch of step `step`, from 0.
+pub(crate) fn batch(world: &World, step: u64) -> Batch {
+    let (rank, ranks) = (world.rank() as u64, world.size() as u64);
+    let numbers = |columns: usize, factor: f32| {
+        let first = (rank + 7 * step) as f32;
+        let numbers: Vec<f32> = (0..2 * columns)
+            .map(|at| (first + factor * at as f32).sin())
+            .collect();
+        Tensor::from_slice(&numbers, &[2, columns], Device::Cpu).unwrap()
+    };
+    Batch::new(
+        step,
+        0,
+        2 * ranks,
+        2 * rank,
+        numbers(6, 0.7),
+        numbers(4, 1.3),
+        2,
+    )
+    .in_shards(Shards::of_rank(world.size(), world.rank(), world.size()))
+}
 
-    /// Values, then moments of all slices that this rank has.
-    pub(crate) fn numbers_for_test(&self) -> Vec<Vec<f32>> {
-        let stage = &self.stages()[0];
-        let moments = stage.optimizer.all_moments().map(|(_, moment)| moment);
-        let all = [stage.model.params.values()].into_iter().chain(moments);
-        all.map(|tensor| tensor.to_vec().unwrap()).collect()
+impl Slices {
+    /// As `take_step`, up to where this rank waits for the others.
+    pub(crate) fn prepare(&mut self, step: &mut Step, batch: &Batch) {
+        step.prepare(batch, 0.1).unwrap();
+        self.next = Some(Next::Update(batch.rows));
     }
+}
 
-    /// The elements that this rank has, and whether it owns them.
-    fn ranges(&self) -> Vec<Range<usize>> {
-        let stage = &self.stages()[0];
-        let options = step_options().reducer;
-        let ranges = self.cut.unwrap().ranges(&stage.model.params, options);
-        ranges.concat()
-    }
+/// Slices of a new run.
+pub(crate) fn begun(step: &mut Step, generation: u64) -> Slices {
+    let mut slices = Slices::of(step).unwrap();
+    slices.make_ready(step, generation, Vec::new());
+    slices.advance(step).unwrap();
+    slices
+}
+
+/// Values of what this rank has, then moments.
+pub(crate) fn numbers(step: &Step, slices: &Slices) -> Vec<Vec<f32>> {
+    let stage = &step.stages()[0];
+    let values = stage.model().params.trained_values();
+    let ranges = ranges(step, slices).into_iter();
+    let values = ranges.map(|range| values.slice(range).unwrap());
+    let moments = stage
+        .optimizer()
+        .all_moments()
+        .map(|(_, moment)| moment.clone());
+    let all = values.chain(moments);
+    all.map(|tensor| tensor.to_vec().unwrap()).collect()
+}
+
+/// The elements that this rank has.
+fn ranges(step: &Step, slices: &Slices) -> Vec<Range<usize>> {
+    let ranges = slices
+        .cut
+        .unwrap()
+        .ranges(&step.stages()[0].model().params, options(step));
+    ranges.concat()
 }
 
 /// The value of an element, and its moments.
@@ -95,7 +131,7 @@ fn moment(element: usize, which: usize) -> f32 {
 
 /// The trained elements of ranges, without padding.
 fn trained(step: &Step, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
-    let params = step.stages()[0].model.params.list().iter();
+    let params = step.stages()[0].model().params.list().iter();
     let trained: Vec<_> = params.filter(|p| p.is_trained()).collect();
     let part = |of: &Range<usize>, p: &Range<usize>| of.start.max(p.start)..of.end.min(p.end);
     let parts = ranges
@@ -105,19 +141,19 @@ fn trained(step: &Step, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
 }
 
 /// Fills what this rank has with numbers that follow from the element, and all else with -1.
-fn fill(step: &Step) {
+fn fill(step: &Step, slices: &Slices) {
     let stage = &step.stages()[0];
-    let params = &stage.model.params;
-    for tensor in stage.optimizer.all_moments().map(|(_, moment)| moment) {
+    let params = &stage.model().params;
+    for tensor in stage.optimizer().all_moments().map(|(_, moment)| moment) {
         ops::fill_into(tensor, -1.0).unwrap();
     }
     ops::fill_into(params.trained_values(), -1.0).unwrap();
-    for part in trained(step, &step.ranges()) {
+    for part in trained(step, &ranges(step, slices)) {
         let numbers: Vec<f32> = part.clone().map(value).collect();
         let of = |numbers: &[f32]| Tensor::from_slice(numbers, &[part.len()], Device::Cpu).unwrap();
         let values = params.trained_values().slice(part.clone()).unwrap();
         values.copy_from(&of(&numbers)).unwrap();
-        let moments = stage.optimizer.moments_of(params, &part).unwrap();
+        let moments = stage.optimizer().moments_of(params, &part).unwrap();
         for (which, tensor) in moments.iter().enumerate() {
             let numbers: Vec<f32> = part.clone().map(|it| moment(it, which)).collect();
             tensor.copy_from(&of(&numbers)).unwrap();
@@ -125,17 +161,17 @@ fn fill(step: &Step) {
     }
 }
 
-fn check(step: &Step) {
+fn check(step: &Step, slices: &Slices) {
     let stage = &step.stages()[0];
-    let params = &stage.model.params;
+    let params = &stage.model().params;
     let values = params.trained_values().to_vec::<f32>().unwrap();
     for part in trained(step, std::slice::from_ref(&(0..values.len()))) {
         for element in part {
             assert_eq!(values[element], value(element), "element {element}");
         }
     }
-    for part in trained(step, &step.ranges()) {
-        let moments = stage.optimizer.moments_of(params, &part).unwrap();
+    for part in trained(step, &ranges(step, slices)) {
+        let moments = stage.optimizer().moments_of(params, &part).unwrap();
         assert!(!moments.is_empty());
         for (which, tensor) in moments.iter().enumerate() {
             let numbers = tensor.to_vec::<f32>().unwrap();
@@ -146,7 +182,7 @@ fn check(step: &Step) {
 }
 
 /// `ranks` ranks lose some, and others join them. Each then has its slices of the new cut.
-fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
+fn cut_slices_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
     let timeout = Duration::from_secs(60);
     let left: Vec<usize> = (0..ranks).filter(|rank| !lost.contains(rank)).collect();
     let size = left.len() + joined;
@@ -158,33 +194,32 @@ fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
         .collect();
     let run = |before: Option<World>, now: Option<World>| {
         let mut held = None;
-        let mut step = before.map(|before| {
+        let run = before.map(|before| {
             let mut step = sliced(&before, rule);
-            step.can_have_slices(1);
-            step.take_slices().unwrap();
-            fill(&step);
-            held = step.cut;
-            step
+            let slices = begun(&mut step, 1);
+            fill(&step, &slices);
+            held = slices.cut;
+            (step, slices)
         });
         let Some(now) = now else {
             return;
         };
-        let step = match &mut step {
-            Some(step) => {
+        let (mut step, mut slices) = run.map_or_else(
+            || (sliced(&now, rule), Slices::default()),
+            |(mut step, slices)| {
                 let group = now.group("gradients").unwrap();
                 step.regroup(vec![group], &step_options()).unwrap();
-                step
-            }
-            None => step.insert(sliced(&now, rule)),
-        };
+                (step, slices)
+            },
+        );
         let main = now.group("main").unwrap();
         let cuts = crate::exchange::gather(&now, &held).unwrap();
         assert!(Cut::are_whole(&cuts));
-        step.cut_anew(&main, &cuts).unwrap();
-        step.can_have_slices(2);
-        assert_eq!(step.cut, held, "not before all have theirs");
-        step.take_slices().unwrap();
-        check(step);
+        let optimizers = cut_anew(&mut step, &main, &cuts).unwrap();
+        slices.make_ready(&step, 2, optimizers);
+        assert_eq!(slices.cut, held, "not before all have theirs");
+        slices.advance(&mut step).unwrap();
+        check(&step, &slices);
     };
     std::thread::scope(|scope| {
         for world in now.drain(left.len()..) {
@@ -213,59 +248,69 @@ fn slices_are_cut_anew_for_any_number_of_ranks() {
             (4, &[0, 2], 3),
             (5, &[4], 1),
         ] {
-            cut_anew(rule, ranks, lost, joined);
+            cut_slices_anew(rule, ranks, lost, joined);
         }
     }
 }
 
 #[test]
-fn an_update_is_completed_or_undone_without_the_others() {
+fn a_step_that_is_prepared_is_completed_without_the_others_or_taken_again() {
     for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::muon()] {
         let worlds = World::threads(3, Some(3), Duration::from_secs(60)).unwrap();
         let run = |world: World| {
             let mut step = sliced(&world, rule);
-            step.can_have_slices(1);
-            step.take_slices().unwrap();
-            for number in [0.5, 0.25] {
-                step.prepare_for_test(number, 8);
-                step.complete_update().unwrap();
-            }
-            let before = step.numbers_for_test();
-            step.prepare_for_test(2.0, 8);
-            assert_eq!(step.can_do().unwrap().0, Some(8));
-            step.undo().unwrap();
-            assert!(step.can_do().is_none() && step.numbers_for_test() == before);
-            // Nothing is undone that has not begun.
-            step.undo().unwrap();
-            assert!(step.numbers_for_test() == before);
-            step.prepare_for_test(2.0, 8);
-            step.complete_update().unwrap();
-            let after = step.numbers_for_test();
-            assert!(after.iter().zip(&before).all(|(new, old)| new != old));
-            step.undo().unwrap();
-            assert!(step.numbers_for_test() == after);
-            // Owner and keeper have the same: all that a rank has is what it gets from the others.
-            let cuts = crate::exchange::gather(&world, &step.cut).unwrap();
-            let moments = |step: &Step| {
-                let (stage, all) = (&step.stages()[0], step.ranges());
-                let of = |part: &Range<usize>| {
-                    let moments = stage.optimizer.moments_of(&stage.model.params, part);
-                    let numbers = moments.unwrap().into_iter().map(|it| it.to_vec().unwrap());
-                    numbers.collect::<Vec<Vec<f32>>>()
-                };
-                all.iter().map(of).collect::<Vec<_>>()
-            };
-            let own = moments(&step);
-
+            let mut slices = begun(&mut step, 1);
             let main = world.group("main").unwrap();
-            // Each rank in turn has nothing itself, and gets all from owners and keepers.
+            let take = |step: &mut Step, slices: &mut Slices, number| {
+                slices.take_step(step, &batch(&world, number), 0.1, &main)
+            };
+            take(&mut step, &mut slices, 0).unwrap();
+            let before = numbers(&step, &slices);
+
+            // No rank has made the update.
+            let second = batch(&world, 1);
+            slices.prepare(&mut step, &second);
+            assert_eq!(slices.versions(1)[1].map(|it| it.steps), Some(2));
+            slices.go_back(&step).unwrap();
+            assert!(slices.versions(1)[1].is_none() && numbers(&step, &slices) == before);
+            // Nothing is undone that has not begun.
+            slices.go_back(&step).unwrap();
+            assert!(numbers(&step, &slices) == before);
+
+            // Another one has.
+            slices.prepare(&mut step, &second);
+            assert_eq!(slices.advance(&mut step).unwrap(), Some(6));
+            let after = numbers(&step, &slices);
+            assert!(after != before);
+            slices.go_back(&step).unwrap();
+            assert!(numbers(&step, &slices) == after);
+
+            // The same bits without a disturbance.
+            let mut other = sliced(&world, rule);
+            let mut others = begun(&mut other, 1);
+            for number in [0, 1] {
+                take(&mut other, &mut others, number).unwrap();
+            }
+            assert!(numbers(&other, &others) == after);
+
+            // A GPU that has not decided the step has not prepared it.
+            for (decided, is_ready) in [(2, false), (3, true)] {
+                slices.prepare(&mut step, &second);
+                slices.check_prepared(2, decided);
+                assert_eq!(slices.versions(2)[1].is_some(), is_ready);
+                slices.go_back(&step).unwrap();
+            }
+
+            // Owner and keeper have the same: all that a rank has is what it gets from the others.
+            let own = numbers(&step, &slices);
+            let cuts = crate::exchange::gather(&world, &slices.cut).unwrap();
             for rank in 0..3 {
                 let mut held = cuts.clone();
                 held[rank] = None;
-                step.cut_anew(&main, &held).unwrap();
-                step.can_have_slices(1);
-                step.take_slices().unwrap();
-                assert!(moments(&step) == own, "rank {rank}");
+                let optimizers = cut_anew(&mut step, &main, &held).unwrap();
+                slices.make_ready(&step, 1, optimizers);
+                slices.advance(&mut step).unwrap();
+                assert!(numbers(&step, &slices) == own, "rank {rank}");
             }
         };
         std::thread::scope(|scope| {
@@ -288,7 +333,7 @@ proptest! {
         };
         let (held, wanted) = (ranges(cuts), ranges(wanted));
         let has = |ranges: &[Range<usize>], at| ranges.iter().any(|range| range.contains(&at));
-        let moves = crate::reducer::moves(&held, &wanted);
+        let moves = moves(&held, &wanted);
         for (to, ranges) in wanted.iter().enumerate() {
             for at in 0..50 {
                 let to_it = moves.iter().filter(|it| it.to == to && it.range.contains(&at));

@@ -1,0 +1,216 @@
+//! All small cases: 2 to 4 ranks, each behind or ahead, with old slices or new ones, of which any
+//! are lost. A step's update is made by all of its ranks or by none, and no slice comes from
+//! nowhere.
+
+use super::*;
+use crate::reducer::ReducerOptions;
+
+/// Where a rank is between two versions of what all have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It has the old one, and is not ready for the next.
+    Before,
+    /// It has the old one, and is ready for the next.
+    Ready,
+    /// It has the next one.
+    After,
+}
+
+use Phase::{After, Before, Ready};
+
+/// Every choice of one of `of` for each of `ranks`.
+fn choices<T: Copy>(of: &[T], ranks: usize) -> Vec<Vec<T>> {
+    let longer = |all: Vec<Vec<T>>, _| {
+        let with = |one: &Vec<T>| of.iter().map(|it| [&one[..], &[*it]].concat()).collect();
+        all.iter().flat_map(|one| -> Vec<_> { with(one) }).collect()
+    };
+    (0..ranks).fold(vec![Vec::new()], longer)
+}
+
+/// What ranks can be in: none has the next version before all are ready for it.
+fn phases(ranks: usize) -> impl Iterator<Item = Vec<Phase>> {
+    let can_be = |all: &Vec<Phase>| !(all.contains(&After) && all.contains(&Before));
+    choices(&[Before, Ready, After], ranks)
+        .into_iter()
+        .filter(can_be)
+}
+
+fn cut(number: u64, rank: usize, ranks: usize, keeper: usize) -> Cut {
+    let options = ReducerOptions {
+        zero: true,
+        keeper,
+        ..ReducerOptions::default()
+    };
+    Cut::of(number, [rank, ranks], options)
+}
+
+fn standing(phase: Phase, old: Option<Version>, next: Version) -> Standing {
+    let steps = match (phase, old) {
+        (Before | Ready, Some(old)) => old.steps,
+        _ => next.steps,
+    };
+    Standing {
+        progress: Some([steps, 0, 0, 0]),
+        has: if phase == After { Some(next) } else { old },
+        ready: (phase == Ready).then_some(next),
+    }
+}
+
+/// Checks the plan of the ranks that are left, `standings`. Those in `phases` had a run.
+fn check(phases: &[Phase], standings: &[Standing], [old, next]: [u64; 2], what: &str) {
+    let plan = Plan::of(standings);
+    let what = format!("{what}: {phases:?}, {standings:?}: {plan:?}");
+    // Each slice of the version that they continue with is somewhere, or they start again.
+    let goes_on = phases.contains(&After) || !phases.contains(&Before);
+    let offered = standings.iter().flat_map(|it| [it.has, it.ready]).flatten();
+    let of = |number| {
+        let all = offered
+            .clone()
+            .filter(move |it: &Version| it.cut.number == number);
+        all.map(|it| Some(it.cut)).collect::<Vec<_>>()
+    };
+    if plan.has_lost_slices {
+        // Nothing better was there: neither the next slices nor the old ones are whole.
+        let was_whole = |number| !of(number).is_empty() && Cut::are_whole(&of(number));
+        let has_next = phases.contains(&After) || goes_on && was_whole(next);
+        assert!(!was_whole(if has_next { next } else { old }), "{what}");
+        assert!(plan.progress.iter().all(Option::is_none), "{what}");
+        assert!(plan.acts.iter().all(|it| *it == Act::Forget), "{what}");
+        assert!(plan.source().is_none(), "{what}");
+        return;
+    }
+    assert!(Cut::are_whole(&plan.cuts), "{what}");
+    // All have the same then.
+    let mut after: Vec<_> = plan.cuts.iter().flatten().map(|it| it.number).collect();
+    after.dedup();
+    assert!(after.len() <= 1, "{what}");
+    let mut steps: Vec<_> = plan.progress.iter().flatten().collect();
+    steps.dedup();
+    assert!(steps.len() <= 1, "{what}");
+    for (standing, act) in standings.iter().zip(&plan.acts) {
+        let had = standing.has.is_some();
+        match act {
+            Act::Stay => assert!(had, "{what}"),
+            Act::Advance => assert!(standing.ready.is_some(), "{what}"),
+            // No rank that had something loses it.
+            Act::Forget => assert!(!had, "{what}"),
+        }
+    }
+    assert_eq!(plan.source().is_some(), !after.is_empty(), "{what}");
+}
+
+/// Of those that are not lost.
+fn left<T: Copy>(all: &[T], lost: &[bool]) -> Vec<T> {
+    let left = all.iter().zip(lost).filter(|(_, lost)| !**lost);
+    left.map(|(one, _)| *one).collect()
+}
+
+#[test]
+fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
+    let mut cases = 0;
+    for ranks in 2..5 {
+        for (phases, lost) in phases(ranks).flat_map(|it| {
+            choices(&[true, false], ranks)
+                .into_iter()
+                .map(move |lost| (it.clone(), lost))
+        }) {
+            for keeper in 1..ranks {
+                let version = |steps, rank| Version {
+                    steps,
+                    cut: cut(3, rank, ranks, keeper),
+                };
+                let of = |(rank, phase): (usize, &Phase)| {
+                    standing(*phase, Some(version(6, rank)), version(7, rank))
+                };
+                let standings: Vec<_> = phases.iter().enumerate().map(of).collect();
+                let (standings, phases) = (left(&standings, &lost), left(&phases, &lost));
+                check(&phases, &standings, [3, 3], "an update");
+                let plan = Plan::of(&standings);
+                // With owner or keeper of each slice, nothing is lost.
+                let has = |rank: usize| !lost[rank] || !lost[(rank + keeper) % ranks];
+                let is_whole = phases.is_empty() || (0..ranks).all(has);
+                assert_eq!(plan.has_lost_slices, !is_whole);
+                // One that has made it cannot undo it, and one that is not ready cannot make it.
+                if is_whole && !phases.is_empty() {
+                    let makes = phases.contains(&After) || !phases.contains(&Before);
+                    let steps = plan.progress.iter().flatten().map(|it| it[0]);
+                    assert!(
+                        steps.eq(phases.iter().map(|_| 6 + u64::from(makes))),
+                        "{plan:?}"
+                    );
+                }
+                cases += 1;
+            }
+        }
+    }
+    assert!(cases > 1000, "{cases}");
+}
+
+#[test]
+fn ranks_take_slices_that_are_cut_anew_or_keep_those_they_had() {
+    // `before` ranks lost some, others joined, and slices were cut anew for all that are there.
+    // Then any of them are lost.
+    let mut cases = 0;
+    for before in 1..5 {
+        for first_lost in choices(&[true, false], before) {
+            let old: Vec<_> = (0..before).map(|rank| cut(1, rank, before, 1)).collect();
+            let old = left(&old, &first_lost);
+            let whole: Vec<_> = old.iter().copied().map(Some).collect();
+            if old.is_empty() || !Cut::are_whole(&whole) {
+                continue;
+            }
+            for ranks in old.len().max(2)..5 {
+                let old = |rank: usize| {
+                    old.get(rank).map(|cut| Version {
+                        steps: 6,
+                        cut: *cut,
+                    })
+                };
+                let new = |rank| Version {
+                    steps: 6,
+                    cut: cut(2, rank, ranks, 1),
+                };
+                for phases in phases(ranks) {
+                    for lost in choices(&[true, false], ranks) {
+                        let of = |(rank, phase): (usize, &Phase)| match (old(rank), phase) {
+                            // A new rank has a run only when it has everything.
+                            (None, Before) => Standing::default(),
+                            (old, phase) => standing(*phase, old, new(rank)),
+                        };
+                        let standings: Vec<_> = phases.iter().enumerate().map(of).collect();
+                        let standings = left(&standings, &lost);
+                        check(&left(&phases, &lost), &standings, [1, 2], "slices");
+                        cases += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(cases > 1000, "{cases}");
+}
+
+#[test]
+fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
+    let at = |step, logged| Some([step, logged, 0, 0]);
+    let cases = choices(&[None, at(6, 5), at(6, 6), at(7, 5)], 4);
+    for progress in (2..5).flat_map(|ranks| cases.iter().map(move |it| &it[..ranks])) {
+        let of = |progress: &Option<Progress>| Standing {
+            progress: *progress,
+            ..Standing::default()
+        };
+        let plan = Plan::of(&progress.iter().map(of).collect::<Vec<_>>());
+        assert_eq!(plan.progress, progress);
+        assert!(!plan.has_lost_slices && !plan.has_slices());
+        let acts = plan.acts.iter().zip(progress);
+        for (act, progress) in acts {
+            assert_eq!(*act == Act::Stay, progress.is_some());
+        }
+        let furthest = progress.iter().flatten().max();
+        assert_eq!(
+            plan.source().map(|it| progress[it]),
+            furthest.map(|it| Some(*it))
+        );
+        let before = &progress[..plan.source().unwrap_or(0)];
+        assert!(before.iter().all(|it| it.as_ref() != furthest));
+    }
+}

@@ -1,0 +1,259 @@
+//! A run as one rank has it, which it carries from one world of ranks to the next.
+//!
+//! Without ZeRO-1 an update is local and follows the last collective of its step, so a rank is at
+//! most one step behind, and never within an update. With it an update is made by all or none
+//! (`slices.rs`). A GPU may have been given steps that it does not complete: what it has counted is
+//! what was taken. Nothing is read from disk.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ddp_comm::{Group, World};
+use ddp_data::Batch;
+use ddp_data::sampler::Sampler;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Tensor};
+use ddp_nn::optim::Optimizer;
+
+use super::agreement::{Plan, Standing};
+use super::slices::{self, Slices};
+use super::totals::{Clock, Totals};
+use crate::audit::Workload;
+use crate::checkpoint::{self, Best, State};
+use crate::error::{Error, Result};
+use crate::exchange;
+use crate::faults::{self, FaultPoint};
+use crate::metrics_log::MetricsLog;
+use crate::step::{Stats, Step};
+
+/// A run, on one rank.
+pub(crate) struct Kept {
+    pub(crate) step: Step,
+    /// Under ZeRO-1.
+    pub(crate) slices: Option<Slices>,
+    pub(crate) totals: Totals,
+    pub(crate) clock: Clock,
+    /// This rank's part of the steps.
+    pub(crate) workload: Workload,
+    /// The steps that were complete when this process got the state of the run.
+    began: u64,
+    /// The step after which ranks were last found to have the same model.
+    pub(crate) compared: Option<u64>,
+    /// Which rank gives its state to which new ones, while the others train already.
+    pub(crate) gives: Option<(usize, Vec<usize>)>,
+    /// Whether this rank is one of the new ones, and has no state yet.
+    pub(crate) awaits_state: bool,
+}
+
+impl Kept {
+    /// A new run, or one that resumes from `state`.
+    pub(crate) fn new(step: Step, state: Option<&State>, has_rates: bool) -> Kept {
+        let totals = Totals::new(state);
+        Kept {
+            slices: Slices::of(&step),
+            step,
+            began: totals.steps,
+            totals,
+            clock: Clock::new(has_rates),
+            workload: Workload::default(),
+            compared: None,
+            gives: None,
+            awaits_state: false,
+        }
+    }
+
+    /// Counts a step over this many rows.
+    fn count(&mut self, rows: u64) {
+        self.totals.steps += 1;
+        self.totals.samples += rows;
+        self.clock.count(rows);
+    }
+
+    /// Takes the next step. Under ZeRO-1 all `ranks` make its update, or none.
+    pub(crate) fn take_step(
+        &mut self,
+        batch: &Batch,
+        learning_rate: f64,
+        ranks: &Group,
+    ) -> Result<()> {
+        match &mut self.slices {
+            Some(slices) => slices.take_step(&mut self.step, batch, learning_rate, ranks)?,
+            None => self.step.run(batch, learning_rate)?,
+        }
+        self.count(batch.rows);
+        Ok(())
+    }
+
+    /// Where this rank stands.
+    pub(crate) fn standing(&self) -> Standing {
+        let of = &self.totals;
+        let versions = self.slices.as_ref().map(|it| it.versions(of.steps));
+        let [has, ready] = versions.unwrap_or_default();
+        Standing {
+            progress: Some([of.steps, of.logged, of.evaluated, of.saved]),
+            has,
+            ready,
+        }
+    }
+
+    /// Takes what this rank is ready for.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        let slices = self.slices.as_mut();
+        let rows = slices.map(|it| it.advance(&mut self.step)).transpose()?;
+        rows.flatten().into_iter().for_each(|rows| self.count(rows));
+        Ok(())
+    }
+
+    /// Continues with what it had after the last complete step.
+    pub(crate) fn stay(&mut self) -> Result<()> {
+        let slices = self.slices.as_mut();
+        slices.map_or(Ok(()), |it| it.go_back(&self.step))
+    }
+
+    /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
+    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
+    /// ranks get it later (`give_state`), unless others are behind, too.
+    pub(crate) fn level(
+        &mut self,
+        world: &World,
+        group: &Group,
+        plan: &Plan,
+    ) -> Result<Vec<Optimizer>> {
+        // What ranks do together does not depend on what one of them did alone before.
+        self.compared = None;
+        let mut optimizers = Vec::new();
+        if plan.has_slices() {
+            optimizers = slices::cut_anew(&mut self.step, group, &plan.cuts)?;
+            faults::at_step(FaultPoint::Slices, world.generation())?;
+        }
+        let source = plan.source().expect("a rank has a run");
+        self.catch_up(world, group, plan, source)?;
+        Ok(optimizers)
+    }
+
+    /// This rank has all that it needs in this generation of ranks, under ZeRO-1 these optimizers
+    /// of its slices if they are others. Until all have that, it keeps what it had.
+    pub(crate) fn make_ready(&mut self, world: &World, optimizers: Vec<Optimizer>) {
+        if let Some(slices) = &mut self.slices {
+            slices.make_ready(&self.step, world.generation(), optimizers);
+        }
+    }
+
+    fn catch_up(&mut self, world: &World, group: &Group, plan: &Plan, source: usize) -> Result<()> {
+        let most = &plan.progress[source];
+        if plan.progress.iter().all(|it| it == most) {
+            return Ok(());
+        }
+        let is_behind = plan.progress[world.rank()] != *most;
+        let given = || {
+            let mut totals = self.totals.clone();
+            // JSON has no other numbers.
+            totals.evaluation = totals.evaluation.filter(Stats::is_finite);
+            let since = self.step.stages()[0].optimizer().since();
+            Ok((totals, since, self.clock.since_began()))
+        };
+        let (totals, since, began): (Totals, u64, _) = exchange::broadcast(world, source, given)?;
+        let is_new = |rank: &usize| plan.progress[*rank].is_none();
+        let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
+        let mut old = plan.progress.iter().filter(|it| it.is_some());
+        // Under ZeRO-1 a new rank has slices by now, which must not be lost.
+        if !plan.has_slices() && old.all(|it| it == most) {
+            self.awaits_state = new.contains(&world.rank());
+            self.gives = Some((source, new));
+        } else {
+            let stream = Stream::default_of(Device::Cpu)?;
+            let pass_on = |tensor: &Tensor| group.broadcast(tensor, source, &stream);
+            let with_moments = !plan.has_slices();
+            self.step.share_state([is_behind, with_moments], pass_on)?;
+        }
+        if is_behind {
+            self.began = totals.steps;
+            self.totals = totals;
+            self.step.count_moments_from(since);
+            self.clock = Clock::new(self.clock.has_rates);
+            self.clock.began_before(began);
+        }
+        Ok(())
+    }
+
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they
+    /// meet these at the end of the next step.
+    pub(crate) fn give_state(&mut self, group: &Group) -> Result<()> {
+        let Some((source, new)) = &self.gives else {
+            return Ok(());
+        };
+        let (stream, rank) = (Stream::default_of(Device::Cpu)?, group.rank());
+        if rank == *source {
+            let give = |tensor: &Tensor| {
+                new.iter()
+                    .try_for_each(|to| group.send(tensor, *to, &stream))
+            };
+            self.step.share_state([false, true], give)?;
+        } else if new.contains(&rank) {
+            let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
+            self.step.share_state([true, true], take)?;
+        }
+        (self.gives, self.awaits_state) = (None, false);
+        Ok(())
+    }
+
+    /// Ends what it does, of which only complete steps count: a GPU may have been given more.
+    pub(crate) fn halt(&mut self, sampler: &Sampler) -> Result<()> {
+        let Some(counted) = self.step.halt()? else {
+            return Ok(());
+        };
+        let totals = &mut self.totals;
+        if let Some(slices) = &mut self.slices {
+            slices.check_prepared(totals.steps, counted);
+            return Ok(());
+        }
+        // It counts from the first step of this process on.
+        let complete = counted.max(self.began);
+        let rows = |steps: Range<u64>| -> u64 {
+            let rows = steps.map(|step| sampler.at(step).positions);
+            rows.map(|rows| rows.end - rows.start).sum()
+        };
+        totals.samples -= rows(complete..totals.steps);
+        totals.samples += rows(totals.steps..complete);
+        totals.steps = complete;
+        Ok(())
+    }
+
+    /// Completes the metrics log for the steps so far, on rank 0, and says what has to be repeated,
+    /// the same on all ranks: whether a checkpoint was lost.
+    pub(crate) fn complete_log(
+        &mut self,
+        log: Option<&mut MetricsLog>,
+        out: &Path,
+        world: &World,
+    ) -> Result<bool> {
+        let totals = &mut self.totals;
+        let written = || {
+            let log = log.ok_or_else(|| Error::Internal("rank 0 has no log".into()))?;
+            let (step, line) = &totals.line;
+            if *step > 0 && *step == totals.steps {
+                log.write_once(line.clone())?;
+            }
+            let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
+            let is_saved = step == 0 || folder.is_dir();
+            if step > 0 && is_saved {
+                log.write_checkpoint(step, &folder)?;
+            }
+            Ok((log.has("eval", totals.steps), is_saved))
+        };
+        let (is_evaluated, is_saved) = exchange::broadcast(world, 0, written)?;
+        if !is_evaluated {
+            totals.evaluated = 0;
+        }
+        if !is_saved {
+            // Where the run has continued, the best model so far is lost. A later one replaces it.
+            let is_lost = |best: &mut Best| best.step == totals.saved && best.step < totals.steps;
+            totals.best.take_if(is_lost);
+            totals.saved = 0;
+        }
+        Ok(!is_saved)
+    }
+}
+
+#[cfg(test)]
+mod tests;

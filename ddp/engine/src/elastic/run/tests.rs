@@ -1,0 +1,127 @@
+use std::time::Duration;
+
+use ddp_kernels::DType;
+use ddp_kernels::ops::{self, Activation};
+use ddp_nn::Mse;
+use ddp_nn::models::{Mlp, Model};
+use ddp_nn::optim::Rule;
+
+use super::*;
+use crate::elastic::agreement::Progress;
+use crate::elastic::slices::tests::{batch, numbers, sliced};
+use crate::step::Stage;
+
+fn plan(progress: &[Option<Progress>]) -> Plan {
+    let of = |progress: &Option<Progress>| Standing {
+        progress: *progress,
+        ..Standing::default()
+    };
+    Plan::of(&progress.iter().map(of).collect::<Vec<_>>())
+}
+
+/// A run after `step` steps, with values and moments of which all elements are `number`.
+fn kept(world: &World, step: u64, number: f64) -> Kept {
+    let model = Mlp {
+        hidden: vec![5],
+        outputs: 4,
+        activation: Activation::Relu,
+        dropout: 0.0,
+    };
+    let layers = Box::new(model.layers());
+    let model = Model::new(layers, &[6], DType::F32, Device::Cpu, 3, &|_| false).unwrap();
+    let built = Step::builder(model, Mse, Rule::adamw())
+        .build(world)
+        .unwrap();
+    let mut kept = Kept::new(built, None, true);
+    for tensor in state(&kept) {
+        ops::fill_into(&tensor, number).unwrap();
+    }
+    kept.totals.steps = step;
+    kept.totals.samples = 10 * step;
+    kept.totals.saved = step;
+    kept.totals.line = (step, format!("line {step}"));
+    kept
+}
+
+fn state(kept: &Kept) -> Vec<Tensor> {
+    let stages = kept.step.stages().iter();
+    let of_stage = |stage: &Stage| {
+        let moments = stage
+            .optimizer()
+            .moments()
+            .map(|(_, moment)| moment.clone());
+        moments
+            .chain([stage.model().params.values().clone()])
+            .collect::<Vec<_>>()
+    };
+    stages.flat_map(of_stage).collect()
+}
+
+#[test]
+fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
+    // Rank 3 is new; then two are, and no other is behind.
+    for steps in [[6, 7, 7, 0], [7, 7, 0, 0]] {
+        get_the_state(steps);
+    }
+}
+
+fn get_the_state(steps: [u64; 4]) {
+    let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
+    let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
+    let plan = plan(&steps.map(progress));
+    let run = |world: World| {
+        let step = steps[world.rank()];
+        let mut kept = kept(&world, step, step as f64);
+        let group = world.group("main").unwrap();
+        kept.level(&world, &group, &plan).unwrap();
+        kept.give_state(&group).unwrap();
+        for tensor in state(&kept) {
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
+        }
+        assert_eq!(kept.standing().progress, Some([7, 0, 0, 7]));
+        assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
+    };
+    std::thread::scope(|scope| {
+        worlds
+            .into_iter()
+            .for_each(|world| _ = scope.spawn(|| run(world)));
+    });
+}
+
+#[test]
+fn a_rank_counts_an_update_that_it_makes_without_the_others() {
+    let worlds = World::threads(2, Some(4), Duration::from_secs(60)).unwrap();
+    let run = |world: World| {
+        let mut kept = Kept::new(sliced(&world, Rule::muon()), None, true);
+        kept.make_ready(&world, Vec::new());
+        // Not before all ranks have their slices, or one knows that they do.
+        assert!(kept.standing().has.is_none() && kept.standing().ready.is_some());
+        kept.advance().unwrap();
+        let main = world.group("main").unwrap();
+        kept.take_step(&batch(&world, 0), 0.1, &main).unwrap();
+        assert_eq!((kept.totals.steps, kept.totals.samples), (1, 4));
+        let has = |kept: &Kept| numbers(&kept.step, kept.slices.as_ref().unwrap());
+        let before = has(&kept);
+
+        let prepare = |kept: &mut Kept| {
+            let slices = kept.slices.as_mut().unwrap();
+            slices.prepare(&mut kept.step, &batch(&world, 1));
+        };
+        // No rank has made the update.
+        prepare(&mut kept);
+        kept.stay().unwrap();
+        assert!(has(&kept) == before && kept.totals.steps == 1);
+        // Another one has.
+        prepare(&mut kept);
+        assert_eq!(kept.standing().ready.map(|it| it.steps), Some(2));
+        kept.advance().unwrap();
+        assert!(has(&kept) != before);
+        assert_eq!((kept.totals.steps, kept.totals.samples), (2, 8));
+        assert!(kept.standing().ready.is_none());
+    };
+    std::thread::scope(|scope| {
+        worlds
+            .into_iter()
+            .for_each(|it| _ = scope.spawn(|| run(it)))
+    });
+}
