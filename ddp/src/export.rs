@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::Config;
+use crate::config::{Config, FloatType};
 use crate::error::Result;
 use crate::hugging_face;
 use crate::shown::shown;
@@ -36,7 +36,7 @@ pub(crate) struct ExportFlags {
 
 /// Writes a folder of Hugging Face, on rank 0.
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
-    let (chosen, model) = load::on_cpu(&flags.checkpoint)?;
+    let (chosen, model) = load::on_cpu(&flags.checkpoint, Some(FloatType::F32))?;
     let (opened, state) = (&chosen.opened, &chosen.opened.state);
     let (spec, vocabulary) = (Config::of_checkpoint(opened)?.model, state.task.outputs());
     let tokenizer = opened.tokenizer()?;

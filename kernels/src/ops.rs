@@ -34,6 +34,7 @@ mod patches;
 mod rope;
 mod sgd;
 mod step;
+mod stored;
 mod sum;
 #[path = "ops/tests/testing.rs"]
 #[cfg(test)]
@@ -66,6 +67,7 @@ pub use linear::{
     add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
     linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
+pub use matmul::bf16::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 pub use mse::mse_into;
 pub use muon::{divide_by_norm, muon_direction};
 pub use norm::{

@@ -6,7 +6,9 @@
 //!
 //! `DDP_SIMD=avx2` (or `plain`) forbids wider ones, so that each can be tested and measured on any
 //! processor.
+//! Instructions that multiply bf16 count as wider still: `avx512` forbids all, `dpbf16` AMX.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Which instructions may be used.
@@ -19,6 +21,62 @@ pub enum Level {
     Avx2 = 2,
     /// Also AVX-512 (F, BW, DQ, VL).
     Avx512 = 3,
+}
+
+/// What multiplies bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bf16Unit {
+    /// Nothing: f32 arithmetic does.
+    None,
+    /// `vdpbf16ps` (AVX512_BF16).
+    Dpbf16,
+    /// Also `tdpbf16ps` (AMX).
+    Amx,
+}
+
+/// The widest of this processor that Linux gives to this process and `DDP_SIMD` allows.
+#[inline]
+pub fn bf16_unit() -> Bf16Unit {
+    static FOUND: OnceLock<Bf16Unit> = OnceLock::new();
+    if level() < Level::Avx512 {
+        return Bf16Unit::None;
+    }
+    *FOUND.get_or_init(|| {
+        let allowed = match std::env::var("DDP_SIMD").as_deref() {
+            Ok("avx512") => Bf16Unit::None,
+            Ok("dpbf16") => Bf16Unit::Dpbf16,
+            _ => Bf16Unit::Amx,
+        };
+        bf16_units().0.min(allowed)
+    })
+}
+
+/// The widest of this processor, and why AMX cannot be used although the processor has it.
+#[cfg(target_arch = "x86_64")]
+pub fn bf16_units() -> (Bf16Unit, Option<std::io::Error>) {
+    if detect() < Level::Avx512 || !is_x86_feature_detected!("avx512bf16") {
+        return (Bf16Unit::None, None);
+    }
+    let leaf = std::arch::x86_64::__cpuid_count(7, 0);
+    let has = |bit: u32| leaf.edx >> bit & 1 == 1;
+    // AMX-BF16 and AMX-TILE.
+    if !(has(22) && has(24)) {
+        return (Bf16Unit::Dpbf16, None);
+    }
+    /// `ARCH_REQ_XCOMP_PERM` and `XFEATURE_XTILEDATA`.
+    const ASK: [libc::c_long; 2] = [0x1023, 18];
+    // SAFETY: `arch_prctl` with these numbers takes no pointer. It lets all threads of this process
+    // use tiles.
+    match unsafe { libc::syscall(libc::SYS_arch_prctl, ASK[0], ASK[1]) } {
+        0 => (Bf16Unit::Amx, None),
+        _ => (Bf16Unit::Dpbf16, Some(std::io::Error::last_os_error())),
+    }
+}
+
+/// As on x86-64.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn bf16_units() -> (Bf16Unit, Option<std::io::Error>) {
+    (Bf16Unit::None, None)
 }
 
 /// The level in use, once known.
@@ -44,10 +102,10 @@ fn allowed() -> Level {
     match std::env::var("DDP_SIMD").as_deref() {
         Ok("plain") => Level::Baseline,
         Ok("avx2") => Level::Avx2,
-        Ok("avx512") | Err(_) => Level::Avx512,
+        Ok("avx512" | "dpbf16") | Err(_) => Level::Avx512,
         Ok(other) => {
             tracing::warn!(
-                "DDP_SIMD={other:?} is ignored: expected plain, avx2 or avx512, the widest \
+                "DDP_SIMD={other:?} is ignored: expected plain, avx2, avx512 or dpbf16, the widest \
                  instructions to use"
             );
             Level::Avx512

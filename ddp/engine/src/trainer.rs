@@ -4,6 +4,7 @@
 //! `opening` the run's folder. `Program` is what the trainer needs of the program around it.
 
 mod agree;
+mod bf16;
 mod matmuls;
 mod nonfinite;
 mod opening;
@@ -18,8 +19,10 @@ mod trial;
 
 use ddp_comm::World;
 use ddp_data::Data;
+use ddp_kernels::ops::{bf16_order, with_bf16_order};
 use ddp_kernels::transfer::{Phase, in_phase};
 
+pub use self::bf16::{factor as bf16_factor, order_of as bf16_order_of};
 pub use self::plan::Plan;
 pub use self::program::Program;
 pub use self::resume::is_same_data;
@@ -47,7 +50,9 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
         ..options.clone()
     };
     let options = [options, &from_checkpoint];
-    session::run(world, &mut Training { options, program })
+    let mut training = Training { options, program };
+    // The run may set another.
+    with_bf16_order(bf16_order(), || session::run(world, &mut training))
 }
 
 /// Training as the first of the options say, or as the others if a rank has begun before: if no

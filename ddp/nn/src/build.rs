@@ -320,7 +320,7 @@ ddp_kernels::choices! {
         F32 = "f32",
         /// On a GPU: matmuls of numbers rounded to 10 mantissa bits, sums in 32 bits
         Tf32 = "tf32",
-        /// On a GPU: activations and the parameters that matmuls read in bf16
+        /// Activations and the parameters that matmuls read in bf16, sums in 32 bits
         Bf16 = "bf16",
     }
 }

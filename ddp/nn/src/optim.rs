@@ -440,7 +440,7 @@ impl Optimizer {
                 }
                 _ => self.apply_to(slice, update, params, scales)?,
             }
-            if part == UpdatePart::Finish && params.copies_on_gpu(slice.range.clone())?.is_none() {
+            if part == UpdatePart::Finish && params.copies(slice.range.clone())?.is_none() {
                 params.refresh(slice.range.clone())?;
             }
         }
@@ -467,7 +467,7 @@ impl Optimizer {
         [scale, flag]: [Option<&Tensor>; 2],
     ) -> Result<()> {
         let numbers = NUMBERS * slice.variant..NUMBERS * (slice.variant + 1);
-        let copies = params.copies_on_gpu(slice.range.clone())?;
+        let copies = params.copies(slice.range.clone())?;
         let moment = |name: &str| -> Result<Tensor> {
             let mut all = self.moments.iter();
             let (_, all, _) = all.find(|moment| moment.0 == name).expect("its name");

@@ -235,10 +235,10 @@ impl Params {
         Ok(ops::cast_into(&target, &self.values.slice(range)?)?)
     }
 
-    /// The copies of these elements, if an optimizer on a GPU can round the values into them.
-    pub(crate) fn copies_on_gpu(&self, range: Range<usize>) -> Result<Option<Tensor>> {
+    /// The copies of these elements, if an optimizer can round the values into them.
+    pub(crate) fn copies(&self, range: Range<usize>) -> Result<Option<Tensor>> {
         let copies = self.working.as_ref();
-        let copies = copies.filter(|it| it.dtype() == DType::BF16 && it.device().is_accelerator());
+        let copies = copies.filter(|it| it.dtype() == DType::BF16);
         Ok(copies.map(|copies| copies.slice(range)).transpose()?)
     }
 

@@ -12,10 +12,10 @@ use serde_json::json;
 
 use super::choose::described;
 use super::load;
-use crate::config::Config;
+use crate::config::{Config, FloatType, Precision};
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
 use crate::error::{Error, Result};
-use crate::flags::{Taken, check_alone, number, parsed, whole};
+use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
 use crate::generate::{self, Coding, GenerateOptions, Generated};
 use crate::hugging_face;
 use crate::models::{DataShape, Model};
@@ -71,6 +71,9 @@ pub(crate) struct GenerateFlags {
     /// tokenizer.json of Hugging Face, or bytes, for a model that has none
     #[arg(long, value_name = "TOKENIZER")]
     pub tokenizer: Option<PathBuf>,
+    /// Precision of the model's computation: f32 or bf16 [default: that of the checkpoint]
+    #[arg(long, value_name = "TYPE", value_parser = choice::<FloatType>())]
+    pub dtype: Option<FloatType>,
     /// Its CPU threads.
     #[command(flatten)]
     pub settings: Taken,
@@ -176,9 +179,9 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
             None if file.exists() => Some(of_file(&file)?),
             given => given,
         };
-        (of_hugging_face(path)?, coding)
+        (of_hugging_face(path, flags.dtype)?, coding)
     } else {
-        let (chosen, model) = load::on_cpu(path)?;
+        let (chosen, model) = load::on_cpu(path, flags.dtype)?;
         tracing::info!("{}", described(&chosen));
         let opened = &chosen.opened;
         let coding = match given {
@@ -198,7 +201,7 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
 }
 
 /// The model of a folder of Hugging Face.
-fn of_hugging_face(path: &Path) -> Result<Model> {
+fn of_hugging_face(path: &Path, dtype: Option<FloatType>) -> Result<Model> {
     let spec = hugging_face::describe(path)?.spec;
     let shape = DataShape {
         row_shape: &[spec.context],
@@ -208,6 +211,7 @@ fn of_hugging_face(path: &Path) -> Result<Model> {
     };
     let config = Config {
         model: spec.clone().into(),
+        dtype: dtype.map_or(Precision::F32, load::precision),
         ..Config::default()
     };
     let model = load::empty(&config, &shape, Device::Cpu)?;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use ddp_comm::{Field, World};
+use ddp_kernels::ops::set_bf16_order;
 use ddp_kernels::{DType, Device, threads};
 use ddp_tools::metrics::check_run;
 
 use super::choose::choose;
 use super::forward::Forward;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
-use crate::config::{Config, Precision, SettingValue};
+use crate::config::{Config, FloatType, Precision, SettingValue};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
@@ -21,7 +22,7 @@ use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
 use crate::tables::READER;
-use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
+use crate::trainer::{self, EVAL_TOKENS_MAX, data_shape};
 
 /// The most rows that go through a model at a time.
 const BATCH_MAX: usize = 1 << 32;
@@ -173,10 +174,9 @@ fn model(
         let counted = config.model.parameter_count(&shape);
         counted.map_err(|error| Error::Data(error.to_string()))?;
     }
-    if !device.is_accelerator() && config.dtype != Precision::F32 {
+    if !device.is_accelerator() && config.dtype == Precision::Tf32 {
         if world.rank() == 0 {
-            let dtype = config.dtype;
-            tracing::info!("the model was trained in {dtype:?} and is used in f32: this is a CPU");
+            tracing::info!("the model was trained in tf32 and is used in f32: this is a CPU");
         }
         config.dtype = Precision::F32;
     }
@@ -200,6 +200,8 @@ fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device
             claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
         )));
     }
+    // From here on, as it was trained.
+    set_bf16_order(trainer::bf16_order_of(&opened.state.versions));
     let model = empty(config, shape, device)?;
     checkpoint::load_opened(opened, &[&model.params])?;
     Ok(model)
@@ -212,13 +214,26 @@ pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> R
     Ok(models.pop().expect("a model for one device"))
 }
 
-/// The transformer of the checkpoint that `path` means, on the CPU, in f32 and without gradients.
-pub(crate) fn on_cpu(path: &Path) -> Result<(Chosen, Model)> {
+/// The precision of a model in this type.
+pub(super) fn precision(dtype: FloatType) -> Precision {
+    match dtype {
+        FloatType::F32 => Precision::F32,
+        FloatType::Bf16 => Precision::Bf16,
+    }
+}
+
+/// The transformer of the checkpoint that `path` means, on the CPU and without gradients, in the
+/// checkpoint's precision unless another is given.
+pub(crate) fn on_cpu(path: &Path, dtype: Option<FloatType>) -> Result<(Chosen, Model)> {
     let chosen = choose(path)?;
     let opened = &chosen.opened;
     check_run(opened)?;
     let mut config = Config::of_checkpoint(opened)?;
-    config.dtype = Precision::F32;
+    config.dtype = match (dtype, config.dtype) {
+        (Some(dtype), _) => precision(dtype),
+        (None, Precision::Bf16) => Precision::Bf16,
+        (None, Precision::F32 | Precision::Tf32) => Precision::F32,
+    };
     if !config.model.generates() {
         return Err(Error::Usage(format!(
             "--checkpoint {}: expected a model of the family {}, got {}; help: for other models \

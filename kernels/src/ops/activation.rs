@@ -13,9 +13,10 @@
 
 use crate::error::Result;
 use crate::launch::{Argument, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
 use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::float::Float;
+use crate::ops::stored::{Stored, with_stored};
 use crate::setting::Choice;
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
@@ -231,9 +232,9 @@ pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
                 args![out, x, out.count, columns],
             );
         }
-        with_float!(placed.dtype, T => {
-            let x = x.elements::<T>();
-            threads::split_mut(out.elements_mut::<T>(), columns.max(1), |first, out| {
+        with_stored!(placed.dtype, S => {
+            let x = x.elements::<S>();
+            threads::split_mut(out.elements_mut::<S>(), columns.max(1), |first, out| {
                 swiglu_run(out, &x[2 * first..][..2 * out.len()], columns);
             });
         });
@@ -258,9 +259,9 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
             let args = args![dx, dout, x, dout.count, columns];
             return launch_swiglu(&gpu, "swiglu_backward", &dout, columns, args);
         }
-        with_float!(placed.dtype, T => {
-            let (dout, x) = (dout.elements::<T>(), x.unless_in_place::<T>());
-            let dx = Shares::new(dx.elements_mut::<T>());
+        with_stored!(placed.dtype, S => {
+            let (dout, x) = (dout.elements::<S>(), x.unless_in_place::<S>());
+            let dx = Shares::new(dx.elements_mut::<S>());
             threads::split(dout.len(), columns.max(1), |range| {
                 let pair = 2 * range.start..2 * range.end;
                 // SAFETY: `split` hands out ranges of whole rows that do not overlap.
@@ -302,11 +303,11 @@ fn launch_swiglu(
 }
 
 multiversion! {
-    fn swiglu_run[T: Formulas](out: &mut [T], x: &[T], columns: usize) {
+    fn swiglu_run[S: Stored](out: &mut [S], x: &[S], columns: usize) {
         for (out, x) in out.chunks_exact_mut(columns.max(1)).zip(x.chunks_exact(2 * columns.max(1))) {
             let (gate, up) = x.split_at(columns);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                *out = gate.silu().0 * up;
+                *out = S::rounded(gate.wide().silu().0 * up.wide());
             }
         }
     }
@@ -314,14 +315,14 @@ multiversion! {
 
 multiversion! {
     /// `dx` holds x.
-    fn swiglu_backward_run[T: Formulas](dx: &mut [T], dout: &[T], columns: usize) {
+    fn swiglu_backward_run[S: Stored](dx: &mut [S], dout: &[S], columns: usize) {
         let rows = dx.chunks_exact_mut(2 * columns.max(1));
         for (dx, dout) in rows.zip(dout.chunks_exact(columns.max(1))) {
             let (gate, up) = dx.split_at_mut(columns);
             for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(dout) {
-                let (silu, slope) = gate.silu();
-                *gate = dout * *up * slope;
-                *up = dout * silu;
+                let ((silu, slope), dout) = (gate.wide().silu(), dout.wide());
+                *gate = S::rounded(dout * up.wide() * slope);
+                *up = S::rounded(dout * silu);
             }
         }
     }

@@ -5,13 +5,17 @@
 //! What changes from step to step (learning rate, bias corrections, clip scale, the non-finite
 //! flag) is read from small tensors on the device, so that a captured graph can be replayed.
 
+use std::ops::Range;
+
+use crate::dtype::{bf16, bf16_nearest};
 use crate::error::{Error, Result};
 use crate::launch::{Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
-use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
+use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
 use crate::simd::multiversion;
+use crate::threads::Shares;
 use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
@@ -98,16 +102,47 @@ pub(super) fn check_finite(op: &'static str, name: &str, value: f64) -> Result<(
     Err(Error::value(op, name, "a finite number", value))
 }
 
-/// Refuses `copies` that are not those of `values` in bf16, on a GPU.
+/// Refuses `copies` that are not those of `values` in bf16.
 pub(super) fn check_copies(call: &Call<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
     let Some(copies) = copies else { return Ok(()) };
     call.same_shape(copies, values)?;
-    call.has_dtype(copies, &[DType::BF16])?;
-    if call.tensor(copies).device().is_accelerator() {
-        return Ok(());
+    call.has_dtype(copies, &[DType::BF16])
+}
+
+/// Elements of a chunk that are updated at a time where they are also rounded into copies: as many
+/// as the first cache holds.
+const COPIED: usize = 2048;
+
+/// Runs `update` on parts of a chunk, and rounds the values of each into `copies`, if there are
+/// any.
+pub(super) fn copied<T: Float, const N: usize>(
+    chunk: Chunk,
+    mut buffers: [&mut [T]; N],
+    copies: Option<&Shares<'_, bf16>>,
+    mut update: impl FnMut([&mut [T]; N], Range<usize>) -> bool,
+) -> bool {
+    let Some(copies) = copies else {
+        return update(buffers, chunk.range());
+    };
+    let mut all = true;
+    for start in (0..chunk.len).step_by(COPIED) {
+        let part = start..chunk.len.min(start + COPIED);
+        let range = chunk.offset + part.start..chunk.offset + part.end;
+        let parts = buffers.each_mut().map(|buffer| &mut buffer[part.clone()]);
+        all &= update(parts, range.clone());
+        // SAFETY: `ChunkTable::update` gives each part of each chunk to one thread.
+        let copies = unsafe { copies.part(range) };
+        round(copies, &buffers[0][part]);
     }
-    let help = "call cast_into afterwards";
-    Err(call.operand_error(copies, "a tensor on a GPU", help))
+    all
+}
+
+multiversion! {
+    fn round[T: Float](copies: &mut [bf16], values: &[T]) {
+        for (copy, value) in copies.iter_mut().zip(values) {
+            *copy = bf16_nearest(value.widened() as f32);
+        }
+    }
 }
 
 /// What the update of an element needs besides its own four numbers.
@@ -181,8 +216,8 @@ multiversion! {
 /// `gradient_scale`, also of that dtype, multiplies every gradient (`clip_scale` writes it). While
 /// the first element of `first_bad_step` is not 0, nothing is changed. That is i64 (1), which
 /// `mark_nonfinite` sets, or the flags of a step, i64 (3), which `decide_step` sets. In the latter
-/// this marks a gradient that is not finite, and leaves that element as it is. On a GPU the values
-/// are also rounded into `copies`, bf16 (N).
+/// this marks a gradient that is not finite, and leaves that element as it is. The values are also
+/// rounded into `copies`, bf16 (N).
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,
@@ -236,7 +271,7 @@ pub fn adamw(
             with_float!(placed.dtype, T => {
                 let scale = step::read_scale(scale.as_ref());
                 let update = AdamwUpdate::<T>::new(constants, &scalars, scale, guards);
-                if !run([values, grads, first, second], chunks, update) {
+                if !run([values, grads, first, second], copies, chunks, update) {
                     step::mark_gradient(flag.as_mut());
                 }
             });
@@ -247,6 +282,7 @@ pub fn adamw(
 
 fn run<T: Float>(
     [mut values, grads, mut first, mut second]: [Buffer<'_>; 4],
+    mut copies: Option<Buffer<'_>>,
     chunks: &ChunkTable,
     decaying: AdamwUpdate<T>,
 ) -> bool {
@@ -260,9 +296,19 @@ fn run<T: Float>(
         first.elements_mut(),
         second.elements_mut(),
     ];
-    chunks.update(buffers, |chunk, [values, first, second]| {
+    let copies = copies
+        .as_mut()
+        .map(|copies| Shares::new(copies.elements_mut()));
+    chunks.update(buffers, |chunk, buffers| {
         let update = if chunk.decay { &decaying } else { &keeping };
-        adamw_run(values, &grads[chunk.range()], first, second, update)
+        copied(
+            chunk,
+            buffers,
+            copies.as_ref(),
+            |[values, first, second], range| {
+                adamw_run(values, &grads[range], first, second, update)
+            },
+        )
     })
 }
 

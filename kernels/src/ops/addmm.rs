@@ -1,17 +1,19 @@
 //! addmm: `out = beta * acc + alpha * (mat1 · mat2)`.
 //!
 //! `mat1` and `mat2` may be transposed views (`t()`), which are read without a copy. `acc` has the
-//! output's shape, or is the output itself. On a GPU all three may also be bf16, with sums in f32;
+//! output's shape, or is the output itself. All three may also be bf16, with sums in f32; on a GPU
 //! f32 is strict unless `with_f32_math` says otherwise. Several matrices of one shape (three
 //! dimensions) are multiplied one by one on the CPU, and in one call of cuBLASLt on a GPU.
 
-use crate::Tensor;
 use crate::error::Result;
 use crate::launch::blaslt::{Matmul, Side};
 use crate::ops::arithmetic::scale_on;
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot};
 use crate::ops::create::zero_on;
-use crate::ops::matmul::{self, AsIs, Matrix, Real};
+use crate::ops::float::Float;
+use crate::ops::matmul::{AsIs, Matrix};
+use crate::ops::stored::{Output, Stored, with_stored};
+use crate::{Element, Tensor};
 
 /// `beta * acc + alpha * (mat1 · mat2)` in a new tensor (M, N), on the device where the operands
 /// meet.
@@ -125,7 +127,7 @@ impl Operands {
         let operands = [(&mat1, self.mat1), (&mat2, self.mat2)]
             .map(|(buffer, slot)| (buffer, placed.tensor(slot).is_transposed()));
         let Some(gpu) = placed.launcher() else {
-            with_float!(placed.dtype, T => self.run_on_cpu::<T>(&mut out, &acc, operands));
+            with_stored!(placed.dtype, S => self.run_on_cpu::<S>(&mut out, &acc, operands));
             return Ok(());
         };
         if out.count == 0 {
@@ -151,17 +153,17 @@ impl Operands {
         })
     }
 
-    fn run_on_cpu<T: Real>(
+    fn run_on_cpu<S: Stored>(
         &self,
         out: &mut Buffer<'_>,
         acc: &Buffer<'_>,
         [(mat1, mat1_transposed), (mat2, mat2_transposed)]: [(&Buffer<'_>, bool); 2],
     ) {
-        let ([m, n, k], [mat1, mat2]) = (self.mnk, [mat1, mat2].map(|it| it.elements::<T>()));
-        let (alpha, beta) = (T::from_f64(self.alpha), T::from_f64(self.beta));
-        let out = out.elements_mut::<T>();
-        if let Some(acc) = acc.unless_in_place::<T>()
-            && beta != T::ZERO
+        let ([m, n, k], [mat1, mat2]) = (self.mnk, [mat1, mat2].map(|it| it.elements::<S>()));
+        let scales = (S::Math::from_f64(self.alpha), S::Math::from_f64(self.beta));
+        let out = out.elements_mut::<S>();
+        if let Some(acc) = acc.unless_in_place::<S>()
+            && scales.1 != S::Math::ZERO
         {
             out.copy_from_slice(acc);
         }
@@ -169,7 +171,8 @@ impl Operands {
             let of = |elements: usize| index * elements..(index + 1) * elements;
             let a = Matrix::new(&mat1[of(m * k)], m, k, mat1_transposed);
             let b = Matrix::new(&mat2[of(k * n)], k, n, mat2_transposed);
-            matmul::matmul(&mut out[of(m * n)], a, b, alpha, beta, &AsIs);
+            let out = Output::Stored(&mut out[of(m * n)]);
+            S::multiply(out, a, b, scales, &AsIs);
         }
     }
 }

@@ -128,7 +128,7 @@ pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
 }
 
 /// `y += a x`, of one shape, each element with one fused multiply-add and so one rounding. `x` may
-/// not be `y`: that is `scale_into(y, y, 1.0 + a)`. On a GPU `y` may be f32 where `x` is bf16, to
+/// not be `y`: that is `scale_into(y, y, 1.0 + a)`. `y` may be f32 where `x` is bf16, to
 /// sum without loss.
 ///
 /// Backward: the gradient of `y` stays, `dx = a · dy`, with `scale_into`.

@@ -19,7 +19,8 @@ mod gpu;
 mod sizes;
 
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, Versions, with_float};
+use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, Versions};
+use crate::ops::stored::with_stored;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
 use backward::{Backward, write_delta};
@@ -28,7 +29,7 @@ pub use sizes::Attention;
 use sizes::{HEAD_SIZE_MAX, Sizes};
 
 const CPU_ONLY: Versions = Versions {
-    cpu: &[DType::F32, DType::F64],
+    cpu: &[DType::F32, DType::F64, DType::BF16],
     cuda: &[],
 };
 
@@ -53,9 +54,9 @@ pub fn attention_into(
         if let Some(gpu) = placed.launcher() {
             return gpu::forward(&gpu, [&out, &log_sum_exp, &qkv], sizes);
         }
-        with_float!(placed.dtype, T => cpu::run_forward(&Forward {
+        with_stored!(placed.dtype, S => cpu::run_forward(&Forward {
             sizes,
-            out: Shares::new(out.elements_mut::<T>()),
+            out: Shares::new(out.elements_mut::<S>()),
             log_sum_exp: Shares::new(log_sum_exp.elements_mut()),
             qkv: qkv.elements(),
         }));
@@ -101,9 +102,9 @@ pub fn attention_cached_into(
     call.all_row_major()?;
     call.run(qkv, &CPU_ONLY, |placed| {
         let [mut out, mut cache, qkv] = placed.enter([out, cache, qkv])?;
-        with_float!(placed.dtype, T => {
-            let qkv = qkv.elements::<T>();
-            let new = &mut cache.elements_mut::<T>()[(time - rows) * kv_width..];
+        with_stored!(placed.dtype, S => {
+            let qkv = qkv.elements::<S>();
+            let new = &mut cache.elements_mut::<S>()[(time - rows) * kv_width..];
             for (to, row) in new.chunks_mut(kv_width).zip(qkv.chunks(width + kv_width)) {
                 to.copy_from_slice(&row[width..]);
             }
@@ -144,9 +145,9 @@ pub fn attention_backward_into(
             let inputs = [&dout, &out, &log_sum_exp, &qkv];
             return gpu::backward(&gpu, [&dqkv, &delta], inputs, sizes);
         }
-        with_float!(placed.dtype, T => {
-            write_delta::<T>(delta.elements_mut(), dout.elements(), out.elements(), sizes);
-            cpu::run_backward(&Backward::<T> {
+        with_stored!(placed.dtype, S => {
+            write_delta::<S>(delta.elements_mut(), dout.elements(), out.elements(), sizes);
+            cpu::run_backward(&Backward::<S> {
                 sizes,
                 dqkv: Shares::new(dqkv.elements_mut()),
                 delta: delta.elements(),

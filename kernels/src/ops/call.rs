@@ -40,9 +40,9 @@ pub(crate) const FLOATS: Versions = Versions {
     cuda: &[DType::F32],
 };
 
-/// As `FLOATS`, and bf16 on CUDA, where the math is in f32 and its result is rounded once.
+/// As `FLOATS`, and bf16, where the math is in f32 and its result is rounded once.
 pub(crate) const FLOATS_AND_BF16: Versions = Versions {
-    cpu: &[DType::F32, DType::F64],
+    cpu: &[DType::F32, DType::F64, DType::BF16],
     cuda: &[DType::F32, DType::BF16],
 };
 
@@ -61,7 +61,8 @@ impl Versions {
     }
 }
 
-/// Runs `$body` with `$T` bound to f64 if that is `$dtype`, else to f32.
+/// Runs `$body` with `$T` bound to f64 if that is `$dtype`, else to f32. As f32, a `Buffer` in bf16
+/// has a widened copy of its elements, so only operations that need not be fast leave bf16 to this.
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {{
         #[allow(unused_imports)]

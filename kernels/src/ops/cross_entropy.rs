@@ -24,9 +24,10 @@ use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
 use crate::ops::float::{Float, lane_sum};
+use crate::ops::stored::{Stored, rooms, with_stored};
 use crate::ops::sum;
 use crate::threads::{self, Shares};
-use crate::{DType, Tensor};
+use crate::{DType, Element, Tensor};
 
 static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
@@ -79,7 +80,7 @@ impl Default for CrossEntropyOptions<'_> {
 ///
 /// A target that is neither a class nor `ignore_index` is an error on the CPU, before anything is
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
-/// finds. There logits may also be bf16: the math is in f32, and the gradient is rounded once.
+/// finds. Logits may also be bf16: the math is in f32, and the gradient is rounded once.
 ///
 /// Adds to `stats` (4), if given: the sum of losses; that of `out.weights`, or else the number of
 /// rows that are not ignored; how many of these have the first of their largest logits at the
@@ -145,7 +146,7 @@ pub fn cross_entropy(
         }
         let targets = Targets::of(&operands.targets);
         targets.check(&placed.call, classes, options.ignore_index)?;
-        with_float!(placed.dtype, T => run::<T>(operands, options));
+        with_stored!(placed.dtype, S => run::<S>(operands, options));
         Ok(())
     })
 }
@@ -267,15 +268,17 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
     gpu.launch(&SOURCE, (name, of.logits.dtype), grid, args)
 }
 
-fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
+fn run<S: Stored>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
+    type Math<S> = <S as Stored>::Math;
     let [rows, classes] = of.sizes;
     let class_weights = of
         .class_weights
         .as_ref()
-        .map(|weights| weights.elements::<T>());
+        .map(|weights| weights.elements::<Math<S>>());
     let smooths = options.label_smoothing > 0.0;
+    let logits = of.logits.unless_in_place::<S>();
     let problem = Problem {
-        logits: of.logits.unless_in_place(),
+        logits: logits.and_then(S::math_of),
         targets: Targets::of(&of.targets),
         ignore_index: options.ignore_index,
         class_weights,
@@ -283,38 +286,64 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
         is_narrow: classes <= NARROW_CLASSES_MAX,
         smooths,
         counts: of.stats.is_some(),
-        target_share: T::from_f64(1.0 - options.label_smoothing),
-        class_share: T::from_f64(options.label_smoothing / classes as f64),
+        target_share: Math::<S>::from_f64(1.0 - options.label_smoothing),
+        class_share: Math::<S>::from_f64(options.label_smoothing / classes as f64),
         weight_sum: class_weights
             .filter(|_| smooths)
-            .map_or(T::from_f64(classes as f64), lane_sum),
-        gradient_scale: T::from_f64(options.gradient_scale),
+            .map_or(Math::<S>::from_f64(classes as f64), lane_sum),
+        gradient_scale: Math::<S>::from_f64(options.gradient_scale),
     };
-    let losses = Shares::new(of.losses.elements_mut::<T>());
-    let [dlogits, weights] = [&mut of.dlogits, &mut of.weights].map(|out| {
-        let out = out.as_mut();
-        out.map(|out| Shares::new(out.elements_mut::<T>()))
-    });
+    let losses = Shares::new(of.losses.elements_mut::<Math<S>>());
+    let dlogits = of
+        .dlogits
+        .as_mut()
+        .map(|out| Shares::new(out.elements_mut::<S>()));
+    let weights = of
+        .weights
+        .as_mut()
+        .map(|out| Shares::new(out.elements_mut::<Math<S>>()));
     let row_cost = classes * COST;
     let counts = [const { AtomicI64::new(0) }; 2];
     threads::split(rows * row_cost, row_cost, |range| {
         let range = range.start / row_cost..range.end / row_cost;
-        let elements = range.start * classes..range.end * classes;
-        // SAFETY: `split` hands out ranges that do not overlap, at multiples of the cost of a row:
-        // every row goes to one thread, once, and the parts belong to those rows.
-        let mut rows = unsafe {
-            Rows {
-                first: range.start,
-                losses: losses.part(range.clone()),
-                dlogits: dlogits.as_ref().map(|share| share.part(elements)),
-                weights: weights.as_ref().map(|share| share.part(range)),
+        // A row in bf16 is widened to a place for its gradient.
+        let at_once = if S::WIDENS { 1 } else { range.len() };
+        let [mut room] = rooms::<S, 1>(classes);
+        for first in range.clone().step_by(at_once.max(1)) {
+            let range = first..range.end.min(first + at_once);
+            let elements = range.start * classes..range.end * classes;
+            // SAFETY: `split` hands out ranges that do not overlap, at multiples of the cost of a
+            // row: every row goes to one thread, once, and the parts belong to those rows.
+            let (losses, dlogits, weights) = unsafe {
+                let dlogits = dlogits.as_ref().map(|share| share.part(elements.clone()));
+                let weights = weights.as_ref().map(|share| share.part(range.clone()));
+                (losses.part(range), dlogits, weights)
+            };
+            let logits = logits.map(|logits| &logits[elements]);
+            let of_rows = |dlogits: Option<&mut [Math<S>]>| {
+                let mut rows = Rows {
+                    first,
+                    losses,
+                    dlogits,
+                    weights,
+                };
+                for (count, of_rows) in counts.iter().zip(rows::rows(&problem, &mut rows)) {
+                    count.fetch_add(of_rows, Ordering::Relaxed);
+                }
+            };
+            if !S::WIDENS {
+                of_rows(dlogits.and_then(S::as_math));
+                continue;
             }
-        };
-        for (count, of_rows) in counts.iter().zip(rows::rows(&problem, &mut rows)) {
-            count.fetch_add(of_rows, Ordering::Relaxed);
+            let row = logits.or(dlogits.as_deref()).unwrap_or_default();
+            S::widened(row, &mut room);
+            of_rows(Some(&mut room));
+            if let Some(dlogits) = dlogits {
+                S::keep(dlogits, &room);
+            }
         }
     });
-    add_totals::<T>(&mut of, counts.map(AtomicI64::into_inner));
+    add_totals::<Math<S>>(&mut of, counts.map(AtomicI64::into_inner));
 }
 
 #[cfg(test)]

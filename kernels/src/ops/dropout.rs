@@ -8,10 +8,11 @@
 
 use crate::error::Result;
 use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Call, FLOATS_AND_BF16, Slot};
 use crate::ops::cast::copy_on;
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::Float;
+use crate::ops::stored::{Stored, with_stored};
 use crate::random::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
@@ -114,8 +115,9 @@ pub fn dropout_into(
             }
             return Ok(());
         }
-        with_float!(placed.dtype, T => {
-            let (out, x, scale) = (out.elements_mut(), x.unless_in_place(), T::from_f64(scale));
+        with_stored!(placed.dtype, S => {
+            let (out, x) = (out.elements_mut::<S>(), x.unless_in_place());
+            let scale = <S as Stored>::Math::from_f64(scale);
             drop_rows(out, x, columns, first_row as u64, pattern, scale);
         });
         Ok(())
@@ -167,13 +169,13 @@ impl Pattern {
     }
 }
 
-fn drop_rows<T: Float>(
-    out: &mut [T],
-    x: Option<&[T]>,
+fn drop_rows<S: Stored>(
+    out: &mut [S],
+    x: Option<&[S]>,
     columns: usize,
     first_row: u64,
     pattern: Pattern,
-    scale: T,
+    scale: S::Math,
 ) {
     threads::split_mut(out, GRAIN, |first, out| {
         // One block more than a grain needs, since a part may begin inside a block.
@@ -209,10 +211,10 @@ multiversion! {
 }
 
 multiversion! {
-    fn keep[T: Float](out: &mut [T], bits: &[u32], kept_from: i32, scale: T) {
+    fn keep[S: Stored](out: &mut [S], bits: &[u32], kept_from: i32, scale: S::Math) {
         for (out, &bits) in out.iter_mut().zip(bits) {
-            let kept = *out * scale;
-            *out = if (bits >> 8) as i32 >= kept_from { kept } else { T::ZERO };
+            let kept = out.wide() * scale;
+            *out = S::rounded(if (bits >> 8) as i32 >= kept_from { kept } else { S::Math::ZERO });
         }
     }
 }

@@ -5,13 +5,14 @@
 //! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
 //! because only those are certain to be compiled into each SIMD version of the loop.
 
-use crate::dtype::Element;
+use crate::dtype::{Element, bf16};
 use crate::error::Result;
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::stored::Rounded;
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
-use crate::{Tensor, threads};
+use crate::{DType, Tensor, threads};
 
 /// Threads get pieces of a multiple of this many elements: whole cache lines and SIMD blocks.
 pub(crate) const GRAIN: usize = 1024;
@@ -257,7 +258,11 @@ pub(crate) fn unary_op(
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
         }
-        with_float!(placed.dtype, T => unary::<T, _>(&mut out, &x, f));
+        if placed.dtype == DType::BF16 {
+            unary::<bf16, _>(&mut out, &x, Rounded(f));
+        } else {
+            with_float!(placed.dtype, T => unary::<T, _>(&mut out, &x, f));
+        }
         Ok(())
     })
 }
@@ -313,12 +318,16 @@ pub(crate) fn binary_op(
             let args = &args[..4 + usize::from(last.is_some())];
             return gpu.launch(source, (name, dtype), Grid::packs(count, dtype), args);
         }
-        with_float!(placed.dtype, T => match by_vector {
-            None => binary::<T, _>(&mut out, &a, &b, f),
-            Some((_, columns, by_row)) => {
-                broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
+        match (placed.dtype, by_vector) {
+            (DType::BF16, None) => binary::<bf16, _>(&mut out, &a, &b, Rounded(f)),
+            (DType::BF16, Some((_, columns, by_row))) => {
+                broadcast::<bf16, _>(&mut out, &a, &b, Rounded(f), columns, by_row);
             }
-        });
+            (dtype, None) => with_float!(dtype, T => binary::<T, _>(&mut out, &a, &b, f)),
+            (dtype, Some((_, columns, by_row))) => with_float!(dtype, T => {
+                broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
+            }),
+        }
         Ok(())
     })
 }

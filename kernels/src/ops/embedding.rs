@@ -10,10 +10,11 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
 use crate::ops::linear::{add_rows, gpu};
+use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Tensor};
@@ -86,9 +87,9 @@ pub fn embedding_into(
         }
         let tokens = Targets::of(&tokens);
         refuse_others(&placed.call, tokens, vocabulary)?;
-        with_float!(placed.dtype, T => {
+        with_stored!(placed.dtype, S => {
             let (table, positions) = (table.elements(), positions.as_ref().map(Buffer::elements));
-            threads::split_mut(out.elements_mut::<T>(), columns.max(1), |first, out| {
+            threads::split_mut(out.elements_mut::<S>(), columns.max(1), |first, out| {
                 if let Some(first) = first.checked_div(columns) {
                     look_up(out, first, columns, table, tokens, positions);
                 }
@@ -145,12 +146,12 @@ pub fn embedding_backward_into(
         (order.iter_mut().zip(0..)).for_each(|(order, row)| *order = row);
         let token_of = |row: i32| tokens.class(row as usize, None).unwrap_or_default();
         order.sort_unstable_by_key(|&row| (token_of(row), row));
-        with_float!(placed.dtype, T => {
-            let dtable = dtable.elements_mut::<T>();
+        with_stored!(placed.dtype, S => {
+            let dtable = dtable.elements_mut();
             if !accumulate {
-                fill_all(dtable, T::ZERO);
+                fill_all(dtable, 0.0);
             }
-            let of = Occurrences { order, tokens, dout: dout.elements::<T>(), columns };
+            let of = Occurrences { order, tokens, dout: dout.elements::<S>(), columns };
             let dtable = Shares::new(dtable);
             let height = rows.max(1);
             threads::split(rows * columns, height * COLUMN_BLOCK, |range| {
@@ -187,8 +188,8 @@ pub fn embedding_positions_backward_into(
             let sizes = [rows.checked_div(context).unwrap_or(0), context * columns];
             return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
         }
-        with_float!(placed.dtype, T => {
-            add_rows(dpositions.elements_mut::<T>(), dout.elements(), gpu::ROW_BLOCK, accumulate)
+        with_stored!(placed.dtype, S => {
+            add_rows(dpositions.elements_mut(), dout.elements::<S>(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })
@@ -235,13 +236,13 @@ fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Res
 
 multiversion! {
     /// Rows of the output from row `first` on, whose tokens are all in the table.
-    fn look_up[T: Float](
-        out: &mut [T],
+    fn look_up[S: Stored](
+        out: &mut [S],
         first: usize,
         columns: usize,
-        table: &[T],
+        table: &[S],
         tokens: Targets<'_>,
-        positions: Option<&[T]>,
+        positions: Option<&[S]>,
     ) {
         for (row, out) in (first..).zip(out.chunks_exact_mut(columns)) {
             let token = tokens.class(row, None).unwrap_or_default();
@@ -251,7 +252,7 @@ multiversion! {
                 Some(positions) => {
                     let position = &positions[row * columns % positions.len()..][..columns];
                     for ((out, &a), &b) in out.iter_mut().zip(entry).zip(position) {
-                        *out = a + b;
+                        *out = S::rounded(a.wide() + b.wide());
                     }
                 }
             }
@@ -282,22 +283,22 @@ impl<T> Occurrences<'_, T> {
 multiversion! {
     /// Adds to columns `first..end` of the table's gradient, at most COLUMN_BLOCK. Other threads
     /// have the other columns.
-    fn add_occurrences[T: Float](
-        dtable: &Shares<'_, T>,
-        of: &Occurrences<'_, T>,
+    fn add_occurrences[S: Stored](
+        dtable: &Shares<'_, S::Math>,
+        of: &Occurrences<'_, S>,
         first: usize,
         end: usize,
     ) {
         let mut at = 0;
         while let Some(token) = of.token(at) {
-            let mut total = [T::ZERO; COLUMN_BLOCK];
+            let mut total = [S::Math::ZERO; COLUMN_BLOCK];
             while of.token(at) == Some(token) {
-                let mut sums = [T::ZERO; COLUMN_BLOCK];
+                let mut sums = [S::Math::ZERO; COLUMN_BLOCK];
                 let run_end = (at / RUN + 1) * RUN;
                 while at < run_end && of.token(at) == Some(token) {
                     let row = of.order[at] as usize * of.columns;
                     for (sum, &x) in sums.iter_mut().zip(&of.dout[row + first..row + end]) {
-                        *sum = *sum + x;
+                        *sum = *sum + x.wide();
                     }
                     at += 1;
                 }

@@ -7,17 +7,19 @@
 //! Bias, activation and derivative are applied to each tile of a matmul while it is in the cache of
 //! the thread that made it; on a GPU (`linear/gpu.rs`) by cuBLASLt where it can.
 //!
-//! On a GPU operands may also be bf16, with sums in f32; f32 is strict unless `with_f32_math` says
+//! Operands may also be bf16, with sums in f32; on a GPU f32 is strict unless `with_f32_math` says
 //! otherwise.
 
 pub(super) mod gpu;
 
 use crate::error::Result;
-use crate::ops::activation::{Activation, Formulas, with_function};
+use crate::ops::activation::{Activation, with_function};
 use crate::ops::arithmetic::Add;
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::elementwise::{binary_in_place, unary_in_place};
-use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
+use crate::ops::float::Float;
+use crate::ops::matmul::{AsIs, COLUMNS_MAX, Finish, Matrix, Tile};
+use crate::ops::stored::{Output, Stored, with_stored};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
@@ -64,16 +66,17 @@ pub fn linear_into(
             let optional = [bias.as_ref(), pre.as_ref()];
             return gpu::forward(&gpu, [&y, &x, &weight], optional, activation, sizes);
         }
-        with_float!(placed.dtype, T => {
-            let finish = BiasAndActivation {
-                bias: bias.as_ref().map(|bias| bias.elements::<T>()),
+        with_stored!(placed.dtype, S => {
+            let finish = BiasAndActivation::<S> {
+                bias: bias.as_ref().map(Buffer::elements),
                 activation,
-                pre: pre.as_mut().map(|pre| pre.elements_mut::<T>().as_mut_ptr()),
+                pre: pre.as_mut().map(|pre| pre.elements_mut::<S>().as_mut_ptr()),
                 outputs,
             };
             let x = Matrix::new(x.elements(), rows, inputs, false);
             let weight = Matrix::new(weight.elements(), outputs, inputs, false);
-            matmul::matmul(y.elements_mut(), x, weight.t(), T::ONE, T::ZERO, &finish);
+            let y = Output::Stored(y.elements_mut());
+            S::multiply(y, x, weight.t(), (1.0, 0.0), &finish);
         });
         Ok(())
     })
@@ -151,17 +154,18 @@ pub fn linear_backward_input_summed_into(
             let (operands, optional) = ([&dx, &dy, &weight], [saved.as_ref(), row_sums.as_ref()]);
             return gpu::backward_input(&gpu, operands, optional, activation, sizes);
         }
-        with_float!(placed.dtype, T => {
+        with_stored!(placed.dtype, S => {
             let dy = Matrix::new(dy.elements(), rows, outputs, false);
             let weight = Matrix::new(weight.elements(), outputs, inputs, false);
-            let saved = saved.as_ref().map(|saved| saved.elements::<T>());
+            let saved = saved.as_ref().map(|saved| saved.elements::<S>());
             let finish = FoldBelow {
                 below: activation.zip(saved),
                 inputs,
             };
-            matmul::matmul(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
+            let out = Output::Stored(dx.elements_mut());
+            S::multiply(out, dy, weight, (1.0, 0.0), &finish);
             if let Some(row_sums) = row_sums.as_mut() {
-                sum_blocks::<T>(row_sums, dx.elements(), inputs);
+                sum_blocks::<S>(row_sums, dx.elements(), [rows, inputs]);
             }
         });
         Ok(())
@@ -193,17 +197,20 @@ pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
         if let Some(gpu) = placed.launcher() {
             return gpu::fold_and_sum(&gpu, &row_sums, &x, None, 0, [rows, columns]);
         }
-        with_float!(placed.dtype, T => sum_blocks::<T>(&mut row_sums, x.elements(), columns));
+        with_stored!(placed.dtype, S => {
+            sum_blocks::<S>(&mut row_sums, x.elements(), [rows, columns]);
+        });
         Ok(())
     })
 }
 
 /// Each row of `row_sums` becomes the sum of a block of rows of `x` (B, C).
-fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
+fn sum_blocks<S: Stored>(row_sums: &mut Buffer<'_>, x: &[S], [rows, columns]: [usize; 2]) {
     if columns > 0 {
-        let blocks = x.chunks(gpu::ROW_BLOCK * columns);
-        for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(columns).zip(blocks) {
-            add_rows(sums, block, gpu::ROW_BLOCK, false);
+        let block_rows = gpu::block_rows_of(rows, S::DTYPE);
+        let sums = row_sums.elements_mut::<S::Math>().chunks_mut(columns);
+        for (sums, block) in sums.zip(x.chunks(block_rows * columns)) {
+            add_rows(sums, block, block_rows, false);
         }
     }
 }
@@ -228,7 +235,7 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
             return gpu::add_row_sums(&gpu, &db, &row_sums, accumulate);
         }
         with_float!(placed.dtype, T => {
-            add_rows(db.elements_mut::<T>(), row_sums.elements(), 1, accumulate)
+            add_rows(db.elements_mut(), row_sums.elements::<T>(), 1, accumulate)
         });
         Ok(())
     })
@@ -275,14 +282,14 @@ pub fn linear_backward_weight_into(
             let (operands, sizes) = ([&dw, &dy, &x], [rows, inputs, outputs]);
             return gpu::backward_weight(&gpu, operands, db.as_ref(), accumulate, sizes);
         }
-        with_float!(placed.dtype, T => {
-            let existing_scale = if accumulate { T::ONE } else { T::ZERO };
-            let gradients = dy.elements::<T>();
+        with_stored!(placed.dtype, S => {
+            let scales = (1.0, if accumulate { 1.0 } else { 0.0 });
+            let gradients = dy.elements::<S>();
             let dy = Matrix::new(gradients, rows, outputs, false);
             let x = Matrix::new(x.elements(), rows, inputs, false);
-            matmul::matmul(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
+            S::multiply(Output::Wide(dw.elements_mut()), dy.t(), x, scales, &AsIs);
             if let Some(mut db) = db {
-                add_rows(db.elements_mut::<T>(), gradients, gpu::ROW_BLOCK, accumulate);
+                add_rows(db.elements_mut(), gradients, gpu::ROW_BLOCK, accumulate);
             }
         });
         Ok(())
@@ -304,16 +311,21 @@ const COLUMN_BLOCK: usize = 64;
 
 /// `db = Σ rows of x`, added to what is there with `accumulate`: sums of blocks of rows, the sums
 /// of a group of these, and the groups, in order. The first group is added to `db` block by block.
-pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumulate: bool) {
+pub(super) fn add_rows<S: Stored>(
+    db: &mut [S::Math],
+    x: &[S],
+    block_rows: usize,
+    accumulate: bool,
+) {
     let columns = db.len();
     threads::split_sums(db, COLUMN_BLOCK, x.len(), |first, db| {
         if !accumulate {
-            db.fill(T::ZERO);
+            db.fill(S::Math::ZERO);
         }
         for (index, db) in db.chunks_mut(COLUMN_BLOCK).enumerate() {
             let first = first + index * COLUMN_BLOCK;
             for (index, group) in x.chunks(GROUP * block_rows * columns).enumerate() {
-                let mut sums = [T::ZERO; COLUMN_BLOCK];
+                let mut sums = [S::Math::ZERO; COLUMN_BLOCK];
                 let sums = &mut sums[..db.len()];
                 let into = if index == 0 { &mut *db } else { &mut *sums };
                 for block in group.chunks(block_rows * columns) {
@@ -331,12 +343,12 @@ pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumu
 
 multiversion! {
     /// Adds the sum of the rows in `block`, `stride` apart, to `sums`.
-    fn add_block[T: Real](sums: &mut [T], block: &[T], stride: usize) {
-        let mut block_sums = [T::ZERO; COLUMN_BLOCK];
+    fn add_block[S: Stored](sums: &mut [S::Math], block: &[S], stride: usize) {
+        let mut block_sums = [S::Math::ZERO; COLUMN_BLOCK];
         let width = sums.len();
         for row in block.chunks(stride) {
             for (sum, &value) in block_sums[..width].iter_mut().zip(&row[..width]) {
-                *sum = *sum + value;
+                *sum = *sum + value.wide();
             }
         }
         for (sum, &block_sum) in sums.iter_mut().zip(&block_sums) {
@@ -346,21 +358,21 @@ multiversion! {
 }
 
 /// What is done to the tiles of forward.
-struct BiasAndActivation<'a, T> {
+struct BiasAndActivation<'a, S: Stored> {
     /// (O)
-    bias: Option<&'a [T]>,
+    bias: Option<&'a [S::Math]>,
     activation: Option<Activation>,
     /// Where the pre-activation (B, O) goes.
-    pre: Option<*mut T>,
+    pre: Option<*mut S>,
     outputs: usize,
 }
 
 // SAFETY: tiles do not overlap, so neither do the parts of the pre-activation that are written for
 // them.
-unsafe impl<T: Send + Sync> Sync for BiasAndActivation<'_, T> {}
+unsafe impl<S: Stored> Sync for BiasAndActivation<'_, S> {}
 
-impl<T: Real + Formulas> Finish<T> for BiasAndActivation<'_, T> {
-    fn finish(&self, mut tile: Tile<'_, T>) {
+impl<S: Stored> Finish<S::Math> for BiasAndActivation<'_, S> {
+    fn finish(&self, mut tile: Tile<'_, S::Math>) {
         let columns = tile.columns.clone();
         for row in tile.rows.clone() {
             let z = tile.row(row);
@@ -374,7 +386,7 @@ impl<T: Real + Formulas> Finish<T> for BiasAndActivation<'_, T> {
                     let first = pre.add(row * self.outputs + columns.start);
                     std::slice::from_raw_parts_mut(first, columns.len())
                 };
-                pre.copy_from_slice(z);
+                S::keep(pre, z);
             }
             if let Some(activation) = self.activation {
                 with_function!(activation, f => unary_in_place(z, f));
@@ -384,20 +396,21 @@ impl<T: Real + Formulas> Finish<T> for BiasAndActivation<'_, T> {
 }
 
 /// Multiplies tiles by the derivative of the activation below.
-struct FoldBelow<'a, T> {
+struct FoldBelow<'a, S> {
     /// The activation and what was saved of it, (B, I).
-    below: Option<(Activation, &'a [T])>,
+    below: Option<(Activation, &'a [S])>,
     inputs: usize,
 }
 
-impl<T: Real + Formulas> Finish<T> for FoldBelow<'_, T> {
-    fn finish(&self, mut tile: Tile<'_, T>) {
+impl<S: Stored> Finish<S::Math> for FoldBelow<'_, S> {
+    fn finish(&self, mut tile: Tile<'_, S::Math>) {
         let Some((activation, saved)) = self.below else {
             return;
         };
+        let mut room = [S::Math::ZERO; COLUMNS_MAX];
         for row in tile.rows.clone() {
             let first = row * self.inputs + tile.columns.start;
-            let saved = &saved[first..first + tile.columns.len()];
+            let saved = S::widened(&saved[first..first + tile.columns.len()], &mut room);
             let dx = tile.row(row);
             with_function!(activation, f => binary_in_place(dx, saved, f));
         }

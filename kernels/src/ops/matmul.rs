@@ -8,6 +8,7 @@
 //! alone. So it depends neither on the number of threads, nor on the other rows and columns, nor
 //! on the processor.
 
+pub(crate) mod bf16;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod row;
@@ -80,7 +81,7 @@ fn in_pieces<T: Real>(work: &TiledMatmul<'_, T>, threads: usize, finish: &impl F
 }
 
 /// The most columns of a block of the right operand: 768 KiB of f32 with `ALONG_MAX`.
-const COLUMNS_MAX: usize = 768;
+pub(crate) const COLUMNS_MAX: usize = 768;
 /// Rows of the left operand that are packed at a time: whole tiles of every kernel.
 const ROWS_MAX: usize = 96;
 /// Pieces and blocks end at multiples of this: whole cache lines of f32.

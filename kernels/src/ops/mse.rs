@@ -33,8 +33,8 @@ of_elements! {
 /// `losses` (B) `= Σ (pred − target)²` over each row of `pred` (B, …) and `target` (B, …), and if
 /// given `dpred` (B, …) `= 2 gradient_scale (pred − target)`; `dpred` may be `pred`.
 ///
-/// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
-/// `dpred` is rounded once, except that four squares at a time go to a lane.
+/// `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and `dpred`
+/// is rounded once, except that on a GPU four squares at a time go to a lane.
 ///
 /// Adds to `stats` (4), if given: the sum of losses, the number of elements of `pred`, nothing,
 /// and the number of rows.

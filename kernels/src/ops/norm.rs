@@ -23,8 +23,9 @@ use std::ops::Range;
 use self::cpu::{BackwardRows, ForwardRows, Scaling};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
 use crate::ops::float::Float;
+use crate::ops::stored::{self, Stored, rooms, with_stored};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 
@@ -79,6 +80,9 @@ pub struct NormGradients<'a> {
     /// [`norm_sums_rows`] says so. Each adds the rows of its block in order.
     pub row_sums: Option<&'a Tensor>,
 }
+
+/// Rows in bf16 that are widened at a time: as much as a cache holds.
+const WIDENED_ROWS: usize = 8;
 
 /// What a warp of a GPU holds of a row: four packs a lane.
 const WARP_BYTES: usize = 2048;
@@ -178,42 +182,61 @@ fn forward<'a>(
             let names = ["norm", "norm_unaligned"];
             return launch(&gpu, names, &out, [blocks, columns], (args, 7));
         }
-        with_float!(placed.dtype, T => {
-            let of = scaling::<T>(options, sizes, [&weight, &bias]);
-            forward_on_cpu(&of, [&mut out, &mut stats], sum.as_mut(), &x, residual.as_ref());
+        with_stored!(placed.dtype, S => {
+            let of = scaling(options, sizes, [&weight, &bias]);
+            let outs = [&mut out, &mut stats];
+            forward_on_cpu::<S>(&of, outs, sum.as_mut(), &x, residual.as_ref());
         });
         Ok(())
     })
 }
 
 /// `out` (R, C), `stats` (R, statistics), `sum`, `x` and `residual` (R, C).
-fn forward_on_cpu<T: Float>(
-    of: &Scaling<'_, T>,
+fn forward_on_cpu<S: Stored>(
+    of: &Scaling<'_, S::Math>,
     [out, stats]: [&mut Buffer<'_>; 2],
     sum: Option<&mut Buffer<'_>>,
     x: &Buffer<'_>,
     residual: Option<&Buffer<'_>>,
 ) {
-    let out = Shares::new(out.elements_mut::<T>());
-    let stats = Shares::new(stats.elements_mut::<T>());
-    let sum = sum.map(|sum| Shares::new(sum.elements_mut::<T>()));
-    let x = x.unless_in_place::<T>();
-    let residual = residual.and_then(Buffer::unless_in_place::<T>);
+    let out = Shares::new(out.elements_mut::<S>());
+    let stats = Shares::new(stats.elements_mut::<S::Math>());
+    let sum = sum.map(|sum| Shares::new(sum.elements_mut::<S>()));
+    let x = x.unless_in_place::<S>();
+    let residual = residual.and_then(Buffer::unless_in_place::<S>);
     split_rows(of, out.len(), 1, |rows| {
-        let elements = rows.start * of.columns..rows.end * of.columns;
-        let statistics = rows.start * of.statistics()..rows.end * of.statistics();
-        // SAFETY: `split_rows` gives each row to one thread, once, and the parts belong to those
-        // rows.
-        let rows = unsafe {
-            ForwardRows {
-                out: out.part(elements.clone()),
-                stats: stats.part(statistics),
-                sum: sum.as_ref().map(|sum| sum.part(elements.clone())),
-                x: x.map(|x| &x[elements.clone()]),
-                residual: residual.map(|residual| &residual[elements]),
+        let at_once = if S::WIDENS { WIDENED_ROWS } else { rows.len() };
+        let [mut out_room, mut x_room] = rooms::<S, 2>(at_once * of.columns);
+        for first in rows.clone().step_by(at_once.max(1)) {
+            let rows = first..rows.end.min(first + at_once);
+            let elements = rows.start * of.columns..rows.end * of.columns;
+            let statistics = rows.start * of.statistics()..rows.end * of.statistics();
+            let [mut x, mut residual] = [x, residual].map(|of| of.map(|of| &of[elements.clone()]));
+            // SAFETY: `split_rows` gives each row to one thread, once, and the parts belong to
+            // those rows.
+            let (out, stats, mut sum) = unsafe {
+                let sum = sum.as_ref().map(|sum| sum.part(elements.clone()));
+                (out.part(elements), stats.part(statistics), sum)
+            };
+            if S::WIDENS
+                && let Some(of_rows) = sum.take()
+            {
+                // What is normalized is rounded, as backward reads it.
+                stored::add(of_rows, x, residual);
+                (x, residual) = (Some(&*of_rows), None);
             }
-        };
-        cpu::forward(of, rows);
+            S::with_wide(out, &mut out_room, false, |out| {
+                let x = x.map(|x| S::widened(x, &mut x_room));
+                let rows = ForwardRows {
+                    out,
+                    stats,
+                    sum: sum.and_then(S::as_math),
+                    x,
+                    residual: residual.map(|of| S::widened(of, &mut [])),
+                };
+                cpu::forward(of, rows);
+            });
+        }
     });
 }
 
@@ -289,10 +312,10 @@ pub fn norm_backward_into(
             };
             return launch(&gpu, names, &dx, [norm_blocks_of(rows), columns], (args, 8));
         }
-        with_float!(placed.dtype, T => {
-            let of = scaling::<T>(&options, sizes, [&weight, &None]);
+        with_stored!(placed.dtype, S => {
+            let of = scaling(&options, sizes, [&weight, &None]);
             let sums = [weight_sums.as_mut(), bias_sums.as_mut()];
-            backward_on_cpu(&of, &mut dx, [&dy, &x, &stats], dresidual.as_ref(), sums);
+            backward_on_cpu::<S>(&of, &mut dx, [&dy, &x, &stats], dresidual.as_ref(), sums);
         });
         Ok(())
     })
@@ -300,39 +323,52 @@ pub fn norm_backward_into(
 
 /// `dx`, `dy`, `x` and `dresidual` (R, C), `stats` (R, statistics), sums for weight and bias
 /// (blocks of rows, C).
-fn backward_on_cpu<T: Float>(
-    of: &Scaling<'_, T>,
+fn backward_on_cpu<S: Stored>(
+    of: &Scaling<'_, S::Math>,
     dx: &mut Buffer<'_>,
     [dy, x, stats]: [&Buffer<'_>; 3],
     dresidual: Option<&Buffer<'_>>,
     [weight_sums, bias_sums]: [Option<&mut Buffer<'_>>; 2],
 ) {
-    let (dy, x) = (dy.unless_in_place::<T>(), x.elements::<T>());
-    let stats = stats.elements::<T>();
-    let dresidual = dresidual.map(Buffer::unless_in_place::<T>);
-    let dx = Shares::new(dx.elements_mut::<T>());
-    let weight_sums = weight_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
-    let bias_sums = bias_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
+    let (dy, x) = (dy.unless_in_place::<S>(), x.elements::<S>());
+    let stats = stats.elements::<S::Math>();
+    let dresidual = dresidual.map(Buffer::unless_in_place::<S>);
+    let dx = Shares::new(dx.elements_mut::<S>());
+    let weight_sums = weight_sums.map(|sums| Shares::new(sums.elements_mut::<S::Math>()));
+    let bias_sums = bias_sums.map(|sums| Shares::new(sums.elements_mut::<S::Math>()));
     let block_rows = of.block_rows;
     split_rows(of, x.len(), block_rows, |rows| {
-        let elements = rows.start * of.columns..rows.end * of.columns;
-        let statistics = rows.start * of.statistics()..rows.end * of.statistics();
-        let blocks = rows.start / block_rows..rows.end.div_ceil(block_rows);
-        let sums = blocks.start * of.columns..blocks.end * of.columns;
-        // SAFETY: `split_rows` gives each block of rows to one thread, once, and the parts belong
-        // to those blocks.
-        let rows = unsafe {
-            BackwardRows {
-                dx: dx.part(elements.clone()),
-                dy: dy.map(|dy| &dy[elements.clone()]),
-                x: &x[elements.clone()],
-                stats: &stats[statistics],
-                dresidual: dresidual.map(|of| of.map(|of| &of[elements])),
-                weight_sums: weight_sums.as_ref().map(|of| of.part(sums.clone())),
-                bias_sums: bias_sums.as_ref().map(|of| of.part(sums)),
-            }
-        };
-        cpu::backward(of, rows);
+        let at_once = if S::WIDENS { block_rows } else { rows.len() };
+        let [mut dx_room, mut dy_room, mut x_room, mut residual_room] =
+            rooms::<S, 4>(at_once * of.columns);
+        for first in rows.clone().step_by(at_once.max(1)) {
+            let rows = first..rows.end.min(first + at_once);
+            let elements = rows.start * of.columns..rows.end * of.columns;
+            let statistics = rows.start * of.statistics()..rows.end * of.statistics();
+            let blocks = rows.start / block_rows..rows.end.div_ceil(block_rows);
+            let sums = blocks.start * of.columns..blocks.end * of.columns;
+            let is_in_place = dy.is_none() || matches!(dresidual, Some(None));
+            // SAFETY: `split_rows` gives each block of rows to one thread, once, and the parts
+            // belong to those blocks.
+            let (dx, weight_sums, bias_sums) = unsafe {
+                let weight_sums = weight_sums.as_ref().map(|of| of.part(sums.clone()));
+                let bias_sums = bias_sums.as_ref().map(|of| of.part(sums));
+                (dx.part(elements.clone()), weight_sums, bias_sums)
+            };
+            let dresidual = dresidual.map(|of| of.map(|of| &of[elements.clone()]));
+            S::with_wide(dx, &mut dx_room, is_in_place, |dx| {
+                let rows = BackwardRows {
+                    dx,
+                    dy: dy.map(|dy| S::widened(&dy[elements.clone()], &mut dy_room)),
+                    x: S::widened(&x[elements.clone()], &mut x_room),
+                    stats: &stats[statistics],
+                    dresidual: dresidual.map(|of| of.map(|of| S::widened(of, &mut residual_room))),
+                    weight_sums,
+                    bias_sums,
+                };
+                cpu::backward(of, rows);
+            });
+        }
     });
 }
 

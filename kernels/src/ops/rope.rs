@@ -6,11 +6,12 @@
 
 use crate::error::{Caller, Result};
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{Call, FLOATS_AND_BF16};
 use crate::ops::float::Float;
+use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
-use crate::{DType, Device, Tensor};
+use crate::{DType, Device, Element, Tensor};
 
 static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
 
@@ -101,9 +102,9 @@ fn rotate_into<'a>(
             return gpu.launch(&SOURCE, ("rope", out.dtype), grid, args);
         }
         let table = table.elements::<f32>();
-        with_float!(placed.dtype, T => {
-            let (count, x) = (out.count, x.unless_in_place::<T>());
-            let out = Shares::new(out.elements_mut::<T>());
+        with_stored!(placed.dtype, S => {
+            let (count, x) = (out.count, x.unless_in_place::<S>());
+            let out = Shares::new(out.elements_mut::<S>());
             threads::split(count, columns.max(1), |range| {
                 // SAFETY: `split` hands out ranges of whole rows that do not overlap.
                 let out = unsafe { out.part(range.clone()) };
@@ -113,7 +114,7 @@ fn rotate_into<'a>(
                 let first = range.start.checked_div(columns).unwrap_or(0);
                 for (row, out) in (first..).zip(out.chunks_exact_mut(columns.max(1))) {
                     let angles = &table[row % positions * head_size..][..head_size];
-                    turn(&mut out[..turned], angles, T::from_f64(direction.into()));
+                    turn(&mut out[..turned], angles, f64::from(direction));
                 }
             });
         });
@@ -123,18 +124,18 @@ fn rotate_into<'a>(
 
 multiversion! {
     /// Turns the heads of a row. `angles` are cosines, then sines.
-    fn turn[T: Float](row: &mut [T], angles: &[f32], direction: T) {
+    fn turn[S: Stored](row: &mut [S], angles: &[f32], direction: f64) {
         let half = angles.len() / 2;
         let (cosines, sines) = angles.split_at(half);
         for head in row.chunks_exact_mut(angles.len().max(1)) {
             let (left, right) = head.split_at_mut(half);
             let points = left.iter_mut().zip(right);
             for ((x, y), (&cosine, &sine)) in points.zip(cosines.iter().zip(sines)) {
-                let cosine = T::from_f64(cosine.into());
-                let sine = direction * T::from_f64(sine.into());
-                let turned = x.fused(cosine, T::ZERO - *y * sine);
-                *y = y.fused(cosine, *x * sine);
-                *x = turned;
+                let cosine = S::Math::from_f64(cosine.into());
+                let sine = S::Math::from_f64(direction) * S::Math::from_f64(sine.into());
+                let (a, b) = (x.wide(), y.wide());
+                *x = S::rounded(a.fused(cosine, S::Math::ZERO - b * sine));
+                *y = S::rounded(b.fused(cosine, a * sine));
             }
         }
     }

@@ -8,12 +8,13 @@
 use crate::Tensor;
 use crate::error::Result;
 use crate::launch::{Source, args};
-use crate::ops::adamw::{check_copies, check_finite};
+use crate::ops::adamw::{check_copies, check_finite, copied};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
 use crate::simd::multiversion;
+use crate::threads::Shares;
 
 static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
 
@@ -167,7 +168,8 @@ pub fn sgd(
                     momentum: T::from_f64(constants.momentum),
                     guards,
                 };
-                if !run([values, grads], momentum, chunks, constants.nesterov, update) {
+                let buffers = ([values, grads], momentum, copies);
+                if !run(buffers, chunks, constants.nesterov, update) {
                     step::mark_gradient(flag.as_mut());
                 }
             });
@@ -196,9 +198,11 @@ pub(super) fn check_constants(
     Err(call.value("momentum", expected, momentum))
 }
 
+/// Values and gradients, momentum, copies.
+type Buffers<'a> = ([Buffer<'a>; 2], Option<Buffer<'a>>, Option<Buffer<'a>>);
+
 fn run<T: Float>(
-    [mut values, grads]: [Buffer<'_>; 2],
-    momentum: Option<Buffer<'_>>,
+    ([mut values, grads], momentum, mut copies): Buffers<'_>,
     chunks: &ChunkTable,
     nesterov: bool,
     decaying: SgdUpdate<T>,
@@ -209,15 +213,26 @@ fn run<T: Float>(
     };
     let update_of = |chunk: Chunk| if chunk.decay { &decaying } else { &keeping };
     let (grads, values) = (grads.elements::<T>(), values.elements_mut::<T>());
+    let copies = copies
+        .as_mut()
+        .map(|copies| Shares::new(copies.elements_mut()));
     match momentum {
-        None => chunks.update([values], |chunk, [values]| {
-            plain_run(values, &grads[chunk.range()], update_of(chunk))
+        None => chunks.update([values], |chunk, buffers| {
+            copied(chunk, buffers, copies.as_ref(), |[values], range| {
+                plain_run(values, &grads[range], update_of(chunk))
+            })
         }),
         Some(mut momentum) => {
             let buffers = [values, momentum.elements_mut()];
-            chunks.update(buffers, |chunk, [values, momentum]| {
-                let (grads, update) = (&grads[chunk.range()], update_of(chunk));
-                momentum_run(values, grads, momentum, nesterov, update)
+            chunks.update(buffers, |chunk, buffers| {
+                copied(
+                    chunk,
+                    buffers,
+                    copies.as_ref(),
+                    |[values, momentum], range| {
+                        momentum_run(values, &grads[range], momentum, nesterov, update_of(chunk))
+                    },
+                )
             })
         }
     }

@@ -24,6 +24,7 @@ use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Placed, with_float
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::linear::{add_rows, gpu};
+use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::storage::Origin;
 use crate::{DType, Device, Shape, Tensor, threads};
@@ -232,7 +233,7 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     })
 }
 
-/// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`. On a GPU
+/// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`.
 /// `out` may be f32 where `x` is bf16.
 ///
 /// Backward: each row of `dx` is `dout`: `zero`, then `add_into`.
@@ -255,8 +256,8 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
             let rows = x.count.checked_div(columns).unwrap_or(0);
             return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
         }
-        with_float!(placed.dtype, T => {
-            add_rows(out.elements_mut::<T>(), x.elements(), gpu::ROW_BLOCK, accumulate)
+        with_stored!(placed.dtype, S => {
+            add_rows(out.elements_mut(), x.elements::<S>(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })
@@ -344,9 +345,9 @@ pub fn add_in_order(
             let args = args![out, others, row, words, order.words.len(), count, stride];
             return gpu.launch(&ADD_IN_ORDER, ("add_in_order", placed.dtype), grid, args);
         }
-        with_float!(placed.dtype, T => {
-            let (others, rows) = (others.elements::<T>(), rows.elements::<T>());
-            threads::split_mut(out.elements_mut::<T>(), GRAIN, |first, out| {
+        with_stored!(placed.dtype, S => {
+            let (others, rows) = (others.elements::<S>(), rows.elements::<S>());
+            threads::split_mut(out.elements_mut::<S>(), GRAIN, |first, out| {
                 for (index, out) in (first..).zip(out) {
                     let mut others = others.iter().skip(index).step_by(count);
                     let mut rows = rows.iter().skip(start + index).step_by(stride.max(1));
@@ -358,7 +359,8 @@ pub fn add_in_order(
                             _ => *out,
                         };
                         for _ in 0..word >> 2 {
-                            sum += left.pop().expect("checked by the order");
+                            let other: S = left.pop().expect("checked by the order");
+                            sum = S::rounded(sum.wide() + other.wide());
                         }
                         left.push(sum);
                     }

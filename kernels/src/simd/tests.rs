@@ -69,6 +69,16 @@ fn bits() -> Vec<u32> {
         ops::cross_entropy(&logits, &targets, out, &Default::default(), None).unwrap();
         made.extend([losses, dlogits]);
     }
+    let narrow = ops::cast(&x.slice(0..64_000).unwrap(), DType::BF16).unwrap();
+    let (wide, tall) = (
+        narrow.reshape(&[40, 1600]).unwrap(),
+        narrow.reshape(&[1600, 40]).unwrap(),
+    );
+    let acc = wide.new_zeros(&[40, 40]).unwrap();
+    for order in [ops::Bf16Order::Amx, ops::Bf16Order::Dpbf16] {
+        let product = || ops::addmm(&acc, &wide, &tall, 1.0, 0.0).unwrap();
+        made.push(ops::cast(&ops::with_bf16_order(order, product), DType::F32).unwrap());
+    }
     made.iter()
         .flat_map(|tensor| tensor.to_vec::<f32>().unwrap())
         .map(f32::to_bits)

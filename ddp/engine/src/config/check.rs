@@ -206,10 +206,8 @@ impl Config {
             );
             require(is_right, name, got, &text)
         };
-        let (dtype, per_rank) = (self.dtype, &self.devices_per_rank);
-        let (is_tf32, is_bf16) = (dtype == Precision::Tf32, dtype == Precision::Bf16);
+        let (is_tf32, per_rank) = (self.dtype == Precision::Tf32, &self.devices_per_rank);
         cpu_only(!is_tf32, "dtype", &"tf32", "only GPUs multiply in tf32")?;
-        cpu_only(!is_bf16, "dtype", &"bf16", "only GPUs compute in bf16")?;
         let why = "layers can only be split over GPUs";
         cpu_only(*per_rank == 1, "devices-per-rank", per_rank, why)?;
         let is_kept = self.data_on_device == Resident::On;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use ddp_comm::{Change, World};
 use ddp_data::Data;
+use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
@@ -127,6 +128,8 @@ pub(crate) struct Session {
     pub(crate) data: Option<Data>,
     /// Once its step has its first weights.
     pub(crate) kept: Option<Kept>,
+    /// In which its matmuls of bf16 add.
+    pub(crate) bf16_order: Option<Bf16Order>,
     /// On rank 0, once it is open.
     pub(crate) metrics_log: Option<MetricsLog>,
     /// Whether any rank has had the run; None for a process that has come and does not know.

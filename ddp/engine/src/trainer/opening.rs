@@ -11,8 +11,8 @@ use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value};
 
 use super::program::Program;
-use super::resume;
 use super::setup::Assembled;
+use super::{bf16, resume};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
@@ -64,6 +64,7 @@ impl<'a> Opening<'a> {
         };
         let mut versions = devices::versions(run.devices[0]);
         versions.insert("program".into(), devices::program(world));
+        bf16::note(run.bf16_order, &mut versions);
         Opening {
             options,
             run,

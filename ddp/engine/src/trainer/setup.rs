@@ -9,6 +9,7 @@ use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
+use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
@@ -19,7 +20,7 @@ use ddp_nn::params::{Parameter, Params};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
-use super::{agree, resume};
+use super::{agree, bf16, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
@@ -69,6 +70,7 @@ pub(super) struct Assembled {
     pub(super) kept_bytes: Option<usize>,
     /// Where each rank trains.
     pub(super) places: Vec<String>,
+    pub(super) bf16_order: Option<Bf16Order>,
 }
 
 /// A run, or the last checkpoint of a run that is resumed and already finished.
@@ -122,6 +124,9 @@ pub(super) fn assemble(
              look for a GPU of another rank that cannot be used any more"
         )));
     }
+    let of_checkpoint = || bf16::order_of(&resumed.as_ref()?.state.versions);
+    let order = session.bf16_order.or_else(of_checkpoint);
+    session.bf16_order = bf16::agree(options, device, world, order)?;
     let data = match session.data.take() {
         Some(data) => data,
         None => data(options, program, world, resumed.as_ref())?,
@@ -213,6 +218,7 @@ pub(super) fn assemble(
         sample,
         kept_bytes,
         places,
+        bf16_order: session.bf16_order,
     })))
 }
 

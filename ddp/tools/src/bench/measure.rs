@@ -84,7 +84,7 @@ fn no_figures(bench: &BenchOptions, device: Device, why: &str) -> Error {
 
 /// The format of tensors for a `dtype`.
 pub(super) fn precision(wanted: Precision, device: Device) -> Result<Format> {
-    if wanted == Precision::F32 || device.is_accelerator() {
+    if wanted != Precision::Tf32 || device.is_accelerator() {
         return Ok(wanted.into());
     }
     let name = wanted.name();

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use ddp_comm::World;
 use ddp_kernels::device::{Candidate, Library, discover};
 use ddp_kernels::mapped::free_bytes;
-use ddp_kernels::{DType, Device, Tensor, ops, simd};
+use ddp_kernels::simd::{self, Bf16Unit};
+use ddp_kernels::{DType, Device, Tensor, ops};
 
 use super::finding::Finding;
 use crate::devices::{help_for, too_old};
@@ -39,7 +40,15 @@ fn processor() -> Finding {
     let clock = line_of("/proc/cpuinfo", "cpu MHz").and_then(|mhz| mhz.parse::<f64>().ok());
     let clock = clock.map_or(String::new(), |mhz| format!(", at {mhz:.0} MHz now"));
     let (cores, level) = (plural(cores as u64, "core"), simd::level());
-    let text = format!("{name}, {cores} for this process, {level:?}{clock}");
+    let bf16 = match simd::bf16_units() {
+        (Bf16Unit::None, _) => "no instruction for bf16".to_string(),
+        (Bf16Unit::Dpbf16, None) => "AVX512_BF16".to_string(),
+        (Bf16Unit::Dpbf16, Some(why)) => {
+            format!("AVX512_BF16, and AMX, which Linux does not give to this process: {why}")
+        }
+        (Bf16Unit::Amx, _) => "AVX512_BF16 and AMX".to_string(),
+    };
+    let text = format!("{name}, {cores} for this process, {level:?}, {bf16}{clock}");
     Finding::fine("processor", text)
 }
 

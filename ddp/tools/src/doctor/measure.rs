@@ -1,5 +1,5 @@
-//! Measurements: writing to the disk, copies to, from and between GPUs, and sums over all ranks.
-//! Each takes well below a second. For simulated GPUs no rate is printed.
+//! Measurements: writing to the disk, bf16 on the CPU, copies to, from and between GPUs, and sums
+//! over all ranks. Each takes well below a second. For simulated GPUs no rate is printed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,6 +16,7 @@ use super::look::nearest;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::setting::OUT;
+use crate::trainer::bf16_factor;
 
 /// Sizes of what is written, copied and summed.
 const DISK_BYTES: usize = 64 << 20;
@@ -53,7 +54,13 @@ pub(super) fn disk(out: &Path) -> Finding {
 /// Copies to and from a rank's GPU, and to the other GPUs that it sees.
 pub(super) fn rank(mine: Device) -> Vec<Finding> {
     if !mine.is_accelerator() {
-        return Vec::new();
+        let compared = || {
+            Ok(format!(
+                "matmuls are {:.1} times as fast as in f32",
+                bf16_factor()?
+            ))
+        };
+        return vec![tried("bf16", mine, compared)];
     }
     let others = Device::usable().into_iter();
     let others = others.filter(|device| *device != mine && device.is_accelerator());

@@ -215,12 +215,12 @@ fn wrong_operands_are_named_with_help() {
         error.contains("out f32[2, 2] on cpu and mat1 f32[2, 2] on cpu share memory"),
         "{error}"
     );
-    let half = square.to_dtype(DType::BF16).unwrap();
+    let half = square.to_dtype(DType::F16).unwrap();
     let error = addmm(&half, &half, &half, 1.0, 1.0)
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("addmm: there is no version for bf16 on cpu: mat1 bf16[2, 2] on cpu"),
+        error.contains("addmm: there is no version for f16 on cpu: mat1 f16[2, 2] on cpu"),
         "{error}"
     );
 }

@@ -11,24 +11,24 @@ use super::blocks::{
     soften_backward,
 };
 use super::sizes::{Columns, Sizes};
-use crate::ops::float::{Float, lane_dot};
 use crate::ops::matmul::{Real, TileKernel};
+use crate::ops::stored::{self, Stored};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 
 /// The operands of a backward pass.
-pub(super) struct Backward<'a, T> {
+pub(super) struct Backward<'a, S: Stored> {
     pub(super) sizes: Sizes,
     /// (B·T, (heads + 2·kv_heads)·head_size)
-    pub(super) dqkv: Shares<'a, T>,
+    pub(super) dqkv: Shares<'a, S>,
     /// (B·heads, T)
-    pub(super) delta: &'a [T],
+    pub(super) delta: &'a [S::Math],
     /// (B·T, heads·head_size)
-    pub(super) dout: &'a [T],
+    pub(super) dout: &'a [S],
     /// (B·heads, T)
-    pub(super) log_sum_exp: &'a [T],
+    pub(super) log_sum_exp: &'a [S::Math],
     /// (B·T, (heads + 2·kv_heads)·head_size)
-    pub(super) qkv: &'a [T],
+    pub(super) qkv: &'a [S],
 }
 
 /// Which blocks of queries meet which blocks of keys, and what that is for.
@@ -46,6 +46,8 @@ pub(super) struct Sweep {
 #[derive(Default)]
 pub(super) struct Rooms<T> {
     k: Room<T>,
+    /// Of q, k, v and dout, where they are bf16.
+    wide: [Room<T>; 4],
     q: [Room<T>; 2],
     dout: [Room<T>; 2],
     scores: Room<T>,
@@ -56,7 +58,7 @@ pub(super) struct Rooms<T> {
 }
 
 /// `delta[head][time] = Σ dout ∘ out` of the head's columns.
-pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes: Sizes) {
+pub(super) fn write_delta<S: Stored>(delta: &mut [S::Math], dout: &[S], out: &[S], sizes: Sizes) {
     let (time, heads) = (sizes.time, sizes.heads);
     let width = heads * sizes.head_size;
     let pieces = threads::pieces_of(dout.len());
@@ -77,8 +79,8 @@ pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes
 }
 
 multiversion! {
-    fn dot[T: Float](a: &[T], b: &[T]) -> T {
-        lane_dot(a, b)
+    fn dot[S: Stored](a: &[S], b: &[S]) -> S::Math {
+        stored::lane_dot(a, b)
     }
 }
 
@@ -87,8 +89,8 @@ multiversion! {
 ///
 /// # Safety
 /// No other thread writes what this sweep writes. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
-    work: &Backward<'_, T>,
+pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
+    work: &Backward<'_, S>,
     unit: usize,
     sweep: &Sweep,
     rooms: &mut Rooms<T>,
@@ -100,12 +102,13 @@ pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
     let [stride, ..] = sizes.widths();
     let dout_columns = Columns { first: 0, stride };
     let [q, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
-    let k = Head::new(k, sizes, place, keys.clone());
+    let [q_room, k_room, v_room, dout_room] = &mut rooms.wide;
+    let k = Head::of(k, sizes, place, keys.clone(), k_room);
     let keys_of = Keys {
         first: keys.start,
         end: keys.end,
         k,
-        v: Head::new(v, sizes, place, keys.clone()),
+        v: Head::of(v, sizes, place, keys.clone(), v_room),
         k_copied: k.copy::<K>(&mut rooms.k),
     };
     let width = padded::<T, K>(sizes.head_size);
@@ -125,8 +128,9 @@ pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
             let [q_turned, q_copied] = &mut rooms.q;
             let [dout_turned, dout_copied] = &mut rooms.dout;
             let of_head = (place.0, q_head);
-            let q = Head::new(q, sizes, of_head, rows.clone());
-            let dout = Head::new((work.dout, dout_columns), sizes, of_head, rows.clone());
+            let q = Head::of(q, sizes, of_head, rows.clone(), q_room);
+            let dout = (work.dout, dout_columns);
+            let dout = Head::of(dout, sizes, of_head, rows.clone(), dout_room);
             let queries = Queries {
                 q: q.turn::<K>(q_turned),
                 q_copied: q.copy::<K>(q_copied),
@@ -231,7 +235,7 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     }
 }
 
-impl<T: Real> Backward<'_, T> {
+impl<T: Real, S: Stored<Math = T>> Backward<'_, S> {
     /// The elements for some rows of (B·heads, T).
     fn line(&self, of: &[T], (sequence, head): (usize, usize), rows: &Range<usize>) -> [T; BLOCK] {
         let start = (sequence * self.sizes.heads + head) * self.sizes.time;
@@ -258,7 +262,7 @@ impl<T: Real> Backward<'_, T> {
             let start = row + columns.first + head * head_size;
             // SAFETY: the columns of this head in this row, by the caller's promise.
             let to = unsafe { self.dqkv.part(start..start + head_size) };
-            to.copy_from_slice(&sums[..head_size]);
+            S::keep(to, &sums[..head_size]);
         }
     }
 }

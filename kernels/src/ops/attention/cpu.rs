@@ -11,14 +11,16 @@ use std::ops::Range;
 use super::backward::{self, Backward, Sweep};
 use super::blocks::BLOCK;
 use super::forward::{self, Forward};
-use crate::ops::matmul::{Plain, Real};
+use crate::dtype::bf16;
+use crate::ops::matmul::Plain;
+use crate::ops::stored::Stored;
 use crate::threads;
 
 /// Pieces per thread where a piece is less than a whole head.
 const PIECES_PER_THREAD: usize = 4;
 
-/// f32 and f64: the types of attention on the CPU.
-pub(super) trait Attends: Real {
+/// What a tensor of attention on the CPU holds.
+pub(super) trait Attends: Stored {
     /// `forward::piece` with the fastest kernel of this processor and this thread's buffers.
     ///
     /// # Safety
@@ -42,20 +44,20 @@ fn pieces_of(units: usize, blocks: usize) -> usize {
 }
 
 /// Writes `out` and `log_sum_exp`.
-pub(super) fn run_forward<T: Attends>(work: &Forward<'_, T>) {
+pub(super) fn run_forward<S: Attends>(work: &Forward<'_, S>) {
     let units = work.sizes.batch * work.sizes.kv_heads;
     let blocks = work.sizes.time.div_ceil(BLOCK);
     let pieces = pieces_of(units.max(1), blocks);
     threads::run(units * pieces, |index| {
         let blocks = threads::cut(blocks, 1, pieces, index % pieces);
         // SAFETY: each index has its own unit or blocks.
-        unsafe { T::forward(work, index / pieces, blocks) };
+        unsafe { S::forward(work, index / pieces, blocks) };
     });
 }
 
 /// Writes dq, dk and dv. Where heads are few, dq and the other two come from separate sweeps, which
 /// compute scores twice but can be divided among threads. The sums are the same, in the same order.
-pub(super) fn run_backward<T: Attends>(work: &Backward<'_, T>) {
+pub(super) fn run_backward<S: Attends>(work: &Backward<'_, S>) {
     let (sizes, blocks) = (work.sizes, work.sizes.time.div_ceil(BLOCK));
     let units = sizes.batch * sizes.kv_heads;
     let pieces = pieces_of(units.max(1), blocks);
@@ -83,7 +85,7 @@ pub(super) fn run_backward<T: Attends>(work: &Backward<'_, T>) {
             };
             // SAFETY: each index has its own unit, or its own part of the queries of dq and of the
             // keys of dk and dv.
-            unsafe { T::backward(work, index / pieces, &sweep) };
+            unsafe { S::backward(work, index / pieces, &sweep) };
         }
     });
 }
@@ -97,20 +99,20 @@ macro_rules! dispatched {
                 $(
                     #[cfg(target_arch = "x86_64")]
                     if simd::level() >= Level::$level {
-                        return $module::piece::<_, $TileKernel>($work, $unit, $part, rooms);
+                        return $module::piece::<_, _, $TileKernel>($work, $unit, $part, rooms);
                     }
                 )*
-                $module::piece::<_, Plain>($work, $unit, $part, rooms);
+                $module::piece::<_, _, Plain>($work, $unit, $part, rooms);
             }
         })
     };
 }
 
 macro_rules! attends {
-    ($T:ty, $forward_rooms:ident, $backward_rooms:ident, $($kernel:tt),*) => {
+    ($T:ty: $Math:ty, $forward_rooms:ident, $backward_rooms:ident, $($kernel:tt),*) => {
         thread_local! {
-            static $forward_rooms: RefCell<forward::Rooms<$T>> = RefCell::default();
-            static $backward_rooms: RefCell<backward::Rooms<$T>> = RefCell::default();
+            static $forward_rooms: RefCell<forward::Rooms<$Math>> = RefCell::default();
+            static $backward_rooms: RefCell<backward::Rooms<$Math>> = RefCell::default();
         }
 
         impl Attends for $T {
@@ -125,10 +127,17 @@ macro_rules! attends {
     };
 }
 attends!(
-    f32,
+    f32: f32,
     FORWARD_F32,
     BACKWARD_F32,
     [Avx512, Avx512F32],
     [Avx2, Avx2F32]
 );
-attends!(f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);
+attends!(
+    bf16: f32,
+    FORWARD_BF16,
+    BACKWARD_BF16,
+    [Avx512, Avx512F32],
+    [Avx2, Avx2F32]
+);
+attends!(f64: f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);

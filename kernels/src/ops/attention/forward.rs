@@ -6,21 +6,23 @@ use std::ops::Range;
 use super::blocks::{
     BLOCK, Extent, Head, Room, Running, add_over_keys, finish, padded, scores, soften,
 };
-use super::sizes::Sizes;
-use crate::ops::float::{Float, lane_dot, lane_sum};
+use super::sizes::{HEAD_SIZE_MAX, Sizes};
+use crate::Element;
+use crate::ops::float::{Float, lane_sum};
 use crate::ops::matmul::{Real, TileKernel};
+use crate::ops::stored::{self, Stored};
 use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN, Shares};
 
 /// The operands of a forward pass.
-pub(super) struct Forward<'a, T> {
+pub(super) struct Forward<'a, S: Stored> {
     pub(super) sizes: Sizes,
     /// (B·T, heads·head_size)
-    pub(super) out: Shares<'a, T>,
+    pub(super) out: Shares<'a, S>,
     /// (B·heads, T)
-    pub(super) log_sum_exp: Shares<'a, T>,
+    pub(super) log_sum_exp: Shares<'a, S::Math>,
     /// (B·T, (heads + 2·kv_heads)·head_size)
-    pub(super) qkv: &'a [T],
+    pub(super) qkv: &'a [S],
 }
 
 /// The buffers of a thread.
@@ -28,6 +30,8 @@ pub(super) struct Forward<'a, T> {
 pub(super) struct Rooms<T> {
     v: Room<T>,
     q: Room<T>,
+    /// Of q, k and v, where they are bf16.
+    wide: [Room<T>; 3],
     scores: Room<T>,
     out: Room<T>,
 }
@@ -37,8 +41,8 @@ pub(super) struct Rooms<T> {
 ///
 /// # Safety
 /// No other thread has these blocks. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
-    work: &Forward<'_, T>,
+pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
+    work: &Forward<'_, S>,
     unit: usize,
     blocks: Range<usize>,
     rooms: &mut Rooms<T>,
@@ -46,23 +50,24 @@ pub(super) unsafe fn piece<T: Real, K: TileKernel<T>>(
     let sizes = work.sizes;
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);
     let columns = sizes.columns();
-    let head = |operand: usize, rows: Range<usize>, head: usize| {
-        Head::new((work.qkv, columns[operand]), sizes, (sequence, head), rows)
-    };
+    let of = |operand: usize| (work.qkv, columns[operand]);
+    let [q_room, k_room, v_room] = &mut rooms.wide;
     let keys_end = if sizes.causal {
         sizes.time.min(blocks.end * BLOCK)
     } else {
         sizes.time
     };
-    let k = head(1, 0..keys_end, kv_head);
-    let v = head(2, 0..keys_end, kv_head).copy::<K>(&mut rooms.v);
+    let place = (sequence, kv_head);
+    let k = Head::of(of(1), sizes, place, 0..keys_end, k_room);
+    let v = Head::of(of(2), sizes, place, 0..keys_end, v_room).copy::<K>(&mut rooms.v);
     let block = rooms.scores.take(BLOCK * BLOCK);
     let sums = rooms.out.take(BLOCK * padded::<T, K>(sizes.head_size));
     let group = sizes.group();
     for q_head in kv_head * group..(kv_head + 1) * group {
         for q_block in blocks.clone() {
             let rows = q_block * BLOCK..sizes.time.min((q_block + 1) * BLOCK);
-            let q = head(0, rows.clone(), q_head).turn::<K>(&mut rooms.q);
+            let q = Head::of(of(0), sizes, (sequence, q_head), rows.clone(), q_room);
+            let q = q.turn::<K>(&mut rooms.q);
             let mut running = Running::new();
             sums.fill(T::ZERO);
             let end = if sizes.causal { rows.end } else { sizes.time };
@@ -102,7 +107,7 @@ fn rescale<T: Real>(sums: &mut [T], factors: &[T; BLOCK]) {
     }
 }
 
-impl<T: Real> Forward<'_, T> {
+impl<T: Real, S: Stored<Math = T>> Forward<'_, S> {
     /// Writes a block's sums and logarithms, as `finish` left them.
     ///
     /// # Safety
@@ -126,7 +131,7 @@ impl<T: Real> Forward<'_, T> {
             // SAFETY: the columns of this head in this row, by the caller's promise.
             let out = unsafe { self.out.part(start..start + head_size) };
             for (out, &sum) in out.iter_mut().zip(&sums[index * width..]) {
-                *out = sum * factor;
+                *out = S::rounded(sum * factor);
             }
         }
     }
@@ -134,28 +139,28 @@ impl<T: Real> Forward<'_, T> {
 
 /// The operands of attention of new tokens to earlier ones, whose keys and values are in a cache:
 /// for generating text token by token. R rows of `time` tokens are new.
-pub(super) struct Cached<'a, T> {
+pub(super) struct Cached<'a, S> {
     pub(super) sizes: Sizes,
     /// R
     pub(super) rows: usize,
     /// (R, heads·head_size)
-    pub(super) out: Shares<'a, T>,
+    pub(super) out: Shares<'a, S>,
     /// (T, 2·kv_heads·head_size)
-    pub(super) cache: &'a [T],
+    pub(super) cache: &'a [S],
     /// (R, (heads + 2·kv_heads)·head_size)
-    pub(super) qkv: &'a [T],
+    pub(super) qkv: &'a [S],
 }
 
 /// All heads, divided among the threads. Each row is computed independently, so its bits do not
 /// depend on how many rows are given at a time.
-pub(super) fn run_cached<T: Float>(work: &Cached<'_, T>) {
-    let (sizes, scale) = (work.sizes, T::from_f64(work.sizes.scale));
+pub(super) fn run_cached<S: Stored>(work: &Cached<'_, S>) {
+    let (sizes, scale) = (work.sizes, S::Math::from_f64(work.sizes.scale));
     let (time, heads, head_size) = (sizes.time, sizes.heads, sizes.head_size);
     let (width, kv_width) = (heads * head_size, 2 * sizes.kv_heads * head_size);
     let elements = work.rows.saturating_mul(time).saturating_mul(width);
     let pieces = if elements < PARALLEL_MIN { 1 } else { heads };
     threads::run(pieces, |piece| {
-        let mut weights = vec![T::ZERO; time];
+        let mut weights = vec![S::Math::ZERO; time];
         for head in threads::cut(heads, 1, pieces, piece) {
             let key = head / sizes.group() * head_size;
             for row in 0..work.rows {
@@ -174,32 +179,33 @@ pub(super) fn run_cached<T: Float>(work: &Cached<'_, T>) {
 multiversion! {
     /// `out = softmax(scale · q·kᵀ) · v` for one row of a head. `weights` are overwritten; there is
     /// one for each key. Keys and values are `stride` apart.
-    fn attend[T: Float](
-        out: &mut [T],
-        weights: &mut [T],
-        q: &[T],
-        keys: &[T],
-        values: &[T],
+    fn attend[S: Stored](
+        out: &mut [S],
+        weights: &mut [S::Math],
+        q: &[S],
+        keys: &[S],
+        values: &[S],
         stride: usize,
-        scale: T,
+        scale: S::Math,
     ) {
-        let mut largest = T::NEG_INFINITY;
+        let mut largest = S::Math::NEG_INFINITY;
         for (weight, key) in weights.iter_mut().zip(keys.chunks(stride)) {
-            *weight = scale * lane_dot(q, &key[..q.len()]);
+            *weight = scale * stored::lane_dot(q, &key[..q.len()]);
             largest = if *weight > largest { *weight } else { largest };
         }
         for weight in weights.iter_mut() {
             *weight = (*weight - largest).exponential_or_zero();
         }
-        let share = T::ONE / lane_sum(weights);
-        out.fill(T::ZERO);
+        let share = S::Math::ONE / lane_sum(weights);
+        let mut sums = [S::Math::ZERO; HEAD_SIZE_MAX];
+        let sums = &mut sums[..out.len()];
         for (weight, value) in weights.iter().zip(values.chunks(stride)) {
-            for (out, &value) in out.iter_mut().zip(value) {
-                *out = weight.fused(value, *out);
+            for (sum, &value) in sums.iter_mut().zip(value) {
+                *sum = weight.fused(value.wide(), *sum);
             }
         }
-        for out in out.iter_mut() {
-            *out = *out * share;
+        for (out, &sum) in out.iter_mut().zip(sums.iter()) {
+            *out = S::rounded(sum * share);
         }
     }
 }

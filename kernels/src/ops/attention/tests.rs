@@ -22,18 +22,21 @@ type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward:
 fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
     let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
         "plain",
-        forward::piece::<f32, Plain>,
-        backward::piece::<f32, Plain>,
+        forward::piece::<f32, f32, Plain>,
+        backward::piece::<f32, f32, Plain>,
     )];
     #[cfg(target_arch = "x86_64")]
     {
         if simd::level() >= Level::Avx2 {
-            let (forward, backward) = (forward::piece::<_, Avx2F32>, backward::piece::<_, Avx2F32>);
+            let (forward, backward) = (
+                forward::piece::<_, _, Avx2F32>,
+                backward::piece::<_, _, Avx2F32>,
+            );
             kernels.push(("AVX2", forward, backward));
         }
         if simd::level() >= Level::Avx512 {
-            let forward = forward::piece::<_, Avx512F32>;
-            kernels.push(("AVX-512", forward, backward::piece::<_, Avx512F32>));
+            let forward = forward::piece::<_, _, Avx512F32>;
+            kernels.push(("AVX-512", forward, backward::piece::<_, _, Avx512F32>));
         }
     }
     kernels

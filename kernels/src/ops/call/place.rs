@@ -1,12 +1,14 @@
 //! Bringing operands to one device, and borrowing their memory there.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
 
 use super::{Call, OPERANDS_MAX, Operand, Slot, Versions};
 use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result};
 use crate::launch::{Argument, Launcher};
+use crate::ops::stored;
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::transfer::{self, Asked};
@@ -223,6 +225,8 @@ impl Placed<'_> {
         };
         Ok(Buffer {
             borrow,
+            writes,
+            wide: OnceLock::new(),
             address: tensor.address(),
             dtype: tensor.dtype(),
             count: tensor.count(),
@@ -241,11 +245,16 @@ impl Placed<'_> {
     }
 }
 
+const IS_F32: &str = "bf16 is widened to f32 alone";
 const IN_PLACE: &str = "only operands declared with may_be_in_place are ever in place";
 
 /// An operand's memory, entered, unless the operand is in place of an output, which is entered.
 pub(crate) struct Buffer<'a> {
     borrow: Option<Borrow<'a>>,
+    writes: bool,
+    /// Elements in bf16 as f32, once they are asked for as such. Those of an output are rounded
+    /// back when the buffer is dropped.
+    wide: OnceLock<Vec<f32>>,
     address: u64,
     pub(crate) dtype: DType,
     /// Elements.
@@ -259,7 +268,16 @@ impl Buffer<'_> {
 
     /// The elements, unless the operand is in place.
     pub(crate) fn unless_in_place<T: Element>(&self) -> Option<&[T]> {
-        self.borrow.as_ref().map(Borrow::elements)
+        let borrow = self.borrow.as_ref()?;
+        if self.widens::<T>() {
+            let wide = self.wide.get_or_init(|| stored::wide(borrow.elements()));
+            return Some((wide as &dyn Any).downcast_ref::<Vec<T>>().expect(IS_F32));
+        }
+        Some(borrow.elements())
+    }
+
+    fn widens<T: Element>(&self) -> bool {
+        (T::DTYPE, self.dtype) == (DType::F32, DType::BF16)
     }
 
     /// The elements of an operand that cannot be in place.
@@ -269,7 +287,16 @@ impl Buffer<'_> {
 
     /// The elements of an output.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
-        self.borrow.as_mut().expect(IN_PLACE).elements_mut()
+        let widens = self.widens::<T>();
+        let borrow = self.borrow.as_mut().expect(IN_PLACE);
+        if widens {
+            self.wide.get_or_init(|| stored::wide(borrow.elements()));
+            let wide = self.wide.get_mut().expect("it was just made");
+            return (wide as &mut dyn Any)
+                .downcast_mut::<Vec<T>>()
+                .expect(IS_F32);
+        }
+        borrow.elements_mut()
     }
 
     /// The address in the device's memory: that of the output for an operand in place of it.
@@ -279,6 +306,14 @@ impl Buffer<'_> {
 
     pub(crate) fn is_in_place(&self) -> bool {
         self.borrow.is_none()
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        if let (true, Some(wide), Some(borrow)) = (self.writes, self.wide.get(), &mut self.borrow) {
+            stored::narrow(borrow.elements_mut(), wide);
+        }
     }
 }
 

@@ -57,6 +57,24 @@ pub(crate) struct Tile<'a, T> {
 }
 
 impl<T> Tile<'_, T> {
+    /// # Safety
+    /// `start` is the first of these elements, whose rows are `stride` apart, and the caller has
+    /// them exclusively.
+    pub(super) unsafe fn new(
+        start: *mut T,
+        stride: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Self {
+        Tile {
+            start,
+            stride,
+            rows,
+            columns,
+            _exclusive: std::marker::PhantomData,
+        }
+    }
+
     /// The elements of one row, counted in the whole output.
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
@@ -102,13 +120,9 @@ impl<T: Float> TiledMatmul<'_, T> {
     /// The part is within the output, and this thread has it exclusively.
     pub(super) unsafe fn tile(&self, rows: Range<usize>, columns: Range<usize>) -> Tile<'_, T> {
         // SAFETY: within the output by the caller's promise.
-        let start = unsafe { self.out.add(rows.start * self.stride + columns.start) };
-        Tile {
-            start,
-            stride: self.stride,
-            rows,
-            columns,
-            _exclusive: std::marker::PhantomData,
+        unsafe {
+            let start = self.out.add(rows.start * self.stride + columns.start);
+            Tile::new(start, self.stride, rows, columns)
         }
     }
 }

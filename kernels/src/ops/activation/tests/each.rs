@@ -228,9 +228,9 @@ fn operands_that_do_not_fit_are_named() {
         .to_string();
     let expected = r#"activate: x "h1" f32[2] on cpu: expected shape [3], as out has"#;
     assert!(error.contains(expected), "{error}");
-    let half = x.to_dtype(DType::BF16).unwrap();
+    let half = x.to_dtype(DType::F16).unwrap();
     let error = activate(&half, Activation::Gelu).unwrap_err().to_string();
-    let expected = "there is no version for bf16 on cpu";
+    let expected = "there is no version for f16 on cpu";
     assert!(error.contains(expected), "{error}");
     let error = activate_backward_into(&out, &x, &x, Activation::Relu);
     let error = error.unwrap_err().to_string();

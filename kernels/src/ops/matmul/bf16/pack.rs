@@ -1,0 +1,293 @@
+//! Panels of bf16: copies of an operand in the order in which a kernel reads it.
+
+use std::ops::Range;
+
+use crate::dtype::bf16;
+use crate::ops::matmul::pack::Turn;
+use crate::ops::matmul::tile::Matrix;
+use crate::simd::multiversion;
+use crate::streaming;
+
+/// What a panel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `[pair][line]`: pairs of elements along k, the first in the low half.
+    Pairs,
+    /// As `Pairs`, up to whole columns of AMX's tiles.
+    TilePairs,
+    /// `[32 elements][line][element]`, for AMX: a tile is 16 lines.
+    Tiles,
+    /// `[element][line]` in f32: of each pair the second, then the first.
+    WidePairs,
+    /// `[element][line]` in f32: of each 32 the even ones, then the odd ones.
+    WideTiles,
+}
+
+/// Elements along k that an instruction of AMX takes, and their pairs.
+pub(super) const TILE_ALONG: usize = 32;
+const TILE_PAIRS: usize = TILE_ALONG / 2;
+
+impl Form {
+    /// The pairs of a line with so many elements.
+    fn pairs(self, along: usize) -> usize {
+        match self {
+            Form::Pairs | Form::WidePairs => along.div_ceil(2),
+            Form::TilePairs | Form::Tiles | Form::WideTiles => {
+                along.div_ceil(TILE_ALONG) * TILE_PAIRS
+            }
+        }
+    }
+}
+
+/// Panels begin at cache lines, and one further apart than their length, as in f32.
+const CACHE_LINE: usize = 64;
+const GAP: usize = 16;
+
+/// A buffer for some panels, which grows to the largest block.
+#[derive(Default)]
+pub(super) struct Panels {
+    buffer: Vec<u32>,
+    /// Pairs that are to be brought into another form.
+    pairs: Vec<u32>,
+    distance: usize,
+}
+
+impl Panels {
+    /// Copies lines (rows) of a matrix, between the columns `along`, to panels of `taken` lines,
+    /// which have room for `width`. Lines that do not exist have any value; elements beyond the
+    /// last are 0.
+    pub(super) fn pack(
+        &mut self,
+        from: Matrix<'_, bf16>,
+        lines: &Range<usize>,
+        along: &Range<usize>,
+        [taken, width]: [usize; 2],
+        form: Form,
+    ) {
+        let (pairs, count) = (form.pairs(along.len()), lines.len().div_ceil(taken));
+        let len = pairs * width;
+        let is_pairs = matches!(form, Form::Pairs | Form::TilePairs);
+        let is_wide = matches!(form, Form::WidePairs | Form::WideTiles);
+        self.distance = if is_wide { 2 * len } else { len } + GAP;
+        let room = |buffer: &mut Vec<u32>, distance: usize| {
+            if buffer.len() < count * distance + CACHE_LINE {
+                buffer.resize(count * distance + CACHE_LINE, 0);
+            }
+        };
+        room(&mut self.buffer, self.distance);
+        let start = self.start();
+        if is_pairs {
+            let panels = &mut self.buffer[start..];
+            return pack_pairs(
+                (panels, self.distance),
+                from,
+                lines,
+                along,
+                [taken, width, pairs],
+            );
+        }
+        room(&mut self.pairs, len);
+        pack_pairs(
+            (&mut self.pairs, len),
+            from,
+            lines,
+            along,
+            [taken, width, pairs],
+        );
+        let panels = self.buffer[start..].chunks_mut(self.distance);
+        for (panel, pairs) in panels.zip(self.pairs.chunks(len.max(1))).take(count) {
+            match form {
+                Form::Tiles => turn_tiles(panel, pairs, width),
+                _ => widen(panel, pairs, width, form == Form::WideTiles),
+            }
+        }
+    }
+
+    /// Where the panels begin.
+    fn start(&self) -> usize {
+        self.buffer.as_ptr().align_offset(CACHE_LINE)
+    }
+
+    /// The address of a panel that `pack` filled.
+    pub(super) fn panel(&self, index: usize) -> *const u32 {
+        self.buffer[self.start() + index * self.distance..].as_ptr()
+    }
+}
+
+/// Fills panels, `distance` apart, with `pairs` pairs of each line.
+fn pack_pairs(
+    (panels, distance): (&mut [u32], usize),
+    from: Matrix<'_, bf16>,
+    lines: &Range<usize>,
+    along: &Range<usize>,
+    [taken, width, pairs]: [usize; 3],
+) {
+    if pairs == 0 {
+        return;
+    }
+    if from.transposed {
+        interleave(
+            (panels, distance),
+            from.elements,
+            from.rows,
+            lines,
+            along,
+            taken,
+            width,
+        );
+    } else {
+        for (panel, first) in panels
+            .chunks_mut(distance)
+            .zip(lines.clone().step_by(taken))
+        {
+            let rows = taken.min(lines.end - first);
+            let source = &from.elements[first * from.columns + along.start..];
+            turn_pairs((source, from.columns), [rows, along.len()], (panel, width));
+        }
+    }
+    let (filled, len) = (along.len().div_ceil(2) * width, pairs * width);
+    if filled < len {
+        for panel in panels
+            .chunks_mut(distance)
+            .take(lines.len().div_ceil(taken))
+        {
+            panel[filled..len].fill(0);
+        }
+    }
+}
+
+multiversion! {
+    /// From rows of lines, of which `along` are taken: two rows become a row of pairs.
+    fn interleave[](
+        to: (&mut [u32], usize),
+        elements: &[bf16],
+        stride: usize,
+        lines: &Range<usize>,
+        along: &Range<usize>,
+        taken: usize,
+        width: usize,
+    ) {
+        let (panels, distance) = to;
+        let zeros = [bf16::ZERO; WIDTH_MAX];
+        for (step, k) in along.clone().step_by(2).enumerate() {
+            for ahead in [k + ROWS_AHEAD, k + ROWS_AHEAD + 1] {
+                let ahead = elements.as_ptr().wrapping_add(ahead * stride + lines.start);
+                streaming::ask(ahead.cast(), 2 * lines.len());
+            }
+            for (panel, first) in panels.chunks_mut(distance).zip(lines.clone().step_by(taken)) {
+                let count = taken.min(lines.end - first);
+                let low = &elements[k * stride + first..][..count];
+                let high = match k + 1 < along.end {
+                    true => &elements[(k + 1) * stride + first..][..count],
+                    false => &zeros[..count],
+                };
+                let to = &mut panel[step * width..][..count];
+                // Loops of a constant length are a few instructions.
+                match count {
+                    32 => interleave_row::<32>(to, low, high),
+                    8 => interleave_row::<8>(to, low, high),
+                    _ => {
+                        for ((to, &low), &high) in to.iter_mut().zip(low).zip(high) {
+                            *to = pair(low, high);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn interleave_row<const N: usize>(to: &mut [u32], low: &[bf16], high: &[bf16]) {
+    let all = (
+        to.first_chunk_mut::<N>(),
+        low.first_chunk::<N>(),
+        high.first_chunk::<N>(),
+    );
+    if let (Some(to), Some(low), Some(high)) = all {
+        *to = std::array::from_fn(|line| pair(low[line], high[line]));
+    }
+}
+
+/// How many rows before its use a row is fetched.
+const ROWS_AHEAD: usize = 8;
+/// The most lines of a panel.
+const WIDTH_MAX: usize = 32;
+
+#[inline(always)]
+fn pair(low: bf16, high: bf16) -> u32 {
+    u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
+}
+
+/// From lines that lie `stride` apart, each with its elements one after another: pairs are
+/// transposed, as f32 would be.
+fn turn_pairs(
+    (source, stride): (&[bf16], usize),
+    [rows, along]: [usize; 2],
+    (panel, width): (&mut [u32], usize),
+) {
+    let whole = along / 2;
+    if stride.is_multiple_of(2) && source.as_ptr().cast::<f32>().is_aligned() && whole > 0 {
+        let len = ((rows - 1) * stride + 2 * whole) / 2;
+        assert!(2 * len <= source.len());
+        // SAFETY: aligned and within the slice by what was just checked; every bit pattern is an
+        // f32, which is only copied.
+        let source = unsafe { std::slice::from_raw_parts(source.as_ptr().cast::<f32>(), len) };
+        // SAFETY: u32 and f32 have one size and alignment, and every bit pattern is both.
+        let panel = unsafe {
+            std::slice::from_raw_parts_mut(panel.as_mut_ptr().cast::<f32>(), panel.len())
+        };
+        f32::turn((source, stride / 2), [rows, whole], (panel, width));
+    } else {
+        for row in 0..rows {
+            for step in 0..whole {
+                let [low, high] = [0, 1].map(|at| source[row * stride + 2 * step + at]);
+                panel[step * width + row] = pair(low, high);
+            }
+        }
+    }
+    if along % 2 == 1 {
+        for row in 0..rows {
+            let last = source[row * stride + along - 1];
+            panel[whole * width + row] = pair(last, bf16::ZERO);
+        }
+    }
+}
+
+/// Brings pairs into the form of AMX's left operand.
+fn turn_tiles(panel: &mut [u32], pairs: &[u32], width: usize) {
+    let tiles = panel.chunks_mut(TILE_PAIRS * width);
+    for (tile, pairs) in tiles.zip(pairs.chunks_exact(TILE_PAIRS * width)) {
+        // SAFETY: u32 and f32 have one size and alignment, and every bit pattern is both.
+        let (tile, pairs) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast::<f32>(), tile.len()),
+                std::slice::from_raw_parts(pairs.as_ptr().cast::<f32>(), pairs.len()),
+            )
+        };
+        f32::turn((pairs, width), [TILE_PAIRS, width], (tile, TILE_PAIRS));
+    }
+}
+
+multiversion! {
+    /// Widens pairs to f32, in the order of a kernel.
+    fn widen[](panel: &mut [u32], pairs: &[u32], width: usize, in_tiles: bool) {
+        let halves = |pair: u32| (pair << 16, pair & 0xffff_0000);
+        // Rows of the panel that a row of pairs becomes, for its first and second elements.
+        for (step, pairs) in pairs.chunks_exact(width).enumerate() {
+            let (first, second) = match in_tiles {
+                true => {
+                    let even = step / TILE_PAIRS * TILE_ALONG + step % TILE_PAIRS;
+                    (even, even + TILE_PAIRS)
+                }
+                false => (2 * step + 1, 2 * step),
+            };
+            for (to, &pair) in panel[first * width..][..width].iter_mut().zip(pairs) {
+                *to = halves(pair).0;
+            }
+            for (to, &pair) in panel[second * width..][..width].iter_mut().zip(pairs) {
+                *to = halves(pair).1;
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Tests of matmuls of bf16: every kernel has the bits of the order that it says, spelled out.
+
+use super::flush::flushed;
+use super::*;
+use crate::dtype::{bf16_nearest, bf16_wide};
+use crate::ops::testing::random_f32;
+
+/// `a·b + sum`, as the instructions compute it.
+fn multiply_add(a: bf16, b: bf16, sum: f32) -> f32 {
+    flushed(flushed(bf16_wide(a)).mul_add(flushed(bf16_wide(b)), sum))
+}
+
+/// The sum of products of a block along k, in an order.
+fn plain_sum(order: Bf16Order, a: &[bf16], b: &[bf16]) -> f32 {
+    let at = |x: &[bf16], index: usize| x.get(index).copied().unwrap_or(bf16::ZERO);
+    let add = |sum, index| multiply_add(at(a, index), at(b, index), sum);
+    match order {
+        Bf16Order::Dpbf16 => {
+            let pairs = (0..a.len()).step_by(2);
+            pairs.fold(0.0, |sum, first| add(add(sum, first + 1), first))
+        }
+        Bf16Order::Amx => (0..a.len()).step_by(32).fold(0.0, |sum, first| {
+            let half = |odd| (0..16).fold(0.0, |sum, pair| add(sum, first + 2 * pair + odd));
+            flushed(sum + flushed(half(0) + half(1)))
+        }),
+    }
+}
+
+/// Awkward shapes around tiles, blocks and pieces: (m, n, k).
+const SHAPES: [(usize, usize, usize); 15] = [
+    (128, 100, 784),
+    (1, 1000, 700),
+    (1, 33, 31),
+    (1, 90, 64),
+    (1, 600, 9050),
+    (65, 65, 1025),
+    (64, 800, 64),
+    (161, 3, 300),
+    (3, 161, 9000),
+    (20, 20, 2),
+    (97, 193, 51),
+    (13, 40, 4097),
+    (5, 7, 1),
+    (4, 3, 0),
+    (32, 32, 32),
+];
+const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+const ORDERS: [Bf16Order; 2] = [Bf16Order::Amx, Bf16Order::Dpbf16];
+
+fn random(count: usize, seed: u64) -> Vec<bf16> {
+    random_f32(count, seed)
+        .into_iter()
+        .map(bf16_nearest)
+        .collect()
+}
+
+struct Case {
+    shape: (usize, usize, usize),
+    layout: (bool, bool),
+    a: Vec<bf16>,
+    b: Vec<bf16>,
+    existing: Vec<f32>,
+}
+
+impl Case {
+    fn new(shape: (usize, usize, usize), layout: (bool, bool)) -> Case {
+        let (m, n, k) = shape;
+        Case {
+            shape,
+            layout,
+            a: random(m * k, 1),
+            b: random(k * n, 2),
+            existing: random_f32(m * n, 3),
+        }
+    }
+
+    /// The bits of the output in f32, and of that in bf16, after `body`.
+    fn run(
+        &self,
+        order: Bf16Order,
+        scales: (f32, f32),
+        mut body: impl FnMut(&Product<'_>),
+    ) -> (Vec<u32>, Vec<u16>) {
+        let (m, n, k) = self.shape;
+        let mut wide = self.existing.clone();
+        let mut rounded: Vec<bf16> = wide.iter().map(|&x| bf16_nearest(x)).collect();
+        for out in [
+            Target::F32(wide.as_mut_ptr()),
+            Target::Bf16(rounded.as_mut_ptr()),
+        ] {
+            body(&Product {
+                out,
+                a: Matrix::new(&self.a, m, k, self.layout.0),
+                b: Matrix::new(&self.b, k, n, self.layout.1),
+                scales,
+                order,
+            });
+        }
+        let bits = wide.iter().map(|value| value.to_bits()).collect();
+        (bits, rounded.iter().map(|value| value.to_bits()).collect())
+    }
+
+    /// Some elements by the definition of the order: index, bits in f32, and in bf16.
+    fn plainly(&self, order: Bf16Order, scales: (f32, f32)) -> Vec<(usize, u32, u16)> {
+        let (m, n, k) = self.shape;
+        let line = |of: &[bf16], transposed: bool, lines: usize, line: usize| -> Vec<bf16> {
+            let at = |along: usize| {
+                if transposed {
+                    along * lines + line
+                } else {
+                    line * k + along
+                }
+            };
+            (0..k).map(|along| of[at(along)]).collect()
+        };
+        let blocks = k.div_ceil(ALONG_MAX).max(1);
+        let element = |index: usize| {
+            let a = line(&self.a, self.layout.0, m, index / n);
+            let b = line(&self.b, !self.layout.1, n, index % n);
+            let value = |existing: f32| {
+                (0..blocks).fold(existing, |out, block| {
+                    let along = threads::cut(k, ALONG_GRAIN, blocks, block);
+                    let sum = scales.0 * plain_sum(order, &a[along.clone()], &b[along]);
+                    match if block == 0 { scales.1 } else { 1.0 } {
+                        0.0 => sum,
+                        scale => scale.mul_add(out, sum),
+                    }
+                })
+            };
+            let existing = self.existing[index];
+            let rounded = bf16_nearest(value(bf16_wide(bf16_nearest(existing))));
+            (index, value(existing).to_bits(), rounded.to_bits())
+        };
+        (0..m * n)
+            .step_by((m * n / 100).max(1))
+            .map(element)
+            .collect()
+    }
+}
+
+#[test]
+fn each_element_is_added_in_its_order_for_any_number_of_threads() {
+    for (shape, layout) in SHAPES
+        .iter()
+        .flat_map(|shape| LAYOUTS.map(|layout| (*shape, layout)))
+    {
+        for (order, scales) in ORDERS
+            .map(|order| [(order, (1.0, 0.0)), (order, (0.5, 2.0))])
+            .concat()
+        {
+            let case = Case::new(shape, layout);
+            let alone = case.run(order, scales, |work| {
+                in_pieces(work, 1, &super::super::AsIs)
+            });
+            for (index, wide, rounded) in case.plainly(order, scales) {
+                let got = (alone.0[index], alone.1[index]);
+                assert_eq!(
+                    got,
+                    (wide, rounded),
+                    "{shape:?} {layout:?} {order:?}, element {index}"
+                );
+            }
+            for threads in [2, 3, 7] {
+                let pieces = case.run(order, scales, |work| {
+                    in_pieces(work, threads, &super::super::AsIs)
+                });
+                assert!(
+                    pieces == alone,
+                    "{shape:?} {layout:?} {order:?} on {threads}"
+                );
+            }
+        }
+    }
+}
+
+/// The kernel for AMX with `tdpbf16ps` done by f32 arithmetic: its panels, tiles and strides.
+#[cfg(target_arch = "x86_64")]
+struct TilesInF32;
+
+/// A tile at `from`: 16 lines of 16 pairs, `line` pairs apart.
+#[cfg(target_arch = "x86_64")]
+unsafe fn load(from: *const u32, line: usize) -> [[u32; 16]; 16] {
+    // SAFETY: the caller has such lines there.
+    std::array::from_fn(|row| unsafe { *from.add(row * line).cast::<[u32; 16]>() })
+}
+
+/// `tdpbf16ps`, as it was seen on an Intel Xeon.
+#[cfg(target_arch = "x86_64")]
+fn multiply_tiles(sums: &mut [[f32; 16]; 16], a: &[[u32; 16]; 16], b: &[[u32; 16]; 16]) {
+    let halves = |pair: u32| [pair as u16, (pair >> 16) as u16].map(bf16::from_bits);
+    for (row, sums) in sums.iter_mut().enumerate() {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let chain = |half: usize| {
+                (0..16).fold(0.0, |sum, pair| {
+                    multiply_add(
+                        halves(a[row][pair])[half],
+                        halves(b[pair][column])[half],
+                        sum,
+                    )
+                })
+            };
+            *sum = flushed(*sum + flushed(chain(0) + chain(1)));
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl PairKernel for TilesInF32 {
+    const ROWS: usize = amx::Tiles::ROWS;
+    const COLUMNS: usize = amx::Tiles::COLUMNS;
+    const ROWS_AT_ONCE: usize = amx::Tiles::ROWS_AT_ONCE;
+    const LEFT: pack::Form = amx::Tiles::LEFT;
+    const RIGHT: pack::Form = amx::Tiles::RIGHT;
+
+    unsafe fn run(
+        along: usize,
+        a: *const u32,
+        b: *const u32,
+        out: *mut f32,
+        stride: usize,
+        scales: (f32, f32),
+    ) {
+        let mut tiles = [[[0.0; 16]; 16]; 4];
+        for step in 0..along.div_ceil(pack::TILE_ALONG) {
+            // SAFETY: 2 KiB of each panel a step, as the instructions load them.
+            unsafe {
+                let (a, b) = (a.add(512 * step), b.add(512 * step));
+                let [above, below] = [load(a, 16), load(a.add(256), 16)];
+                let [left, right] = [load(b, 32), load(b.add(16), 32)];
+                multiply_tiles(&mut tiles[0], &above, &left);
+                multiply_tiles(&mut tiles[1], &above, &right);
+                multiply_tiles(&mut tiles[2], &below, &left);
+                multiply_tiles(&mut tiles[3], &below, &right);
+            }
+        }
+        let mut sums = [0.0; TILE_MAX];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            let (row, column) = (index / 32, index % 32);
+            *sum = tiles[row / 16 * 2 + column / 16][row % 16][column % 16];
+        }
+        // SAFETY: by the caller's promise.
+        unsafe { kernels::store_tile(&sums, 32, out, stride, scales) };
+    }
+}
+
+/// Runs a piece with one kernel.
+type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &super::super::AsIs, &mut Rooms);
+
+/// The kernels that this processor can run, by name and order.
+fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
+    use Bf16Order::{Amx, Dpbf16};
+    let mut kernels: Vec<(&str, Bf16Order, Piece)> = vec![
+        ("plain", Dpbf16, piece::<Emulated<Flushed, false>>),
+        ("plain", Amx, piece::<Emulated<Flushed, true>>),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    {
+        kernels.push(("tiles in f32", Amx, piece::<TilesInF32>));
+        if simd::level() >= Level::Avx2 {
+            kernels.push(("AVX2", Dpbf16, piece::<Emulated<Avx2F32, false>>));
+            kernels.push(("AVX2", Amx, piece::<Emulated<Avx2F32, true>>));
+        }
+        if simd::level() >= Level::Avx512 {
+            kernels.push(("AVX-512", Dpbf16, piece::<Emulated<Avx512F32, false>>));
+            kernels.push(("AVX-512", Amx, piece::<Emulated<Avx512F32, true>>));
+        }
+        if simd::bf16_unit() >= Bf16Unit::Dpbf16 {
+            kernels.push(("vdpbf16ps", Dpbf16, piece::<kernels::Dpbf16>));
+        }
+        if simd::bf16_unit() >= Bf16Unit::Amx {
+            kernels.push(("tdpbf16ps", Amx, |work, rows, columns, finish, rooms| {
+                // SAFETY: this process has tiles; the caller's promises.
+                unsafe {
+                    amx::with_tiles(|| piece::<amx::Tiles>(work, rows, columns, finish, rooms))
+                }
+            }));
+        }
+    }
+    for (name, order, _) in &kernels {
+        eprintln!("the order {order:?} by {name}");
+    }
+    kernels
+}
+
+/// Numbers of a kind: 0 with products near the smallest normal number, 1 any bits.
+fn extreme(count: usize, kind: u32, seed: u64) -> Vec<bf16> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let near = ((state >> 63) as u16) << 15
+            | (44 + ((state >> 20) % 40) as u16) << 7
+            | (state as u16 & 0x7f);
+        bf16::from_bits(if kind == 0 {
+            near
+        } else {
+            (state >> 48) as u16
+        })
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[test]
+fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
+    let bits = |out: &[u32]| -> Vec<Option<u32>> {
+        // A NaN is as good as another.
+        out.iter()
+            .map(|&x| (!f32::from_bits(x).is_nan()).then_some(x))
+            .collect()
+    };
+    for (shape, kind) in [(97, 193, 511), (13, 70, 30), (33, 31, 1)]
+        .into_iter()
+        .flat_map(|shape| [0, 1, 2].map(|kind| (shape, kind)))
+    {
+        for layout in LAYOUTS {
+            let mut case = Case::new(shape, layout);
+            if kind < 2 {
+                case.a = extreme(case.a.len(), kind, 1);
+                case.b = extreme(case.b.len(), kind, 2);
+                case.existing.fill(if kind == 0 { 1e-38 } else { 1.0 });
+            }
+            for (name, order, piece) in kernels() {
+                let expected = case.run(order, (1.0, 1.0), |work| {
+                    in_pieces(work, 1, &super::super::AsIs)
+                });
+                let mut rooms = Rooms::default();
+                // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
+                let got = case.run(order, (1.0, 1.0), |work| unsafe {
+                    piece(
+                        work,
+                        0..shape.0,
+                        0..shape.1,
+                        &super::super::AsIs,
+                        &mut rooms,
+                    );
+                });
+                assert!(
+                    bits(&got.0) == bits(&expected.0),
+                    "{shape:?} {layout:?} of kind {kind}: {order:?} by {name}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thread_has_its_own_order_and_gets_the_former_one_back() {
+    let native = Bf16Order::native();
+    for order in ORDERS {
+        with_bf16_order(order, || {
+            assert_eq!(bf16_order(), order);
+            assert_eq!(std::thread::spawn(bf16_order).join().unwrap(), native);
+        });
+    }
+    assert_eq!(bf16_order(), native);
+}
