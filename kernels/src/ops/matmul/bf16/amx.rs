@@ -55,8 +55,8 @@ impl PairKernel for Tiles {
 
     unsafe fn run(
         along: usize,
-        a: *const u32,
-        b: *const u32,
+        a: *const f32,
+        b: *const f32,
         out: *mut f32,
         stride: usize,
         scales: (f32, f32),

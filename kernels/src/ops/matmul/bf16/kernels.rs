@@ -30,8 +30,8 @@ pub(super) trait PairKernel {
     /// `stride` apart, and the processor has the kernel's instructions.
     unsafe fn run(
         along: usize,
-        a: *const u32,
-        b: *const u32,
+        a: *const f32,
+        b: *const f32,
         out: *mut f32,
         stride: usize,
         scales: (f32, f32),
@@ -55,13 +55,12 @@ impl<K: TileKernel<f32>, const IS_AMX: bool> PairKernel for Emulated<K, IS_AMX> 
 
     unsafe fn run(
         along: usize,
-        a: *const u32,
-        b: *const u32,
+        a: *const f32,
+        b: *const f32,
         out: *mut f32,
         stride: usize,
         scales: (f32, f32),
     ) {
-        let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
         if !IS_AMX {
             let along = along.next_multiple_of(2);
             // SAFETY: by the caller's promise; an odd element has a 0 beside it.
@@ -199,8 +198,8 @@ mod dpbf16 {
         #[target_feature(enable = "avx512f,avx512bf16")]
         unsafe fn run(
             along: usize,
-            mut a: *const u32,
-            mut b: *const u32,
+            mut a: *const f32,
+            mut b: *const f32,
             out: *mut f32,
             stride: usize,
             scales: (f32, f32),
@@ -218,7 +217,7 @@ mod dpbf16 {
                         right[vector] = pairs(_mm512_loadu_si512(b.add(vector * LANES).cast()));
                     }
                     for row in 0..ROWS {
-                        let left = pairs(_mm512_set1_epi32((*a.add(row)).cast_signed()));
+                        let left = pairs(_mm512_set1_epi32(*a.add(row).cast()));
                         for vector in 0..VECTORS {
                             sums[row][vector] =
                                 _mm512_dpbf16_ps(sums[row][vector], left, right[vector]);

@@ -11,7 +11,7 @@ use crate::streaming;
 /// What a panel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// `[pair][line]`: pairs of elements along k, the first in the low half.
+    /// `[pair][line]`: pairs of elements along k, the first in the low half of what passes as f32.
     Pairs,
     /// As `Pairs`, up to whole columns of AMX's tiles.
     TilePairs,
@@ -46,9 +46,9 @@ const GAP: usize = 16;
 /// A buffer for some panels, which grows to the largest block.
 #[derive(Default)]
 pub(super) struct Panels {
-    buffer: Vec<u32>,
+    buffer: Vec<f32>,
     /// Pairs that are to be brought into another form.
-    pairs: Vec<u32>,
+    pairs: Vec<f32>,
     distance: usize,
 }
 
@@ -69,9 +69,9 @@ impl Panels {
         let is_pairs = matches!(form, Form::Pairs | Form::TilePairs);
         let is_wide = matches!(form, Form::WidePairs | Form::WideTiles);
         self.distance = if is_wide { 2 * len } else { len } + GAP;
-        let room = |buffer: &mut Vec<u32>, distance: usize| {
+        let room = |buffer: &mut Vec<f32>, distance: usize| {
             if buffer.len() < count * distance + CACHE_LINE {
-                buffer.resize(count * distance + CACHE_LINE, 0);
+                buffer.resize(count * distance + CACHE_LINE, 0.0);
             }
         };
         room(&mut self.buffer, self.distance);
@@ -109,14 +109,14 @@ impl Panels {
     }
 
     /// The address of a panel that `pack` filled.
-    pub(super) fn panel(&self, index: usize) -> *const u32 {
+    pub(super) fn panel(&self, index: usize) -> *const f32 {
         self.buffer[self.start() + index * self.distance..].as_ptr()
     }
 }
 
 /// Fills panels, `distance` apart, with `pairs` pairs of each line.
 fn pack_pairs(
-    (panels, distance): (&mut [u32], usize),
+    (panels, distance): (&mut [f32], usize),
     from: Matrix<'_, bf16>,
     lines: &Range<usize>,
     along: &Range<usize>,
@@ -151,7 +151,7 @@ fn pack_pairs(
             .chunks_mut(distance)
             .take(lines.len().div_ceil(taken))
         {
-            panel[filled..len].fill(0);
+            panel[filled..len].fill(0.0);
         }
     }
 }
@@ -159,7 +159,7 @@ fn pack_pairs(
 multiversion! {
     /// From rows of lines, of which `along` are taken: two rows become a row of pairs.
     fn interleave[](
-        to: (&mut [u32], usize),
+        to: (&mut [f32], usize),
         elements: &[bf16],
         stride: usize,
         lines: &Range<usize>,
@@ -198,7 +198,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn interleave_row<const N: usize>(to: &mut [u32], low: &[bf16], high: &[bf16]) {
+fn interleave_row<const N: usize>(to: &mut [f32], low: &[bf16], high: &[bf16]) {
     let all = (
         to.first_chunk_mut::<N>(),
         low.first_chunk::<N>(),
@@ -215,8 +215,8 @@ const ROWS_AHEAD: usize = 8;
 const WIDTH_MAX: usize = 32;
 
 #[inline(always)]
-fn pair(low: bf16, high: bf16) -> u32 {
-    u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
+fn pair(low: bf16, high: bf16) -> f32 {
+    f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
 }
 
 /// From lines that lie `stride` apart, each with its elements one after another: pairs are
@@ -224,7 +224,7 @@ fn pair(low: bf16, high: bf16) -> u32 {
 fn turn_pairs(
     (source, stride): (&[bf16], usize),
     [rows, along]: [usize; 2],
-    (panel, width): (&mut [u32], usize),
+    (panel, width): (&mut [f32], usize),
 ) {
     let whole = along / 2;
     if stride.is_multiple_of(2) && source.as_ptr().cast::<f32>().is_aligned() && whole > 0 {
@@ -233,10 +233,6 @@ fn turn_pairs(
         // SAFETY: aligned and within the slice by what was just checked; every bit pattern is an
         // f32, which is only copied.
         let source = unsafe { std::slice::from_raw_parts(source.as_ptr().cast::<f32>(), len) };
-        // SAFETY: u32 and f32 have one size and alignment, and every bit pattern is both.
-        let panel = unsafe {
-            std::slice::from_raw_parts_mut(panel.as_mut_ptr().cast::<f32>(), panel.len())
-        };
         f32::turn((source, stride / 2), [rows, whole], (panel, width));
     } else {
         for row in 0..rows {
@@ -255,24 +251,16 @@ fn turn_pairs(
 }
 
 /// Brings pairs into the form of AMX's left operand.
-fn turn_tiles(panel: &mut [u32], pairs: &[u32], width: usize) {
+fn turn_tiles(panel: &mut [f32], pairs: &[f32], width: usize) {
     let tiles = panel.chunks_mut(TILE_PAIRS * width);
     for (tile, pairs) in tiles.zip(pairs.chunks_exact(TILE_PAIRS * width)) {
-        // SAFETY: u32 and f32 have one size and alignment, and every bit pattern is both.
-        let (tile, pairs) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast::<f32>(), tile.len()),
-                std::slice::from_raw_parts(pairs.as_ptr().cast::<f32>(), pairs.len()),
-            )
-        };
         f32::turn((pairs, width), [TILE_PAIRS, width], (tile, TILE_PAIRS));
     }
 }
 
 multiversion! {
     /// Widens pairs to f32, in the order of a kernel.
-    fn widen[](panel: &mut [u32], pairs: &[u32], width: usize, in_tiles: bool) {
-        let halves = |pair: u32| (pair << 16, pair & 0xffff_0000);
+    fn widen[](panel: &mut [f32], pairs: &[f32], width: usize, in_tiles: bool) {
         // Rows of the panel that a row of pairs becomes, for its first and second elements.
         for (step, pairs) in pairs.chunks_exact(width).enumerate() {
             let (first, second) = match in_tiles {
@@ -283,10 +271,10 @@ multiversion! {
                 false => (2 * step + 1, 2 * step),
             };
             for (to, &pair) in panel[first * width..][..width].iter_mut().zip(pairs) {
-                *to = halves(pair).0;
+                *to = f32::from_bits(pair.to_bits() << 16);
             }
             for (to, &pair) in panel[second * width..][..width].iter_mut().zip(pairs) {
-                *to = halves(pair).1;
+                *to = f32::from_bits(pair.to_bits() & 0xffff_0000);
             }
         }
     }

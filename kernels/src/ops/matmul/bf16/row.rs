@@ -25,7 +25,8 @@ const FINISHED: usize = 512;
 
 /// Whether `piece` computes this product.
 pub(super) fn fits(work: &Product<'_>) -> bool {
-    work.a.rows == 1 && work.b.transposed && work.b.rows.is_multiple_of(2)
+    let is_row = work.a.rows == 1 && work.b.transposed && work.b.rows.is_multiple_of(2);
+    is_row && matches!(work.out, Target::Bf16(_))
 }
 
 /// Computes some columns of the output, which has one row.
@@ -34,6 +35,7 @@ pub(super) fn fits(work: &Product<'_>) -> bool {
 /// As for `bf16::piece`; the product `fits`, and the processor has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn piece(work: &Product<'_>, columns: Range<usize>, finish: &impl Finish<f32>) {
+    let Target::Bf16(out) = work.out else { return };
     let (k, x) = (work.b.rows, work.a.elements);
     // Each pair's second element, then its first.
     let swapped: Vec<f32> = x
@@ -45,16 +47,11 @@ pub(super) unsafe fn piece(work: &Product<'_>, columns: Range<usize>, finish: &i
         let columns = first..columns.end.min(first + FINISHED);
         let mut sums = [0f32; FINISHED];
         let sums = &mut sums[..columns.len()];
-        if let (Target::Bf16(out), true) = (work.out, work.scales.1 != 0.0) {
-            // SAFETY: these columns are within the output, and this thread's.
-            let out = unsafe { std::slice::from_raw_parts(out.add(first), columns.len()) };
+        // SAFETY: these columns are within the output, and this thread's.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.add(first), columns.len()) };
+        if work.scales.1 != 0.0 {
             stored::widen(sums, out);
         }
-        let to = match work.out {
-            // SAFETY: as above.
-            Target::F32(out) => unsafe { out.add(first) },
-            Target::Bf16(_) => sums.as_mut_ptr(),
-        };
         for block in 0..blocks {
             let along = threads::cut(k, ALONG_GRAIN, blocks, block);
             let existing_scale = if block == 0 { work.scales.1 } else { 1.0 };
@@ -68,22 +65,17 @@ pub(super) unsafe fn piece(work: &Product<'_>, columns: Range<usize>, finish: &i
                         Bf16Order::Dpbf16 => block_sums::<false>(x, weights, k, along.start),
                     };
                     for (index, sum) in of_block.into_iter().enumerate().take(width) {
-                        // SAFETY: within the columns of this thread.
-                        unsafe {
-                            let sum = flushed(work.scales.0 * sum);
-                            store(to.add(start + index), sum, existing_scale);
-                        }
+                        let sum = flushed(work.scales.0 * sum);
+                        // SAFETY: it is one of the sums.
+                        unsafe { store(&raw mut sums[start + index], sum, existing_scale) };
                     }
                 }
             });
         }
-        // SAFETY: this thread has the row of sums; they are complete.
-        finish.finish(unsafe { Tile::new(to, columns.len(), 0..1, columns.clone()) });
-        if let Target::Bf16(out) = work.out {
-            // SAFETY: as above.
-            let out = unsafe { std::slice::from_raw_parts_mut(out.add(first), columns.len()) };
-            stored::round(out, sums);
-        }
+        // SAFETY: these are the sums of a row, complete.
+        let tile = unsafe { Tile::new(sums.as_mut_ptr(), columns.len(), 0..1, columns) };
+        finish.finish(tile);
+        stored::round(out, sums);
     }
 }
 

@@ -179,7 +179,7 @@ struct TilesInF32;
 
 /// A tile at `from`: 16 lines of 16 pairs, `line` pairs apart.
 #[cfg(target_arch = "x86_64")]
-unsafe fn load(from: *const u32, line: usize) -> [[u32; 16]; 16] {
+unsafe fn load(from: *const f32, line: usize) -> [[u32; 16]; 16] {
     // SAFETY: the caller has such lines there.
     std::array::from_fn(|row| unsafe { *from.add(row * line).cast::<[u32; 16]>() })
 }
@@ -214,8 +214,8 @@ impl PairKernel for TilesInF32 {
 
     unsafe fn run(
         along: usize,
-        a: *const u32,
-        b: *const u32,
+        a: *const f32,
+        b: *const f32,
         out: *mut f32,
         stride: usize,
         scales: (f32, f32),
