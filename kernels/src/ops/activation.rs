@@ -15,12 +15,12 @@ use crate::error::Result;
 use crate::launch::{Argument, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
 use crate::ops::elementwise::{binary_op, of_elements, unary_op};
-use crate::ops::float::Float;
+use crate::ops::formulas::Formulas;
 use crate::ops::stored::{Stored, with_stored};
 use crate::setting::Choice;
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
-use crate::{Tensor, choices, math};
+use crate::{Tensor, choices};
 
 static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
 
@@ -90,33 +90,6 @@ of_elements! {
         (dy, x) => if x <= T::ZERO { T::ZERO } else { dy * (x + x) };
 }
 
-/// Functions that f32 and f64 compute in different ways.
-pub(crate) trait Formulas: Float {
-    /// silu and its derivative.
-    fn silu(self) -> (Self, Self);
-    fn gelu_erf(self) -> Self;
-    fn gelu_erf_grad(self) -> Self;
-    fn gelu_tanh(self) -> Self;
-    fn gelu_tanh_grad(self) -> Self;
-}
-
-macro_rules! formulas {
-    ($T:ty, $from:ident: $($name:ident -> $To:ty),+) => {
-        impl Formulas for $T {
-            $(
-                #[inline(always)]
-                fn $name(self) -> $To {
-                    $from::$name(self)
-                }
-            )+
-        }
-    };
-}
-formulas!(f32, math: silu -> (f32, f32), gelu_erf -> f32, gelu_erf_grad -> f32, gelu_tanh -> f32,
-    gelu_tanh_grad -> f32);
-formulas!(f64, in_f64: silu -> (f64, f64), gelu_erf -> f64, gelu_erf_grad -> f64, gelu_tanh -> f64,
-    gelu_tanh_grad -> f64);
-
 of_elements! { of Formulas =>
     /// x Φ(x), Φ being the normal distribution. f32 is off by at most 4ε max(|x|, 1), ε = 2⁻²⁴; its
     /// derivative by 6ε.
@@ -124,62 +97,6 @@ of_elements! { of Formulas =>
     /// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³). f32 is off by at most 4ε max(|x|, 1);
     /// its derivative by 8ε.
     pub(crate) GeluTanh(): (x) => x.gelu_tanh(), (dy, x) => dy * x.gelu_tanh_grad();
-}
-
-/// In f64, within a few 2⁻⁵³ of max(|x|, 1): for finite differences.
-mod in_f64 {
-    use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
-
-    // From the C math library, which the standard library links on every Unix: Rust has no stable
-    // erfc. SAFETY: C's `double erfc(double)`, defined for every argument.
-    unsafe extern "C" {
-        safe fn erfc(x: f64) -> f64;
-    }
-
-    /// Beyond ±40 every formula has reached its limit. Without the bound, ∞ × 0 would give NaN.
-    const FAR: f64 = 40.0;
-
-    /// u and its derivative, for |x| <= 40.
-    fn tanh_argument(x: f64) -> (f64, f64) {
-        let root = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
-        (
-            root * (x + 0.044715 * x * x * x),
-            root * (1.0 + 3.0 * 0.044715 * x * x),
-        )
-    }
-
-    pub(super) fn gelu_tanh(x: f64) -> f64 {
-        let (u, _) = tanh_argument(x.clamp(-FAR, FAR));
-        // Not x itself below −40: −∞ × 0.
-        let x = if x < -FAR { -FAR } else { x };
-        0.5 * x * (1.0 + u.tanh())
-    }
-
-    pub(super) fn gelu_tanh_grad(x: f64) -> f64 {
-        let x = x.clamp(-FAR, FAR);
-        let (u, slope) = tanh_argument(x);
-        let tanh = u.tanh();
-        0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope
-    }
-
-    pub(super) fn gelu_erf(x: f64) -> f64 {
-        let x = if x < -FAR { -FAR } else { x };
-        0.5 * x * erfc(-x * FRAC_1_SQRT_2)
-    }
-
-    pub(super) fn gelu_erf_grad(x: f64) -> f64 {
-        let x = x.clamp(-FAR, FAR);
-        let density = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (-0.5 * x * x).exp();
-        0.5 * erfc(-x * FRAC_1_SQRT_2) + x * density
-    }
-
-    pub(super) fn silu(x: f64) -> (f64, f64) {
-        // At ±750 e^−|x| is 0 already; beyond, ∞ × 0 would give NaN.
-        let x = if x < -750.0 { -750.0 } else { x };
-        let s = 1.0 / (1.0 + (-x).exp());
-        let near = if x > 750.0 { 750.0 } else { x };
-        (x * s, s + near * s * (1.0 - s))
-    }
 }
 
 /// `activation` of `x` in a new tensor.

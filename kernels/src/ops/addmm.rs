@@ -11,8 +11,8 @@ use crate::ops::arithmetic::scale_on;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot};
 use crate::ops::create::zero_on;
 use crate::ops::float::Float;
-use crate::ops::matmul::{AsIs, Matrix};
-use crate::ops::stored::{Output, Stored, with_stored};
+use crate::ops::matmul::{AsIs, Matrix, Output};
+use crate::ops::stored::{Stored, with_stored};
 use crate::{Element, Tensor};
 
 /// `beta * acc + alpha * (mat1 · mat2)` in a new tensor (M, N), on the device where the operands

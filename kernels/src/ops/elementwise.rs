@@ -5,11 +5,10 @@
 //! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
 //! because only those are certain to be compiled into each SIMD version of the loop.
 
-use crate::dtype::{Element, bf16};
+use crate::dtype::{Element, bf16, bf16_nearest, bf16_wide};
 use crate::error::Result;
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
-use crate::ops::stored::Rounded;
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
 use crate::{DType, Tensor, threads};
@@ -229,6 +228,26 @@ impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
     fn ask(self, first: usize) {
         streaming::ask_ahead(self.a, first);
         streaming::ask_ahead(self.b, first);
+    }
+}
+
+/// A function of f32 for bf16.
+#[derive(Clone, Copy)]
+struct Rounded<F>(F);
+
+impl<F: Unary<f32>> Unary<bf16> for Rounded<F> {
+    const MEMORY_BOUND: bool = F::MEMORY_BOUND;
+    #[inline(always)]
+    fn apply(self, x: bf16) -> bf16 {
+        bf16_nearest(self.0.apply(bf16_wide(x)))
+    }
+}
+
+impl<F: Binary<f32>> Binary<bf16> for Rounded<F> {
+    const MEMORY_BOUND: bool = F::MEMORY_BOUND;
+    #[inline(always)]
+    fn apply(self, a: bf16, b: bf16) -> bf16 {
+        bf16_nearest(self.0.apply(bf16_wide(a), bf16_wide(b)))
     }
 }
 

@@ -18,8 +18,8 @@ use crate::ops::arithmetic::Add;
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::elementwise::{binary_in_place, unary_in_place};
 use crate::ops::float::Float;
-use crate::ops::matmul::{AsIs, COLUMNS_MAX, Finish, Matrix, Tile};
-use crate::ops::stored::{Output, Stored, with_stored};
+use crate::ops::matmul::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, Tile};
+use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 

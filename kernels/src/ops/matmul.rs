@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use pack::{Panels, Turn};
 use tile::{ALONG_MAX, TILE_MAX, TiledMatmul, store};
-pub(crate) use tile::{AsIs, Finish, Matrix, Plain, Tile, TileKernel};
+pub(crate) use tile::{AsIs, Finish, Matrix, Output, Plain, Tile, TileKernel};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
 

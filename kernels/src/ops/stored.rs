@@ -2,68 +2,11 @@
 
 use crate::Element;
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
-use crate::ops::activation::Formulas;
-use crate::ops::elementwise::{Binary, GRAIN, Unary};
 use crate::ops::float::{Float, LANES, tree_sum};
-use crate::ops::matmul::{self, Finish, Matrix, Real};
+use crate::ops::formulas::Formulas;
+use crate::ops::matmul::{self, Finish, Matrix, Output, Real};
+use crate::ops::round::{round, widen};
 use crate::simd::multiversion;
-use crate::threads;
-
-multiversion! {
-    /// `out = x`.
-    pub(crate) fn widen[](out: &mut [f32], x: &[bf16]) {
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = bf16_wide(x);
-        }
-    }
-}
-
-multiversion! {
-    /// `out = x`, rounded.
-    pub(crate) fn round[](out: &mut [bf16], x: &[f32]) {
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = bf16_nearest(x);
-        }
-    }
-}
-
-/// A copy in f32, made by all threads.
-pub(crate) fn wide(x: &[bf16]) -> Vec<f32> {
-    let mut wide = vec![0.0; x.len()];
-    threads::split_mut(&mut wide, GRAIN, |first, part| widen(part, &x[first..]));
-    wide
-}
-
-/// `out = x`, rounded by all threads.
-pub(crate) fn narrow(out: &mut [bf16], x: &[f32]) {
-    threads::split_mut(out, GRAIN, |first, part| round(part, &x[first..]));
-}
-
-/// A function of f32 for bf16.
-#[derive(Clone, Copy)]
-pub(crate) struct Rounded<F>(pub(crate) F);
-
-impl<F: Unary<f32>> Unary<bf16> for Rounded<F> {
-    const MEMORY_BOUND: bool = F::MEMORY_BOUND;
-    #[inline(always)]
-    fn apply(self, x: bf16) -> bf16 {
-        bf16_nearest(self.0.apply(bf16_wide(x)))
-    }
-}
-
-impl<F: Binary<f32>> Binary<bf16> for Rounded<F> {
-    const MEMORY_BOUND: bool = F::MEMORY_BOUND;
-    #[inline(always)]
-    fn apply(self, a: bf16, b: bf16) -> bf16 {
-        bf16_nearest(self.0.apply(bf16_wide(a), bf16_wide(b)))
-    }
-}
-
-/// Where a product goes: what a tensor holds, or unrounded.
-pub(crate) enum Output<'a, S: Stored> {
-    Stored(&'a mut [S]),
-    Wide(&'a mut [S::Math]),
-}
 
 /// What a tensor holds, and the type of its arithmetic.
 pub(crate) trait Stored: Element {
@@ -91,7 +34,7 @@ pub(crate) trait Stored: Element {
     fn as_math(out: &mut [Self]) -> Option<&mut [Self::Math]>;
     /// `out = scales.0 * a·b + scales.1 * out`, then `finish`, then rounded to what `out` holds.
     fn multiply(
-        out: Output<'_, Self>,
+        out: Output<'_, Self, Self::Math>,
         a: Matrix<'_, Self>,
         b: Matrix<'_, Self>,
         scales: (Self::Math, Self::Math),
@@ -127,7 +70,7 @@ impl<T: Real + Formulas> Stored for T {
         Some(out)
     }
     fn multiply(
-        out: Output<'_, T>,
+        out: Output<'_, T, T>,
         a: Matrix<'_, T>,
         b: Matrix<'_, T>,
         scales: (T, T),
@@ -173,7 +116,7 @@ impl Stored for bf16 {
         None
     }
     fn multiply(
-        out: Output<'_, bf16>,
+        out: Output<'_, bf16, f32>,
         a: Matrix<'_, bf16>,
         b: Matrix<'_, bf16>,
         scales: (f32, f32),

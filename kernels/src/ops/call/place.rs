@@ -8,7 +8,7 @@ use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result};
 use crate::launch::{Argument, Launcher};
-use crate::ops::stored;
+use crate::ops::round;
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::transfer::{self, Asked};
@@ -270,7 +270,7 @@ impl Buffer<'_> {
     pub(crate) fn unless_in_place<T: Element>(&self) -> Option<&[T]> {
         let borrow = self.borrow.as_ref()?;
         if self.widens::<T>() {
-            let wide = self.wide.get_or_init(|| stored::wide(borrow.elements()));
+            let wide = self.wide.get_or_init(|| round::wide(borrow.elements()));
             return Some((wide as &dyn Any).downcast_ref::<Vec<T>>().expect(IS_F32));
         }
         Some(borrow.elements())
@@ -290,7 +290,7 @@ impl Buffer<'_> {
         let widens = self.widens::<T>();
         let borrow = self.borrow.as_mut().expect(IN_PLACE);
         if widens {
-            self.wide.get_or_init(|| stored::wide(borrow.elements()));
+            self.wide.get_or_init(|| round::wide(borrow.elements()));
             let wide = self.wide.get_mut().expect("it was just made");
             return (wide as &mut dyn Any)
                 .downcast_mut::<Vec<T>>()
@@ -312,7 +312,7 @@ impl Buffer<'_> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         if let (true, Some(wide), Some(borrow)) = (self.writes, self.wide.get(), &mut self.borrow) {
-            stored::narrow(borrow.elements_mut(), wide);
+            round::narrow(borrow.elements_mut(), wide);
         }
     }
 }

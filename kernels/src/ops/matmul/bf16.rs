@@ -12,113 +12,33 @@ mod amx;
 mod flush;
 mod kernels;
 mod pack;
+mod product;
 #[cfg(target_arch = "x86_64")]
 mod row;
 #[cfg(test)]
 mod tests;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 
 use kernels::{Emulated, Flushed, PairKernel, TILE_MAX, store};
 use pack::Panels;
+use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
+pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
-use super::tile::{Finish, Matrix, Tile};
+use super::tile::{Finish, Matrix, Output, Tile};
 use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
-use crate::choices;
 use crate::dtype::bf16;
-use crate::ops::stored::{self, Output};
+use crate::ops::round;
 use crate::simd::{self, Bf16Unit, Level};
 use crate::threads;
-
-choices! {
-    /// In which order the CPU adds products of bf16.
-    pub enum Bf16Order {
-        /// Of 32 columns, even and odd ones apart, then both: Intel's AMX
-        Amx = "amx",
-        /// Of two columns the second, then the first: AVX512_BF16
-        Dpbf16 = "dpbf16",
-    }
-}
-
-impl Bf16Order {
-    /// The order of this processor's fastest instruction; without one, `Dpbf16`.
-    pub fn native() -> Bf16Order {
-        match simd::bf16_unit() {
-            Bf16Unit::Amx => Bf16Order::Amx,
-            Bf16Unit::Dpbf16 | Bf16Unit::None => Bf16Order::Dpbf16,
-        }
-    }
-
-    /// Whether this processor has an instruction that adds in this order.
-    pub fn is_native(self) -> bool {
-        match self {
-            Bf16Order::Amx => simd::bf16_unit() >= Bf16Unit::Amx,
-            Bf16Order::Dpbf16 => simd::bf16_unit() >= Bf16Unit::Dpbf16,
-        }
-    }
-}
-
-thread_local! {
-    static ORDER: Cell<Option<Bf16Order>> = const { Cell::new(None) };
-}
-
-/// Runs `body` with matmuls of bf16 on the CPU in this order.
-pub fn with_bf16_order<R>(order: Bf16Order, body: impl FnOnce() -> R) -> R {
-    /// Puts the former one back, by return or by panic.
-    struct Restore(Option<Bf16Order>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            ORDER.set(self.0);
-        }
-    }
-    let _restore = Restore(ORDER.replace(Some(order)));
-    body()
-}
-
-/// Computes matmuls of bf16 on the CPU in this order, on this thread from here on; by default in
-/// the processor's own.
-pub fn set_bf16_order(order: Option<Bf16Order>) {
-    ORDER.set(order);
-}
-
-/// What is in force on this thread: by default the processor's own.
-pub fn bf16_order() -> Bf16Order {
-    ORDER.get().unwrap_or_else(Bf16Order::native)
-}
-
-/// The most elements along k of a block. Results depend on it.
-const ALONG_MAX: usize = 4096;
-/// Blocks end at multiples of this: what one instruction of AMX takes.
-const ALONG_GRAIN: usize = 32;
-
-/// Where a product goes, for threads that write parts of it.
-#[derive(Clone, Copy)]
-enum Target {
-    F32(*mut f32),
-    Bf16(*mut bf16),
-}
-
-/// A product in progress.
-struct Product<'a> {
-    out: Target,
-    a: Matrix<'a, bf16>,
-    b: Matrix<'a, bf16>,
-    /// Of the product, and of what is there.
-    scales: (f32, f32),
-    order: Bf16Order,
-}
-
-// SAFETY: the threads of one matmul write disjoint rows or columns of `out` (argued where they do)
-// and only read the rest.
-unsafe impl Sync for Product<'_> {}
 
 /// `out = scales.0 * a·b + scales.1 * out`, then `finish`, then rounded if `out` is bf16. With 0
 /// for `scales.1`, `out` is not read.
 pub(crate) fn matmul(
-    out: Output<'_, bf16>,
+    out: Output<'_, bf16, f32>,
     a: Matrix<'_, bf16>,
     b: Matrix<'_, bf16>,
     scales: (f32, f32),
@@ -272,7 +192,7 @@ unsafe fn piece<K: PairKernel>(
                         && existing_scale != 0.0
                     {
                         each_row(out, n, &rows_here, &columns, (to, stride), |out, sums| {
-                            stored::widen(sums, out);
+                            round::widen(sums, out);
                         });
                     }
                     let scales = (work.scales.0, existing_scale);
@@ -284,7 +204,7 @@ unsafe fn piece<K: PairKernel>(
                         finish.finish(Tile::new(to, stride, rows_here.clone(), columns.clone()));
                         if let Target::Bf16(out) = work.out {
                             each_row(out, n, &rows_here, &columns, (to, stride), |out, sums| {
-                                stored::round(out, sums);
+                                round::round(out, sums);
                             });
                         }
                     }

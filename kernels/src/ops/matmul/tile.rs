@@ -45,6 +45,12 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
+/// Where a product goes: to what a tensor holds, or unrounded.
+pub(crate) enum Output<'a, S, T> {
+    Stored(&'a mut [S]),
+    Wide(&'a mut [T]),
+}
+
 /// A finished part of the output, in the cache of the thread that made it.
 pub(crate) struct Tile<'a, T> {
     start: *mut T,

@@ -17,8 +17,8 @@ fn by_hand(activation: Activation, x: f64) -> (f64, f64) {
         Activation::LeakyRelu => (0.01 * x, 0.01),
         Activation::ReluSquared if is_positive => (x * x, 2.0 * x),
         Activation::ReluSquared => (0.0, 0.0),
-        Activation::Gelu => (in_f64::gelu_erf(x), in_f64::gelu_erf_grad(x)),
-        Activation::GeluTanh => (in_f64::gelu_tanh(x), in_f64::gelu_tanh_grad(x)),
+        Activation::Gelu => (Formulas::gelu_erf(x), x.gelu_erf_grad()),
+        Activation::GeluTanh => (Formulas::gelu_tanh(x), x.gelu_tanh_grad()),
     }
 }
 

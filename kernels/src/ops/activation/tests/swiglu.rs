@@ -2,6 +2,7 @@
 
 use super::super::*;
 use crate::Element;
+use crate::ops::float::Float;
 use crate::ops::testing::{alone_with_the_pool, assert_close, cpu, cpu_of, random_f32};
 
 /// 2⁻²⁴, the ε of `math.rs`.

@@ -12,11 +12,11 @@ use std::ops::Range;
 use super::flush::{flushed, flushing};
 use super::kernels::store;
 use super::pack::TILE_ALONG;
-use super::{ALONG_GRAIN, ALONG_MAX, Bf16Order, Product, Target};
+use super::product::{ALONG_GRAIN, ALONG_MAX, Bf16Order, Product, Target};
 use crate::dtype::{bf16, bf16_wide};
 use crate::ops::matmul::pack::x86::{SIDE, turned};
 use crate::ops::matmul::tile::{Finish, Tile};
-use crate::ops::stored;
+use crate::ops::round;
 use crate::threads;
 
 /// Columns of the output that are computed at a time, and that `Finish` gets.
@@ -50,7 +50,7 @@ pub(super) unsafe fn piece(work: &Product<'_>, columns: Range<usize>, finish: &i
         // SAFETY: these columns are within the output, and this thread's.
         let out = unsafe { std::slice::from_raw_parts_mut(out.add(first), columns.len()) };
         if work.scales.1 != 0.0 {
-            stored::widen(sums, out);
+            round::widen(sums, out);
         }
         for block in 0..blocks {
             let along = threads::cut(k, ALONG_GRAIN, blocks, block);
@@ -75,7 +75,7 @@ pub(super) unsafe fn piece(work: &Product<'_>, columns: Range<usize>, finish: &i
         // SAFETY: these are the sums of a row, complete.
         let tile = unsafe { Tile::new(sums.as_mut_ptr(), columns.len(), 0..1, columns) };
         finish.finish(tile);
-        stored::round(out, sums);
+        round::round(out, sums);
     }
 }
 
