@@ -6,6 +6,7 @@
 
 mod algorithms;
 mod attention;
+mod chains;
 mod compile;
 mod copies;
 mod creation;

@@ -1,0 +1,540 @@
+//! A chain on the CPU: each step is a loop over a block of values, which the first cache holds.
+//!
+//! A row that is longer than a block is run through once for each sum or maximum of it and once to
+//! store, each time from its inputs.
+
+use super::{Chain, Function, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole};
+use crate::dtype::{bf16, bf16_nearest, bf16_wide};
+use crate::ops::activation::Formulas;
+use crate::ops::call::Buffer;
+use crate::ops::float::{Float, LANES, tree_sum};
+use crate::simd::multiversion;
+use crate::threads::{self, Shares};
+use crate::{DType, math};
+
+/// Values of a block.
+const BLOCK: usize = 1024;
+
+/// Functions that f32 and f64 compute in different ways.
+pub(crate) trait Math: Formulas {
+    fn sigmoid(self) -> Self;
+    fn tanh(self) -> Self;
+    fn size(self) -> Self;
+    fn from_bf16(x: bf16) -> Self;
+    fn to_bf16(self) -> bf16;
+}
+
+impl Math for f32 {
+    #[inline(always)]
+    fn sigmoid(self) -> f32 {
+        math::sigmoid(self)
+    }
+    /// Within 2 ulp: an odd polynomial near 0 (Cephes), else 1 − 2 / (e^2|x| + 1).
+    #[inline(always)]
+    fn tanh(self) -> f32 {
+        let (size, square) = (self.abs(), self * self);
+        let odd = [
+            -0.005_704_988_7,
+            0.020_639_088,
+            -0.053_739_715,
+            0.133_314_42,
+        ];
+        let odd = odd
+            .iter()
+            .skip(1)
+            .fold(odd[0], |sum: f32, &next| sum.mul_add(square, next));
+        let odd = odd.mul_add(square, -0.333_332_8);
+        let near = (odd * square).mul_add(self, self);
+        let tail = 1.0 - 2.0 / (math::exp(2.0 * size) + 1.0);
+        let far = if self < 0.0 { -tail } else { tail };
+        if size < 0.625 { near } else { far }
+    }
+    #[inline(always)]
+    fn size(self) -> f32 {
+        self.abs()
+    }
+    #[inline(always)]
+    fn from_bf16(x: bf16) -> f32 {
+        bf16_wide(x)
+    }
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        if self.is_nan() {
+            bf16::from_bits(0x7fff)
+        } else {
+            bf16_nearest(self)
+        }
+    }
+}
+
+impl Math for f64 {
+    #[inline(always)]
+    fn sigmoid(self) -> f64 {
+        1.0 / (1.0 + (-self).exp())
+    }
+    #[inline(always)]
+    fn tanh(self) -> f64 {
+        f64::tanh(self)
+    }
+    #[inline(always)]
+    fn size(self) -> f64 {
+        self.abs()
+    }
+    #[inline(always)]
+    fn from_bf16(x: bf16) -> f64 {
+        bf16_wide(x).into()
+    }
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        <bf16 as crate::Element>::from_f64(self)
+    }
+}
+
+/// An argument of a step: values of a block, or one for all.
+#[derive(Clone, Copy)]
+enum Values<'a, T> {
+    Many(&'a [T]),
+    One(T),
+}
+
+/// The loop of a function with one argument.
+macro_rules! unary {
+    ($out:ident, $a:ident: |$x:ident| $value:expr) => {
+        match $a {
+            Values::Many(a) => {
+                for (out, &$x) in $out.iter_mut().zip(a) {
+                    *out = $value;
+                }
+            }
+            Values::One($x) => $out.fill($value),
+        }
+    };
+}
+
+/// The loop of a function with two.
+macro_rules! binary {
+    ($out:ident, $a:ident, $b:ident: |$x:ident, $y:ident| $value:expr) => {
+        match ($a, $b) {
+            (Values::Many(a), Values::Many(b)) => {
+                for ((out, &$x), &$y) in $out.iter_mut().zip(a).zip(b) {
+                    *out = $value;
+                }
+            }
+            (Values::Many(a), Values::One($y)) => {
+                for (out, &$x) in $out.iter_mut().zip(a) {
+                    *out = $value;
+                }
+            }
+            (Values::One($x), Values::Many(b)) => {
+                for (out, &$y) in $out.iter_mut().zip(b) {
+                    *out = $value;
+                }
+            }
+            (Values::One($x), Values::One($y)) => $out.fill($value),
+        }
+    };
+}
+
+/// 1 or 0.
+#[inline(always)]
+fn one_if<T: Float>(is: bool) -> T {
+    if is { T::ONE } else { T::ZERO }
+}
+
+#[inline(always)]
+fn chosen<T: Float>(condition: T, yes: T, no: T) -> T {
+    if condition != T::ZERO { yes } else { no }
+}
+
+multiversion! {
+    fn apply[T: Math](function: Function, out: &mut [T], a: Values<'_, T>, b: Values<'_, T>, c: Values<'_, T>) {
+        match function {
+            Function::Add => binary!(out, a, b: |x, y| x + y),
+            Function::Sub => binary!(out, a, b: |x, y| x - y),
+            Function::Mul => binary!(out, a, b: |x, y| x * y),
+            Function::Div => binary!(out, a, b: |x, y| x / y),
+            Function::Min => binary!(out, a, b: |x, y| if is_nan(x) || x < y { x } else { y }),
+            Function::Max => binary!(out, a, b: |x, y| if is_nan(x) || x > y { x } else { y }),
+            Function::Less => binary!(out, a, b: |x, y| one_if(x < y)),
+            Function::LessEqual => binary!(out, a, b: |x, y| one_if(x <= y)),
+            Function::Equal => binary!(out, a, b: |x, y| one_if(x == y)),
+            Function::Where => {
+                // The choice last, so that two loops of two arguments do.
+                binary!(out, b, c: |x, _y| x);
+                match (a, c) {
+                    (Values::One(a), c) if a == T::ZERO => match c {
+                        Values::Many(c) => out.copy_from_slice(c),
+                        Values::One(c) => out.fill(c),
+                    },
+                    (Values::One(_), _) => {}
+                    (Values::Many(a), Values::Many(c)) => {
+                        for ((out, &a), &c) in out.iter_mut().zip(a).zip(c) {
+                            *out = chosen(a, *out, c);
+                        }
+                    }
+                    (Values::Many(a), Values::One(c)) => {
+                        for (out, &a) in out.iter_mut().zip(a) {
+                            *out = chosen(a, *out, c);
+                        }
+                    }
+                }
+            }
+            Function::Neg => unary!(out, a: |x| x * T::from_f64(-1.0)),
+            Function::Abs => unary!(out, a: |x| x.size()),
+            Function::Exp => unary!(out, a: |x| x.exponential()),
+            Function::Log => unary!(out, a: |x| x.logarithm()),
+            Function::Sqrt => unary!(out, a: |x| x.root()),
+            Function::Rsqrt => unary!(out, a: |x| T::ONE / x.root()),
+            Function::Tanh => unary!(out, a: |x| Math::tanh(x)),
+            Function::Sigmoid => unary!(out, a: |x| Math::sigmoid(x)),
+            Function::Silu => unary!(out, a: |x| x.silu().0),
+            Function::SiluSlope => unary!(out, a: |x| x.silu().1),
+            Function::Gelu => unary!(out, a: |x| x.gelu_erf()),
+            Function::GeluSlope => unary!(out, a: |x| x.gelu_erf_grad()),
+            Function::GeluTanh => unary!(out, a: |x| x.gelu_tanh()),
+            Function::GeluTanhSlope => unary!(out, a: |x| x.gelu_tanh_grad()),
+            Function::Relu => unary!(out, a: |x| if x < T::ZERO { T::ZERO } else { x }),
+        }
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::eq_op)]
+fn is_nan<T: Float>(x: T) -> bool {
+    x != x
+}
+
+#[inline(always)]
+fn larger<T: Float>(x: T, y: T) -> T {
+    if is_nan(x) || x > y { x } else { y }
+}
+
+multiversion! {
+    /// Adds a block of `len` values to the lanes of its row, or keeps the larger.
+    fn reduce[T: Math](lanes: &mut [T; LANES], x: Values<'_, T>, len: usize, adds: bool) {
+        match x {
+            Values::Many(x) => {
+                for block in x.chunks(LANES) {
+                    for (lane, &x) in lanes.iter_mut().zip(block) {
+                        *lane = if adds { *lane + x } else { larger(*lane, x) };
+                    }
+                }
+            }
+            Values::One(x) => {
+                for at in 0..len {
+                    let lane = &mut lanes[at % LANES];
+                    *lane = if adds { *lane + x } else { larger(*lane, x) };
+                }
+            }
+        }
+    }
+}
+
+/// The lanes as one: as `warp_reduce` on a GPU.
+fn reduced<T: Math>(mut lanes: [T; LANES], adds: bool) -> T {
+    if adds {
+        return tree_sum(lanes);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for at in 0..width {
+            lanes[at] = larger(lanes[at], lanes[at + width]);
+        }
+        width /= 2;
+    }
+    // Not −0, whose place a GPU's lanes disagree about.
+    lanes[0] + T::ZERO
+}
+
+/// The elements of an input.
+enum Input<'a, T> {
+    Own(&'a [T]),
+    Half(&'a [bf16]),
+}
+
+/// The elements of an output.
+enum Output<'a, T> {
+    Own(Shares<'a, T>),
+    Half(Shares<'a, bf16>),
+}
+
+/// Calls `body(offset in the block, first element, stride, length)` for each stretch of elements
+/// of `view` from index `start` on.
+#[inline(always)]
+fn stretches(
+    dims: &[usize],
+    view: &View,
+    start: usize,
+    len: usize,
+    mut body: impl FnMut(usize, usize, usize, usize),
+) {
+    let Some((&last, outer)) = dims.split_last() else {
+        return body(0, view.offset, 0, len);
+    };
+    let (strides, stride) = (&view.strides[..outer.len()], view.strides[outer.len()]);
+    let mut index = [0; super::DIMENSIONS_MAX];
+    let (mut rest, mut column) = (start / last, start % last);
+    let mut base = view.offset;
+    for (at, &length) in outer.iter().enumerate().rev() {
+        index[at] = rest % length;
+        rest /= length;
+        base += index[at] * strides[at];
+    }
+    let mut done = 0;
+    while done < len {
+        let length = (last - column).min(len - done);
+        body(done, base + column * stride, stride, length);
+        done += length;
+        column = 0;
+        for (at, &length) in outer.iter().enumerate().rev() {
+            index[at] += 1;
+            base += strides[at];
+            if index[at] < length {
+                break;
+            }
+            base -= index[at] * strides[at];
+            index[at] = 0;
+        }
+    }
+}
+
+/// Fills `out` with the elements of `view` from index `start` on.
+fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &View, start: usize, out: &mut [T]) {
+    stretches(dims, view, start, out.len(), |at, first, stride, length| {
+        let out = &mut out[at..at + length];
+        match (x, stride) {
+            (Input::Own(x), 1) => out.copy_from_slice(&x[first..first + length]),
+            (Input::Own(x), 0) => out.fill(x[first]),
+            (Input::Own(x), _) => {
+                for (at, out) in out.iter_mut().enumerate() {
+                    *out = x[first + at * stride];
+                }
+            }
+            (Input::Half(x), _) => {
+                for (at, out) in out.iter_mut().enumerate() {
+                    *out = T::from_bf16(x[first + at * stride]);
+                }
+            }
+        }
+    });
+}
+
+/// Writes a block of values to the elements of `view` from index `start` on.
+fn store<T: Math>(
+    out: &Output<'_, T>,
+    dims: &[usize],
+    view: &View,
+    start: usize,
+    (x, len): (Values<'_, T>, usize),
+) {
+    fn write<T: Copy, U>(
+        out: &Shares<'_, U>,
+        x: Values<'_, T>,
+        to: impl Fn(T) -> U,
+        [at, first, stride, length]: [usize; 4],
+    ) {
+        for step in 0..length {
+            let place = first + step * stride;
+            let x = match x {
+                Values::Many(x) => x[at + step],
+                Values::One(x) => x,
+            };
+            // SAFETY: `Chain::new` found that no two indices have the same place, and each index
+            // is in one block of one thread.
+            let out = unsafe { out.part(place..place + 1) };
+            out[0] = to(x);
+        }
+    }
+    stretches(dims, view, start, len, |at, first, stride, length| {
+        match (out, x) {
+            (Output::Own(out), Values::Many(x)) if stride == 1 => {
+                // SAFETY: as in `write`.
+                unsafe { out.part(first..first + length) }.copy_from_slice(&x[at..at + length]);
+            }
+            (Output::Own(out), x) => write(out, x, |x| x, [at, first, stride, length]),
+            (Output::Half(out), x) => write(out, x, T::to_bf16, [at, first, stride, length]),
+        }
+    });
+}
+
+/// The values of a thread: of the index space by slot, and those that are one for a row by step.
+struct Machine<'a, T, const SLOTS: usize> {
+    chain: &'a Chain,
+    inputs: &'a [Option<Input<'a, T>>; OPERANDS_MAX],
+    outputs: &'a [Option<Output<'a, T>>; OPERANDS_MAX],
+    slots: [&'a mut [T]; SLOTS],
+    wide: [T; STEPS_MAX],
+}
+
+impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
+    /// The value of a step in the block.
+    fn values(&self, step: usize, start: usize, len: usize) -> Values<'_, T> {
+        if self.chain.is_row_wide[step] {
+            return Values::One(self.wide[step]);
+        }
+        if let Step::Load(load) = self.chain.steps[step]
+            && let Some(x) = self.direct(load, start, len)
+        {
+            return Values::Many(x);
+        }
+        Values::Many(&self.slots[self.chain.slots[step]][..len])
+    }
+
+    /// The elements themselves of an input that is read in order.
+    fn direct(&self, load: usize, start: usize, len: usize) -> Option<&[T]> {
+        let view = &self.chain.loads[load];
+        let is_in_order = self.chain.dims.len() == 1 && view.strides[0] == 1;
+        let is_in_order = is_in_order || is_whole(view, &self.chain.dims);
+        match &self.inputs[load] {
+            Some(Input::Own(x)) if is_in_order => Some(&x[view.offset + start..][..len]),
+            _ => None,
+        }
+    }
+
+    /// Runs a step over the block of `len` elements from `start` on.
+    fn step(&mut self, step: usize, start: usize, len: usize) {
+        let chain = self.chain;
+        let is_wide = chain.is_row_wide[step];
+        let slot = chain.slots[step];
+        match chain.steps[step] {
+            Step::Constant(value) => self.wide[step] = T::from_f64(value),
+            Step::Load(load) => {
+                let Some(x) = &self.inputs[load] else { return };
+                let view = &chain.loads[load];
+                if is_wide {
+                    let out = std::slice::from_mut(&mut self.wide[step]);
+                    super::cpu::load(x, &chain.dims, view, start, out);
+                } else if self.direct(load, start, len).is_none() {
+                    super::cpu::load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
+                }
+            }
+            Step::Apply(function, [a, b, c]) => {
+                let arguments = function.arguments();
+                let [b, c] = [(b, 1), (c, 2)].map(|(it, at)| if at < arguments { it } else { a });
+                if is_wide {
+                    let mut out = [T::ZERO];
+                    let [a, b, c] = [a, b, c].map(|it| Values::One(self.wide[it]));
+                    apply(function, &mut out, a, b, c);
+                    self.wide[step] = out[0];
+                } else {
+                    // No argument has the slot of the result.
+                    let out = std::mem::take(&mut self.slots[slot]);
+                    let [a, b, c] = [a, b, c].map(|it| self.values(it, start, len));
+                    apply(function, &mut out[..len], a, b, c);
+                    self.slots[slot] = out;
+                }
+            }
+            Step::Sum(_) | Step::Max(_) => {}
+            Step::Store(number, value) => {
+                let (view, x) = (&chain.stores[number], self.values(value, start, len));
+                if let Some(out) = &self.outputs[number] {
+                    let len = if is_wide { 1 } else { len };
+                    store(out, &chain.dims, view, start, (x, len));
+                }
+            }
+        }
+    }
+
+    /// Runs the chain over a row.
+    fn row(&mut self, start: usize, length: usize) {
+        let chain = self.chain;
+        let mut from = 0;
+        for (at, step) in chain.steps.iter().enumerate() {
+            let (Step::Sum(value) | Step::Max(value)) = *step else {
+                continue;
+            };
+            let adds = matches!(step, Step::Sum(_));
+            let first = if adds { T::ZERO } else { T::NEG_INFINITY };
+            let mut lanes = [first; LANES];
+            self.blocks(start, length, from, at, |machine, start, len| {
+                reduce(&mut lanes, machine.values(value, start, len), len, adds);
+            });
+            self.wide[at] = reduced(lanes, adds);
+            from = at + 1;
+        }
+        self.blocks(start, length, from, chain.steps.len(), |_, _, _| {});
+    }
+
+    /// Runs the steps in `from..to` over a row's blocks, and those before `from` again where the
+    /// row has several.
+    fn blocks(
+        &mut self,
+        start: usize,
+        length: usize,
+        from: usize,
+        to: usize,
+        mut body: impl FnMut(&Self, usize, usize),
+    ) {
+        let chain = self.chain;
+        let is_last = to == chain.steps.len();
+        for first in (0..length).step_by(BLOCK) {
+            let len = (length - first).min(BLOCK);
+            for step in 0..to {
+                let is_store = matches!(chain.steps[step], Step::Store(..));
+                let is_wide = chain.is_row_wide[step];
+                let runs = match (is_wide, is_store) {
+                    (true, _) => step >= from && first == 0,
+                    (false, true) if length > BLOCK => is_last,
+                    (false, _) => step >= from || length > BLOCK,
+                };
+                if runs {
+                    self.step(step, start + first, len);
+                }
+            }
+            body(self, start + first, len);
+        }
+    }
+}
+
+/// Runs a chain whose index space is not empty.
+pub(super) fn run<T: Math>(
+    chain: &Chain,
+    outputs: &mut [Option<Buffer<'_>>],
+    inputs: &[Option<Buffer<'_>>],
+) {
+    let mut reads = [const { None }; OPERANDS_MAX];
+    for (to, buffer) in reads.iter_mut().zip(inputs.iter().flatten()) {
+        *to = Some(match buffer.dtype {
+            DType::BF16 => Input::Half(buffer.elements()),
+            _ => Input::Own(buffer.elements()),
+        });
+    }
+    let mut writes = [const { None }; OPERANDS_MAX];
+    for (to, buffer) in writes.iter_mut().zip(outputs.iter_mut().flatten()) {
+        *to = Some(match buffer.dtype {
+            DType::BF16 => Output::Half(Shares::new(buffer.elements_mut())),
+            _ => Output::Own(Shares::new(buffer.elements_mut())),
+        });
+    }
+    match chain.live {
+        0..=4 => run_with::<T, 4>(chain, &reads, &writes),
+        5..=8 => run_with::<T, 8>(chain, &reads, &writes),
+        _ => run_with::<T, { super::LIVE_MAX }>(chain, &reads, &writes),
+    }
+}
+
+fn run_with<T: Math, const SLOTS: usize>(
+    chain: &Chain,
+    inputs: &[Option<Input<'_, T>>; OPERANDS_MAX],
+    outputs: &[Option<Output<'_, T>>; OPERANDS_MAX],
+) {
+    let count: usize = chain.dims.iter().product();
+    let row = if chain.row > 0 {
+        chain.row_length()
+    } else {
+        BLOCK
+    };
+    threads::split(count, row, |range| {
+        let mut blocks = [[T::ZERO; BLOCK]; SLOTS];
+        let mut machine = Machine::<T, SLOTS> {
+            chain,
+            inputs,
+            outputs,
+            slots: blocks.each_mut().map(|block| &mut block[..]),
+            wide: [T::ZERO; STEPS_MAX],
+        };
+        for start in range.clone().step_by(row) {
+            machine.row(start, (range.end - start).min(row));
+        }
+    });
+}
