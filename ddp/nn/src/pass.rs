@@ -179,6 +179,11 @@ impl<'a> Pass<'a> {
         self.options.position
     }
 
+    /// The dtype that layers compute in.
+    pub(crate) fn dtype(&self) -> DType {
+        self.params.dtype()
+    }
+
     /// The values of a parameter or buffer, in its shape. Call it right before each use, in forward
     /// and backward: other ranks may be sending the values until then.
     pub fn value(&self, parameter: ParamId) -> Result<&'a Tensor> {

@@ -1,0 +1,462 @@
+//! What formulas are made of: operators and methods of `Var`.
+
+use std::ops::{Add, Div, Mul, Neg, Range, Sub};
+
+use ddp_kernels::ops::Function;
+
+use super::trace::{Op, Var, broadcast};
+
+impl Var {
+    /// A function of elements, with NumPy's broadcasting.
+    #[track_caller]
+    pub(super) fn apply(function: Function, values: &[&Var]) -> Var {
+        let first = values[0];
+        let mut shape = first.shape();
+        for other in &values[1..] {
+            let Some(both) = broadcast(&shape, &other.shape()) else {
+                let name = Op::Apply(function).name();
+                let help =
+                    "axes are compared from the last on: reshape, or give an axis of length 1";
+                return first.refuse(&name, values, "equal lengths, or 1", help);
+            };
+            shape = both;
+        }
+        first.checked(Op::Apply(function), values, shape)
+    }
+
+    /// The length of an axis; -1 is the last one.
+    #[track_caller]
+    pub fn size(&self, axis: isize) -> usize {
+        self.axis("size", axis).map_or(1, |axis| self.shape()[axis])
+    }
+
+    /// The smaller of both; NaN if one is.
+    #[track_caller]
+    pub fn minimum(&self, other: &Var) -> Var {
+        Var::apply(Function::Min, &[self, other])
+    }
+
+    /// The larger of both; NaN if one is.
+    #[track_caller]
+    pub fn maximum(&self, other: &Var) -> Var {
+        Var::apply(Function::Max, &[self, other])
+    }
+
+    /// 1 where this is less, else 0. Comparisons have no gradient.
+    #[track_caller]
+    pub fn less(&self, other: &Var) -> Var {
+        Var::apply(Function::Less, &[self, other])
+    }
+
+    /// 1 where this is less or equal, else 0.
+    #[track_caller]
+    pub fn less_equal(&self, other: &Var) -> Var {
+        Var::apply(Function::LessEqual, &[self, other])
+    }
+
+    /// 1 where both are equal, else 0.
+    #[track_caller]
+    pub fn equal(&self, other: &Var) -> Var {
+        Var::apply(Function::Equal, &[self, other])
+    }
+
+    /// `yes` where this is not 0, else `no`.
+    #[track_caller]
+    pub fn select(&self, yes: &Var, no: &Var) -> Var {
+        Var::apply(Function::Where, &[self, yes, no])
+    }
+
+    /// A number of the same trace, for `select`, `maximum` and the like.
+    pub fn number(&self, value: f64) -> Var {
+        self.constant(value)
+    }
+
+    /// xᵖ. Whole powers up to 32 are products; others are e^(p ln x), NaN below 0.
+    #[track_caller]
+    pub fn pow(&self, power: f64) -> Var {
+        if power < 0.0 {
+            return match power == -0.5 {
+                true => self.rsqrt(),
+                false => 1.0 / self.pow(-power),
+            };
+        }
+        if power == 0.5 {
+            return self.sqrt();
+        }
+        if power.fract() != 0.0 || power > 32.0 {
+            return (self.log() * power).exp();
+        }
+        let (mut left, mut square, mut result) = (power as u32, self.clone(), None);
+        loop {
+            if left % 2 == 1 {
+                result = Some(match result {
+                    Some(product) => product * &square,
+                    None => square.clone(),
+                });
+            }
+            left /= 2;
+            if left == 0 {
+                return result.unwrap_or_else(|| self * 0.0 + 1.0);
+            }
+            square = &square * &square;
+        }
+    }
+
+    /// The sum over an axis, which stays with length 1.
+    #[track_caller]
+    pub fn sum(&self, axis: isize) -> Var {
+        match self.axis("sum", axis) {
+            Some(axis) => self.reduce(Op::Sum(vec![axis])),
+            None => self.clone(),
+        }
+    }
+
+    /// The mean over an axis, which stays with length 1.
+    #[track_caller]
+    pub fn mean(&self, axis: isize) -> Var {
+        self.sum(axis) * (1.0 / self.size(axis) as f64)
+    }
+
+    /// The largest over an axis, which stays with length 1; NaN if one is. Of equal ones each gets
+    /// an equal part of the gradient.
+    #[track_caller]
+    pub fn largest(&self, axis: isize) -> Var {
+        match self.axis("largest", axis) {
+            Some(axis) => self.reduce(Op::Largest(vec![axis])),
+            None => self.clone(),
+        }
+    }
+
+    /// The smallest over an axis, as `largest`.
+    #[track_caller]
+    pub fn smallest(&self, axis: isize) -> Var {
+        -(-self).largest(axis)
+    }
+
+    #[track_caller]
+    fn reduce(&self, op: Op) -> Var {
+        let mut shape = self.shape();
+        let (Op::Sum(axes) | Op::Largest(axes)) = &op else {
+            return self.clone();
+        };
+        axes.iter().for_each(|&axis| shape[axis] = 1);
+        if axes.iter().any(|&axis| self.shape()[axis] == 0 && axis > 0) {
+            let help = "reduce axes that have elements";
+            return self.refuse(&op.name(), &[self], "an axis that is not empty", help);
+        }
+        self.push(op, &[self], shape)
+    }
+
+    /// e^x divided by its sum over an axis.
+    #[track_caller]
+    pub fn softmax(&self, axis: isize) -> Var {
+        let exp = (self - self.largest(axis).without_gradient()).exp();
+        &exp / exp.sum(axis)
+    }
+
+    /// The logarithm of the softmax.
+    #[track_caller]
+    pub fn log_softmax(&self, axis: isize) -> Var {
+        let centred = self - self.largest(axis).without_gradient();
+        &centred - centred.exp().sum(axis).log()
+    }
+
+    /// The same value, through which no gradient flows.
+    pub fn without_gradient(&self) -> Var {
+        self.push(Op::Stop, &[self], self.shape())
+    }
+
+    /// The value with lengths of 1 repeated to this shape.
+    #[track_caller]
+    pub fn expand(&self, shape: &[usize]) -> Var {
+        if self.shape() == shape {
+            return self.clone();
+        }
+        if broadcast(&self.shape(), shape).is_none_or(|both| both != shape) {
+            let expected = format!("lengths of {shape:?}, or 1");
+            return self.refuse("expand", &[self], &expected, "reshape it first");
+        }
+        self.checked(Op::Expand, &[self], shape.to_vec())
+    }
+
+    /// The sum over the axes that broadcasting to this value's shape has repeated.
+    pub(super) fn reduced_to(&self, shape: &[usize]) -> Var {
+        let own = self.shape();
+        let missing = own.len() - shape.len();
+        let is_repeated = |&at: &usize| own[at] != 1 && (at < missing || shape[at - missing] == 1);
+        let axes: Vec<usize> = (0..own.len()).filter(is_repeated).collect();
+        let sum = if axes.is_empty() {
+            self.clone()
+        } else {
+            self.reduce(Op::Sum(axes))
+        };
+        sum.reshape(shape)
+    }
+
+    /// The same elements, in order, in another shape.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Var {
+        let own = self.shape();
+        if own == shape {
+            return self.clone();
+        }
+        if own.iter().product::<usize>() != shape.iter().product::<usize>() {
+            let expected = format!("as many elements as {shape:?} has");
+            let help = "take the batch from x.size(0)";
+            return self.refuse("reshape", &[self], &expected, help);
+        }
+        self.checked(Op::Reshape, &[self], shape.to_vec())
+    }
+
+    /// The value with axes in this order.
+    #[track_caller]
+    pub fn permute(&self, axes: &[usize]) -> Var {
+        let shape = self.shape();
+        let mut sorted = axes.to_vec();
+        sorted.sort_unstable();
+        if !sorted.into_iter().eq(0..shape.len()) {
+            let expected = format!("each of its axes once in {axes:?}");
+            return self.refuse(
+                "permute",
+                &[self],
+                &expected,
+                "name all axes, the batch too",
+            );
+        }
+        let permuted = axes.iter().map(|&axis| shape[axis]).collect();
+        self.push(Op::Permute(axes.to_vec()), &[self], permuted)
+    }
+
+    /// The value with two axes exchanged.
+    #[track_caller]
+    pub fn transpose(&self, a: isize, b: isize) -> Var {
+        let (Some(a), Some(b)) = (self.axis("transpose", a), self.axis("transpose", b)) else {
+            return self.clone();
+        };
+        let mut axes: Vec<usize> = (0..self.rank()).collect();
+        axes.swap(a, b);
+        self.permute(&axes)
+    }
+
+    /// Some indices of an axis.
+    #[track_caller]
+    pub fn slice(&self, axis: isize, range: Range<usize>) -> Var {
+        let Some(axis) = self.axis("slice", axis) else {
+            return self.clone();
+        };
+        let mut shape = self.shape();
+        if range.start > range.end || range.end > shape[axis] {
+            let expected = format!("indices {range:?} below {}", shape[axis]);
+            return self.refuse("slice", &[self], &expected, "give a range within the axis");
+        }
+        shape[axis] = range.len();
+        self.push(Op::Slice(axis, range.start), &[self], shape)
+    }
+
+    /// Consecutive parts of an axis, of these lengths.
+    #[track_caller]
+    pub fn split(&self, axis: isize, lengths: &[usize]) -> Vec<Var> {
+        if self.axis("split", axis).is_some() && self.size(axis) != lengths.iter().sum::<usize>() {
+            let expected = format!("an axis as long as {lengths:?} together");
+            self.refuse(
+                "split",
+                &[self],
+                &expected,
+                "split all of the axis, or use slice",
+            );
+            return vec![self.clone(); lengths.len()];
+        }
+        let mut start = 0;
+        let part = |&length: &usize| {
+            start += length;
+            self.slice(axis, start - length..start)
+        };
+        lengths.iter().map(part).collect()
+    }
+
+    /// Values one after the other along an axis.
+    #[track_caller]
+    pub fn concatenate(values: &[&Var], axis: isize) -> Var {
+        let first = values[0];
+        let Some(axis) = first.axis("concatenate", axis) else {
+            return first.clone();
+        };
+        let (mut shape, mut starts) = (first.shape(), Vec::new());
+        shape[axis] = 0;
+        for value in values {
+            let mut other = value.shape();
+            let length = other.get(axis).copied().unwrap_or(0);
+            starts.push(shape[axis]);
+            shape[axis] += length;
+            if let Some(own) = other.get_mut(axis) {
+                *own = shape[axis];
+            }
+            if other.len() != shape.len() || other != shape {
+                let expected = format!("equal lengths of all axes but axis {axis}");
+                return first.refuse("concatenate", values, &expected, "reshape or slice them");
+            }
+        }
+        first.checked(Op::Join(axis, starts), values, shape)
+    }
+
+    /// The matrix product over the last two axes, with NumPy's broadcasting of those before.
+    #[track_caller]
+    pub fn matmul(&self, other: &Var) -> Var {
+        let ([.., m, k], [.., inner, n]) = (&self.shape()[..], &other.shape()[..]) else {
+            let help = "reshape a vector to a matrix";
+            return self.refuse("matmul", &[self, other], "two axes or more each", help);
+        };
+        let (m, k, inner, n) = (*m, *k, *inner, *n);
+        let batch = |value: &Var| value.shape()[..value.rank() - 2].to_vec();
+        let (of_self, of_other) = (batch(self), batch(other));
+        let both = broadcast(&of_self, &of_other).filter(|_| k == inner);
+        let Some(both) = both else {
+            let expected = format!(
+                "as many rows of the second as columns of the first, {k}, and axes before of equal length or 1"
+            );
+            let help = "if the second is a weight of [out, in], pass weight.transpose(-1, -2)";
+            return self.refuse("matmul", &[self, other], &expected, help);
+        };
+        let count = |batch: &[usize]| batch.iter().product::<usize>();
+        let shape = [&both[..], &[m, n]].concat();
+        let matrices = |value: &Var, batch: &[usize], count: usize| {
+            let (value, is_turned) = value.unturned();
+            let last = &value.shape()[value.rank() - 2..];
+            let all = value.expand(&[batch, last].concat());
+            (all.reshape(&[count, last[0], last[1]]), is_turned)
+        };
+        // One matrix for all of a batch: the rows of the batch are multiplied at once.
+        if count(&of_other) == 1 && of_other.len() <= of_self.len() {
+            let rows = count(&of_self) * m;
+            let (right, is_turned) = matrices(other, &of_other, 1);
+            let left = self.reshape(&[1, rows, k]);
+            let op = Op::MatMul([false, is_turned]);
+            return left
+                .checked(op, &[&left, &right], vec![1, rows, n])
+                .reshape(&shape);
+        }
+        let (left, left_turned) = matrices(self, &both, count(&both));
+        let (right, right_turned) = matrices(other, &both, count(&both));
+        let op = Op::MatMul([left_turned, right_turned]);
+        left.checked(op, &[&left, &right], vec![count(&both), m, n])
+            .reshape(&shape)
+    }
+
+    /// The value before its last two axes were exchanged, if they were.
+    fn unturned(&self) -> (Var, bool) {
+        if let Op::Permute(axes) = self.op() {
+            let rank = axes.len();
+            let turned = |at: usize| match at {
+                at if at + 2 == rank => rank - 1,
+                at if at + 1 == rank => rank - 2,
+                at => at,
+            };
+            if (0..rank).all(|at| axes[at] == turned(at)) {
+                return (self.inputs()[0].clone(), true);
+            }
+        }
+        (self.clone(), false)
+    }
+}
+
+macro_rules! functions {
+    ($($(#[$meta:meta])* $name:ident $Function:ident;)*) => {
+        impl Var {
+            $($(#[$meta])*
+            #[track_caller]
+            pub fn $name(&self) -> Var {
+                Var::apply(Function::$Function, &[self])
+            })*
+        }
+    };
+}
+functions! {
+    /// |x|
+    abs Abs;
+    /// eˣ
+    exp Exp;
+    /// The natural logarithm.
+    log Log;
+    /// √x
+    sqrt Sqrt;
+    /// 1 / √x
+    rsqrt Rsqrt;
+    /// The hyperbolic tangent.
+    tanh Tanh;
+    /// 1 / (1 + e⁻ˣ)
+    sigmoid Sigmoid;
+    /// x / (1 + e⁻ˣ)
+    silu Silu;
+    /// x·Φ(x), exact
+    gelu Gelu;
+    /// `gelu` approximated with tanh
+    gelu_tanh GeluTanh;
+    /// max(x, 0)
+    relu Relu;
+}
+
+macro_rules! operators {
+    ($($Trait:ident $method:ident;)*) => {$(
+        operators! { @ $Trait $method: &Var, &Var; &Var, Var; Var, &Var; Var, Var; }
+        impl $Trait<f64> for &Var {
+            type Output = Var;
+            #[track_caller]
+            fn $method(self, other: f64) -> Var {
+                Var::apply(Function::$Trait, &[self, &self.constant(other)])
+            }
+        }
+        impl $Trait<f64> for Var {
+            type Output = Var;
+            #[track_caller]
+            fn $method(self, other: f64) -> Var {
+                Var::apply(Function::$Trait, &[&self, &self.constant(other)])
+            }
+        }
+        impl $Trait<&Var> for f64 {
+            type Output = Var;
+            #[track_caller]
+            fn $method(self, other: &Var) -> Var {
+                Var::apply(Function::$Trait, &[&other.constant(self), other])
+            }
+        }
+        impl $Trait<Var> for f64 {
+            type Output = Var;
+            #[track_caller]
+            fn $method(self, other: Var) -> Var {
+                Var::apply(Function::$Trait, &[&other.constant(self), &other])
+            }
+        }
+    )*};
+    (@ $Trait:ident $method:ident: $($Left:ty, $Right:ty;)*) => {$(
+        impl $Trait<$Right> for $Left {
+            type Output = Var;
+            #[track_caller]
+            fn $method(self, other: $Right) -> Var {
+                #[allow(clippy::needless_borrow, clippy::borrow_deref_ref)]
+                Var::apply(Function::$Trait, &[&self, &other])
+            }
+        }
+    )*};
+}
+operators! {
+    Add add;
+    Sub sub;
+    Mul mul;
+    Div div;
+}
+
+impl Neg for &Var {
+    type Output = Var;
+    #[track_caller]
+    fn neg(self) -> Var {
+        Var::apply(Function::Neg, &[self])
+    }
+}
+
+impl Neg for Var {
+    type Output = Var;
+    #[track_caller]
+    fn neg(self) -> Var {
+        Var::apply(Function::Neg, &[&self])
+    }
+}

@@ -1,0 +1,752 @@
+//! From a trace to what runs: which operations share a pass over memory, which values are kept for
+//! backward, and after which operation each is no longer needed.
+//!
+//! Elementwise operations of one shape and sums of its last axes become a chain. Values within a
+//! chain are not in memory: where backward needs one, it is computed again from what is. Values of
+//! matmuls, layers and sums are kept. Permuted, sliced and repeated values are read where they lie.
+
+use std::collections::HashMap;
+
+use ddp_kernels::ops::{Chain, Step, View};
+
+use super::trace::{Node, Op};
+use crate::build::ParamId;
+use crate::error::Result;
+
+/// The most operations of a chain.
+const CHAIN_MAX: usize = 26;
+/// The most values that it reads from memory and writes there.
+const OPERANDS_MAX: usize = 8;
+
+/// What runs at once.
+#[derive(Debug)]
+pub(super) enum Action {
+    Chain(Chain),
+    /// Copies inputs to parts of the value, the rest of which is 0 if the flag is set.
+    Join(bool, Vec<Chain>),
+    Reshape,
+    MatMul([bool; 2]),
+    /// The sum of all rows.
+    Columns,
+    /// By number; whether its backward comes.
+    Layer(usize, bool),
+    /// By number; whether the gradient of its input is needed for other gradients.
+    LayerBackward(usize, bool),
+    Custom,
+    CustomBackward,
+    Gradient(ParamId),
+    /// The gradient is the sum of all rows.
+    GradientColumns(ParamId),
+}
+
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) action: Action,
+    /// The operation for which it runs.
+    pub(super) of: usize,
+    pub(super) outputs: Vec<usize>,
+    pub(super) inputs: Vec<usize>,
+    /// Values that nothing reads after it.
+    pub(super) last: Vec<usize>,
+    /// Whether it serves the gradient of the input alone.
+    pub(super) is_for_input: bool,
+}
+
+/// A forward, and in training its backward.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) nodes: Vec<Node>,
+    pub(super) forward: Vec<Run>,
+    pub(super) backward: Vec<Run>,
+    /// What forward keeps for backward.
+    pub(super) kept: Vec<usize>,
+    /// The input and the output; the gradient of the output, and of the input.
+    pub(super) ends: [Option<usize>; 4],
+}
+
+/// Operations in one pass over memory.
+#[derive(Debug)]
+struct Group {
+    nodes: Vec<usize>,
+    dims: Vec<usize>,
+    /// The axes that its sums and maxima are over.
+    axes: Vec<usize>,
+}
+
+enum Part {
+    Group(Group),
+    Single(usize),
+}
+
+struct Planner {
+    nodes: Vec<Node>,
+    /// Which values will be in memory.
+    stored: Vec<bool>,
+    /// Which values are in memory after the runs so far.
+    made: Vec<bool>,
+    runs: Vec<Run>,
+    is_training: bool,
+}
+
+/// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `Plan`.
+pub(super) fn plan(
+    mut nodes: Vec<Node>,
+    forward: usize,
+    mut ends: [Option<usize>; 4],
+    is_training: bool,
+) -> Result<Plan> {
+    // What stops gradients is nothing else.
+    let mut real: Vec<usize> = (0..nodes.len()).collect();
+    for id in 0..nodes.len() {
+        nodes[id].inputs.iter_mut().for_each(|it| *it = real[*it]);
+        if matches!(nodes[id].op, Op::Stop) {
+            real[id] = nodes[id].inputs[0];
+        }
+    }
+    ends.iter_mut().flatten().for_each(|it| *it = real[*it]);
+    let mut planner = Planner {
+        stored: vec![false; nodes.len()],
+        made: vec![false; nodes.len()],
+        nodes,
+        runs: Vec::new(),
+        is_training,
+    };
+    let [_, y, _, dx] = ends;
+    let live = planner.live([y, dx]);
+    let order: Vec<usize> = (0..forward).filter(|&id| live[id]).collect();
+    let parts = planner.parts(&order);
+    planner.demand_inputs(&parts);
+    y.into_iter().for_each(|y| planner.demand(y));
+    let order: Vec<usize> = (forward..live.len()).filter(|&id| live[id]).collect();
+    let (order, moved) = planner.with_forward(&order, forward);
+    let dx = dx.map(|dx| moved.get(&dx).copied().unwrap_or(dx));
+    ends[3] = dx;
+    let backward_parts = planner.parts(&order);
+    planner.demand_inputs(&backward_parts);
+    dx.into_iter().for_each(|dx| planner.demand(dx));
+    planner.emit(parts)?;
+    y.map_or(Ok(()), |y| planner.ensure(y))?;
+    let forward_runs = std::mem::take(&mut planner.runs);
+    planner.emit(backward_parts)?;
+    dx.map_or(Ok(()), |dx| planner.ensure(dx))?;
+    let mut plan = Plan {
+        forward: forward_runs,
+        backward: planner.runs,
+        kept: Vec::new(),
+        nodes: planner.nodes,
+        ends,
+    };
+    plan.free();
+    Ok(plan)
+}
+
+impl Plan {
+    /// Whether a value is a tensor that a run makes or that comes from outside.
+    fn is_computed(&self, id: usize) -> bool {
+        !matches!(
+            self.nodes[id].op,
+            Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_)
+        )
+    }
+
+    /// Finds what is kept, and after which run each value is no longer needed.
+    fn free(&mut self) {
+        let mut made = vec![false; self.nodes.len()];
+        self.ends[0].into_iter().for_each(|x| made[x] = true);
+        self.forward
+            .iter()
+            .flat_map(|run| &run.outputs)
+            .for_each(|&id| made[id] = true);
+        let mut kept: Vec<usize> = self
+            .backward
+            .iter()
+            .flat_map(|run| &run.inputs)
+            .copied()
+            .collect();
+        kept.extend(self.ends[3]);
+        kept.retain(|&id| made[id] && self.is_computed(id));
+        kept.sort_unstable();
+        kept.dedup();
+        let [_, y, _, dx] = self.ends;
+        let stays: Vec<usize> = kept.iter().copied().chain(y).collect();
+        for (runs, stays) in [
+            (&mut self.forward, stays),
+            (&mut self.backward, dx.into_iter().collect()),
+        ] {
+            let mut seen = vec![false; self.nodes.len()];
+            stays.into_iter().for_each(|id| seen[id] = true);
+            for run in runs.iter_mut().rev() {
+                for &id in run.inputs.iter().chain(&run.outputs) {
+                    if !std::mem::replace(&mut seen[id], true) {
+                        run.last.push(id);
+                    }
+                }
+            }
+        }
+        self.kept = kept;
+        let mut needed = vec![false; self.nodes.len()];
+        for run in self.backward.iter_mut().rev() {
+            let is_read = run.outputs.iter().any(|&id| needed[id]);
+            let is_root = match &mut run.action {
+                Action::LayerBackward(_, is_needed) => {
+                    *is_needed = is_read;
+                    true
+                }
+                Action::Gradient(_) | Action::GradientColumns(_) => true,
+                _ => false,
+            };
+            run.is_for_input = !is_root && !is_read;
+            if !run.is_for_input {
+                run.inputs.iter().for_each(|&id| needed[id] = true);
+            }
+        }
+    }
+}
+
+/// Strides of a whole tensor.
+fn whole(shape: &[usize]) -> Vec<usize> {
+    View::whole(shape).strides
+}
+
+/// `strides` of a value of this shape within an index space of more axes, or longer ones.
+fn within(shape: &[usize], strides: &[usize], dims: &[usize]) -> Vec<usize> {
+    let missing = dims.len() - shape.len();
+    let mut all = vec![0; dims.len()];
+    for (at, (&length, &stride)) in shape.iter().zip(strides).enumerate() {
+        all[missing + at] = if length == 1 { 0 } else { stride };
+    }
+    all
+}
+
+impl Planner {
+    fn node(&self, id: usize) -> &Node {
+        &self.nodes[id]
+    }
+
+    fn shape(&self, id: usize) -> &[usize] {
+        &self.nodes[id].shape
+    }
+
+    fn count(&self, id: usize) -> usize {
+        self.shape(id).iter().product()
+    }
+
+    /// What is needed for the ends, the gradients and the backward of layers.
+    fn live(&self, ends: [Option<usize>; 2]) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        ends.into_iter().flatten().for_each(|id| live[id] = true);
+        let backward: Vec<usize> = self
+            .nodes
+            .iter()
+            .filter_map(|node| match node.op {
+                Op::LayerBackward(layer) => Some(layer),
+                _ => None,
+            })
+            .collect();
+        for id in (0..self.nodes.len()).rev() {
+            let node = self.node(id);
+            let is_root = match node.op {
+                Op::Gradient(_) | Op::LayerBackward(_) => true,
+                Op::Layer(layer) => backward.contains(&layer),
+                _ => false,
+            };
+            live[id] |= is_root;
+            if live[id] {
+                node.inputs.iter().for_each(|&input| live[input] = true);
+            }
+        }
+        live
+    }
+
+    /// A sum of all rows of its input, which has an operation of its own.
+    fn is_columns(&self, id: usize) -> bool {
+        let Op::Sum(axes) = &self.node(id).op else {
+            return false;
+        };
+        let shape = self.shape(self.node(id).inputs[0]);
+        let kept: Vec<usize> = (0..shape.len())
+            .filter(|at| !axes.contains(at) && shape[*at] != 1)
+            .collect();
+        !kept.is_empty()
+            && axes
+                .iter()
+                .all(|&axis| shape[axis] == 1 || kept.iter().all(|&at| at > axis))
+    }
+
+    fn is_fusable(&self, id: usize) -> bool {
+        matches!(self.node(id).op, Op::Apply(_) | Op::Sum(_) | Op::Largest(_))
+            && !self.is_columns(id)
+    }
+
+    /// Where the value is read as its input lies.
+    fn is_view(&self, id: usize) -> bool {
+        matches!(
+            self.node(id).op,
+            Op::Expand | Op::Permute(_) | Op::Slice(..)
+        )
+    }
+
+    /// Made only when something asks for it.
+    fn is_on_demand(&self, id: usize) -> bool {
+        self.is_view(id) || matches!(self.node(id).op, Op::Reshape) || self.is_columns(id)
+    }
+
+    fn is_leaf(&self, id: usize) -> bool {
+        matches!(
+            self.node(id).op,
+            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_)
+        )
+    }
+
+    /// What an operation that is made on demand comes from.
+    fn base(&self, mut id: usize) -> usize {
+        while self.is_on_demand(id) {
+            id = self.node(id).inputs[0];
+        }
+        id
+    }
+
+    /// Divides operations, which are in order, into groups and single ones.
+    fn parts(&self, order: &[usize]) -> Vec<Part> {
+        let (mut parts, mut open) = (Vec::new(), None::<Group>);
+        for &id in order {
+            if self.is_leaf(id) {
+                continue;
+            }
+            if let (Op::Expand, Some(group)) = (&self.node(id).op, &mut open)
+                && group.nodes.contains(&self.node(id).inputs[0])
+                && self.shape(id) == group.dims
+                && group.nodes.len() < CHAIN_MAX
+            {
+                group.nodes.push(id);
+                continue;
+            }
+            if self.is_on_demand(id) {
+                continue;
+            }
+            let depends = open.as_ref().is_some_and(|group| {
+                let inputs = self.node(id).inputs.iter();
+                inputs
+                    .clone()
+                    .any(|&it| group.nodes.contains(&it) || group.nodes.contains(&self.base(it)))
+            });
+            if !self.is_fusable(id) {
+                if depends {
+                    parts.extend(open.take().map(Part::Group));
+                }
+                parts.push(Part::Single(id));
+                continue;
+            }
+            if let Some(group) = &mut open {
+                if self.joins(group, id) {
+                    group.nodes.push(id);
+                    continue;
+                }
+                if !depends && self.count(id) < group.dims.iter().product() {
+                    parts.push(Part::Group(self.group(id)));
+                    continue;
+                }
+            }
+            parts.extend(open.replace(self.group(id)).map(Part::Group));
+        }
+        parts.extend(open.map(Part::Group));
+        parts
+    }
+
+    /// A group of one operation.
+    fn group(&self, id: usize) -> Group {
+        let node = self.node(id);
+        let (dims, axes) = match &node.op {
+            Op::Sum(axes) | Op::Largest(axes) => (self.shape(node.inputs[0]), axes.clone()),
+            _ => (&node.shape[..], vec![]),
+        };
+        let dims = dims.to_vec();
+        Group {
+            nodes: vec![id],
+            dims,
+            axes,
+        }
+    }
+
+    /// Whether an operation can join a group; sets the group's axes if so.
+    fn joins(&self, group: &mut Group, id: usize) -> bool {
+        let node = self.node(id);
+        // What it reads from the group must be the value itself, not a view of it.
+        let is_direct =
+            |&it: &usize| group.nodes.contains(&it) || !group.nodes.contains(&self.base(it));
+        if group.nodes.len() >= CHAIN_MAX || !node.inputs.iter().all(is_direct) {
+            return false;
+        }
+        let mut reads: Vec<usize> = group
+            .nodes
+            .iter()
+            .chain([&id])
+            .flat_map(|&it| self.node(it).inputs.clone())
+            .collect();
+        reads.retain(|it| {
+            !group.nodes.contains(it) && !matches!(self.node(*it).op, Op::Constant(_))
+        });
+        reads.sort_unstable();
+        reads.dedup();
+        let sums = group
+            .nodes
+            .iter()
+            .chain([&id])
+            .filter(|it| !matches!(self.node(**it).op, Op::Apply(_) | Op::Expand))
+            .count();
+        if reads.len() + sums + 1 > OPERANDS_MAX {
+            return false;
+        }
+        let of_row = |axes: &[usize]| -> Vec<usize> {
+            let each = group.dims.iter().enumerate();
+            each.map(|(at, &length)| if axes.contains(&at) { 1 } else { length })
+                .collect()
+        };
+        match &node.op {
+            Op::Sum(axes) | Op::Largest(axes) => {
+                let input = node.inputs[0];
+                let first = axes.iter().min().copied().unwrap_or(0);
+                let is_last =
+                    (first..group.dims.len()).all(|at| axes.contains(&at) || group.dims[at] == 1);
+                let fits = self.shape(input) == group.dims
+                    && (group.axes == *axes || group.axes.is_empty() && is_last);
+                if fits {
+                    group.axes = axes.clone();
+                }
+                fits
+            }
+            _ => {
+                node.shape == group.dims
+                    || !group.axes.is_empty() && node.shape == of_row(&group.axes)
+            }
+        }
+    }
+
+    /// The value must be in memory.
+    fn demand(&mut self, id: usize) {
+        if std::mem::replace(&mut self.stored[id], true) {
+            return;
+        }
+        if self.is_view(id) {
+            self.demand_read(self.node(id).inputs[0]);
+        } else if self.is_on_demand(id) {
+            self.demand(self.node(id).inputs[0]);
+        }
+    }
+
+    /// A chain must be able to read the value.
+    fn demand_read(&mut self, id: usize) {
+        if self.is_view(id) && !self.stored[id] {
+            self.demand_read(self.node(id).inputs[0]);
+        } else {
+            self.demand(id);
+        }
+    }
+
+    fn demand_inputs(&mut self, parts: &[Part]) {
+        for part in parts {
+            match part {
+                Part::Group(group) => {
+                    let inputs = group
+                        .nodes
+                        .iter()
+                        .flat_map(|&id| self.nodes[id].inputs.clone());
+                    let outside: Vec<usize> =
+                        inputs.filter(|it| !group.nodes.contains(it)).collect();
+                    outside.into_iter().for_each(|id| self.demand_read(id));
+                }
+                Part::Single(id) => {
+                    for input in self.node(*id).inputs.clone() {
+                        match self.columns_of(*id) {
+                            Some(x) => self.demand(x),
+                            None if self.is_copied(*id) => self.demand_read(input),
+                            None => self.demand(input),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a single operation reads its inputs by chains.
+    fn is_copied(&self, id: usize) -> bool {
+        matches!(self.node(id).op, Op::Join(..))
+    }
+
+    /// What the gradient of a parameter is the sum of all rows of, if it is.
+    fn columns_of(&self, id: usize) -> Option<usize> {
+        let (Op::Gradient(_), [input]) = (&self.node(id).op, &self.node(id).inputs[..]) else {
+            return None;
+        };
+        let mut sum = *input;
+        while matches!(self.node(sum).op, Op::Reshape) {
+            sum = self.node(sum).inputs[0];
+        }
+        self.is_columns(sum).then(|| self.node(sum).inputs[0])
+    }
+
+    /// The order of a backward with what it needs of the forward and is not in memory, computed
+    /// again; and where copies are.
+    fn with_forward(
+        &mut self,
+        order: &[usize],
+        forward: usize,
+    ) -> (Vec<usize>, HashMap<usize, usize>) {
+        let (mut all, mut copies) = (Vec::new(), HashMap::new());
+        for &id in order {
+            let inputs = self.node(id).inputs.clone();
+            let inputs = inputs
+                .into_iter()
+                .map(|it| self.brought(it, forward, &mut all, &mut copies))
+                .collect();
+            self.nodes[id].inputs = inputs;
+            all.push(id);
+        }
+        (all, copies)
+    }
+
+    fn brought(
+        &mut self,
+        id: usize,
+        forward: usize,
+        all: &mut Vec<usize>,
+        copies: &mut HashMap<usize, usize>,
+    ) -> usize {
+        if id >= forward || self.is_leaf(id) || self.stored[id] {
+            return id;
+        }
+        if let Some(&copy) = copies.get(&id) {
+            return copy;
+        }
+        let is_cheap = matches!(self.node(id).op, Op::Apply(_) | Op::Reshape) || self.is_view(id);
+        if !is_cheap {
+            self.demand(id);
+            return id;
+        }
+        let mut node = self.node(id).clone();
+        for input in &mut node.inputs {
+            *input = self.brought(*input, forward, all, copies);
+        }
+        self.nodes.push(node);
+        self.stored.push(false);
+        self.made.push(false);
+        let copy = self.nodes.len() - 1;
+        all.push(copy);
+        copies.insert(id, copy);
+        copy
+    }
+
+    fn emit(&mut self, parts: Vec<Part>) -> Result<()> {
+        for part in parts {
+            match part {
+                Part::Group(group) => self.emit_group(&group)?,
+                Part::Single(id) => self.emit_single(id)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, action: Action, of: usize, outputs: Vec<usize>, inputs: Vec<usize>) {
+        outputs.iter().for_each(|&id| self.made[id] = true);
+        self.runs.push(Run {
+            action,
+            of,
+            outputs,
+            inputs,
+            last: Vec::new(),
+            is_for_input: false,
+        });
+    }
+
+    /// Puts a value that is made on demand into memory.
+    fn ensure(&mut self, id: usize) -> Result<()> {
+        if self.made[id] || !self.is_on_demand(id) {
+            return Ok(());
+        }
+        let input = self.node(id).inputs[0];
+        if self.is_view(id) {
+            let shape = self.shape(id).to_vec();
+            let (root, view) = self.read(id, true)?;
+            let chain = copy(&shape, view, View::whole(&shape))?;
+            self.run(Action::Chain(chain), id, vec![id], vec![root]);
+        } else {
+            self.ensure(input)?;
+            let action = if self.is_columns(id) {
+                Action::Columns
+            } else {
+                Action::Reshape
+            };
+            self.run(action, id, vec![id], vec![input]);
+        }
+        Ok(())
+    }
+
+    /// The value in memory from which a chain reads `id`, and how, over the value's own shape.
+    fn read(&mut self, id: usize, through: bool) -> Result<(usize, View)> {
+        if !self.is_view(id) || self.stored[id] && !through {
+            self.ensure(id)?;
+            return Ok((id, View::whole(self.shape(id))));
+        }
+        let node = self.node(id).clone();
+        let input = node.inputs[0];
+        let (root, mut view) = self.read(input, false)?;
+        match node.op {
+            Op::Permute(axes) => {
+                view.strides = axes.iter().map(|&axis| view.strides[axis]).collect()
+            }
+            Op::Slice(axis, start) => view.offset += start * view.strides[axis],
+            _ => view.strides = within(self.shape(input), &view.strides, &node.shape),
+        }
+        Ok((root, view))
+    }
+
+    fn emit_group(&mut self, group: &Group) -> Result<()> {
+        // Only what leads to a value in memory.
+        let mut needed: Vec<usize> = group
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&id| self.stored[id])
+            .collect();
+        let mut at = 0;
+        while let Some(&id) = needed.get(at) {
+            for &input in &self.nodes[id].inputs {
+                if group.nodes.contains(&input) && !needed.contains(&input) {
+                    needed.push(input);
+                }
+            }
+            at += 1;
+        }
+        needed.sort_unstable_by_key(|id| group.nodes.iter().position(|it| it == id));
+        let Some(&of) = needed.last() else {
+            return Ok(());
+        };
+        // The axes of rows last.
+        let axes = 0..group.dims.len();
+        let order: Vec<usize> = axes
+            .clone()
+            .filter(|it| !group.axes.contains(it))
+            .chain(axes.filter(|it| group.axes.contains(it)))
+            .collect();
+        let turned = |strides: Vec<usize>| -> Vec<usize> {
+            order.iter().map(|&axis| strides[axis]).collect()
+        };
+        let dims = turned(group.dims.clone());
+        let (mut steps, mut values) = (Vec::new(), HashMap::<usize, usize>::new());
+        let (mut loads, mut stores, mut inputs, mut outputs) = (vec![], vec![], vec![], vec![]);
+        for &id in &needed {
+            let node = self.node(id).clone();
+            for &input in &node.inputs {
+                if values.contains_key(&input) {
+                    continue;
+                }
+                steps.push(match self.node(input).op {
+                    Op::Constant(value) => Step::Constant(value),
+                    _ => {
+                        let (root, view) = self.read(input, false)?;
+                        let strides = turned(within(self.shape(input), &view.strides, &group.dims));
+                        let view = View {
+                            offset: view.offset,
+                            strides,
+                        };
+                        loads.push(view);
+                        inputs.push(root);
+                        Step::Load(loads.len() - 1)
+                    }
+                });
+                values.insert(input, steps.len() - 1);
+            }
+            let value = |at: usize| node.inputs.get(at).map_or(0, |input| values[input]);
+            match node.op {
+                Op::Apply(function) => steps.push(Step::Apply(function, [0, 1, 2].map(value))),
+                Op::Sum(_) => steps.push(Step::Sum(value(0))),
+                Op::Largest(_) => steps.push(Step::Max(value(0))),
+                _ => {}
+            }
+            let made = if matches!(node.op, Op::Expand) {
+                value(0)
+            } else {
+                steps.len() - 1
+            };
+            values.insert(id, made);
+            if self.stored[id] {
+                let strides = turned(within(&node.shape, &whole(&node.shape), &group.dims));
+                stores.push(View { offset: 0, strides });
+                outputs.push(id);
+                steps.push(Step::Store(stores.len() - 1, made));
+            }
+        }
+        let name = if group.axes.is_empty() {
+            "chain"
+        } else {
+            "row_chain"
+        };
+        let chain = Chain::new(name, &dims, group.axes.len(), steps, [loads, stores])?;
+        self.run(Action::Chain(chain), of, outputs, inputs);
+        Ok(())
+    }
+
+    fn emit_single(&mut self, id: usize) -> Result<()> {
+        let node = self.node(id).clone();
+        if let (Some(x), Op::Gradient(parameter)) = (self.columns_of(id), &node.op) {
+            self.ensure(x)?;
+            self.run(Action::GradientColumns(*parameter), id, vec![], vec![x]);
+            return Ok(());
+        }
+        if let Op::Join(axis, starts) = &node.op {
+            let strides = whole(&node.shape);
+            let (mut chains, mut inputs, mut covered) = (Vec::new(), Vec::new(), 0);
+            for (&input, start) in node.inputs.iter().zip(starts) {
+                let (root, view) = self.read(input, false)?;
+                let to = View {
+                    offset: start * strides[*axis],
+                    strides: strides.clone(),
+                };
+                chains.push(copy(self.shape(input), view, to)?);
+                covered += self.shape(input)[*axis];
+                inputs.push(root);
+            }
+            let is_partial = covered < node.shape[*axis];
+            self.run(Action::Join(is_partial, chains), id, vec![id], inputs);
+            return Ok(());
+        }
+        for &input in &node.inputs {
+            self.ensure(input)?;
+        }
+        let parts = self.nodes[id + 1..]
+            .iter()
+            .take_while(|it| matches!(it.op, Op::CustomPart))
+            .count();
+        let (action, outputs) = match node.op {
+            Op::MatMul(turned) => (Action::MatMul(turned), vec![id]),
+            Op::Layer(layer) => {
+                let has_backward = self
+                    .nodes
+                    .iter()
+                    .any(|it| matches!(it.op, Op::LayerBackward(it) if it == layer));
+                (
+                    Action::Layer(layer, has_backward || !self.is_training),
+                    vec![id],
+                )
+            }
+            Op::LayerBackward(layer) => {
+                let is_read =
+                    self.nodes.iter().any(|it| it.inputs.contains(&id)) || self.stored[id];
+                let outputs = if is_read { vec![id] } else { vec![] };
+                (Action::LayerBackward(layer, false), outputs)
+            }
+            Op::Custom(_) => (Action::Custom, vec![id]),
+            Op::CustomBackward(_) => (Action::CustomBackward, (id..=id + parts).collect()),
+            Op::Gradient(parameter) => (Action::Gradient(parameter), vec![]),
+            _ => return Ok(()),
+        };
+        self.run(action, id, outputs, node.inputs);
+        Ok(())
+    }
+}
+
+/// A chain that copies.
+fn copy(dims: &[usize], from: View, to: View) -> Result<Chain> {
+    let steps = vec![Step::Load(0), Step::Store(0, 0)];
+    Ok(Chain::new("copy", dims, 0, steps, [vec![from], vec![to]])?)
+}

@@ -1,0 +1,217 @@
+//! A traced forward: operations in order, each with the values that it reads, and the first error.
+
+use std::cell::RefCell;
+use std::panic::Location;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ddp_kernels::ops::Function;
+use ddp_kernels::shape::RANK_MAX;
+
+use super::CustomOp;
+use crate::build::ParamId;
+
+/// What makes a value from others.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    /// The module's input, or in backward the gradient of its output.
+    Input,
+    Parameter(ParamId),
+    /// Numbers that the forward has written down.
+    Numbers(Arc<[f32]>),
+    /// One number, of shape [].
+    Constant(f64),
+    /// Element by element; shapes are broadcast.
+    Apply(Function),
+    /// Over these axes, which keep a length of 1.
+    Sum(Vec<usize>),
+    Largest(Vec<usize>),
+    /// Repeats axes of length 1.
+    Expand,
+    Reshape,
+    /// The same value without a gradient.
+    Stop,
+    /// Axis i of the value is this axis of its input.
+    Permute(Vec<usize>),
+    /// From this index of an axis on.
+    Slice(usize, usize),
+    /// Inputs one after the other along an axis, each from an index on. The rest is 0.
+    Join(usize, Vec<usize>),
+    /// (S, M, K) with (S, K, N), each of which may be transposed.
+    MatMul([bool; 2]),
+    /// A layer with a backward, by its number, and that backward.
+    Layer(usize),
+    LayerBackward(usize),
+    Custom(Arc<dyn CustomOp>),
+    /// The gradients of all its inputs, which are its value and the `CustomPart`s after it.
+    CustomBackward(Arc<dyn CustomOp>),
+    CustomPart,
+    /// The gradient of a parameter is complete. Zeros, if it has no input.
+    Gradient(ParamId),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) op: Op,
+    pub(super) inputs: Vec<usize>,
+    pub(super) shape: Vec<usize>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    pub(super) nodes: Vec<Node>,
+    /// The names of parameters, in messages.
+    pub(super) names: Vec<(usize, String)>,
+    /// The first error, with the line of the formula.
+    pub(super) error: Option<String>,
+}
+
+/// A value of a forward that is being traced. Its operations never fail: the first error, with its
+/// line, is kept until the forward has been traced.
+#[derive(Clone, Debug)]
+pub struct Var {
+    pub(super) trace: Rc<RefCell<Trace>>,
+    pub(super) id: usize,
+}
+
+impl Trace {
+    pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
+        let id = self.nodes.len();
+        self.nodes.push(Node { op, inputs, shape });
+        id
+    }
+
+    /// What a value is called in messages, with its shape.
+    fn described(&self, id: usize) -> String {
+        let Node { op, shape, .. } = &self.nodes[id];
+        let name = match op {
+            Op::Input => "x".to_string(),
+            Op::Parameter(_) | Op::Layer(_) => {
+                let name = self.names.iter().find(|it| it.0 == id);
+                name.map_or("parameter".into(), |it| it.1.clone())
+            }
+            Op::Constant(value) => return format!("{value}"),
+            op => op.name(),
+        };
+        format!("{name} {shape:?}")
+    }
+}
+
+impl Op {
+    /// Its name in messages and profiles.
+    pub(super) fn name(&self) -> String {
+        let text = match self {
+            Op::Apply(function) => format!("{function:?}"),
+            op => format!("{op:?}"),
+        };
+        let mut name = String::new();
+        let letters = text.chars().take_while(|c| c.is_alphanumeric());
+        for (at, letter) in letters.enumerate() {
+            if letter.is_uppercase() && at > 0 {
+                name.push('_');
+            }
+            name.extend(letter.to_lowercase());
+        }
+        name
+    }
+}
+
+impl Var {
+    /// The lengths of all axes.
+    pub fn shape(&self) -> Vec<usize> {
+        self.trace.borrow().nodes[self.id].shape.clone()
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.shape().len()
+    }
+
+    pub(super) fn op(&self) -> Op {
+        self.trace.borrow().nodes[self.id].op.clone()
+    }
+
+    pub(super) fn inputs(&self) -> Vec<Var> {
+        let inputs = self.trace.borrow().nodes[self.id].inputs.clone();
+        inputs.into_iter().map(|id| self.at(id)).collect()
+    }
+
+    /// Another value of the trace.
+    pub(super) fn at(&self, id: usize) -> Var {
+        let trace = self.trace.clone();
+        Var { trace, id }
+    }
+
+    /// A new value.
+    pub(super) fn push(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
+        let inputs = inputs.iter().map(|it| it.id).collect();
+        let id = self.trace.borrow_mut().push(op, inputs, shape);
+        self.at(id)
+    }
+
+    /// A number.
+    pub(super) fn constant(&self, value: f64) -> Var {
+        self.push(Op::Constant(value), &[], vec![])
+    }
+
+    /// Keeps an error of the operation `op` on `operands`, at the caller's line. Returns a value to
+    /// go on with.
+    #[track_caller]
+    pub(super) fn refuse(&self, op: &str, operands: &[&Var], expected: &str, help: &str) -> Var {
+        let at = Location::caller();
+        let mut trace = self.trace.borrow_mut();
+        let operands: Vec<String> = operands.iter().map(|it| trace.described(it.id)).collect();
+        let (got, file, line) = (operands.join(" and "), at.file(), at.line());
+        let error = format!("{op} ({file}:{line}): expected {expected}, got {got}; help: {help}");
+        trace.error.get_or_insert(error);
+        drop(trace);
+        self.clone()
+    }
+
+    /// The number of an axis, counted from the end if it is negative.
+    #[track_caller]
+    pub(super) fn axis(&self, op: &str, axis: isize) -> Option<usize> {
+        let rank = self.rank() as isize;
+        let counted = if axis < 0 { axis + rank } else { axis };
+        if (0..rank).contains(&counted) {
+            return Some(counted as usize);
+        }
+        let expected = format!("axis {axis} to be from {} to {}", -rank, rank - 1);
+        self.refuse(
+            op,
+            &[self],
+            &expected,
+            "the first axis is the batch; -1 is the last axis",
+        );
+        None
+    }
+
+    /// A value of this shape, whose number of axes tensors can have.
+    #[track_caller]
+    pub(super) fn checked(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
+        let count = shape
+            .iter()
+            .try_fold(1usize, |count, &it| count.checked_mul(it));
+        if shape.len() > RANK_MAX || count.is_none_or(|count| count > isize::MAX as usize / 64) {
+            let expected = format!("at most {RANK_MAX} axes and less than memory could hold");
+            return self.refuse(&op.name(), inputs, &expected, "check the sizes");
+        }
+        self.push(op, inputs, shape)
+    }
+}
+
+/// The shape of both broadcast, as in NumPy: axes from the last on, of equal length or of length 1.
+pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let length = |shape: &[usize], at: usize| {
+        let missing = rank - shape.len();
+        if at < missing { 1 } else { shape[at - missing] }
+    };
+    (0..rank)
+        .map(|at| match (length(a, at), length(b, at)) {
+            (a, b) if a == b => Some(a),
+            (1, other) | (other, 1) => Some(other),
+            _ => None,
+        })
+        .collect()
+}
