@@ -2,7 +2,8 @@
 //!
 //! A layer has a forward and a backward, and saves between them what the backward needs. There is
 //! no tape: backward runs in the order of the source text. `layer.rs` defines layers, `pass.rs`
-//! what they work with.
+//! what they work with. A module (`forward.rs`) is a layer by its formula, from which its backward
+//! follows.
 
 #![forbid(unsafe_code)]
 

@@ -13,6 +13,7 @@ mod zero;
 
 mod checkpoints;
 mod derivatives;
+mod forward;
 mod golden_layers;
 mod golden_losses;
 mod golden_vit;

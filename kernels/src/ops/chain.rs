@@ -399,6 +399,8 @@ fn is_whole(view: &View, dims: &[usize]) -> bool {
 
 /// Runs the chain: reads `inputs`, writes `outputs`, none of which may share memory with another
 /// operand. Elements that no store reaches stay as they are.
+///
+/// Backward: none; nn's modules make the chain of the derivative.
 #[track_caller]
 pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Result<()> {
     let mut call = Call::new(chain.name);

@@ -1,0 +1,424 @@
+//! Modules by their formula: every operation's derivative against finite differences in f64, and
+//! what a module is as a layer: names, errors with lines, order of gradients, any batch, same bits.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ddp::models::Model;
+use ddp::nn::check::DerivativeCheck;
+use ddp::nn::{
+    CustomOp, Init, Linear, Module, Normalize, Pass, PassOptions, Result, Saved, Scope, Scratch,
+    Sequential, Var,
+};
+use ddp::params::ParamId;
+use ddp_kernels::{DType, Device, Random, Tensor, ops};
+
+/// A module of one formula.
+pub struct Formula(pub fn(&mut Scope<'_>, &Var) -> Var);
+
+impl fmt::Debug for Formula {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Formula")
+    }
+}
+
+impl Module for Formula {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        self.0(m, x)
+    }
+}
+
+#[track_caller]
+fn assert_derivatives(shape: &[usize], formula: fn(&mut Scope<'_>, &Var) -> Var) {
+    for seed in 1..4 {
+        let check = DerivativeCheck {
+            seed,
+            rows: 3,
+            ..DerivativeCheck::new(shape)
+        };
+        let worst = check.worst(&mut Formula(formula).layer()).unwrap();
+        assert!(worst.error() < 1e-7, "seed {seed}: {worst:?}");
+    }
+}
+
+/// A parameter that is not alike everywhere.
+fn weight(m: &mut Scope<'_>, name: &str, shape: &[usize]) -> Var {
+    m.parameter(name, shape, Init::Normal { deviation: 1.0 })
+}
+
+#[test]
+fn functions_of_one_value() {
+    assert_derivatives(&[5], |_, x| x.exp());
+    assert_derivatives(&[5], |_, x| (x * x + 0.5).log());
+    assert_derivatives(&[5], |_, x| (x * x + 0.5).sqrt());
+    assert_derivatives(&[5], |_, x| (x * x + 0.5).rsqrt());
+    assert_derivatives(&[5], |_, x| x.tanh());
+    assert_derivatives(&[5], |_, x| x.sigmoid());
+    assert_derivatives(&[5], |_, x| x.silu());
+    assert_derivatives(&[5], |_, x| x.gelu());
+    assert_derivatives(&[5], |_, x| x.gelu_tanh());
+    assert_derivatives(&[5], |_, x| x.relu() + x.abs() * 0.5);
+    assert_derivatives(&[5], |_, x| -x * 3.0 - 1.0 / (x * x + 1.0) + (2.0 - x));
+    for power in [0, 1, 2, 3, 7] {
+        let formulas: [fn(&mut Scope<'_>, &Var) -> Var; 5] = [
+            |_, x| x.pow(0.0),
+            |_, x| x.pow(1.0),
+            |_, x| x.pow(2.0),
+            |_, x| x.pow(-3.0),
+            |_, x| (x * x + 0.1).pow(1.3),
+        ];
+        let formula = formulas[power.min(4)];
+        if power != 3 {
+            assert_derivatives(&[4], formula);
+        }
+    }
+    assert_derivatives(&[4], |_, x| {
+        (x * x + 1.0).pow(-3.0) + (x * x + 1.0).pow(-0.5)
+    });
+}
+
+#[test]
+fn functions_of_two_values_with_every_broadcast() {
+    for shape in [&[4][..], &[1, 4], &[3, 1], &[3, 4], &[2, 3, 4], &[1, 1, 1]] {
+        assert_derivatives(shape, |m, x| {
+            let own = x.shape();
+            let mut sum = x * 1.0;
+            // Each axis of the parameter is as long as x's, 1, or missing.
+            for mask in 0..1 << (own.len() - 1) {
+                for missing in 0..own.len() {
+                    let kept = own[1..].iter().enumerate().skip(missing);
+                    let shape: Vec<usize> = kept
+                        .map(|(at, &length)| if mask >> at & 1 == 1 { 1 } else { length })
+                        .collect();
+                    let w = weight(m, &format!("w{mask}.{missing}"), &shape);
+                    sum = sum + x * &w - &w / (&w * &w + 1.0) + &w * 0.1;
+                }
+            }
+            sum
+        });
+    }
+    assert_derivatives(&[6], |m, x| {
+        x.maximum(&weight(m, "w", &[6])) + x.minimum(&weight(m, "v", &[1]))
+    });
+    assert_derivatives(&[6], |m, x| {
+        let w = weight(m, "w", &[6]);
+        let yes = x.less(&w);
+        yes.select(&(x * x), &(&w * 2.0)) + x.less_equal(&w) * x + x.equal(x) * &w
+    });
+}
+
+#[test]
+fn reductions_over_every_axis() {
+    assert_derivatives(&[2, 3, 4], |_, x| {
+        x.sum(1) * x + x.mean(2) * x.mean(-1) - x.sum(3)
+    });
+    assert_derivatives(&[2, 3, 4], |_, x| {
+        x * x.largest(1) + x.largest(3) - x.smallest(2) * x
+    });
+    assert_derivatives(&[2, 3], |_, x| x.softmax(-1) + x.softmax(1) * 2.0);
+    assert_derivatives(&[2, 3], |_, x| x.log_softmax(-1) * x.log_softmax(1));
+    assert_derivatives(&[1, 1], |_, x| x.softmax(-1) + x.sum(1) * x.mean(-1));
+    // Longer than a block of values, so that rows are run through several times.
+    assert_derivatives(&[1030], |_, x| (x * 0.1).softmax(-1) * 100.0);
+}
+
+#[test]
+fn shapes_and_views() {
+    assert_derivatives(&[2, 3, 4], |m, x| {
+        let b = x.size(0);
+        let turned = x.permute(&[0, 3, 1, 2]) * weight(m, "w", &[4, 2, 3]);
+        turned.transpose(1, -1).reshape(&[b, 24])
+    });
+    assert_derivatives(&[5, 2], |_, x| {
+        let parts = x.split(1, &[1, 3, 1]);
+        let both = Var::concatenate(&[&parts[2], &(&parts[1] * &parts[0]), &parts[0]], 1);
+        both.slice(1, 1..4) * both.slice(1, 0..3) + x.slice(-1, 1..2)
+    });
+    assert_derivatives(&[1, 3], |_, x| {
+        x.expand(&[3, 4, 3]).permute(&[0, 2, 1]).exp()
+    });
+}
+
+#[test]
+fn matmuls_of_two_to_four_axes_with_broadcast_and_transposed_factors() {
+    assert_derivatives(&[4], |m, x| x.matmul(&weight(m, "w", &[4, 3])));
+    assert_derivatives(&[4], |m, x| {
+        x.matmul(&weight(m, "w", &[3, 4]).transpose(0, 1))
+    });
+    assert_derivatives(&[2, 4], |m, x| x.matmul(&weight(m, "w", &[4, 3])));
+    assert_derivatives(&[2, 4], |m, x| {
+        weight(m, "w", &[3, 2]).matmul(x).matmul(&x.transpose(1, 2))
+    });
+    assert_derivatives(&[2, 3, 4], |m, x| {
+        let w = weight(m, "w", &[2, 4, 5]);
+        x.matmul(&w).matmul(&w.transpose(-1, -2))
+            + x.transpose(-1, -2).matmul(x).sum(-1).transpose(-1, -2)
+    });
+    assert_derivatives(&[2, 3, 4], |m, x| {
+        x.transpose(1, 3)
+            .transpose(1, 2)
+            .matmul(&weight(m, "w", &[1, 2, 2]))
+    });
+}
+
+/// x · factor, by hand.
+#[derive(Debug)]
+struct Scaled(f64);
+
+impl CustomOp for Scaled {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Ok(inputs[0].clone())
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
+        ops::mul_into(out, x[0], x[1])?;
+        Ok(ops::scale_into(out, out, self.0)?)
+    }
+
+    fn backward(
+        &self,
+        x: &[&Tensor],
+        [_, dout]: [&Tensor; 2],
+        gradients: &[&Tensor],
+    ) -> Result<()> {
+        for (at, gradient) in gradients.iter().enumerate() {
+            ops::mul_into(gradient, dout, x[1 - at])?;
+            ops::scale_into(gradient, gradient, self.0)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn layers_modules_and_operations_with_their_own_backward() {
+    assert_derivatives(&[4], |m, x| {
+        let hidden = m.linear("up", x, 6).gelu();
+        let own = m.custom(Arc::new(Scaled(0.7)), &[&hidden, &(&hidden + 1.0)]);
+        let inner = m.module(
+            "inner",
+            &own,
+            &Formula(|m, x| m.layer_norm("norm", x) * m.rms_norm("rms", x)),
+        );
+        x + m.linear("down", &inner, x.size(-1))
+    });
+    // A layer that does not reach the output, and a parameter that does not.
+    assert_derivatives(&[4], |m, x| {
+        let unused = m.linear("unused", x, 6);
+        weight(m, "other", &[2, 2]);
+        let _ = unused.exp();
+        m.dropout("drop", &(x * x), 0.5)
+    });
+}
+
+/// The output, the gradients of the parameters and of the input, for `rows` random rows.
+fn passed(model: &Model, rows: usize, order: &mut Vec<usize>) -> [Vec<f32>; 3] {
+    let shape: Vec<usize> = [rows].iter().chain(&model.input_shape).copied().collect();
+    let mut random = Random::new(3);
+    let device = model.params.device();
+    let x = Tensor::randn(&shape, DType::F32, device, &mut random).unwrap();
+    let position = Tensor::from_slice(&[1i64, 0], &[2], device).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(device), Saved::default());
+    let mut ready = |id: ParamId| {
+        order.push(id.0);
+        Ok(())
+    };
+    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let y = model.forward(&mut pass, &x).unwrap();
+    let dy = y.randn_like(&mut random).unwrap();
+    let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
+    let y = y.to_vec().unwrap();
+    [
+        y,
+        model.params.gradients().to_vec().unwrap(),
+        dx.to_vec().unwrap(),
+    ]
+}
+
+fn built(layers: Sequential, row: &[usize]) -> Model {
+    layers
+        .build(row, Device::Cpu, ddp_kernels::Seed(1))
+        .unwrap()
+}
+
+fn of(formula: fn(&mut Scope<'_>, &Var) -> Var, row: &[usize]) -> Model {
+    built(Sequential::new().then(Formula(formula).layer()), row)
+}
+
+#[test]
+fn a_layer_norm_by_its_formula_is_the_fused_one() {
+    let by_formula = of(
+        |m, x| {
+            let columns = x.size(-1);
+            let centred = x - x.mean(-1);
+            let normed = &centred * ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
+            let gain = m.parameter("weight", &[columns], Init::Constant(1.0));
+            normed * gain + m.parameter("bias", &[columns], Init::Constant(0.0))
+        },
+        &[3, 1200],
+    );
+    let fused = built(Sequential::new().then(Normalize::layer()), &[3, 1200]);
+    let names = |model: &Model| -> Vec<String> {
+        model
+            .params
+            .list()
+            .iter()
+            .map(|it| it.name.clone())
+            .collect()
+    };
+    assert_eq!(names(&by_formula), names(&fused));
+    let [a, b] = [&by_formula, &fused].map(|model| passed(model, 4, &mut Vec::new()));
+    for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
+        assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
+
+/// Linear layers with a gate of formulas between them.
+fn gated(m: &mut Scope<'_>, x: &Var) -> Var {
+    let hidden = m.linear("up", x, 16).gelu();
+    let temperature = m.parameter("temperature", &[1], Init::Constant(1.0));
+    let gate = (m.linear("gate", x, 16) / temperature).softmax(-1);
+    x + m.linear("down", &(hidden * gate), x.size(-1))
+}
+
+#[test]
+fn gradients_are_complete_from_the_last_use_to_the_first() {
+    let model = of(gated, &[8]);
+    let names: Vec<&str> = model.params.list().iter().map(|it| &it.name[..]).collect();
+    assert_eq!(
+        names,
+        [
+            "0.up.weight",
+            "0.up.bias",
+            "0.temperature",
+            "0.gate.weight",
+            "0.gate.bias",
+            "0.down.weight",
+            "0.down.bias"
+        ]
+    );
+    let mut order = Vec::new();
+    passed(&model, 5, &mut order);
+    assert_eq!(order.len(), names.len());
+    // `down` at once; `temperature`, which is declared early, before the layers below it.
+    assert_eq!(order[..2], [6, 5]);
+    let place = |id: usize| order.iter().position(|&it| it == id).unwrap();
+    assert!(place(2) < place(0), "{order:?}");
+}
+
+#[test]
+fn batches_of_any_size_give_each_row_the_same_bits_whatever_the_threads() {
+    let model = of(gated, &[8]);
+    let all = passed(&model, 70, &mut Vec::new());
+    for rows in [0, 1, 2, 69] {
+        let some = passed(&model, rows, &mut Vec::new());
+        assert_eq!(some[0], all[0][..rows * 8], "{rows} rows");
+    }
+    let before = ddp_kernels::threads::count();
+    ddp_kernels::threads::set_count(3).unwrap();
+    let wide = |m: &mut Scope<'_>, x: &Var| {
+        x.softmax(-1) * x.exp() + m.parameter("w", &[300], Init::Constant(0.5))
+    };
+    let other = passed(&of(wide, &[300]), 400, &mut Vec::new());
+    ddp_kernels::threads::set_count(1).unwrap();
+    assert!(other == passed(&of(wide, &[300]), 400, &mut Vec::new()));
+    ddp_kernels::threads::set_count(before).unwrap();
+}
+
+#[test]
+fn errors_name_operation_operands_and_line() {
+    let refused = |formula: fn(&mut Scope<'_>, &Var) -> Var, row: &[usize]| -> String {
+        let layers = Sequential::new().then(Formula(formula).layer());
+        let built = layers.build(row, Device::Cpu, ddp_kernels::Seed(1));
+        built.unwrap_err().to_string()
+    };
+    let line = line!() + 1;
+    let text = refused(
+        |m, x| x.exp() + m.parameter("wrong", &[7], Init::Constant(0.0)),
+        &[5],
+    );
+    let at = format!(
+        "0 (Formula): add ({}:{line}): expected equal lengths, or 1, got exp [2, 5] and wrong [7]; help: ",
+        file!()
+    );
+    assert!(text.starts_with(&at), "{text}");
+    let cases: [(fn(&mut Scope<'_>, &Var) -> Var, &str); 8] = [
+        (|_, x| x.sum(4), "sum ("),
+        (
+            |_, x| x.reshape(&[3]),
+            "expected as many elements as [3] has, got x [2, 5]",
+        ),
+        (|_, x| x.permute(&[0, 0]), "each of its axes once in [0, 0]"),
+        (|_, x| x.slice(1, 2..9), "expected indices 2..9 below 5"),
+        (
+            |_, x| x.matmul(x),
+            "as many rows of the second as columns of the first, 5",
+        ),
+        (
+            |_, x| x.sum(0),
+            "expected an output with the batch as its first axis",
+        ),
+        (
+            |m, x| m.linear("a", x, 5) + m.linear("a", x, 5),
+            "expected different names, got 0.a.weight twice",
+        ),
+        (
+            |_, x| Var::concatenate(&[x, &x.exp().slice(0, 0..1)], 1),
+            "concatenate (",
+        ),
+    ];
+    for (formula, expected) in cases {
+        let text = refused(formula, &[5]);
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn what_depends_on_the_batch_is_refused() {
+    let layers = Sequential::new()
+        .then(Formula(|m, x| x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))).layer());
+    let model = layers
+        .build(&[3], Device::Cpu, ddp_kernels::Seed(1))
+        .unwrap();
+    let x = Tensor::zeros(&[5, 3], DType::F32, Device::Cpu).unwrap();
+    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let options = PassOptions {
+        training: false,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+    let mut ready = |_: ParamId| Ok(());
+    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let text = model.forward(&mut pass, &x).unwrap_err().to_string();
+    assert!(
+        text.contains("parameter w: expected shape [2, 1], as in the first trace, got [5, 1]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_frozen_module_passes_its_gradient_on() {
+    for frozen in ["0.", "0.gate", "0.temperature", "1."] {
+        let layers = Sequential::new()
+            .then(Formula(gated).layer())
+            .then(Formula(gated).layer())
+            .then(Linear::new(2));
+        let is_frozen = |name: &str| name.starts_with(frozen);
+        let check = DerivativeCheck {
+            frozen: &is_frozen,
+            ..DerivativeCheck::new(&[4])
+        };
+        let mut layers = layers;
+        let worst = check.worst(&mut layers).unwrap();
+        assert!(worst.error() < 1e-7, "{frozen}: {worst:?}");
+    }
+}
