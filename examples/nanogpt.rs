@@ -36,7 +36,8 @@ impl Module for Block {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let (width, heads) = (self.0.width, self.0.heads);
         let linear = |outputs| Linear::new(outputs).normal(0.02);
-        let last = |outputs| Linear::new(outputs).normal(0.02 / (2.0 * self.0.blocks as f64).sqrt());
+        let last =
+            |outputs| Linear::new(outputs).normal(0.02 / (2.0 * self.0.blocks as f64).sqrt());
         let normed = m.layer_norm("ln_1", x);
         let attention = SelfAttention::causal(width, heads, heads, [&linear, &last]);
         let attended = m.layer("attention", &normed, attention);

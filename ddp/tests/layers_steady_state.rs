@@ -5,8 +5,8 @@
 use counting::allocations;
 use ddp::models::Model;
 use ddp::nn::{
-    Activate, CrossEntropy, Dropout, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved,
-    Scratch, Sequential, Tie,
+    Activate, CrossEntropy, Dropout, Init, Linear, Loss, Module, Mse, Pass, PassOptions, Residual,
+    Saved, Scope, Scratch, Sequential, Tie, Var,
 };
 use ddp::optim::{Clip, Optimizer, Rule};
 use ddp::params::ParamId;
@@ -43,6 +43,21 @@ struct Training {
     addresses: [usize; 2],
 }
 
+/// Chains, sums of rows and columns, views, joins, products and layers of a module.
+#[derive(Debug)]
+struct Gate;
+
+impl Module for Gate {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let gain = m.parameter("gain", &[WIDTH], Init::Constant(1.0));
+        let parts = (x * gain).softmax(-1).split(1, &[WIDTH / 2, WIDTH / 2]);
+        let turned = Var::concatenate(&[&parts[1], &parts[0].tanh()], 1);
+        let weight = m.parameter("mix", &[WIDTH, WIDTH], Init::Constant(0.01));
+        let mixed = turned.matmul(&weight) - m.numbers(&[0.5], &[1]);
+        x + m.linear("out", &(mixed * x), WIDTH)
+    }
+}
+
 /// Every kind of layer: fused and unfused activations, dropout, a residual, a tied weight, a frozen
 /// layer.
 fn layers() -> Sequential {
@@ -57,6 +72,7 @@ fn layers() -> Sequential {
         .then(Linear::new(WIDTH).tied(&tie))
         .then(Activate::gelu_tanh())
         .then(Residual::new(inner))
+        .then(Gate.layer())
         .then(Activate::relu())
         .then(Linear::new(CLASSES))
 }

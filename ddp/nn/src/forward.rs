@@ -258,9 +258,10 @@ impl Running<'_, '_, '_> {
                     .1
                     .clone())
             }
-            _ => Ok(self.values[id]
-                .clone()
-                .expect("a plan's order makes values before their use")),
+            _ => {
+                let value = self.values[id].clone();
+                Ok(value.expect("a plan makes values before it reads them"))
+            }
         }
     }
 
@@ -335,9 +336,9 @@ impl Running<'_, '_, '_> {
             }
             Action::LayerBackward(layer, is_needed) => {
                 let layer = &*self.declared.layers[*layer].layer;
-                let dx = self
-                    .pass
-                    .input_gradient(*is_needed, |pass| layer.backward(pass, any))?;
+                let is_needed = *is_needed || self.wants_input && !run.outputs.is_empty();
+                let backward = |pass: &mut Pass<'_>| layer.backward(pass, any);
+                let dx = self.pass.input_gradient(is_needed, backward)?;
                 if let Some(&id) = run.outputs.first() {
                     self.values[id] = dx;
                 }

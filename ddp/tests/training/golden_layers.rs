@@ -19,7 +19,7 @@ const OUTPUTS: usize = 3;
 const RATES: [f64; 3] = [0.05, 0.02, 0.03];
 
 /// The script's `numbers`, between -105/256 and 105/256, times `scale`.
-fn numbers(scale: f64, stream: usize, count: usize) -> Vec<f64> {
+pub(crate) fn numbers(scale: f64, stream: usize, count: usize) -> Vec<f64> {
     let number = |i: usize| ((i * i * 37 + i * 5 + stream * 101) % 211) as f64 - 105.0;
     (1..=count).map(|i| scale * number(i) / 256.0).collect()
 }

@@ -14,6 +14,7 @@ mod zero;
 mod checkpoints;
 mod derivatives;
 mod forward;
+mod golden_formulas;
 mod golden_layers;
 mod golden_losses;
 mod golden_vit;

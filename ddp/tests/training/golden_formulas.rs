@@ -1,0 +1,167 @@
+//! Modules against PyTorch's autograd in f64: tests/peers/formulas_torch.py made
+//! golden/formulas.json.
+
+use ddp::models::Model;
+use ddp::nn::{Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::params::ParamId;
+use ddp_kernels::{DType, Device, Tensor};
+use serde_json::Value;
+
+use crate::forward::Formula;
+use crate::golden_layers::numbers;
+
+const CPU: Device = Device::Cpu;
+const ROWS: usize = 3;
+const SCALES: [f64; 3] = [2.0, 16.0, 512.0];
+
+fn w(m: &mut Scope<'_>, shape: &[usize]) -> Var {
+    m.parameter("w", shape, Init::Constant(0.0))
+}
+
+fn attention(m: &mut Scope<'_>, x: &Var) -> Var {
+    let parts = (x * w(m, &[6])).split(-1, &[2, 2, 2]);
+    let scores = parts[0].matmul(&parts[1].transpose(-1, -2));
+    let future = m.indices(4).reshape(&[4, 1]).less(&m.indices(4));
+    let scores = future.select(&scores.number(-1e30), &scores);
+    scores.softmax(-1).matmul(&parts[2])
+}
+
+/// The name, the shape of a row, the formula.
+type Case = (
+    &'static str,
+    &'static [usize],
+    fn(&mut Scope<'_>, &Var) -> Var,
+);
+
+const CASES: [Case; 32] = [
+    ("add", &[5], |m, x| x + w(m, &[5])),
+    ("sub", &[2, 5], |m, x| w(m, &[2, 1]) - x),
+    ("mul", &[2, 5], |m, x| x * w(m, &[5])),
+    ("div", &[2, 5], |m, x| {
+        let w = w(m, &[1]);
+        x / &w + &w / (x * x + 1.0)
+    }),
+    ("neg", &[5], |m, x| -x * w(m, &[1])),
+    ("abs", &[71], |m, x| x.abs() * w(m, &[1])),
+    ("exp", &[71], |m, x| x.exp() * w(m, &[1])),
+    ("log", &[71], |m, x| x.log() * w(m, &[1])),
+    ("sqrt", &[71], |m, x| x.abs().sqrt() * w(m, &[1])),
+    ("rsqrt", &[71], |m, x| (x * x + 1.0).rsqrt() * w(m, &[1])),
+    ("tanh", &[71], |m, x| x.tanh() * w(m, &[1])),
+    ("sigmoid", &[71], |m, x| x.sigmoid() * w(m, &[1])),
+    ("silu", &[71], |m, x| x.silu() * w(m, &[1])),
+    ("gelu", &[71], |m, x| x.gelu() * w(m, &[1])),
+    ("gelu_tanh", &[71], |m, x| x.gelu_tanh() * w(m, &[1])),
+    ("relu", &[71], |m, x| x.relu() * w(m, &[1])),
+    ("cube", &[5], |m, x| x.pow(3.0) * w(m, &[5])),
+    ("power", &[5], |m, x| (x * x + 1.0).pow(1.25) * w(m, &[5])),
+    ("maximum", &[71], |m, x| {
+        let w = w(m, &[1]);
+        x.maximum(&(&w * 0.0)) + x.minimum(&w)
+    }),
+    ("where", &[6], |m, x| {
+        let w = w(m, &[6]);
+        x.less(&w).select(&(x * x), &(&w * 2.0))
+    }),
+    ("sum", &[2, 3, 4], |m, x| {
+        x.sum(1) * w(m, &[4]) + x.sum(3) + x.sum(2)
+    }),
+    ("mean", &[2, 3], |m, x| {
+        (x - x.mean(-1)) * w(m, &[3]) + x.mean(1)
+    }),
+    ("largest", &[4, 3], |m, x| {
+        x.largest(1) * w(m, &[3]) + x.smallest(-1)
+    }),
+    ("softmax", &[4, 3], |m, x| {
+        x.softmax(-1) * w(m, &[3]) + x.softmax(1)
+    }),
+    ("log_softmax", &[4, 3], |m, x| {
+        x.log_softmax(-1) * w(m, &[3])
+    }),
+    ("matmul", &[2, 4, 3], |m, x| x.matmul(&w(m, &[1, 3, 5]))),
+    ("matmul_both", &[2, 4, 3], |m, x| {
+        x.matmul(&w(m, &[2, 5, 3]).transpose(-1, -2))
+    }),
+    ("matrix", &[3], |m, x| {
+        x.matmul(&w(m, &[5, 3]).transpose(0, 1))
+    }),
+    ("permute", &[2, 3, 4], |m, x| {
+        let turned = x.permute(&[0, 3, 1, 2]) * w(m, &[4, 2, 3]);
+        turned.reshape(&[x.size(0), 24])
+    }),
+    ("slices", &[5], |m, x| {
+        let first = x.slice(1, 1..3) * w(m, &[2]);
+        Var::concatenate(&[&first, &x.slice(1, 2..5)], 1)
+    }),
+    ("layer_norm", &[2, 7], |m, x| {
+        let centred = x - x.mean(-1);
+        let scale = ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
+        centred * scale * w(m, &[7])
+    }),
+    ("attention", &[4, 6], attention),
+];
+
+/// The output, and the gradients of the input and of `w`.
+fn passed(case: &Case, scale: f64) -> [Vec<f64>; 3] {
+    let layer = Box::new(Formula(case.2).layer());
+    let model = Model::new(layer, case.1, DType::F64, CPU, 1, &|_| false).unwrap();
+    let value = model.params.value(ParamId(0));
+    let w = numbers(2.0, 2, value.count());
+    value
+        .copy_from(&Tensor::from_slice(&w, value.shape(), CPU).unwrap())
+        .unwrap();
+    let shape: Vec<usize> = [ROWS].iter().chain(case.1).copied().collect();
+    let count = shape.iter().product();
+    let x = Tensor::from_slice(&numbers(scale, 1, count), &shape, CPU).unwrap();
+    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
+    let mut ready = |_: ParamId| Ok(());
+    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let y = model.forward(&mut pass, &x).unwrap();
+    let dy = numbers(2.0, 3, y.count());
+    let dy = Tensor::from_slice(&dy, y.shape(), CPU).unwrap();
+    let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
+    let dw = model.params.gradient(ParamId(0)).unwrap();
+    [&y, &dx, dw].map(|tensor| tensor.to_vec().unwrap())
+}
+
+#[test]
+fn outputs_and_gradients_are_pytorch_s() {
+    let golden: Value = serde_json::from_str(include_str!("../golden/formulas.json")).unwrap();
+    assert_eq!(golden.as_object().unwrap().len(), CASES.len());
+    for case in &CASES {
+        for (at, scale) in SCALES.into_iter().enumerate() {
+            let expected = &golden[case.0][at];
+            for (name, got) in ["y", "dx", "dw"].into_iter().zip(passed(case, scale)) {
+                let expected = expected[name].as_array().unwrap();
+                assert_eq!(expected.len(), got.len(), "{} {name}", case.0);
+                let number = |it: &Value| {
+                    it.as_f64()
+                        .unwrap_or_else(|| it.as_str().unwrap().parse().unwrap())
+                };
+                let size = expected
+                    .iter()
+                    .map(number)
+                    .filter(|it| it.is_finite())
+                    .fold(1.0, |a: f64, b| a.max(b.abs()));
+                for (index, (got, expected)) in got.into_iter().zip(expected).enumerate() {
+                    let expected = number(expected);
+                    let is_same = got == expected || got.is_nan() && expected.is_nan();
+                    let bound = 1e-11 * expected.abs().max(1.0) + 1e-15 * size;
+                    assert!(
+                        is_same || (got - expected).abs() < bound,
+                        "{} at scale {scale}: {name}[{index}] is {got}, in PyTorch {expected}",
+                        case.0
+                    );
+                }
+            }
+        }
+    }
+}
