@@ -1,7 +1,7 @@
 //! Your own layer by its formula, on the CPU and on GPUs: layer normalization over a row, with a
-//! learned gain and bias. Its backward follows from the formula; it is one pass over memory forward,
-//! and on a GPU one kernel. Checks its derivatives, then trains it for a few steps. `cargo run
-//! --release --example custom_layer`. Letters: C columns.
+//! learned gain and bias. Its backward follows from the formula, and its forward is one pass over
+//! memory. Checks its derivatives, then trains it for a few steps. `cargo run --release --example
+//! custom_layer`.
 
 use ddp::comm::World;
 use ddp::data::{InMemory, Loader};

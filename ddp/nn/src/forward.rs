@@ -7,6 +7,7 @@
 //! value's last use. `Module::layer` makes it a [`Layer`], for a `Sequential` and all that takes
 //! one.
 
+mod custom;
 mod derivatives;
 mod formulas;
 mod plan;
@@ -29,6 +30,7 @@ use plan::{Action, Plan, Run};
 use scope::Declared;
 use trace::Op;
 
+pub use custom::CustomOp;
 pub use scope::Scope;
 pub use trace::Var;
 
@@ -79,18 +81,6 @@ pub trait Module: fmt::Debug + Send + 'static {
             plans: RefCell::default(),
         }
     }
-}
-
-/// An operation of one's own, with a forward and a backward by hand.
-pub trait CustomOp: fmt::Debug + Send + Sync {
-    /// The shape of the value for inputs of these shapes.
-    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>>;
-
-    /// Writes the value to `out`.
-    fn forward(&self, inputs: &[&Tensor], out: &Tensor) -> Result<()>;
-
-    /// Writes the gradients of all inputs, from these, the value and the value's gradient.
-    fn backward(&self, inputs: &[&Tensor], out: [&Tensor; 2], gradients: &[&Tensor]) -> Result<()>;
 }
 
 /// A module as a layer.

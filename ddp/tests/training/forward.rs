@@ -197,11 +197,8 @@ fn layers_modules_and_operations_with_their_own_backward() {
     assert_derivatives(&[4], |m, x| {
         let hidden = m.linear("up", x, 6).gelu();
         let own = m.custom(Arc::new(Scaled(0.7)), &[&hidden, &(&hidden + 1.0)]);
-        let inner = m.module(
-            "inner",
-            &own,
-            &Formula(|m, x| m.layer_norm("norm", x) * m.rms_norm("rms", x)),
-        );
+        let norms = Formula(|m, x| m.layer_norm("norm", x) * m.rms_norm("rms", x));
+        let inner = m.within("inner", |m| norms.forward(m, &own));
         x + m.linear("down", &inner, x.size(-1))
     });
     // A layer that does not reach the output, and a parameter that does not.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::custom::CustomOp;
 use super::trace::{Op, Trace, Var};
-use super::{CustomOp, Module};
 use crate::activate::Dropout;
 use crate::build::{Build, Init, ParamId, UseIndex};
 use crate::error::Result;
@@ -85,11 +85,6 @@ impl Scope<'_> {
         let result = body(self);
         self.prefix.truncate(before);
         result
-    }
-
-    /// Another module, whose parameters are called `name.…`.
-    pub fn module(&mut self, name: &str, x: &Var, module: &impl Module) -> Var {
-        self.within(name, |m| module.forward(m, x))
     }
 
     fn leaf(&self, op: Op, shape: &[usize], name: String) -> Var {

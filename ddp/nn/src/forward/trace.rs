@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ddp_kernels::ops::Function;
 use ddp_kernels::shape::RANK_MAX;
 
-use super::CustomOp;
+use super::custom::CustomOp;
 use crate::build::ParamId;
 
 /// What makes a value from others.
