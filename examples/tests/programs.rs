@@ -133,6 +133,26 @@ fn a_program_with_its_own_family_has_every_command_and_resumes_after_a_kill() {
 }
 
 #[test]
+fn a_transformer_by_its_formula_has_one_result_resumed_and_with_shared_optimizers() {
+    const RUN: &str = "--model nanogpt,blocks=2,width=32,context=32,dropout=0.1 --batch-size 8 \
+                       --schedule constant --warmup-steps 0 --progress never --ranks 2 --data";
+    const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/text.txt");
+    let folder = Folder::new("nanogpt");
+    let train = |run: &str, rest: &str| {
+        let words = RUN.split_whitespace().chain([TEXT]);
+        let mut command = program("nanogpt");
+        command.args(words.chain(rest.split_whitespace()));
+        let run = folder.0.join(run);
+        ends_well(command.arg("--out").arg(&run).spawn().unwrap());
+        run
+    };
+    let whole = model(&train("whole", "--steps 20"), 20);
+    train("resumed", "--steps 10");
+    assert!(whole == model(&train("resumed", "--steps 20 --resume auto"), 20));
+    assert!(whole == model(&train("shared", "--steps 20 --zero 1"), 20));
+}
+
+#[test]
 fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
     let folder = Folder::new("own-model");
     let start = |run: &str| {
