@@ -56,10 +56,7 @@ pub use arithmetic::{
 };
 pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
-pub use chain::{
-    Chain, Function, OPERANDS_MAX as CHAIN_OPERANDS_MAX, STEPS_MAX as CHAIN_STEPS_MAX, Step, View,
-    chain_into,
-};
+pub use chain::{Chain, Function, Step, View, chain_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use copy::Destination;
 pub use create::{fill_into, zero};

@@ -164,6 +164,20 @@ fn matmuls_of_two_to_four_axes_with_broadcast_and_transposed_factors() {
     });
 }
 
+#[test]
+fn chains_of_more_values_than_one_may_have_are_several() {
+    assert_derivatives(&[3], |m, x| {
+        let branch = |at: usize| (x * (at as f64 * 0.1 - 0.6)).tanh();
+        let branches: Vec<Var> = (0..13).map(branch).collect();
+        let rows = branches
+            .iter()
+            .fold(x.sum(-1), |sum, it| sum + it.largest(-1));
+        let of = |(at, it): (usize, &Var)| m.linear(&format!("{at}"), it, 3);
+        let outputs: Vec<Var> = branches.iter().enumerate().map(of).collect();
+        outputs.into_iter().fold(x * rows, |sum, it| sum * 0.5 + it)
+    });
+}
+
 /// x · factor, by hand.
 #[derive(Debug)]
 struct Scaled(f64);

@@ -22,9 +22,9 @@ use crate::ops::call::{Call, Versions, with_float};
 use crate::{DType, Tensor};
 
 /// The most steps of a chain.
-pub const STEPS_MAX: usize = 64;
+const STEPS_MAX: usize = 64;
 /// The most operands of a chain, loads and stores together.
-pub const OPERANDS_MAX: usize = 10;
+const OPERANDS_MAX: usize = 10;
 /// The most dimensions of an index space.
 const DIMENSIONS_MAX: usize = 16;
 /// The most values of the index space that are alive at one time.
@@ -346,7 +346,7 @@ impl Chain {
     }
 
     /// How many inputs and outputs there are.
-    pub fn operands(&self) -> [usize; 2] {
+    fn operands(&self) -> [usize; 2] {
         [self.loads.len(), self.stores.len()]
     }
 }

@@ -681,7 +681,26 @@ impl Planner {
         } else {
             "row_chain"
         };
-        let chain = Chain::new(name, &dims, group.axes.len(), steps, [loads, stores])?;
+        let operands = [loads, stores];
+        let chain = match Chain::new(name, &dims, group.axes.len(), steps, operands) {
+            Ok(chain) => chain,
+            // Too many values for one: two, which pass values through memory.
+            Err(_) if needed.len() > 1 => {
+                let (first, second) = needed.split_at(needed.len() / 2);
+                for id in second {
+                    for &input in &self.nodes[*id].inputs {
+                        self.stored[input] |= first.contains(&input);
+                    }
+                }
+                for nodes in [first, second] {
+                    let nodes = nodes.to_vec();
+                    let (dims, axes) = (group.dims.clone(), group.axes.clone());
+                    self.emit_group(&Group { nodes, dims, axes })?;
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
         self.run(Action::Chain(chain), of, outputs, inputs);
         Ok(())
     }
