@@ -2,9 +2,9 @@
 //!
 //! Operations write into tensors that the caller passes, and backward is a separate call; nn's
 //! modules derive theirs, from chains (`chain.rs`). Where `foo_into` has a short form `foo`, that
-//! makes the output on the operands' device. Shapes are not broadcast, except linear's bias, views
-//! of chains, and the second operand of `add`, `sub` and `mul`, which may be a vector along the rows
-//! or columns of the first. The gradient of such a vector is the sum along the other dimension:
+//! makes the output on the operands' device. Shapes are not broadcast, except in chains, linear's
+//! bias, and the second operand of `add`, `sub` and `mul`, which may be a vector along the rows or
+//! columns of the first. The gradient of such a vector is the sum along the other dimension:
 //! `column_sum_into` or `row_sum_into`.
 //!
 //! `call.rs` has what all operations do before their math, `elementwise.rs` the elementwise loops.

@@ -3,7 +3,9 @@
 //! A row that is longer than a block is run through once for each sum or maximum of it and once to
 //! store, each time from its inputs.
 
-use super::{Chain, Function, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole};
+use super::steps::{
+    Chain, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole,
+};
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::activation::Formulas;
 use crate::ops::call::Buffer;
@@ -272,7 +274,7 @@ fn stretches(
         return body(0, view.offset, 0, len);
     };
     let (strides, stride) = (&view.strides[..outer.len()], view.strides[outer.len()]);
-    let mut index = [0; super::DIMENSIONS_MAX];
+    let mut index = [0; DIMENSIONS_MAX];
     let (mut rest, mut column) = (start / last, start % last);
     let mut base = view.offset;
     for (at, &length) in outer.iter().enumerate().rev() {
@@ -398,14 +400,16 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let slot = chain.slots[step];
         match chain.steps[step] {
             Step::Constant(value) => self.wide[step] = T::from_f64(value),
-            Step::Load(load) => {
-                let Some(x) = &self.inputs[load] else { return };
-                let view = &chain.loads[load];
+            Step::Load(number) => {
+                let Some(x) = &self.inputs[number] else {
+                    return;
+                };
+                let view = &chain.loads[number];
                 if is_wide {
                     let out = std::slice::from_mut(&mut self.wide[step]);
-                    super::cpu::load(x, &chain.dims, view, start, out);
-                } else if self.direct(load, start, len).is_none() {
-                    super::cpu::load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
+                    load(x, &chain.dims, view, start, out);
+                } else if self.direct(number, start, len).is_none() {
+                    load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
                 }
             }
             Step::Apply(function, [a, b, c]) => {
@@ -509,7 +513,7 @@ pub(super) fn run<T: Math>(
     match chain.live {
         0..=4 => run_with::<T, 4>(chain, &reads, &writes),
         5..=8 => run_with::<T, 8>(chain, &reads, &writes),
-        _ => run_with::<T, { super::LIVE_MAX }>(chain, &reads, &writes),
+        _ => run_with::<T, { LIVE_MAX }>(chain, &reads, &writes),
     }
 }
 

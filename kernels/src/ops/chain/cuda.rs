@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use super::{Chain, Function, OPERANDS_MAX, Step, View, is_whole};
+use super::steps::{Chain, Function, OPERANDS_MAX, Step, View, is_whole};
 use crate::DType;
 use crate::launch::Source;
 use crate::panics::lock;
