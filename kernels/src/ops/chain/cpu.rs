@@ -7,9 +7,9 @@ use super::steps::{
     Chain, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole,
 };
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
-use crate::ops::formulas::Formulas;
 use crate::ops::call::Buffer;
 use crate::ops::float::{Float, LANES, tree_sum};
+use crate::ops::formulas::Formulas;
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, math};
