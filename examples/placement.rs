@@ -639,9 +639,9 @@ fn left_on_the_other_device() -> Result<String> {
 }
 
 fn no_version() -> Result<String> {
-    // On the CPU bf16 is for storage and casts; on a GPU f64 is for storage alone.
+    // On the CPU f16 is for storage and casts; on a GPU f64 is for storage alone.
     let (device, dtype) = match Device::best() {
-        Device::Cpu => (Device::Cpu, DType::BF16),
+        Device::Cpu => (Device::Cpu, DType::F16),
         gpu => (gpu, DType::F64),
     };
     let x = Tensor::ones(&[2, 2], dtype, device)?.named("x");

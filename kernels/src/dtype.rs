@@ -15,7 +15,7 @@ named! {
     pub enum DType {
         /// 32-bit float: the working type.
         F32 = "f32",
-        /// bfloat16: storage and casts.
+        /// bfloat16: activations, and weights that matmuls read.
         BF16 = "bf16",
         /// IEEE half: storage and casts.
         F16 = "f16",

@@ -440,9 +440,6 @@ impl Optimizer {
                 }
                 _ => self.apply_to(slice, update, params, scales)?,
             }
-            if part == UpdatePart::Finish && params.copies(slice.range.clone())?.is_none() {
-                params.refresh(slice.range.clone())?;
-            }
         }
         match &self.matrices {
             Some(matrices) if part == UpdatePart::Prepare => {

@@ -387,6 +387,11 @@ impl TrainedModel {
 
     /// Updates the parameters: this part of it. After a bad step the optimizer does nothing.
     pub(super) fn update(&mut self, part: UpdatePart) -> Result<()> {
+        // Only whole matrices have something to prepare.
+        let prepares = |stage: &Stage| stage.optimizer.rule().hidden.is_some();
+        if part == UpdatePart::Prepare && !self.stages.iter().any(prepares) {
+            return Ok(());
+        }
         trace::record_on(self.last().device(), UPDATE, || {
             for stage in self.stages.iter_mut().filter(|stage| stage.trains()) {
                 let (params, reducer) = (&stage.model.params, &mut stage.reducer);
