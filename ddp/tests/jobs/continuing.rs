@@ -272,9 +272,9 @@ fn a_run_whose_checkpoints_are_gone_is_left_alone() {
     assert_refused(&folder, &seven("--steps 9 --resume auto"), 65, &parts);
 }
 
-/// The flags of the run that README.md shows, and of the command that resumes it.
-fn readme_example() -> [String; 2] {
-    let text = include_str!("../../../README.md");
+/// The flags of the run that docs/checkpoints.md shows, and of the command that resumes it.
+fn documented_example() -> [String; 2] {
+    let text = include_str!("../../../docs/checkpoints.md");
     let flags = |line: &str| {
         let (_, flags) = line.split_once("ddp-train ")?;
         let is_of_it = flags.contains(" long") && !flags.contains('`');
@@ -283,12 +283,12 @@ fn readme_example() -> [String; 2] {
     let lines: Vec<String> = text.lines().filter_map(flags).collect();
     lines
         .try_into()
-        .expect("README.md shows two commands with the folder `long`")
+        .expect("docs/checkpoints.md shows two commands with the folder `long`")
 }
 
 #[test]
-fn readmes_example_has_the_bytes_of_a_run_that_never_stopped() {
-    let [first, longer] = readme_example();
+fn the_documented_example_has_the_bytes_of_a_run_that_never_stopped() {
+    let [first, longer] = documented_example();
     let steps = longer
         .strip_prefix("resume OUT ")
         .expect("the command resume");

@@ -141,7 +141,7 @@ impl Folder {
     /// several. Relative paths in `words` are per host.
     #[cfg(feature = "mpi")]
     pub(crate) fn on_hosts(&self, hosts: &[&str], words: &str) -> Job {
-        let mut command = Command::new("mpirun");
+        let mut command = mpirun();
         command.args(["--oversubscribe", "--bind-to", "none"]);
         for (index, host) in hosts.iter().enumerate() {
             if index > 0 {
@@ -165,7 +165,7 @@ impl Folder {
     /// Ranks under `mpirun`; each runs its own program, with these words.
     #[cfg(feature = "mpi")]
     pub(crate) fn programs(&self, programs: &[&Path], words: &str) -> Job {
-        let mut command = Command::new("mpirun");
+        let mut command = mpirun();
         command.args(["--oversubscribe", "--bind-to", "none"]);
         for program in programs {
             command.args(["-n", "1"]).arg(program);
@@ -192,7 +192,7 @@ impl Folder {
 
     #[cfg(feature = "mpi")]
     fn under_mpirun(&self, options: &str, parts: &[(String, &str)]) -> Job {
-        let mut command = Command::new("mpirun");
+        let mut command = mpirun();
         command
             .arg("--oversubscribe")
             .args(options.split_whitespace());
@@ -660,6 +660,15 @@ impl Drop for Running {
             self.end();
         }
     }
+}
+
+/// `mpirun` that survives a write to a rank that has just ended: Open MPI ignores SIGPIPE, but not from
+/// its first moment to its last.
+#[cfg(feature = "mpi")]
+fn mpirun() -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"trap '' PIPE; exec mpirun "$@""#, "mpirun"]);
+    command
 }
 
 /// Jobs under `mpirun` that run at a time. More than one, because a job that has failed mostly
