@@ -37,9 +37,10 @@ use crate::error::Result;
 pub use crate::model::{ModelOptions, data_shape};
 
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
-/// asked to stop saves and ends with [`crate::Error::Stopped`]; during set-up it ends the process at
-/// once, as [`World::fail`] does. A resumed run that is already finished is left as it is. If the
-/// world is elastic, and ranks are lost or come, the ranks meet in a new world and continue there.
+/// asked to stop saves and ends with [`Stopped`](crate::Error::Stopped); during set-up it ends the
+/// process at once, as [`World::fail`] does. A resumed run that is already finished is left as it
+/// is. If the world is elastic, and ranks are lost or come, the ranks meet in a new world and
+/// continue there.
 ///
 /// After an error other than `Stopped` and `NonFinite` the process is expected to end: threads of
 /// the run may still wait for a disk or another rank, so its memory and the lock of its folder are

@@ -662,8 +662,8 @@ impl Drop for Running {
     }
 }
 
-/// `mpirun` that survives a write to a rank that has just ended: Open MPI ignores SIGPIPE, but not from
-/// its first moment to its last.
+/// `mpirun` that survives a write to a rank that has just ended. Open MPI ignores SIGPIPE, but not
+/// from its first moment to its last.
 #[cfg(feature = "mpi")]
 fn mpirun() -> Command {
     let mut command = Command::new("sh");
