@@ -11,7 +11,7 @@
 
 pub(crate) mod blaslt;
 
-pub(crate) use crate::cuda::nvrtc::Source;
+pub(crate) use crate::cuda::nvrtc::{Source, text_of};
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -109,7 +109,8 @@ class Checks:
         self.programs.load()
         for package in sorted({it[0] for it in self.programs.unit}):
             beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
-        beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
+        if any(it[0] == "kernels" for it in self.programs.unit):
+            beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
         if glob.glob("/dev/nvidia[0-9]*"):
             beside("tests on real GPUs", self.programs.on_gpus, None, " ".join(NEED_GPUS))
         else:

@@ -1,6 +1,6 @@
 //! Lost ranks with GPUs (`--min-ranks`): the others abort their NCCL calls, which then have no
 //! results, and continue. With `--same-bits` the model is bit-identical to that of an undisturbed
-//! run. In these runs the host is several steps ahead of the GPU.
+//! run. The host is several steps ahead of the GPU, but under ZeRO-1 it waits for each step.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -28,6 +28,7 @@ use crate::DType;
 use crate::device::discover;
 use crate::error::{Caller, Error, Line, Result};
 use crate::panics::{lock, read, write};
+pub(crate) use compiler::text_of;
 use compiler::{Compiler, Target};
 
 /// Dynamic shared memory that a block may have without being allowed more.
@@ -193,7 +194,7 @@ impl Making {
     fn image(&self, compiler: &Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
         let (name, architecture) = (self.source.name, target.0);
         let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
-        let text = compiler::text_of(name, self.source.text);
+        let text = text_of(name, self.source.text);
         let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
         if let Some(image) = entry.read() {
             match self.load(&image) {
@@ -266,7 +267,7 @@ fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())
         .part(text.as_bytes())
-        .part(compiler::text_of("common.cuh", compiler::HEADER.1).as_bytes())
+        .part(text_of("common.cuh", compiler::HEADER.1).as_bytes())
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());

@@ -7,7 +7,7 @@ use super::trace::{Op, Var};
 use crate::build::ParamId;
 
 /// What each operation makes of the gradient `d` of its value `y`: the gradients of its values `x`.
-/// None where there is none.
+/// None where no gradient flows.
 fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
     let all = |gradients: Vec<Var>| gradients.into_iter().map(Some).collect();
     match op {

@@ -295,7 +295,7 @@ mod tests;
 
 /// The text of a kernel's file. In debug builds a file of that name in the folder
 /// `DDP_TEST_KERNELS` takes its place: tests/mutants/run tries wrong kernels.
-pub(super) fn text_of(name: &str, text: &'static str) -> Cow<'static, str> {
+pub(crate) fn text_of(name: &str, text: &'static str) -> Cow<'static, str> {
     #[cfg(debug_assertions)]
     if let Some(folder) = std::env::var_os("DDP_TEST_KERNELS")
         && let Ok(changed) = std::fs::read_to_string(std::path::Path::new(&folder).join(name))

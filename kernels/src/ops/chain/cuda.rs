@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::steps::{Chain, Function, OPERANDS_MAX, Step, View, is_whole};
 use crate::DType;
-use crate::launch::Source;
+use crate::launch::{Source, text_of};
 use crate::panics::lock;
 
 /// What all chains begin with.
@@ -25,7 +25,7 @@ impl Chain {
             *kept.entry(text).or_insert_with_key(|text| {
                 // For the rest of the process, as the loaded modules are.
                 let text = String::leak(text.clone());
-                Box::leak(Box::new(Source::new("chain.cu", text)))
+                Box::leak(Box::new(Source::new("chain", text)))
             })
         };
         let (known, source) = self.source.get_or_init(|| (dtypes, make()));
@@ -33,7 +33,8 @@ impl Chain {
     }
 
     fn text(&self, dtypes: &[DType; OPERANDS_MAX]) -> String {
-        let mut text = format!("{HEAD}\nKERNEL(BLOCK_THREADS) chain(");
+        let head = text_of("chain.cu", HEAD);
+        let mut text = format!("{head}\nKERNEL(BLOCK_THREADS) chain(");
         let name = |dtype: DType| {
             if dtype == DType::BF16 {
                 "bf16"
