@@ -11,9 +11,6 @@ use crate::DType;
 use crate::launch::{Source, text_of};
 use crate::panics::lock;
 
-/// What all chains begin with.
-const HEAD: &str = include_str!("../chain.cu");
-
 impl Chain {
     /// The kernel for operands of these dtypes: outputs, then inputs.
     pub(super) fn source(&self, dtypes: [DType; OPERANDS_MAX]) -> &'static Source {
@@ -33,23 +30,16 @@ impl Chain {
     }
 
     fn text(&self, dtypes: &[DType; OPERANDS_MAX]) -> String {
-        let head = text_of("chain.cu", HEAD);
-        let mut text = format!("{head}\nKERNEL(BLOCK_THREADS) chain(");
-        let name = |dtype: DType| {
-            if dtype == DType::BF16 {
-                "bf16"
-            } else {
-                "float"
-            }
-        };
+        let mut text = text_of("chain.cu", include_str!("../chain.cu")).into_owned();
+        text += "\nKERNEL(BLOCK_THREADS) chain(";
         for (out, &dtype) in dtypes[..self.stores.len()].iter().enumerate() {
-            _ = write!(text, "{}* out{out}, ", name(dtype));
+            _ = write!(text, "{}* out{out}, ", name_of(dtype));
         }
         for x in 0..self.loads.len() {
             _ = write!(
                 text,
                 "const {}* x{x}, ",
-                name(dtypes[self.stores.len() + x])
+                name_of(dtypes[self.stores.len() + x])
             );
         }
         text += "u64 count) {\n";
@@ -176,11 +166,7 @@ impl Chain {
                 }
                 Step::Store(store, value) => {
                     let place = place(&self.stores[store]);
-                    let dtype = if dtypes[store] == DType::BF16 {
-                        "bf16"
-                    } else {
-                        "float"
-                    };
+                    let dtype = name_of(dtypes[store]);
                     let only = if self.is_row_wide[step] {
                         "if (lane == 0) "
                     } else {
@@ -209,6 +195,14 @@ impl Chain {
             text = format!("{outside}{{\n{}}}\n", text.replace("const float v", "v"));
         }
         text
+    }
+}
+
+/// The type of an operand's elements in CUDA.
+fn name_of(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bf16",
+        _ => "float",
     }
 }
 
