@@ -124,8 +124,10 @@ impl Decision<'_> {
         if others.is_empty() {
             return self.form_of(waiting);
         }
+        // One that is stopped waits for nobody.
+        let runs = waiting.iter().filter(|&&rank| !self.is_stopped(rank));
         let silent_for = |&rank: &usize| self.silent_for(rank, Duration::ZERO);
-        let Some(waited) = waiting.iter().filter_map(silent_for).max() else {
+        let Some(waited) = runs.filter_map(silent_for).max() else {
             return;
         };
         let (timeout, has_ended) = (self.state.rules.timeout, |rank: &usize| {
@@ -136,9 +138,17 @@ impl Decision<'_> {
             return;
         }
         let line = if gone.is_empty() {
+            others.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
+            let stopped = others.iter().copied().filter(|&rank| self.is_stopped(rank));
+            let stopped: Vec<usize> = stopped.collect();
+            let stopped = match stopped.len() {
+                0 => String::new(),
+                1 => format!(": {} is stopped", Ranks(&stopped)),
+                _ => format!(": {} are stopped", Ranks(&stopped)),
+            };
             format!(
-                "{} did not come to the others within {}; help: check whether they are stopped or \
-                 still starting, or give them more time",
+                "{} did not come to the others within {}{stopped}; help: check whether they are \
+                 stopped or still starting, or give them more time",
                 Ranks(&others),
                 Seconds(timeout)
             )
@@ -224,10 +234,7 @@ impl Decision<'_> {
         if self.state.over_since.is_some() || missing.is_empty() {
             return;
         }
-        let is_stopped = |rank: &usize| {
-            let process = self.state.ranks[*rank].process.as_ref();
-            process.is_some_and(|it| it.stopped.is_some())
-        };
+        let is_stopped = |rank: &usize| self.is_stopped(*rank);
         let host = self.state.ranks[by].host;
         let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
         let mut why = NO_PROGRESS;
@@ -253,6 +260,11 @@ impl Decision<'_> {
         }
         missing.iter().for_each(|&rank| self.kill(rank, why));
         self.end_generation();
+    }
+
+    fn is_stopped(&self, rank: usize) -> bool {
+        let process = self.state.ranks[rank].process.as_ref();
+        process.is_some_and(|it| it.stopped.is_some())
     }
 
     /// For how long a rank's process has shown no progress after `since`; None if it was killed.

@@ -555,9 +555,14 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
     assert_eq!(ends(&mut job).1, None);
     job.at(104_001);
     let (line, code) = ends(&mut job);
-    let expected = "ranks 0 and 3 did not come to the others within 4 s; help";
+    let expected = "ranks 0 and 3 did not come to the others within 4 s: rank 3 is stopped; help";
     assert!(line.starts_with(expected), "{line}");
-    assert!(line.contains("killed rank 3, stopped"), "{line}");
+    assert!(!line.contains("killed"), "{line}");
+    let is_killed = |rank: usize| job.state.ranks[rank].process.as_ref()?.killed.clone();
+    assert_eq!(
+        [0, 1, 2, 3].map(|rank| is_killed(rank).is_some()),
+        [true, false, false, true]
+    );
     assert_eq!(code, Some(EXIT_PEER_LOST));
     // One that comes later forms nothing.
     job.waits(0);
@@ -576,6 +581,19 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
         job.ends(0, End::Code(code));
         assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
     }
+}
+
+#[test]
+fn a_stopped_rank_of_an_ordinary_job_waits_for_nobody() {
+    let mut job = job_of(&[0; 2], false);
+    job.waits(1);
+    job.stops(0, true);
+    job.stops(1, true);
+    job.at_s(11);
+    assert_eq!(job.state.ends, None);
+    job.at_s(12);
+    assert_eq!(job.signals(), [libc::SIGKILL]);
+    assert_eq!(job.state.exit_code(), EXIT_PEER_LOST);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use ddp_nn::params::Precision;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::generate::{Coding, GenerateOptions, generate};
-use crate::model::{ModelOptions, data_shape};
+use crate::model::data_shape;
 use crate::setting::SAMPLE;
 use crate::step::Step;
 
@@ -25,7 +25,7 @@ pub(super) struct Sample {
     pub(super) prompt: String,
     coding: Coding,
     options: GenerateOptions,
-    /// The whole model in f32 on the CPU, into which values are copied.
+    /// The whole model on the CPU, into which values are copied: in bf16 if the run is.
     copy: Model,
 }
 
@@ -49,10 +49,10 @@ impl Sample {
                  put the tokenizer.json that made them beside the data",
             );
         };
-        let model = ModelOptions {
-            precision: Precision::F32,
-            ..options.model_options()
-        };
+        let mut model = options.model_options();
+        if model.precision == Precision::Tf32 {
+            model.precision = Precision::F32;
+        }
         let shape = data_shape(data.train.spec());
         let mut models = model.models(&shape, &[Device::Cpu], &|_| true, 1)?;
         let copy = models.pop().expect("a model for one device");
@@ -88,6 +88,7 @@ impl Sample {
                     target.copy_from(params.master(parameter.id))?;
                 }
             }
+            copy.refresh(0..copy.values().count())?;
             Ok::<_, Error>(())
         })?;
         let mut text = String::new();
