@@ -63,12 +63,7 @@ impl Decision<'_> {
         };
         // One that was killed may live for a moment.
         let waits = it.waits.filter(|_| it.killed.is_none());
-        let least = if self.state.is_member(rank) {
-            self.state.generation
-        } else {
-            0
-        };
-        waits.is_some_and(|after| after >= least)
+        waits.is_some_and(|after| after >= self.state.generation || !self.state.is_member(rank))
     }
 
     /// The ranks that the next generation waits for, and those of which it would consist.
@@ -130,24 +125,16 @@ impl Decision<'_> {
         let Some(waited) = runs.filter_map(silent_for).max() else {
             return;
         };
-        let (timeout, has_ended) = (self.state.rules.timeout, |rank: &usize| {
-            self.state.process(*rank).is_none()
-        });
+        let timeout = self.state.rules.timeout;
+        let has_ended = |rank: &usize| self.state.process(*rank).is_none();
         let gone: Vec<usize> = others.iter().copied().filter(has_ended).collect();
         if gone.is_empty() && waited <= timeout {
             return;
         }
         let line = if gone.is_empty() {
             others.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
-            let stopped = others.iter().copied().filter(|&rank| self.is_stopped(rank));
-            let stopped: Vec<usize> = stopped.collect();
-            let stopped = match stopped.len() {
-                0 => String::new(),
-                1 => format!(": {} is stopped", Ranks(&stopped)),
-                _ => format!(": {} are stopped", Ranks(&stopped)),
-            };
             format!(
-                "{} did not come to the others within {}{stopped}; help: check whether they are \
+                "{} did not come to the others within {}; help: check whether they are \
                  stopped or still starting, or give them more time",
                 Ranks(&others),
                 Seconds(timeout)

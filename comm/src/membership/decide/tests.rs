@@ -555,7 +555,7 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
     assert_eq!(ends(&mut job).1, None);
     job.at(104_001);
     let (line, code) = ends(&mut job);
-    let expected = "ranks 0 and 3 did not come to the others within 4 s: rank 3 is stopped; help";
+    let expected = "ranks 0 and 3 did not come to the others within 4 s; help";
     assert!(line.starts_with(expected), "{line}");
     assert!(!line.contains("killed"), "{line}");
     let is_killed = |rank: usize| job.state.ranks[rank].process.as_ref()?.killed.clone();
