@@ -14,7 +14,7 @@ from steps import Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of CPU on a Zen 5, as the table at the end of a run says: of the build, and of all that follows.
-BUILD_S, CHECKS_S = 280, 880
+BUILD_S, CHECKS_S = 280, 720
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
@@ -62,14 +62,16 @@ class Checks:
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
-        # slice of the jobs' cases is run in both ways. Half of the jobs. --long runs all of them in both ways.
-        turn = self.selected("launcher", 20)[0]
+        # slice of the jobs' cases is run in both ways. A third of the jobs. --long runs all of them in both ways.
+        turn = self.selected("launcher", 60)[0]
         by_mpirun = (turn + turn // 10) % 2 == 1
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
-        # Those of two crates take a minute of CPU or more: they have their turn, and run where the last commit
-        # changed them.
-        turns = {"ddp-simcuda": 9 in self.selected("ways", 10) or changed("tests/simcuda"), "ddp-kernels": 0 in self.selected("unit tests of kernels", 2) or changed("kernels/src")}
+        # Unit tests take their turn, and run where the last commit changed their crate.
+        halves = self.selected("unit tests", 2)
+        turns = {"ddp-simcuda": 9 in self.selected("ways", 10) or changed("tests/simcuda")}
+        for half, folders in enumerate(["kernels ddp/nn ddp/tools", "comm ddp/data ddp/tables ddp/engine"]):
+            turns.update({f"ddp-{os.path.basename(it)}": half in halves or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, waits=True)
@@ -82,21 +84,22 @@ class Checks:
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
             if target == "jobs" and not self.is_long:
-                half = turn // 2 % 2
-                beside(f"tests of ddp: jobs, part {half + 1} of 2", self.programs.some, package, target, 2, half, env=mostly_waits)
+                beside(f"tests of ddp: jobs, part {turn % 3 + 1} of 3", self.programs.some, package, target, 3, turn % 3, env=mostly_waits)
                 continue
             beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
-        for which in self.selected("documents", 2):
-            beside(f"the commands of README.md and docs/, part {which + 1} of 2", ["tests/readme/run", self.built, f"{which + 1}/2"])
+        for which in self.selected("documents", 3):
+            beside(f"the commands of README.md and docs/, part {which + 1} of 3", ["tests/readme/run", self.built, f"{which + 1}/3"])
         for which in self.selected("report", 2):
             beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
         beside("examples", self.run_examples)
-        # One architecture a commit: sm_90 in every second one, and where the commit changed kernels, else another.
-        turns = self.selected("architectures", 6)
-        architectures = {"sm_90" if turn % 2 else ["sm_75", "sm_80", "sm_100"][turn // 2] for turn in turns}
+        # Where unit tests of kernels have no turn, and for sm_90 where the commit changed kernels.
+        architectures = {["sm_90", "sm_75", "sm_80", "sm_90", "sm_100"][which] for which in self.selected("architectures", 5)}
+        if 1 not in halves:
+            architectures = set()
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
-        beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
+        if architectures:
+            beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 5):
             beside(f"from Python and notebooks, part {which + 1} of 5", ["tests/python/run", f"{which + 1}/5"])
@@ -125,22 +128,23 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
-        """What GPUs do: all operations and a tenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: a third of the operations and a tenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        # Every kernel in two commits: each case of a test is run on one of the GPUs.
-        halves = [0, 1] if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 2)
-        for which in halves:
-            beside(f"operations, 2 simulated GPUs, part {which + 1} of 2", some, "kernels", 2, 2, which)
+        # Every kernel in three commits: each case of a test is run on one of the GPUs.
+        thirds = [0, 1, 2] if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 3)
+        for which in thirds:
+            beside(f"operations, 2 simulated GPUs, part {which + 1} of 3", some, "kernels", 2, 3, which)
         for which in self.selected("trainer", 10):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
         for which in self.selected("ranks", 4):
             what = ["ranks::", "zero::", "split", "golden::four"]
             beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 4", some, "ddp", 4, 4, which, *what)
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
-        targets = "transfers warnings faults planted waits"
-        beside("transfers, faults, planted bugs and waits, 2 simulated GPUs", on_gpus, 2, targets)
+        for which in self.selected("transfers", 2):
+            targets = ["transfers warnings faults", "planted waits"][which]
+            beside(f"{targets.replace(' ', ', ')}, 2 simulated GPUs", on_gpus, 2, targets)
         beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::")
         beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads")
         which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"
