@@ -169,6 +169,19 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
 }
 
 #[test]
+fn a_rank_of_a_run_in_bf16_can_be_lost() {
+    let expected = undisturbed_with("--dtype bf16");
+    assert!(expected.model != undisturbed().model);
+    all_at_once(["1:forward:14:kill", "0:optimizer:14:kill"], |fault| {
+        let folder = Folder::new("losing-bf16");
+        let words = with(RUN, "--dtype bf16 --min-ranks 2");
+        let ended = folder.started(3, &words).env("DDP_TEST_FAULT", fault).run();
+        assert_eq!(lost(&folder.metrics_log()).len(), 1, "{fault}: {ended}");
+        assert_as(expected, &folder, &ended);
+    });
+}
+
+#[test]
 fn ranks_can_be_lost_while_others_meet() {
     undisturbed();
     let faults = [

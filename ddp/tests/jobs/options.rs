@@ -237,10 +237,11 @@ fn numbers_are_learned_without_counting_right_answers() {
 
 #[test]
 fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
-    for ranks in [1, 2] {
+    for (ranks, dtype) in [(1, "f32"), (2, "f32"), (2, "bf16")] {
         let folder = Folder::new("nonfinite");
         let glyphs = GLYPHS.replace("--log-every 1", "--log-every 3");
         let words = format!("{glyphs} --epochs 1 --lr 1e30 --optimizer sgd --warmup-steps 0");
+        let words = format!("{words} --dtype {dtype}");
         let ended = if ranks == 1 {
             folder.alone(&words).run()
         } else {
