@@ -31,9 +31,6 @@ use crate::panics::{lock, read, write};
 pub(crate) use compiler::text_of;
 use compiler::{Compiler, Target};
 
-/// Dynamic shared memory that a block may have without being allowed more.
-const SHARED_BYTES: u32 = 48 << 10;
-
 /// A `.cu` file of this crate, and its loaded modules.
 pub(crate) struct Source {
     /// The file's name.
@@ -142,7 +139,8 @@ impl Making {
         let found = self.gpu.bind().and_then(|()| find());
         match found {
             Ok(()) => {
-                if shared_bytes > SHARED_BYTES {
+                // Without being allowed more, a block has 48 KB, with what the kernel declares.
+                if shared_bytes > 0 {
                     let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     let bytes = shared_bytes as i32;
                     // SAFETY: the function belongs to this context.
