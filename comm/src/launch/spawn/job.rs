@@ -35,7 +35,7 @@ const GATHERING_MAX: Duration = Duration::from_secs(60);
 /// How long other hosts may take to say their last words once their ranks have ended.
 const LEAVING: Duration = Duration::from_secs(1);
 /// Beginnings and names of variables that ranks of other hosts get, too.
-const PASSED: [&str; 4] = ["DDP_", "NCCL_", "CUDA_", "RUST_"];
+const PASSED: [&str; 7] = ["DDP_", "NCCL_", "CUDA_", "RUST_", "FI_", "OFI_", "UCX_"];
 const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// News, with the number of the connection on which they came.
