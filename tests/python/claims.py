@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import fcntl
 import glob
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import traceback
 import unittest.mock
@@ -79,6 +81,15 @@ def processes_of(folder):
     return found
 
 
+def children_of(process):
+    """The processes that this one has started."""
+    children = []
+    for path in glob.glob(f"/proc/{process}/task/*/children"):
+        with open(path, encoding="ascii") as file:
+            children += file.read().split()
+    return children
+
+
 def python(script, **how):
     """A Python that runs this script, in the folder of the claim."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how}
@@ -142,7 +153,9 @@ def examples_in_docstrings_work():
 def the_example_of_trainer_works():
     need("sklearn")
     assert ddp_train.Trainer.__doc__
-    doctest.run_docstring_examples(ddp_train.Trainer, {}, verbose=False)
+    for example in doctest.DocTestFinder(recurse=False).find(ddp_train.Trainer, globs={}):
+        found = doctest.DocTestRunner().run(example)
+        assert found.attempted == 4 and found.failed == 0, found
 
 
 def settings_are_checked_before_anything_starts():
@@ -196,17 +209,18 @@ def what_cannot_be_given_is_refused_with_the_way_out():
         (TypeError, "complex128", X.astype(complex), Y),
         (TypeError, "datetime64", numpy.zeros((3, 2), "M8[s]"), [0, 1, 0]),
         (TypeError, "give columns of text in a frame", [["a", "b"], ["c", "d"]], [0, 1]),
-        (TypeError, "x", [[1, 2], [3]], [0, 1]),
+        (TypeError, "data: expected", [[1, 2], [3]], [0, 1]),
         (TypeError, "expected numbers", numpy.zeros(3, "i4,f4"), [0, 1, 0]),
         (ValueError, "expected one for each of 200 rows, got 199", X, Y[1:]),
         (ValueError, "shape (0, 4)", X[:0], Y[:0]),
         (ValueError, "shape ()", 3.0, Y),
         (ValueError, "expected an array", X, "label"),
+        (ValueError, "expected an array", X, 4),
         (TypeError, "texts and None", X[:3], ["a", "b", None]),
         (ddp_train.SettingError, "expected labels", X, None),
         (ddp_train.DataError, "row 3", numpy.where(numpy.arange(800).reshape(200, 4) == 13, numpy.nan, X), Y),
-        (ddp_train.DataError, "", X.astype("f8") * 1e300, Y),
-        (ddp_train.DataError, "", X, Y * numpy.nan),
+        (ddp_train.DataError, "expected a finite f32", X.astype("f8") * 1e300, Y),
+        (ddp_train.DataError, "NaN", X, Y * numpy.nan),
         (FileNotFoundError, "metrics.jsonl", None, None),
     ]:
         if kind is FileNotFoundError:
@@ -310,6 +324,24 @@ def frames_of_numbers_arrive_with_and_without_parquet():
     assert ddp_train.train(frame.assign(y=Y), missing="mean", out="last", **SHORT).wait().classes == [0, 1]
 
 
+def columns_named_by_numbers_are_found_again():
+    pandas = need("pandas")
+    frame = pandas.DataFrame(X).assign(town="Bern")
+    for has in (_data.has, lambda module: False):
+        with unittest.mock.patch.object(_data, "has", has):
+            folder = f"run{has('numpy')}"
+            run = ddp_train.train(frame[[0, 1, 2, 3]], frame[3], out=folder, **SHORT).wait()
+            assert run.predict(frame[[0, 1, 2, 3]]).shape == (200,)
+            run = ddp_train.train(frame, 3, categorical="auto", out=f"{folder}-3", **SHORT).wait()
+            assert run.classes is None and run.predict(frame[[0, 1, 2, "town"]]).shape == (200,)
+    if importlib.util.find_spec("polars"):
+        frame = need("polars").DataFrame({"0": X[:, 0], "1": X[:, 1]})
+        run = ddp_train.train(frame, need("polars").Series("name", Y), out="polars", **SHORT).wait()
+        assert run.predict(frame).shape == (200,)
+        tokens = need("polars").Series(Y)
+        assert ddp_train.train(tokens, model="gpt,layers=1,heads=1,width=8,context=8", steps=1, out="tokens").wait().outcome == "done"
+
+
 def frames_that_are_refused_say_why():
     pandas = need("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
@@ -322,6 +354,8 @@ def frames_that_are_refused_say_why():
     with open("file", "w", encoding="utf-8"):
         raises(ddp_train.Error, "file is a file", ddp_train.train, X, Y, out="file")
     raises(ddp_train.SettingError, "hosts", ddp_train.train, frame, "y", hosts="a:1,b:1", out="run")
+    raises(TypeError, "column 'b', got complex128", ddp_train.train, frame.assign(b=[1j, 2]), "y", out="run")
+    raises(ddp_train.SettingError, "hosts", ddp_train.train, "file.npy", Y, hosts="a:1,b:1", out="run")
     day = frame.assign(b=pandas.to_datetime(["2024-01-01", "2024-01-02"]))
     raises(ddp_train.DataError, "date", ddp_train.train, day, "y", categorical="auto", out="run")
 
@@ -367,20 +401,52 @@ def events_come_while_it_trains_and_after():
 def a_resumed_run_gives_its_new_events():
     run = ddp_train.train(X, Y, schedule="constant", warmup_steps=1, steps=10, checkpoint_every=5, log_every=1, threads=1, out="run").wait()
     again = ddp_train.resume(run, steps=15).wait()
+    assert again.settings["steps"] == 15 and "step 15 of 15" in repr(again)
     steps = [event.step for event in again if event.event == "step"]
     assert steps == [11, 12, 13, 14, 15] and again.outcome == "done"
     del run, again
-    raises(ddp_train.SettingError, "in the memory of a process", ddp_train.resume, "run", steps=20)
+    raises(ddp_train.SettingError, "went with its Run", ddp_train.resume, "run", steps=20)
     assert ddp_train.resume("run", X, Y, steps=20).wait().outcome == "done"
     raises(ddp_train.SettingError, "--override", ddp_train.resume, "run", X + 1, Y, steps=25)
 
 
+def a_resume_may_replace_a_part_of_the_data():
+    run = ddp_train.train(X, Y, val_data=X, val_labels=Y, schedule="constant", warmup_steps=0, steps=4, threads=1, out="run").wait()
+    again = ddp_train.resume(run, val_data=X[:50], val_labels=Y[:50], steps=8).wait()
+    assert again.best.step and ddp_train.resume(again, X, Y, steps=12).wait().outcome == "done"
+
+
+def a_restarted_run_gives_no_event_twice():
+    run = ddp_train.train(X, Y, schedule="constant", warmup_steps=0, steps=4, threads=1, ranks=2, out="run").wait()
+    again, seen = ddp_train.resume(run, steps=3000, ranks=2, restarts=2, checkpoint_every=20), []
+    for event in again:
+        seen.append(event)
+        if event.event == "checkpoint" and event.step == 200:
+            os.kill(int(children_of(again._process.pid)[1]), signal.SIGKILL)
+    assert [event.event for event in seen].count("resume") == 2 and "start" not in [event.event for event in seen]
+    assert "step 3000 of 3000" in repr(again)
+
+
+def a_refused_start_leaves_the_data_of_others_alone():
+    run = ddp_train.train(X, Y, detach=True, schedule="constant", steps=2, out="run").wait()
+    raises(ddp_train.SettingError, "holds a run", ddp_train.train, X[:9], Y[:9], detach=True, out="run")
+    raises(ddp_train.SettingError, "--lr", ddp_train.train, X, Y, detach=True, out="bad", lr=-1)
+    assert glob.glob("run/data*/*") == ["run/data/data.bin"] and not os.path.exists("bad")
+    assert ddp_train.resume(run, steps=4).wait().outcome == "done"
+    assert ddp_train.resume(run, X, Y, detach=True, steps=6).wait().outcome == "done" and len(glob.glob("run/data*/*")) == 2
+
+
+def a_program_that_cannot_start_is_an_error():
+    with unittest.mock.patch.object(_run, "find_program", lambda: "/missing"):
+        raises(FileNotFoundError, "/missing", ddp_train.train, X, Y, **SHORT)
+    assert not _run._running and not os.path.exists("out")
+    with unittest.mock.patch.object(os, "memfd_create", side_effect=AttributeError):
+        assert ddp_train.train(X, Y, **SHORT).wait().predict(X).shape == (200,)
+
+
 def ranks_share_the_rows_and_one_that_dies_is_an_error():
     run = ddp_train.train(X, Y, ranks=2, epochs=100000, out="run")
-    children = []
-    for path in glob.glob(f"/proc/{run._process.pid}/task/*/children"):
-        with open(path, encoding="ascii") as file:
-            children += file.read().split()
+    children = children_of(run._process.pid)
     assert len(children) == 2, children
     os.kill(int(children[1]), signal.SIGKILL)
     error = raises(ddp_train.Error, "rank 1", run.wait, show=False)
@@ -441,15 +507,14 @@ def warnings_of_the_program_are_warnings():
 
 
 def threads_start_runs_that_outlive_them():
-    import threading
-
     runs = []
-    threads = [threading.Thread(target=lambda number=number: runs.append(ddp_train.train(X, Y, threads=1, checkpoint_every=0, steps=100, out=f"run{number}"))) for number in range(3)]
+    threads = [threading.Thread(target=lambda number=number: runs.append(ddp_train.train(X, Y, threads=1, checkpoint_every=0, steps=100 + number))) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [run.wait().outcome for run in runs] == ["done"] * 3
+    assert sorted(run.settings["steps"] for run in runs) == [100, 101, 102] and len(glob.glob("out*")) == 3
 
 
 def forked_processes_leave_a_run_alone():
@@ -484,6 +549,22 @@ def files_in_memory_go_with_the_run():
     assert ddp_train.Run("killed").outcome == "stopped"
     _data.Files()
     assert not os.path.exists(folder)
+
+
+def a_new_folder_is_not_taken_for_an_abandoned_one():
+    flock = fcntl.flock
+
+    def late(descriptor, how):
+        if how == fcntl.LOCK_EX:
+            _data._remove_abandoned()
+        flock(descriptor, how)
+
+    # Another process may look for abandoned folders before this one has locked its new one.
+    with unittest.mock.patch.object(fcntl, "flock", late):
+        files = _data.Files()
+    assert os.path.isdir(files.folder)
+    os.mkfifo(f"{tempfile.gettempdir()}/{_data.PREFIX}fifo")
+    _data._remove_abandoned()
 
 
 def dev_shm_may_be_full():
@@ -645,7 +726,7 @@ OF_DATA = {"arrays_of_every_type_arrive", "strides_do_not_matter", "what_cannot_
 
 def main():
     here = sys.modules[__name__]
-    helpers = {"need", "raises", "wait_until", "processes_of", "python", "end_all", "main"}
+    helpers = {"need", "raises", "wait_until", "processes_of", "children_of", "python", "end_all", "main"}
     claims = [it for it in vars(here).values() if callable(it) and getattr(it, "__module__", "") == __name__ and not isinstance(it, type) and it.__name__ not in helpers]
     failed, passed = [], 0
     everywhere = {"estimators_pass_the_checks_of_scikit_learn", "types_of_settings_are_those_of_the_program"}
@@ -656,6 +737,9 @@ def main():
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
+            # Other processes of this user have files in the usual one.
+            os.environ["TMPDIR"] = tempfile.tempdir = os.path.join(folder, ".temporary")
+            os.mkdir(tempfile.tempdir)
             try:
                 claim()
                 passed += 1
@@ -668,6 +752,8 @@ def main():
                 failed.append(claim.__name__)
             end_all()
             os.chdir("/")
+            del os.environ["TMPDIR"]
+            tempfile.tempdir = None
     print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {len(failed)} failed")
     sys.exit(bool(failed))
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import weakref
 import zlib
+from numbers import Number
 from typing import Any, BinaryIO, Callable, Optional
 
 from ._program import PREFIX, listed
@@ -32,38 +33,44 @@ _open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 class Files:
-    """Files in memory, and the folder with their names, which go when this does."""
+    """Files in memory, and the folder with their names, which go when this does; or files in `keep_in`, which stay."""
 
     def __init__(self, keep_in: Optional[str] = None) -> None:
-        self.keep_in = keep_in
+        self.keep_in, self.made = keep_in, ""
         _remove_abandoned()
-        self.folder = tempfile.mkdtemp(prefix=PREFIX)
-        # While it is locked, another process leaves it alone.
-        self._lock = os.open(self.folder, os.O_RDONLY)
+        # While it is locked, another process leaves it alone, so it gets its name after that.
+        new = tempfile.mkdtemp(prefix=f".{PREFIX}")
+        self._lock = os.open(new, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # What a program must inherit to see the files.
+        self.folder = os.path.join(os.path.dirname(new), os.path.basename(new)[1:])
+        os.rename(new, self.folder)
+        self._later: list[tuple[str, Callable[[BinaryIO], object]]] = []
         self.descriptors: list[int] = []
+        # Those of a run that this one resumes.
+        self.earlier: list[Files] = []
         self.close = weakref.finalize(self, _close, self.folder, self._lock, self.descriptors, os.getpid())
         # At the end of this process runs come first.
         self.close.atexit = False
         _open.add(self)
 
     def add(self, name: str, write: Callable[[BinaryIO], object]) -> str:
-        """The path of a new file with what `write` writes."""
-        if self.keep_in is not None:
-            os.makedirs(self.keep_in, exist_ok=True)
-            path = os.path.join(self.keep_in, name)
+        """The path of a new file, which `write` writes after the settings are checked."""
+        self._later.append((os.path.join(self.keep_in or self.folder, name), write))
+        return self._later[-1][0]
+
+    def write(self) -> list[int]:
+        """Writes the files; what a program must inherit to see them."""
+        if self.keep_in is not None and self._later:
+            os.makedirs(self.keep_in)
+            self.made = self.keep_in
+        while self._later:
+            path, write = self._later.pop()
+            if self.keep_in is None:
+                self.descriptors.append(memory_file(os.path.basename(path)))
+                os.symlink(f"/proc/self/fd/{self.descriptors[-1]}", path)
             with open(path, "wb") as file:
                 write(file)
-            return path
-        path = os.path.join(self.folder, name)
-        # It takes no disk, is not limited by the size of /dev/shm, and goes with the last process.
-        descriptor = os.memfd_create(name)
-        self.descriptors.append(descriptor)
-        with open(descriptor, "wb", closefd=False) as file:
-            write(file)
-        os.symlink(f"/proc/self/fd/{descriptor}", path)
-        return path
+        return [it for files in (self, *self.earlier) for it in files.descriptors]
 
     def settings(self, what: str, data: Any, labels: Any) -> dict[str, Any]:
         """The settings `data` and `labels` (or val_data and val_labels) for what was given as such."""
@@ -84,7 +91,7 @@ class Files:
             return {what: f"tokens:{tokens}"}
         arrays, classes = {"features": features}, None
         if labels is not None:
-            if isinstance(labels, (str, os.PathLike)):
+            if isinstance(labels, (str, os.PathLike, Number)):
                 raise ValueError(f"{prefix}labels: expected an array, since {what} is one, got {labels!r}")
             targets, classes = _labels(f"{prefix}labels", labels)
             _check_rows(prefix, features, targets["labels"])
@@ -92,13 +99,19 @@ class Files:
         return {what: self.add(f"{prefix}data.bin", lambda file: write_flat(file, arrays, classes))}
 
     def _of_frame(self, prefix: str, what: str, frame: Any, labels: Any) -> dict[str, Any]:
-        names = [str(name) for name in frame.columns]
-        if len(frame) == 0 or not names:
+        if len(frame) == 0 or len(frame.columns) == 0:
             raise ValueError(f"{what}: expected rows, got a frame of shape {frame.shape}")
+        if hasattr(frame, "rename_axis"):
+            if frame.columns.nlevels > 1 or not frame.columns.is_unique:
+                raise ValueError(f"{what}: expected columns with one name each, got {list(frame.columns)[:8]}")
+            frame = frame.rename(columns=_name)
+        names = list(frame.columns)
+        labels = _name(labels) if isinstance(labels, Number) else labels
         if labels is not None and not _are_names(labels, names):
             array = labels.to_numpy() if hasattr(labels, "to_numpy") else _host(f"{prefix}labels", labels)
             _check_rows(prefix, frame, array)
-            name, labels = str(getattr(labels, "name", None) or "label"), []
+            name, labels = getattr(labels, "name", None), []
+            name = name if isinstance(name, str) and name else "label"
             for column in array.reshape(len(array), -1).T:
                 # A name that no feature has.
                 while name in names:
@@ -113,6 +126,16 @@ class Files:
         if not prefix and wanted and all(is_float.get(str(name)) for name in wanted):
             settings["task"] = "regression"
         return settings
+
+
+def memory_file(name: str) -> int:
+    """A file that takes no disk, is not limited by the size of /dev/shm, and goes with the last process."""
+    try:
+        return os.memfd_create(name)
+    except (AttributeError, OSError):
+        # Some builds of Python lack it: an unlinked file.
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
 
 def close_all() -> None:
@@ -133,7 +156,7 @@ def _remove_abandoned() -> None:
     """Removes folders of processes that were killed: nothing locks them."""
     for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"{PREFIX}*")):
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
@@ -147,9 +170,14 @@ def _remove_abandoned() -> None:
 
 def _are_names(labels: Any, columns: Any) -> bool:
     """Whether labels are a column, a file, or a list of these columns."""
-    if isinstance(labels, (str, os.PathLike)):
+    if isinstance(labels, (str, os.PathLike, Number)):
         return True
     return isinstance(labels, (list, tuple)) and bool(labels) and all(isinstance(it, str) and it in columns for it in labels)
+
+
+def _name(column: Any) -> str:
+    """The name of a column in the program, which takes a line of numbers for a row."""
+    return column if isinstance(column, str) else f"c{column}"
 
 
 def _check_rows(prefix: str, data: Any, labels: Any) -> None:
@@ -245,7 +273,7 @@ def frame_of(data: Any) -> Any:
         return data.collect()
     if hasattr(data, "write_csv") or (hasattr(data, "to_csv") and hasattr(data, "columns")):
         return data
-    if hasattr(data, "to_pandas") and not hasattr(data, "__array_namespace__"):
+    if hasattr(data, "to_pandas") and (hasattr(data, "columns") or hasattr(data, "column_names")):
         return data.to_pandas()
     return None
 
@@ -276,18 +304,21 @@ def _with_column(frame: Any, name: str, column: Any) -> Any:
 
 def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bool]]:
     """The path of a table, and which columns are of floats."""
+    for column, kind in zip(frame.columns, frame.dtypes):
+        if str(kind).startswith(("complex", "Sparse", "List", "Array", "Struct", "Object", "Binary", "list", "struct")):
+            raise TypeError(f"{name}: expected numbers or texts in column {column!r}, got {kind}; help: make it dense, or several columns of numbers")
     if hasattr(frame, "write_csv"):
         import polars
 
         frame = frame.cast({polars.Boolean: polars.Int8})
         is_float = {column: kind.is_float() for column, kind in frame.schema.items()}
+        if all(kind.is_numeric() for kind in frame.dtypes) and listed()["reads_parquet"]:
+            return files.add(f"{name}.parquet", frame.write_parquet), is_float
         return files.add(f"{name}.tsv", lambda file: frame.write_csv(file, separator="\t")), is_float
     import pandas
 
-    if frame.columns.nlevels > 1 or not frame.columns.is_unique:
-        raise ValueError(f"data: expected columns with one name each, got {list(frame.columns)[:8]}")
     # Text would turn True into a word.
-    frame = frame.rename(columns=str).astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
+    frame = frame.astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
     is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
     if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and has("pyarrow"):
         return files.add(f"{name}.parquet", lambda file: frame.to_parquet(file, index=False, engine="pyarrow")), is_float

@@ -58,6 +58,11 @@ def without_folder(text: str) -> str:
     return re.sub(rf"[^\s'\"]*/{PREFIX}\w+/", "", text)
 
 
+def shell() -> Any:
+    """The shell of IPython, if this process has one."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def find_program() -> str:
     """The path of ddp-train: DDP_TRAIN, or among the scripts of this environment or of the user."""
     folders = [
@@ -134,4 +139,4 @@ def with_settings(about: Any) -> str:
         help = re.sub("--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), flag["help"])
         lines = textwrap.wrap(f"{help}{choices}{default}", 88, initial_indent="        ", subsequent_indent="        ")
         groups.setdefault(flag["group"] or "Other", []).extend([f"    {name}", *lines])
-    return "\n\n".join([inspect.cleandoc(about), *("\n".join([f"{group}:", *lines]) for group, lines in groups.items())])
+    return "\n\n".join([inspect.cleandoc(about or ""), *("\n".join([f"{group}:", *lines]) for group, lines in groups.items())])

@@ -10,17 +10,19 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
-from ._data import Files, close_all, frame_of, has, library
-from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, without_folder
+from ._data import Files, _are_names, close_all, frame_of, has, library, memory_file
+from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, shell, without_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,6 +69,8 @@ class Log:
 
     def __init__(self, path: str, offset: int = 0) -> None:
         self.path, self.offset, self._last, self._beginnings = path, offset, b"", set[bytes]()
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            self._beginnings.update(BEGINNING.findall(file.read(offset)))
 
     def new(self) -> list[Event]:
         """Those written since the last call; where a resume has cut the log, those after that."""
@@ -112,40 +116,58 @@ class Run:
         self._files, self._is_detached, self._owner = files, detach, os.getpid()
         self._ended, self._said, self._warned, self._start = threading.Event(), -1, 0, 0
         self._seen, self._must_stop = ((0, 0), (0, b"")), False
+        self._failed: Optional[BaseException] = None
 
     @classmethod
     def _begin(cls, folder: str, words: list[str], files: Files, detach: bool) -> Run:
         """Starts the program, and waits until it trains or has ended."""
-        output(*words, "--print-config")
         # A folder stays the same where this process goes to another one.
         run = cls.__new__(cls)
         run.folder = os.path.abspath(folder)
         run._attach(files, detach)
         before = run._beginning()
-        _running.add(run)
-        with run._interruptible():
-            threading.Thread(target=run._host, args=(words,), daemon=True).start()
-            while not run._ended.wait(PERIOD_S / 5) and run._beginning() == before:
-                pass
+        try:
+            output(*words, "--print-config")
+            inherited = files.write()
+            _running.add(run)
+            with run._interruptible():
+                threading.Thread(target=run._host, args=(words, inherited), daemon=True).start()
+                while not run._ended.wait(PERIOD_S / 5) and not run._has_begun(before):
+                    pass
+            if run._ended.is_set():
+                run._raise()
+        except BaseException:
+            if run._process is None or (run._ended.is_set() and run._beginning() == before):
+                _running.discard(run)
+                shutil.rmtree(files.made, ignore_errors=True)
+            raise
         run._start = run._beginning()[0]
-        if run._ended.is_set():
-            run._raise()
         _known[os.path.realpath(folder)] = run
         return run
 
-    def _host(self, words: list[str]) -> None:
+    def _has_begun(self, before: tuple[int, bytes]) -> bool:
+        """Whether its process, and no other that writes into its folder, has begun to train."""
+        if self._process is None or self._beginning() == before:
+            return False
+        writer = self._writer()
+        with contextlib.suppress(ProcessLookupError):
+            return writer is None or os.getsid(writer) == self._process.pid
+        return False
+
+    def _host(self, words: list[str], inherited: list[int]) -> None:
         """Has the process as its child: the kernel ends a run with the thread that started it."""
-        self._said = os.memfd_create("standard error")
-        weakref.finalize(self, os.close, self._said).atexit = False
-        env = dict(os.environ) if self._is_detached else environment()
         try:
+            self._said = memory_file("standard error")
+            weakref.finalize(self, os.close, self._said).atexit = False
+            env = dict(os.environ) if self._is_detached else environment()
             # In a session of its own, Ctrl-C in a terminal reaches it through this process alone.
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
-            inherited = self._files.descriptors if self._files else ()
             self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, pass_fds=inherited, **how)
             if self._must_stop:
                 self._ask_to_stop()
             self._process.wait()
+        except Exception as error:
+            self._failed = error
         finally:
             self._ended.set()
             _running.discard(self)
@@ -222,6 +244,8 @@ class Run:
     def _raise(self) -> None:
         """The error of a run that has failed."""
         self._warn()
+        if self._failed is not None:
+            raise self._failed
         code = self._process.returncode if self._process is not None else None
         if code not in (None, 0, STOPPED):
             raise failure(code, self.log)
@@ -233,9 +257,8 @@ class Run:
 
     def __iter__(self) -> Iterator[Event]:
         """Its events as they are logged, until it ends; of a run that was resumed, from there on."""
-        log = Log(self._log_file, self._start)
         with self._interruptible():
-            is_running = True
+            log, is_running = Log(self._log_file, self._start), True
             while is_running:
                 is_running = self.is_running
                 yield from log.new()
@@ -252,11 +275,11 @@ class Run:
         >>> ddp_train.train("synthetic:regression,rows=500", epochs=1, out="waited").wait().outcome
         'done'
         """
-        from ._show import Live
-
-        log, events, update = Log(self._log_file), [], Live() if show else None
-        end = None if timeout is None else time.monotonic() + timeout
         with self._interruptible():
+            from ._show import Live
+
+            log, events, update = Log(self._log_file), [], Live() if show else None
+            end = None if timeout is None else time.monotonic() + timeout
             is_running = True
             while is_running:
                 is_running = self.is_running
@@ -288,6 +311,7 @@ class Run:
                 print(f"ddp_train: {self.folder} stops and saves; interrupt again to leave it to that", file=sys.stderr)
             old(number, frame)
 
+        interrupt.old, interrupt.is_over = old, False  # type: ignore[attr-defined]
         signal.signal(signal.SIGINT, interrupt)
         try:
             yield
@@ -296,8 +320,11 @@ class Run:
                 self._ended.wait()
             raise
         finally:
-            if signal.getsignal(signal.SIGINT) is interrupt:
-                signal.signal(signal.SIGINT, old)
+            # Loops over runs need not end in the reverse order of their beginnings.
+            interrupt.is_over, now = True, signal.getsignal(signal.SIGINT)  # type: ignore[attr-defined]
+            while getattr(now, "is_over", False):
+                now = now.old  # type: ignore[union-attr]
+            signal.signal(signal.SIGINT, now)
 
     def _ask_to_stop(self) -> None:
         self._must_stop = True
@@ -320,8 +347,19 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting of the run, defaults included."""
-        return (self._last("start") or Event(config={})).config
+        """Every setting of the run, defaults included; after a resume, those that it has now."""
+        found = (self._last("start") or Event(config={})).config
+        return {**found, **self._config()} if self._last("resume") else found
+
+    def _config(self) -> dict[str, Any]:
+        """What config.toml has: a setting a line, whose values are almost JSON."""
+        found = {}
+        with open(os.path.join(self.folder, "config.toml"), encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.strip().partition(" = ")
+                with contextlib.suppress(ValueError):
+                    found[name] = value[1:-1] if value[:1] == "'" else json.loads(value)
+        return found
 
     @property
     def best(self) -> Optional[Event]:
@@ -340,7 +378,8 @@ class Run:
         """A row for each logged step and evaluation: a frame of pandas or polars, else a dict of lists."""
         text = output("report", self.folder, "--csv", "-")
         if has("pandas") or has("polars"):
-            return library().read_csv(io.StringIO(text))
+            how = {"infer_schema_length": None} if library().__name__ == "polars" else {}
+            return library().read_csv(io.StringIO(text), **how)
         rows = list(csv.DictReader(io.StringIO(text)))
         as_number = lambda cell: cell if re.search("[a-z]{3}", cell) else float(cell or "nan")
         return {name: [as_number(row[name]) for row in rows] for name in (rows[0] if rows else {})}
@@ -436,7 +475,7 @@ def _use(command: str, checkpoint: str, files: Files, data: Any, labels: Any, se
     rows = data if frame is None or _state(checkpoint)["columns"] else frame.to_numpy()
     given = files.settings("data", rows, labels)
     given.pop("task", None)
-    return output(command, *flags({"checkpoint": checkpoint}, given, settings), *more, inherited=files.descriptors)
+    return output(command, *flags({"checkpoint": checkpoint}, given, settings), *more, inherited=files.write())
 
 
 def classes_of(checkpoint: str) -> Optional[list[Any]]:
@@ -497,10 +536,16 @@ def train(
     Every setting of ddp-train is a keyword; what is left out, or None, has its default:
     """
     folder = os.fspath(out) if out is not None else _free("out")
-    files = _files(settings, detach, folder, data, val_data)
-    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
-    words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
-    return Run._begin(folder, words, files, detach)
+    try:
+        files = _files(settings, detach, folder, data, labels, val_data, val_labels)
+        given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
+        words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
+        return Run._begin(folder, words, files, detach)
+    finally:
+        if out is None:
+            # It is empty if the run was refused.
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def resume(
@@ -515,44 +560,50 @@ def resume(
 ) -> Run:
     """Continues the run in a folder from its newest checkpoint, with its settings and these.
 
-    Data that were files, or arrays of a run that this process has started, need not be given again.
+    Data that were files need not be given again, nor arrays while this process has the `Run` that they were given to.
 
     >>> run = ddp_train.train("synthetic:classification", schedule="constant", steps=20, warmup_steps=2, out="runs/b").wait()
     >>> ddp_train.resume("runs/b", steps=40).wait()._last("end").steps
     40
     """
     folder = run.folder if isinstance(run, Run) else os.fspath(run)
-    earlier = _known.get(os.path.realpath(folder))
-    if data is None and earlier is not None and earlier._files is not None:
-        files = earlier._files
-    else:
-        files = _files(settings, detach, folder, data, val_data)
+    files = _files(settings, detach, folder, data, labels, val_data, val_labels)
+    files.earlier = _still_needed(folder, data=data, labels=labels, val_data=val_data, val_labels=val_labels)
     given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
-    _check_data(folder, data=data, val_data=val_data)
     return Run._begin(folder, ["resume", folder, *flags({"progress": "never"}, *given, settings)], files, detach)
 
 
 def _files(settings: Any, detach: bool, folder: str, *given: Any) -> Files:
     """The files for arrays and frames, which other hosts do not see."""
-    are_paths = all(it is None or isinstance(it, (str, os.PathLike)) for it in given)
+    are_paths = all(it is None or _are_names(it, it) for it in given)
     if not are_paths and (settings.get("hosts") or settings.get("hostfile")):
         raise SettingError("hosts: expected files as data, since other hosts do not see this process's memory; help: save the arrays", 2)
-    return Files(os.path.join(folder, "data") if detach else None)
+    keep_in = os.path.join(folder, "data")
+    if os.path.exists(keep_in):
+        keep_in = tempfile.mktemp(prefix="data-", dir=folder)
+    return Files(keep_in if detach else None)
 
 
-def _check_data(folder: str, **given: Any) -> None:
-    """Refuses to resume a run whose data were in the memory of a process that is gone."""
+def _still_needed(folder: str, **given: Any) -> list[Files]:
+    """The files in memory that a resume does not replace; refuses it if they are gone."""
+    run, told, needed = _known.get(os.path.realpath(folder)), Run(folder).settings, []
+    known = [run._files, *run._files.earlier] if run and run._files else []
     for name, value in given.items():
-        path = str(Run(folder).settings.get(name.replace("_", "-")) or "")
-        found = re.search(rf"/[^,#]*/{PREFIX}[^,#]*", path)
-        if value is None and found and not os.path.exists(found[0]):
-            raise SettingError(f"{folder}: its {name} was in the memory of a process that has ended; help: give {name}= and its labels again", 2)
+        path = str(told.get(name.replace("_", "-")) or "")
+        if value is None and PREFIX in path:
+            needed += [files for files in known if files.folder in path]
+            if not any(files.folder in path for files in needed):
+                raise SettingError(f"{folder}: its {name} was in memory, and went with its Run or process; help: give {name}= and its labels again", 2)
+    return needed
 
 
 def _free(name: str) -> str:
-    """`out`, or the first of out-2, out-3, … that is free."""
-    names = [name, *(f"{name}-{number}" for number in range(2, 10000))]
-    return next(name for name in names if not os.path.exists(name))
+    """`out`, or the first of out-2, out-3, … that is free; makes it, so that no other start takes it."""
+    for path in (name, *(f"{name}-{number}" for number in range(2, 10000))):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            return path
+    raise FileExistsError(f"{name}-9999: it exists; help: give out=")
 
 
 def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] | Run) -> Fields:
@@ -572,7 +623,7 @@ def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] 
 def _at_exit() -> None:
     """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
     runs = [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]
-    is_interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
+    is_interactive = hasattr(sys, "ps1") or shell() is not None
     for run in runs:
         # Errors and warnings were for those who wait; an interrupt has stopped it.
         with contextlib.suppress(KeyboardInterrupt, Exception):

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ._program import without_folder
+from ._program import shell, without_folder
 
 if TYPE_CHECKING:
     from ._run import Event, Run
@@ -38,17 +38,20 @@ def figures(events: list[Event]) -> dict[str, str]:
     return shown
 
 
-def progress(events: list[Event]) -> tuple[int, int]:
+def progress(run: Run, events: list[Event]) -> tuple[int, int]:
     """Steps taken, and of how many."""
     taken = max((event.step or event.steps or 0 for event in events if event.event in ("step", "eval", "end", "checkpoint")), default=0)
     start = next((event for event in events if event.event == "start"), None)
     total = (start.steps or start.config.get("steps") or 0) if start else 0
+    if start and any(event.event == "resume" for event in events):
+        told = run._config()
+        total = told.get("steps") or told.get("epochs", 0) * (start.steps_per_epoch or 0)
     return taken, max(total, taken)
 
 
 def line(run: Run, events: list[Event], width: int = 16) -> str:
     """A run in a line: `runs/a: running, step 250 of 500 ━━━━━····· █▅▃▂ loss 0.42`."""
-    taken, total = progress(events)
+    taken, total = progress(run, events)
     losses = next(iter(curves(events).values()), [])
     values = [loss for _, loss in losses][:: max(1, len(losses) // width)][-width:]
     low, high = (min(values), max(values)) if values else (0, 0)
@@ -60,7 +63,7 @@ def line(run: Run, events: list[Event], width: int = 16) -> str:
 
 def page(run: Run, events: list[Event]) -> str:
     """A run as HTML without scripts, which notebooks show as it is: the head of its report, and its curve."""
-    taken, total = progress(events)
+    taken, total = progress(run, events)
     outcome, data = run.outcome, next((event.data for event in events if event.event == "start"), "")
     end = next((event for event in reversed(events) if event.event == "end"), None)
     reason = f"<div style='white-space:pre-wrap'>{html.escape(str(end.reason))}</div>" if end and outcome in ("failed", "early") else ""
@@ -96,9 +99,8 @@ class Live:
     """Shows a run again and again: in a notebook, in a terminal, or nowhere."""
 
     def __init__(self) -> None:
-        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._draw = self._in_notebook if hasattr(shell, "kernel") else self._in_terminal if is_terminal else None
+        self._draw = self._in_notebook if hasattr(shell(), "kernel") else self._in_terminal if is_terminal else None
         self._next, self._handle = 0.0, None
 
     def __call__(self, run: Run, events: list[Event], is_last: bool) -> None:
