@@ -159,9 +159,9 @@ def the_example_of_trainer_works():
 
 
 def settings_are_checked_before_anything_starts():
-    for settings, part in [({"lr": -1}, "--lr"), ({"epoch": 3}, "--epoch"), ({"num_epochs": 3}, "--epochs"), ({"ranks": 0}, "--ranks"), ({"model": "mlpp"}, "mlpp"), ({"optimizer": "adam"}, "adamw")]:
+    for settings, part in [({"lr": -1}, ": lr -1"), ({"batch_size": 0}, "batch_size"), ({"epoch": 3}, "'epoch'"), ({"num_epochs": 3}, "write epochs"), ({"ranks": 0}, "ranks"), ({"model": "mlpp"}, "mlpp"), ({"optimizer": "adam"}, "adamw")]:
         error = raises(ddp_train.SettingError, part, ddp_train.train, X, Y, out="run", **settings)
-        assert error.code == 2 and isinstance(error, ValueError)
+        assert error.code == 2 and isinstance(error, ValueError) and "Usage" not in str(error) and "--" not in str(error), error
     assert not os.path.exists("run")
 
 
@@ -321,7 +321,7 @@ def frames_of_numbers_arrive_with_and_without_parquet():
     assert two.predict(frame).shape == (200, 2) and two.evaluate(frame, X[:, :2]).rows == 200
     # Whole floats are numbers to learn, as in arrays.
     assert ddp_train.train(frame.assign(y=Y * 1.0), "y", missing="mean", out="whole", **SHORT).wait().classes is None
-    assert ddp_train.train(frame.assign(y=Y), missing="mean", out="last", **SHORT).wait().classes == [0, 1]
+    assert ddp_train.train(frame.assign(y=Y), "y", missing="mean", out="last", **SHORT).wait().classes == [0, 1]
 
 
 def columns_named_by_numbers_are_found_again():
@@ -342,12 +342,35 @@ def columns_named_by_numbers_are_found_again():
         assert ddp_train.train(tokens, model="gpt,layers=1,heads=1,width=8,context=8", steps=1, out="tokens").wait().outcome == "done"
 
 
+def categories_are_the_same_beside_gaps_and_new_ones_are_warned_of():
+    pandas = need("pandas")
+    frame = pandas.DataFrame({"rooms": Y, "town": ["a", "b"] * 100})
+    labels, tables = X[:, 0] + Y, [frame]
+    if importlib.util.find_spec("polars"):
+        tables.append(need("polars").DataFrame({"rooms": Y, "town": ["a", "b"] * 100}))
+    with warnings.catch_warnings():
+        # Nor does it take rows to evaluate on for those to train on.
+        warnings.simplefilter("error")
+        for number, table in enumerate(tables):
+            how = {"val_data": table, "val_labels": labels, "categorical": "rooms,town", "out": f"run{number}", "missing": "mean"}
+            run = ddp_train.train(table, labels, **how, **SHORT).wait()
+            gap = frame.astype({"rooms": float}) if number == 0 else table.with_columns(table["rooms"].cast(float))
+            assert (run.predict(gap) == run.predict(table)).all()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.predict(frame.assign(town="c"))
+    assert len(caught) == 1 and "not trained on" in str(caught[0].message) and caught[0].filename == __file__, [str(it) for it in caught]
+
+
 def frames_that_are_refused_say_why():
     pandas = need("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
-    raises(ddp_train.DataError, "--categorical", ddp_train.train, frame, "y", out="run")
+    raises(ddp_train.DataError, "give categorical b", ddp_train.train, frame, "y", out="run")
     raises(ddp_train.Error, "nothing", ddp_train.train, frame, "nothing", out="run")
     raises(ValueError, "shape (0, 3)", ddp_train.train, frame[:0], "y", out="run")
+    assert "a" not in ddp_train.train(frame, frame["a"], categorical="b", out="series", **SHORT).wait()._last("start").data.split("features:")[1]
+    raises(ValueError, "name of a column", ddp_train.train, frame, out="run")
+    raises(ValueError, ".txt", ddp_train.train, "a text\n" * 9, model="gpt", out="run")
     raises(ValueError, "one name each", ddp_train.train, frame[["a", "a"]], "a", out="run")
     raises(ddp_train.SettingError, "comma", ddp_train.train, frame, "y", drop=["a,b"], out="run")
     raises(ValueError, "2 rows, got 3", ddp_train.train, frame, [1, 2, 3], out="run")
@@ -407,12 +430,15 @@ def a_resumed_run_gives_its_new_events():
     del run, again
     raises(ddp_train.SettingError, "went with its Run", ddp_train.resume, "run", steps=20)
     assert ddp_train.resume("run", X, Y, steps=20).wait().outcome == "done"
-    raises(ddp_train.SettingError, "--override", ddp_train.resume, "run", X + 1, Y, steps=25)
+    raises(ddp_train.SettingError, "by override", ddp_train.resume, "run", X + 1, Y, steps=25)
 
 
 def a_resume_may_replace_a_part_of_the_data():
     run = ddp_train.train(X, Y, val_data=X, val_labels=Y, schedule="constant", warmup_steps=0, steps=4, threads=1, out="run").wait()
     again = ddp_train.resume(run, val_data=X[:50], val_labels=Y[:50], steps=8).wait()
+    # From another process it has none of these arrays, though a file with the same number may be there.
+    process = python("import ddp_train; ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, epochs=1, out='other'); ddp_train.resume('run', steps=12)")
+    assert "went with its Run" in process.communicate(timeout=PATIENCE_S)[1]
     assert again.best.step and ddp_train.resume(again, X, Y, steps=12).wait().outcome == "done"
 
 
@@ -430,10 +456,22 @@ def a_restarted_run_gives_no_event_twice():
 def a_refused_start_leaves_the_data_of_others_alone():
     run = ddp_train.train(X, Y, detach=True, schedule="constant", steps=2, out="run").wait()
     raises(ddp_train.SettingError, "holds a run", ddp_train.train, X[:9], Y[:9], detach=True, out="run")
-    raises(ddp_train.SettingError, "--lr", ddp_train.train, X, Y, detach=True, out="bad", lr=-1)
+    raises(ddp_train.SettingError, "lr -1", ddp_train.train, X, Y, detach=True, out="bad", lr=-1)
     assert glob.glob("run/data*/*") == ["run/data/data.bin"] and not os.path.exists("bad")
     assert ddp_train.resume(run, steps=4).wait().outcome == "done"
     assert ddp_train.resume(run, X, Y, detach=True, steps=6).wait().outcome == "done" and len(glob.glob("run/data*/*")) == 2
+
+
+def the_environment_of_a_launcher_does_not_matter():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "DDP_DRY_RUN": "true", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    with unittest.mock.patch.dict(os.environ, ranks):
+        assert ddp_train.train(X, Y, **SHORT).wait().outcome == "done"
+    # Then every child seems to have ended with 0.
+    old = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        raises(ddp_train.Error, "not finite", lambda: ddp_train.train(X, X[:, 0] * 1e30, optimizer="sgd", lr=1e30, epochs=50).wait())
+    finally:
+        signal.signal(signal.SIGCHLD, old)
 
 
 def a_program_that_cannot_start_is_an_error():
@@ -582,13 +620,16 @@ def dev_shm_may_be_full():
 
 
 def a_script_waits_for_its_runs_and_an_error_stops_them():
-    script = "import ddp_train; ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, steps=%s, checkpoint_every=0, out='%s'); %s"
+    script = "import ddp_train; run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, steps=%s, checkpoint_every=0, out='%s'); %s"
     process = python(script % (300, "waited", ""))
     assert process.wait(PATIENCE_S) == 0, process.stderr.read()
     assert ddp_train.Run("waited").outcome == "done"
     process = python(script % (10**7, "failed", "1 / 0"))
     assert process.wait(PATIENCE_S) == 1
     assert ddp_train.Run("failed").outcome == "stopped"
+    assert not os.listdir(tempfile.gettempdir())
+    process = python("import ddp_train, signal, sys; signal.signal(signal.SIGALRM, lambda *it: sys.exit(3))\n" + script % (10**7, "left", "signal.alarm(1); run.wait()"))
+    assert process.wait(PATIENCE_S) == 3 and ddp_train.Run("left").outcome == "stopped", process.stderr.read()
 
 
 def a_first_interrupt_saves_and_a_second_one_returns():

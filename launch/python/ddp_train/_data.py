@@ -7,6 +7,7 @@ of columns: numbers as Parquet where pyarrow is installed, all else as text betw
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import importlib.util
@@ -29,7 +30,7 @@ ELEMENTS = {f"{kind}{bytes}": f"{kind}{8 * int(bytes)}" for kind in "iuf" for by
 PIECE_BYTES = 1 << 24
 
 
-_open: weakref.WeakSet[Files] = weakref.WeakSet()
+in_memory: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 class Files:
@@ -48,10 +49,8 @@ class Files:
         self.descriptors: list[int] = []
         # Those of a run that this one resumes.
         self.earlier: list[Files] = []
-        self.close = weakref.finalize(self, _close, self.folder, self._lock, self.descriptors, os.getpid())
-        # At the end of this process runs come first.
-        self.close.atexit = False
-        _open.add(self)
+        in_memory.add(self)
+        weakref.finalize(self, _close, self.folder, self._lock, self.descriptors, os.getpid())
 
     def add(self, name: str, write: Callable[[BinaryIO], object]) -> str:
         """The path of a new file, which `write` writes after the settings are checked."""
@@ -75,6 +74,8 @@ class Files:
     def settings(self, what: str, data: Any, labels: Any) -> dict[str, Any]:
         """The settings `data` and `labels` (or val_data and val_labels) for what was given as such."""
         prefix = "val_" if what == "val_data" else ""
+        if isinstance(data, str) and ("\n" in data or len(data) > 4096):
+            raise ValueError(f"{what}: expected an array, a frame or the name of a file, got {data[:40]!r}…; help: save a text as a .txt file")
         if data is None or isinstance(data, (str, os.PathLike)):
             if labels is not None and not _are_names(labels, labels):
                 array = _labels(f"{prefix}labels", labels)
@@ -106,26 +107,32 @@ class Files:
                 raise ValueError(f"{what}: expected columns with one name each, got {list(frame.columns)[:8]}")
             frame = frame.rename(columns=_name)
         names = list(frame.columns)
-        labels = _name(labels) if isinstance(labels, Number) else labels
+        labels, name = _name(labels) if isinstance(labels, Number) else labels, getattr(labels, "name", None)
+        # Its own column is no feature.
+        if hasattr(labels, "equals") and _name(name) in names and labels.equals(frame[_name(name)]):
+            labels = _name(name)
         if labels is not None and not _are_names(labels, names):
             array = labels.to_numpy() if hasattr(labels, "to_numpy") else _host(f"{prefix}labels", labels)
             _check_rows(prefix, frame, array)
-            name, labels = getattr(labels, "name", None), []
-            name = name if isinstance(name, str) and name else "label"
+            name, labels = name if isinstance(name, str) and name else "label", []
             for column in array.reshape(len(array), -1).T:
                 # A name that no feature has.
                 while name in names:
                     name += "_"
-                frame = _with_column(frame, name, column)
+                frame = frame.hstack(type(frame)({name: column})) if hasattr(frame, "hstack") else frame.assign(**{name: column})
                 names.append(name)
                 labels.append(name)
-        path, is_float = _write_frame(self, f"{prefix}data", frame)
-        wanted = [labels] if isinstance(labels, str) else list(labels or [*is_float][-1:])
+        wanted = [labels] if isinstance(labels, str) else list(labels or [])
+        path, is_float = _write_frame(self, f"{prefix}data", frame, wanted)
         settings = {what: path, f"{prefix}labels": labels, "cache_dir": self.keep_in or self.folder}
         # As of arrays, the type decides; in text 1.0 and 1 are the same.
         if not prefix and wanted and all(is_float.get(str(name)) for name in wanted):
             settings["task"] = "regression"
         return settings
+
+
+# Handlers of exits run in reverse, and weakref's begins here: that of the runs comes before it.
+weakref.finalize(Files, bool)
 
 
 def memory_file(name: str) -> int:
@@ -136,12 +143,6 @@ def memory_file(name: str) -> int:
         # Some builds of Python lack it: an unlinked file.
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
-
-
-def close_all() -> None:
-    """Removes what is left, at the end of this process."""
-    for files in list(_open):
-        files.close()
 
 
 def _close(folder: str, lock: int, descriptors: list[int], owner: int) -> None:
@@ -155,17 +156,13 @@ def _close(folder: str, lock: int, descriptors: list[int], owner: int) -> None:
 def _remove_abandoned() -> None:
     """Removes folders of processes that were killed: nothing locks them."""
     for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"{PREFIX}*")):
-        try:
+        with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _are_names(labels: Any, columns: Any) -> bool:
@@ -221,7 +218,7 @@ def numbers(what: str, given: Any) -> Any:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(numpy.float64)
     if array.dtype.kind not in "iufb":
-        raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers, bfloat16 as float32")
+        raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers, of complex numbers .real and .imag")
     return array
 
 
@@ -294,15 +291,7 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _with_column(frame: Any, name: str, column: Any) -> Any:
-    if hasattr(frame, "write_csv"):
-        import polars
-
-        return frame.with_columns(polars.Series(name, column))
-    return frame.assign(**{name: column})
-
-
-def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bool]]:
+def _write_frame(files: Files, name: str, frame: Any, labels: list[str]) -> tuple[str, dict[str, bool]]:
     """The path of a table, and which columns are of floats."""
     for column, kind in zip(frame.columns, frame.dtypes):
         if str(kind).startswith(("complex", "Sparse", "List", "Array", "Struct", "Object", "Binary", "list", "struct")):
@@ -312,6 +301,9 @@ def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bo
 
         frame = frame.cast({polars.Boolean: polars.Int8})
         is_float = {column: kind.is_float() for column, kind in frame.schema.items()}
+        # Whole numbers are written as such, though other rows have gaps: categories are texts.
+        whole = [it for it in frame.columns if is_float[it] and it not in labels and (frame[it].is_null() | ((frame[it] % 1 == 0) & (frame[it].abs() < 2**53))).all()]
+        frame = frame.with_columns(polars.col(whole).cast(polars.Int64))
         if all(kind.is_numeric() for kind in frame.dtypes) and listed()["reads_parquet"]:
             return files.add(f"{name}.parquet", frame.write_parquet), is_float
         return files.add(f"{name}.tsv", lambda file: frame.write_csv(file, separator="\t")), is_float
@@ -320,6 +312,8 @@ def _write_frame(files: Files, name: str, frame: Any) -> tuple[str, dict[str, bo
     # Text would turn True into a word.
     frame = frame.astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
     is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
+    whole = [it for it in is_float if is_float[it] and it not in labels and (frame[it].isna() | ((frame[it] % 1 == 0) & (frame[it].abs() < 2**53))).all()]
+    frame = frame.astype({it: "Int64" for it in whole})
     if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and has("pyarrow"):
         return files.add(f"{name}.parquet", lambda file: frame.to_parquet(file, index=False, engine="pyarrow")), is_float
     return files.add(f"{name}.tsv", lambda file: frame.to_csv(file, sep="\t", index=False)), is_float

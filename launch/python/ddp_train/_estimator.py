@@ -6,6 +6,7 @@ import inspect
 import os
 import pathlib
 import tempfile
+import warnings
 from typing import Any, Optional
 
 try:
@@ -47,7 +48,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
 
     >>> import numpy, ddp_train
     >>> x = numpy.random.default_rng(1).normal(size=(200, 3))
-    >>> model = ddp_train.Trainer(epochs=20, lr=0.01, batch_size=32).fit(x, x[:, 0] > 0)
+    >>> model = ddp_train.Trainer(task="classification", epochs=20, lr=0.01).fit(x, x[:, 0] > 0)
     >>> bool(model.score(x, x[:, 0] > 0) > 0.9)
     True
 
@@ -94,6 +95,8 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         x, y = found if isinstance(found, tuple) else (found, numpy.asarray(y))
         is_class = self._is_classifier if self.task is not None else y.dtype.kind != "f"
         self.task_ = "classification" if is_class else "regression"
+        if is_class and self.task is None:
+            warnings.warn("task: taken as classification; help: give task=, without which scikit-learn does not take it for a classifier", stacklevel=2)
         if is_class:
             check_classification_targets(y)
             self.classes_, y = numpy.unique(y, return_inverse=True)
@@ -107,7 +110,11 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.class_weights, dict) and is_class:
             settings["class_weights"] = {list(self.classes_).index(name): weight for name, weight in self.class_weights.items()}
         with tempfile.TemporaryDirectory() as folder:
-            run = train(x, y, out=os.path.join(folder, "run"), **settings).wait(show=False)
+            run = train(x, y, out=os.path.join(folder, "run"), **settings)
+            try:
+                run.wait(show=False)
+            finally:
+                run.stop()
             self.best_ = run.best
             self.checkpoint_ = {path.name: path.read_bytes() for path in pathlib.Path(run.checkpoint).iterdir()}
         return self

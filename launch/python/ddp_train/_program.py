@@ -12,7 +12,8 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -39,9 +40,9 @@ def failure(code: int, said: str) -> Error:
     """The error of a program that has ended with `code` after it `said` this on standard error."""
     code = code if code >= 0 else 128 - code
     # Log lines begin with a time, so this is the first line of an error.
-    message = re.search(r"^[\w.-]+: .*", said, re.MULTILINE | re.DOTALL)
+    message = re.search(r"^[\w.-]+: .*?(?=\n\n  Usage:|\n\n  For more information|\Z)", said, re.MULTILINE | re.DOTALL)
     if message:
-        text = message.group().strip()
+        text = as_keywords(message.group().strip())
     elif code > 128:
         text = f"ddp-train: killed by signal {code - 128}, without a message"
     else:
@@ -63,6 +64,24 @@ def shell() -> Any:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
+def as_keywords(text: str) -> str:
+    """A text of the program with its flags as keywords: `batch_size` for `--batch-size`."""
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), text)
+
+
+def warn(said: str, after: int = 0) -> Iterator[int]:
+    """Passes the warnings of a program that has said this on; skips so many; yields how many it has passed on."""
+    # What is in memory is given once: the program compares the names of files that have none there.
+    found = re.findall(rf"^ *[\d.]+ s  WARN (?!.*/{PREFIX}\S+ is also trained on)(.*)", said, re.MULTILINE)
+    # The line that called this package.
+    level, frame = 1, sys._getframe()
+    while frame.f_back and os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
+        level, frame = level + 1, frame.f_back
+    for number, text in enumerate(found[after:], after + 1):
+        yield number  # first: a warning may be an error
+        warnings.warn(without_folder(as_keywords(text)), stacklevel=level)
+
+
 def find_program() -> str:
     """The path of ddp-train: DDP_TRAIN, or among the scripts of this environment or of the user."""
     folders = [
@@ -71,8 +90,7 @@ def find_program() -> str:
         # After `pip install --target FOLDER`.
         os.path.join(os.path.dirname(os.path.dirname(__file__)), "bin"),
     ]
-    places = [os.path.join(folder, "ddp-train") for folder in folders]
-    places = [os.environ["DDP_TRAIN"]] if "DDP_TRAIN" in os.environ else places
+    places = [os.environ["DDP_TRAIN"]] if "DDP_TRAIN" in os.environ else [os.path.join(folder, "ddp-train") for folder in folders]
     for path in places:
         if os.access(path, os.X_OK):
             return path
@@ -85,12 +103,18 @@ def output(*words: str, may_end: tuple[int, ...] = (0,), inherited: Sequence[int
     ended = subprocess.run([find_program(), *words], env=environment(), **how)
     if ended.returncode not in may_end:
         raise failure(ended.returncode, ended.stderr)
+    list(warn(ended.stderr))
     return ended.stdout
 
 
-def environment() -> dict[str, str]:
-    """That of a program which the kernel asks to stop when this process ends."""
-    return {**os.environ, "DDP_PARENT": str(os.getpid())}
+# With these a launcher makes this process one of its ranks, or the program does something else than to train.
+NOT_INHERITED = re.compile("(LOCAL_)?(RANK|WORLD_SIZE)|OMPI_.*|PMI.*|SLURM_(PROCID|NTASKS|LOCALID)|DDP_(DRY_RUN|PRINT_CONFIG|PARENT)")
+
+
+def environment(ends_with_this: bool = True) -> dict[str, str]:
+    """That of a program, which the kernel asks to stop when this process ends."""
+    inherited = {name: value for name, value in os.environ.items() if not NOT_INHERITED.fullmatch(name)}
+    return {**inherited, **({"DDP_PARENT": str(os.getpid())} if ends_with_this else {})}
 
 
 def flags(*layers: Mapping[str, Any]) -> list[str]:
@@ -136,7 +160,6 @@ def with_settings(about: Any) -> str:
     for name, flag in keywords().items():
         choices = f" ({', '.join(flag['choices'])})" if flag["choices"] else ""
         default = f" [default: {flag['default']}]" if flag["default"] else ""
-        help = re.sub("--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), flag["help"])
-        lines = textwrap.wrap(f"{help}{choices}{default}", 88, initial_indent="        ", subsequent_indent="        ")
+        lines = textwrap.wrap(f"{as_keywords(flag['help'])}{choices}{default}", 88, initial_indent="        ", subsequent_indent="        ")
         groups.setdefault(flag["group"] or "Other", []).extend([f"    {name}", *lines])
     return "\n\n".join([inspect.cleandoc(about or ""), *("\n".join([f"{group}:", *lines]) for group, lines in groups.items())])

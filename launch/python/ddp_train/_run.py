@@ -7,22 +7,25 @@ import contextlib
 import csv
 import glob
 import io
+import itertools
 import json
+import math
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
-from ._data import Files, _are_names, close_all, frame_of, has, library, memory_file
-from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, shell, without_folder
+from ._data import Files, _are_names, frame_of, has, in_memory, library, memory_file
+from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, shell, warn
+from ._show import Live, line, page
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,9 +35,8 @@ if TYPE_CHECKING:
 # Seconds between looks at a metrics log.
 PERIOD_S = 0.1
 STOPPED = 75
-# Runs of this process that have not ended, and those whose data are still in memory.
+# Runs of this process that have not ended.
 _running: set[Run] = set()
-_known: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
 
 
 class Fields(dict):  # type: ignore[type-arg]
@@ -142,7 +144,6 @@ class Run:
                 shutil.rmtree(files.made, ignore_errors=True)
             raise
         run._start = run._beginning()[0]
-        _known[os.path.realpath(folder)] = run
         return run
 
     def _has_begun(self, before: tuple[int, bytes]) -> bool:
@@ -159,10 +160,9 @@ class Run:
         try:
             self._said = memory_file("standard error")
             weakref.finalize(self, os.close, self._said).atexit = False
-            env = dict(os.environ) if self._is_detached else environment()
             # In a session of its own, Ctrl-C in a terminal reaches it through this process alone.
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._said}
-            self._process = subprocess.Popen([find_program(), *words], env=env, start_new_session=True, pass_fds=inherited, **how)
+            self._process = subprocess.Popen([find_program(), *words], env=environment(not self._is_detached), start_new_session=True, pass_fds=inherited, **how)
             if self._must_stop:
                 self._ask_to_stop()
             self._process.wait()
@@ -197,14 +197,8 @@ class Run:
 
     def _warn(self) -> None:
         """Passes the program's warnings on."""
-        found = re.findall(r"^ *[\d.]+ s  WARN (.*)", self.log, re.MULTILINE)
-        # The line that called this package.
-        level, frame = 1, sys._getframe()
-        while frame.f_back and frame.f_code.co_filename == __file__:
-            level, frame = level + 1, frame.f_back
-        for text in found[self._warned :]:  # counted first: a warning may be an error
-            self._warned += 1
-            warnings.warn(without_folder(text), stacklevel=level)
+        for self._warned in warn(self.log, self._warned):
+            pass
 
     @property
     def is_running(self) -> bool:
@@ -216,12 +210,9 @@ class Run:
         log = os.path.realpath(self._log_file)
         for entry in glob.glob("/proc/[0-9]*/fd/*"):
             with contextlib.suppress(OSError):
-                if os.readlink(entry) == log:
-                    _, _, process, _, number = entry.split("/")
-                    with open(f"/proc/{process}/fdinfo/{number}", encoding="ascii") as file:
-                        flags_of = int(re.search("flags:\\s*([0-7]+)", file.read())[1], 8)
-                    if flags_of & os.O_ACCMODE != os.O_RDONLY:
-                        return int(process)
+                # The mode of the link is that in which the file was opened.
+                if os.readlink(entry) == log and os.lstat(entry).st_mode & stat.S_IWUSR:
+                    return int(entry.split("/")[2])
         return None
 
     @property
@@ -231,9 +222,10 @@ class Run:
             return "running"
         end = self._last("end")
         code = self._process.returncode if self._process is not None else None
-        if end and code in (None, end.exit_code):
+        # A process that ignores SIGCHLD sees 0 of every child.
+        if end and code in (None, 0, end.exit_code):
             return end.outcome
-        return {0: "done", STOPPED: "stopped"}.get(code, "failed")
+        return "stopped" if code == STOPPED else "failed"
 
     def _events(self) -> list[Event]:
         return Log(self._log_file).new()
@@ -249,21 +241,35 @@ class Run:
         code = self._process.returncode if self._process is not None else None
         if code not in (None, 0, STOPPED):
             raise failure(code, self.log)
-        end = self._last("end") if code is None else None
-        if end and end.outcome == "failed":
+        end = self._last("end")
+        if code != STOPPED and end and end.outcome == "failed":
             raise Error(end.reason, end.exit_code)
-        if code is None and not end:
+        if code != STOPPED and not end:
             raise Error(f"{self.folder}: the run ended without a word: it was killed, or its machine went down; help: resume", 137)
 
     def __iter__(self) -> Iterator[Event]:
         """Its events as they are logged, until it ends; of a run that was resumed, from there on."""
-        with self._interruptible():
-            log, is_running = Log(self._log_file, self._start), True
-            while is_running:
-                is_running = self.is_running
-                yield from log.new()
-                self._warn()
-                self._ended.wait(PERIOD_S)
+        return self._follow(self._start)
+
+    def _follow(self, start: int, update: Optional[Live] = None, timeout: float = math.inf) -> Iterator[Event]:
+        log, events, is_running, end = Log(self._log_file, start), [], True, time.monotonic() + timeout
+        try:
+            with self._interruptible():
+                while is_running:
+                    is_running = self.is_running
+                    new = log.new()
+                    if update is not None:
+                        events += new
+                        update(self, events, False)
+                    yield from new
+                    self._warn()
+                    if time.monotonic() > end and is_running:
+                        raise TimeoutError(f"{self.folder}: still running after {timeout} s")
+                    self._ended.wait(PERIOD_S)
+        finally:
+            # After an interrupt, too.
+            if update is not None:
+                update(self, events + log.new(), True)
         self._raise()
 
     def wait(self, timeout: Optional[float] = None, show: bool = True) -> Run:
@@ -275,22 +281,8 @@ class Run:
         >>> ddp_train.train("synthetic:regression,rows=500", epochs=1, out="waited").wait().outcome
         'done'
         """
-        with self._interruptible():
-            from ._show import Live
-
-            log, events, update = Log(self._log_file), [], Live() if show else None
-            end = None if timeout is None else time.monotonic() + timeout
-            is_running = True
-            while is_running:
-                is_running = self.is_running
-                events += log.new()
-                if update is not None:
-                    update(self, events, not is_running)
-                self._warn()
-                if end is not None and time.monotonic() > end and is_running:
-                    raise TimeoutError(f"{self.folder}: still running after {timeout} s")
-                self._ended.wait(PERIOD_S)
-        self._raise()
+        for _ in self._follow(0, Live() if show else None, math.inf if timeout is None else timeout):
+            pass
         return self
 
     @contextlib.contextmanager
@@ -301,6 +293,7 @@ class Run:
         if not is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
             yield
             return
+
         count = 0
 
         def interrupt(number: int, frame: Any) -> None:
@@ -318,6 +311,9 @@ class Run:
         except KeyboardInterrupt:
             if count == 1:
                 self._ended.wait()
+            raise
+        except SystemExit:
+            self._ask_to_stop()
             raise
         finally:
             # Loops over runs need not end in the reverse order of their beginnings.
@@ -354,7 +350,7 @@ class Run:
     def _config(self) -> dict[str, Any]:
         """What config.toml has: a setting a line, whose values are almost JSON."""
         found = {}
-        with open(os.path.join(self.folder, "config.toml"), encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(os.path.join(self.folder, "config.toml"), encoding="utf-8") as file:
             for line in file:
                 name, _, value = line.strip().partition(" = ")
                 with contextlib.suppress(ValueError):
@@ -364,14 +360,11 @@ class Run:
     @property
     def best(self) -> Optional[Event]:
         """The best evaluation on held-out rows, by the setting `best`; None without any."""
-        found: Optional[Event] = None
-        for event in self._events():
-            if event.event == "eval":
-                name = {"balanced": "balanced_accuracy"}.get(event.best_by or "loss", event.best_by or "loss")
-                sign = -1 if name == "loss" else 1
-                is_better = found is None or found[name] is None or (event[name] is not None and sign * event[name] > sign * found[name])
-                found = event if is_better else found
-        return found
+        def height(event: Event) -> float:
+            value = event["balanced_accuracy" if event.best_by == "balanced" else event.best_by or "loss"]
+            return -math.inf if value is None else value if event.best_by else -value
+
+        return max((event for event in self._events() if event.event == "eval"), key=height, default=None)
 
     @property
     def metrics(self) -> Any:
@@ -396,7 +389,7 @@ class Run:
         folder = os.path.join(self.folder, "checkpoints")
         names = sorted(name for name in os.listdir(folder) if re.fullmatch(r"step-\d+", name)) if os.path.isdir(folder) else []
         if not names:
-            raise FileNotFoundError(f"{self.folder}: nothing is saved yet; help: checkpoint_every= sets the steps between checkpoints")
+            raise FileNotFoundError(f"{self.folder}: nothing is saved yet; help: wait() for its end, or checkpoint_every= sets the steps between checkpoints")
         best = self.best
         name = f"step-{best['step']:08}" if best else names[-1]
         return os.path.join(folder, name if name in names else names[-1])
@@ -453,13 +446,9 @@ class Run:
         return output("generate", *flags({"checkpoint": self.checkpoint, "prompt": prompt}, settings))
 
     def __repr__(self) -> str:
-        from ._show import line
-
         return f"<ddp_train.Run {line(self, self._events())}>"
 
     def _repr_html_(self) -> str:
-        from ._show import page
-
         return page(self, self._events())
 
 
@@ -498,7 +487,7 @@ def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, setti
     if "ranks" not in settings and getattr(data, "nbytes", 0) > 1 << 28:
         settings = {**settings, "ranks": "auto"}
     kinds = [f"--{name}" for name, is_wanted in (("probabilities", probabilities), ("logits", logits)) if is_wanted]
-    _use("predict", checkpoint, files, data, None, {"out": path, "log_level": "error", **settings}, *kinds)
+    _use("predict", checkpoint, files, data, None, {"out": path, **settings}, *kinds)
     found = numpy.load(path)
     if found.ndim == 2 and found.shape[1] == 1 and not kinds:
         return found[:, 0]
@@ -537,8 +526,9 @@ def train(
     """
     folder = os.fspath(out) if out is not None else _free("out")
     try:
-        files = _files(settings, detach, folder, data, labels, val_data, val_labels)
-        given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
+        files, given = _files(settings, detach, folder, data, labels, val_data, val_labels)
+        if labels is None and "cache_dir" in given[0]:
+            raise ValueError("labels: expected the name of a column of the frame, several, or an array")
         words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
         return Run._begin(folder, words, files, detach)
     finally:
@@ -567,31 +557,30 @@ def resume(
     40
     """
     folder = run.folder if isinstance(run, Run) else os.fspath(run)
-    files = _files(settings, detach, folder, data, labels, val_data, val_labels)
+    files, given = _files(settings, detach, folder, data, labels, val_data, val_labels)
     files.earlier = _still_needed(folder, data=data, labels=labels, val_data=val_data, val_labels=val_labels)
-    given = [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
     return Run._begin(folder, ["resume", folder, *flags({"progress": "never"}, *given, settings)], files, detach)
 
 
-def _files(settings: Any, detach: bool, folder: str, *given: Any) -> Files:
-    """The files for arrays and frames, which other hosts do not see."""
-    are_paths = all(it is None or _are_names(it, it) for it in given)
+def _files(settings: Any, detach: bool, folder: str, data: Any, labels: Any, val_data: Any, val_labels: Any) -> tuple[Files, list[dict[str, Any]]]:
+    """The files for arrays and frames, which other hosts do not see, and the settings for them."""
+    are_paths = all(it is None or _are_names(it, it) for it in (data, labels, val_data, val_labels))
     if not are_paths and (settings.get("hosts") or settings.get("hostfile")):
         raise SettingError("hosts: expected files as data, since other hosts do not see this process's memory; help: save the arrays", 2)
     keep_in = os.path.join(folder, "data")
     if os.path.exists(keep_in):
         keep_in = tempfile.mktemp(prefix="data-", dir=folder)
-    return Files(keep_in if detach else None)
+    files = Files(keep_in if detach else None)
+    return files, [files.settings("data", data, labels), files.settings("val_data", val_data, val_labels)]
 
 
 def _still_needed(folder: str, **given: Any) -> list[Files]:
     """The files in memory that a resume does not replace; refuses it if they are gone."""
-    run, told, needed = _known.get(os.path.realpath(folder)), Run(folder).settings, []
-    known = [run._files, *run._files.earlier] if run and run._files else []
+    told, needed = Run(folder).settings, []
     for name, value in given.items():
         path = str(told.get(name.replace("_", "-")) or "")
         if value is None and PREFIX in path:
-            needed += [files for files in known if files.folder in path]
+            needed += [files for files in list(in_memory) if files.folder in path]
             if not any(files.folder in path for files in needed):
                 raise SettingError(f"{folder}: its {name} was in memory, and went with its Run or process; help: give {name}= and its labels again", 2)
     return needed
@@ -599,11 +588,12 @@ def _still_needed(folder: str, **given: Any) -> list[Files]:
 
 def _free(name: str) -> str:
     """`out`, or the first of out-2, out-3, … that is free; makes it, so that no other start takes it."""
-    for path in (name, *(f"{name}-{number}" for number in range(2, 10000))):
+    for number in itertools.count(1):
+        path = name if number == 1 else f"{name}-{number}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
-            return path
-    raise FileExistsError(f"{name}-9999: it exists; help: give out=")
+            break
+    return path
 
 
 def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] | Run) -> Fields:
@@ -630,4 +620,3 @@ def _at_exit() -> None:
             if is_interactive or hasattr(sys, "last_value"):
                 run.stop(wait=False)
             run.wait(show=False)
-    close_all()
