@@ -215,9 +215,7 @@ def numbers(what: str, given: Any) -> Any:
             array = numpy.array(array.tolist())
         except ValueError as error:
             raise TypeError(f"{what}: expected rows of the same length: {error}") from None
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = array.astype(numpy.float64)
-    if array.dtype.kind not in "iufb":
+    if array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
         raise TypeError(f"{what}: expected numbers, got {array.dtype}; help: give columns of text in a frame, times as numbers, of complex numbers .real and .imag")
     return array
 
@@ -248,8 +246,7 @@ def write_flat(file: BinaryIO, arrays: dict[str, Any], classes: Optional[list[st
     entries = []
     for name, array in arrays.items():
         file.write(bytes(-file.tell() % 64))
-        key = f"{array.dtype.kind}{array.dtype.itemsize}"
-        element = "bool" if array.dtype.kind == "b" else ELEMENTS[key]
+        element = "bool" if array.dtype.kind == "b" else ELEMENTS[f"{array.dtype.kind}{array.dtype.itemsize}"]
         entries.append({"name": name, "element": element, "shape": array.shape, "offset": file.tell()})
         rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
         for first in range(0, len(array), rows):
@@ -277,13 +274,8 @@ def frame_of(data: Any) -> Any:
 
 def library() -> Any:
     """pandas; polars where pandas is not installed, or where it alone is imported."""
-    if "pandas" not in sys.modules and (not has("pandas") or "polars" in sys.modules):
-        import polars
-
-        return polars
-    import pandas
-
-    return pandas
+    is_polars = "pandas" not in sys.modules and (not has("pandas") or "polars" in sys.modules)
+    return importlib.import_module("polars" if is_polars else "pandas")
 
 
 def has(module: str) -> bool:
@@ -310,7 +302,7 @@ def _write_frame(files: Files, name: str, frame: Any, labels: list[str]) -> tupl
     import pandas
 
     # Text would turn True into a word.
-    frame = frame.astype({str(column): "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
+    frame = frame.astype({column: "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
     is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
     whole = [it for it in is_float if is_float[it] and it not in labels and (frame[it].isna() | ((frame[it] % 1 == 0) & (frame[it].abs() < 2**53))).all()]
     frame = frame.astype({it: "Int64" for it in whole})

@@ -34,9 +34,8 @@ def _init(self: Trainer, **settings: Any) -> None:
 
 
 NAMES = sorted(keywords())
-_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_SETTINGS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
-_init.__signature__ = inspect.Signature([_SELF, *_SETTINGS])  # type: ignore[attr-defined]
+_PARAMETERS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
+_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_PARAMETERS])  # type: ignore[attr-defined]
 
 
 class Trainer(BaseEstimator):  # type: ignore[misc]
@@ -77,7 +76,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
     def _rows(self, x: Any, is_new: bool, **y: Any) -> Any:
         """Rows, checked: as an array, or as a frame if it has columns of text."""
         frame = frame_of(x) if hasattr(x, "columns") else None
-        if frame is not None and any(not _is_number(frame[name]) for name in frame.columns):
+        if frame is not None and not all(kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb" for kind in frame.dtypes):
             validate_data(self, frame, reset=is_new, skip_check_array=True)
             return frame
         finite = True if self.missing in (None, "error") else "allow-nan"
@@ -145,9 +144,3 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
 
 
 Trainer.__doc__ = with_settings(Trainer.__doc__)
-
-
-def _is_number(column: Any) -> bool:
-    kind = column.dtype
-    return kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb"
-

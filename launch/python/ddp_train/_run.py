@@ -76,11 +76,9 @@ class Log:
 
     def new(self) -> list[Event]:
         """Those written since the last call; where a resume has cut the log, those after that."""
-        try:
-            file = open(self.path, "rb")
-        except OSError:
+        if not os.path.exists(self.path):
             return []
-        with file:
+        with open(self.path, "rb") as file:
             file.seek(self.offset - len(self._last))
             if file.read(len(self._last)) != self._last:
                 file.seek(0)
@@ -148,11 +146,9 @@ class Run:
 
     def _has_begun(self, before: tuple[int, bytes]) -> bool:
         """Whether its process, and no other that writes into its folder, has begun to train."""
-        if self._process is None or self._beginning() == before:
-            return False
-        writer = self._writer()
+        process = self._process
         with contextlib.suppress(ProcessLookupError):
-            return writer is None or os.getsid(writer) == self._process.pid
+            return process is not None and self._beginning() != before and os.getsid(self._writer() or process.pid) == process.pid
         return False
 
     def _host(self, words: list[str], inherited: list[int]) -> None:
@@ -178,22 +174,19 @@ class Run:
 
     def _beginning(self) -> tuple[int, bytes]:
         """Where its last start or resume is in its log, and that line."""
-        try:
+        with contextlib.suppress(OSError):
             about = os.stat(self._log_file)
             if (about.st_ino, about.st_size) != self._seen[0]:
                 with open(self._log_file, "rb") as file:
                     found = [(it.start(), it[0]) for it in BEGINNING.finditer(file.read())]
                 self._seen = (about.st_ino, about.st_size), found[-1] if found else (0, b"")
-        except OSError:
-            return 0, b""
-        return self._seen[1]
+            return self._seen[1]
+        return 0, b""
 
     @property
     def log(self) -> str:
         """What the program has said on standard error, if this process started it."""
-        if self._said < 0:
-            return ""
-        return os.pread(self._said, os.fstat(self._said).st_size, 0).decode(errors="replace")
+        return os.pread(self._said, os.fstat(self._said).st_size, 0).decode(errors="replace") if self._said >= 0 else ""
 
     def _warn(self) -> None:
         """Passes the program's warnings on."""
@@ -293,7 +286,6 @@ class Run:
         if not is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
             yield
             return
-
         count = 0
 
         def interrupt(number: int, frame: Any) -> None:
@@ -497,14 +489,8 @@ def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, setti
 
 
 def train(
-    data: Any = None,
-    labels: Any = None,
-    *,
-    val_data: Any = None,
-    val_labels: Any = None,
-    out: Optional[str | os.PathLike[str]] = None,
-    detach: bool = False,
-    **settings: Unpack[Settings],
+    data: Any = None, labels: Any = None, *, val_data: Any = None, val_labels: Any = None,
+    out: Optional[str | os.PathLike[str]] = None, detach: bool = False, **settings: Unpack[Settings],
 ) -> Run:
     """Starts a run, and returns when it trains; `wait` waits for its end.
 
@@ -539,14 +525,8 @@ def train(
 
 
 def resume(
-    run: str | os.PathLike[str] | Run,
-    data: Any = None,
-    labels: Any = None,
-    *,
-    val_data: Any = None,
-    val_labels: Any = None,
-    detach: bool = False,
-    **settings: Unpack[Settings],
+    run: str | os.PathLike[str] | Run, data: Any = None, labels: Any = None, *,
+    val_data: Any = None, val_labels: Any = None, detach: bool = False, **settings: Unpack[Settings],
 ) -> Run:
     """Continues the run in a folder from its newest checkpoint, with its settings and these.
 
@@ -586,14 +566,13 @@ def _still_needed(folder: str, **given: Any) -> list[Files]:
     return needed
 
 
-def _free(name: str) -> str:
+def _free(name: str) -> str:  # type: ignore[return]
     """`out`, or the first of out-2, out-3, … that is free; makes it, so that no other start takes it."""
     for number in itertools.count(1):
         path = name if number == 1 else f"{name}-{number}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
-            break
-    return path
+            return path
 
 
 def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] | Run) -> Fields:
@@ -612,9 +591,8 @@ def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] 
 @atexit.register
 def _at_exit() -> None:
     """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
-    runs = [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]
     is_interactive = hasattr(sys, "ps1") or shell() is not None
-    for run in runs:
+    for run in [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]:
         # Errors and warnings were for those who wait; an interrupt has stopped it.
         with contextlib.suppress(KeyboardInterrupt, Exception):
             if is_interactive or hasattr(sys, "last_value"):
