@@ -2,7 +2,7 @@
 
 Arrays go as our flat .bin, which is mapped and, unlike .npy, holds features, labels and the names
 of classes together (layout: files/flat.rs in the data crate). Frames go as tables with their names
-of columns: numbers as Parquet where pyarrow is installed, all else as text between tabs.
+of columns: numbers as Parquet where polars or pyarrow writes it, all else as text between tabs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ._program import PREFIX, listed
 ELEMENTS = {f"{kind}{bytes}": f"{kind}{8 * int(bytes)}" for kind in "iuf" for bytes in "1248" if kind + bytes != "f1"}
 # Rows copied at a time, so that an array with strides needs no second one in memory.
 PIECE_BYTES = 1 << 24
-
 
 in_memory: weakref.WeakSet[Files] = weakref.WeakSet()
 
@@ -294,9 +293,9 @@ def _write_frame(files: Files, name: str, frame: Any, labels: list[str]) -> tupl
         frame = frame.cast({polars.Boolean: polars.Int8})
         is_float = {column: kind.is_float() for column, kind in frame.schema.items()}
         # Whole numbers are written as such, though other rows have gaps: categories are texts.
-        whole = [it for it in frame.columns if is_float[it] and it not in labels and (frame[it].is_null() | ((frame[it] % 1 == 0) & (frame[it].abs() < 2**53))).all()]
+        whole = [it for it in frame.columns if is_float[it] and it not in labels and (frame[it].is_null() | ((frame[it].round() == frame[it]) & (frame[it].abs() < 2**53))).all()]
         frame = frame.with_columns(polars.col(whole).cast(polars.Int64))
-        if all(kind.is_numeric() for kind in frame.dtypes) and listed()["reads_parquet"]:
+        if all(kind.is_integer() or kind.is_float() for kind in frame.dtypes) and listed()["reads_parquet"]:
             return files.add(f"{name}.parquet", frame.write_parquet), is_float
         return files.add(f"{name}.tsv", lambda file: frame.write_csv(file, separator="\t")), is_float
     import pandas
@@ -304,7 +303,7 @@ def _write_frame(files: Files, name: str, frame: Any, labels: list[str]) -> tupl
     # Text would turn True into a word.
     frame = frame.astype({column: "Int8" for column, kind in frame.dtypes.items() if pandas.api.types.is_bool_dtype(kind)})
     is_float = {column: pandas.api.types.is_float_dtype(kind) for column, kind in frame.dtypes.items()}
-    whole = [it for it in is_float if is_float[it] and it not in labels and (frame[it].isna() | ((frame[it] % 1 == 0) & (frame[it].abs() < 2**53))).all()]
+    whole = [it for it in is_float if is_float[it] and it not in labels and (frame[it].isna() | ((frame[it].round() == frame[it]) & (frame[it].abs() < 2**53))).all()]
     frame = frame.astype({it: "Int64" for it in whole})
     if all(pandas.api.types.is_numeric_dtype(kind) for kind in frame.dtypes) and listed()["reads_parquet"] and has("pyarrow"):
         return files.add(f"{name}.parquet", lambda file: frame.to_parquet(file, index=False, engine="pyarrow")), is_float
