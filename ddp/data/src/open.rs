@@ -9,6 +9,7 @@ mod names;
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -72,12 +73,12 @@ impl Source {
 
     /// The first file of `self` that `other` has as well.
     pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
-        let real = |path: &PathBuf| fs::canonicalize(path).ok();
-        let others: Vec<_> = other.paths.iter().map(real).collect();
+        let file = |path: &PathBuf| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+        let others: Vec<_> = other.paths.iter().filter_map(file).collect();
         let mut files = self.paths.iter().zip(&self.features.arrays);
         // Each model has its own copy of a table.
         let shared = files.find(|(path, array)| match self.is_table {
-            true => others.contains(&real(path)),
+            true => file(path).is_some_and(|it| others.contains(&it)),
             false => other.features.has(array),
         });
         shared.map(|(_, array)| array.name())
