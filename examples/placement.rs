@@ -493,8 +493,10 @@ fn memory_figures() -> Result<String> {
         after.reserved_bytes, during.reserved_bytes,
         "but kept for reuse"
     );
-    assert!(given_back >= 4 << 20);
     let emptied = memory::stats(device);
+    // A GPU's driver keeps memory in large steps, and those that other tensors are in.
+    assert!(given_back >= 4 << 20 || device.is_accelerator());
+    assert_eq!(emptied.reserved_bytes + given_back, after.reserved_bytes);
     Ok(format!(
         "with the tensor: {during}\nafter drop:      {after}\nafter empty_cache: {emptied}"
     ))

@@ -219,6 +219,10 @@ pub(crate) fn count(graph: CUgraph) -> Outcome<NodeCounts> {
     let mut count = 0;
     // SAFETY: the caller owns the graph; without room for nodes the driver only counts them.
     unsafe { driver!(cuGraphGetNodes(graph, ptr::null_mut(), &mut count)) }?;
+    if count == 0 {
+        // The driver refuses room for no nodes.
+        return Ok(NodeCounts::default());
+    }
     let mut nodes: Vec<CUgraphNode> = vec![ptr::null_mut(); count];
     // SAFETY: as above, with room for `count` nodes.
     unsafe { driver!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count)) }?;

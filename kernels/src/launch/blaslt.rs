@@ -87,14 +87,17 @@ impl Matmul {
     }
 }
 
+/// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold them.
+/// Locked while a matmul is given to a stream: it may be several kernels, between which another
+/// thread's, of the same stream and workspace, must not come.
+type Workspaces = HashMap<u64, (u64, Tensor)>;
+
 /// cuBLASLt on one device.
 struct Engine {
     blas: Blas,
     /// None for a kind that the library has no algorithm for.
     plans: RwLock<HashMap<Kind, Option<Arc<Plan>>>>,
-    /// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold
-    /// them.
-    workspaces: Mutex<HashMap<u64, (u64, Tensor)>>,
+    workspaces: Mutex<Workspaces>,
 }
 
 impl Launcher {
@@ -121,13 +124,16 @@ impl Launcher {
         };
         for refused in 1.. {
             let Some(known) = plan else { return Ok(false) };
-            let operands = self.operands(engine, &known, matmul)?;
+            let mut workspaces = lock(&engine.workspaces);
+            let operands = self.operands(&mut workspaces, &known, matmul)?;
             self.bind()?;
             // SAFETY: the context is current. The operation entered its operands and checked their
             // shapes against this matmul. The workspace belongs to this stream and has the size
             // that the plan allows.
             let run = || unsafe { known.run(&operands) };
-            match nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))? {
+            let launched = nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))?;
+            drop(workspaces);
+            match launched {
                 Ok(()) => break,
                 // The library may refuse what its heuristic returned; then nothing was queued.
                 Err(fault) if fault.code == library::NOT_SUPPORTED && !is_capturing() => {
@@ -151,7 +157,12 @@ impl Launcher {
     }
 
     /// The addresses of a matmul for a plan.
-    fn operands(&self, engine: &Engine, plan: &Plan, matmul: &Matmul) -> Result<Operands> {
+    fn operands(
+        &self,
+        workspaces: &mut Workspaces,
+        plan: &Plan,
+        matmul: &Matmul,
+    ) -> Result<Operands> {
         Ok(Operands {
             a: matmul.right.address,
             b: matmul.left.address,
@@ -163,7 +174,7 @@ impl Launcher {
             aux: matmul.epilogue.aux,
             workspace: match plan.algorithm.workspace_bytes {
                 0 => 0,
-                _ => self.workspace(engine)?,
+                _ => self.workspace(workspaces)?,
             },
             stream: self.queue.raw().cast(),
         })
@@ -205,7 +216,8 @@ impl Launcher {
         };
         let plan = match plan {
             Some(plan) => {
-                let operands = self.operands(engine, &plan, matmul)?;
+                let mut workspaces = lock(&engine.workspaces);
+                let operands = self.operands(&mut workspaces, &plan, matmul)?;
                 self.keeps_nan(&plan, kind, &operands)?.then_some(plan)
             }
             None => None,
@@ -234,8 +246,7 @@ impl Launcher {
     }
 
     /// The address of this stream's workspace, which the first call allocates.
-    fn workspace(&self, engine: &Engine) -> Result<u64> {
-        let mut workspaces = lock(&engine.workspaces);
+    fn workspace(&self, workspaces: &mut Workspaces) -> Result<u64> {
         if let Some((address, _)) = workspaces.get(&self.queue.id) {
             return Ok(*address);
         }

@@ -97,7 +97,7 @@ FOLD_AND_SUM(bf16, bf16, 8)
 FOLD_AND_SUM(unaligned_f32, float, 1)
 FOLD_AND_SUM(unaligned_bf16, bf16, 1)
 
-constexpr u32 SUM_COLUMNS = 4;
+constexpr u32 SUM_COLUMNS = 8;
 constexpr u32 GROUPS_AT_ONCE = 16;
 
 /// db = Σ rows of sums, added to the old value with `accumulate`: a group by a thread, in order,
@@ -115,8 +115,15 @@ KERNEL(SUM_COLUMNS* GROUPS_AT_ONCE) add_row_sums_f32(
         const u64 begin = first + group * GROUP;
         const u32 count = !inside || begin >= blocks ? 0 : blocks - begin < GROUP ? (u32)(blocks - begin) : GROUP;
         float sum = inside && accumulate && begin == 0 ? db[column] : 0.0f;
+        if (count == GROUP) {
+            // One wait for memory instead of several.
+            float loaded[GROUP];
+            UNROLLED for (u32 i = 0; i < GROUP; i++) loaded[i] = sums[(begin + i) * columns + column];
+            UNROLLED for (u32 i = 0; i < GROUP; i++) sum += loaded[i];
+        } else {
 #pragma unroll 16
-        for (u32 i = 0; i < count; i++) sum += sums[(begin + i) * columns + column];
+            for (u32 i = 0; i < count; i++) sum += sums[(begin + i) * columns + column];
+        }
         of_groups[group][lane] = sum;
         __syncthreads();
         for (u32 i = 0; i < GROUPS_AT_ONCE && (i == 0 || first + i * GROUP < blocks); i++) total += of_groups[i][lane];

@@ -4,7 +4,8 @@
 //!
 //! A matmul with k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
 //! any order (`sum_bound`), and by one rounding to what is stored, two where bias or activation are
-//! separate passes (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes. The
+//! separate passes (`unit`), and one more of the product where it is added to a matrix in bf16
+//! (`added_bound`: cuBLASLt does so on Hopper). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes. The
 //! library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the hardware's
 //! tanh is off by, 2⁻¹¹.
 
@@ -58,6 +59,14 @@ fn sum_bound(k: usize, magnitudes: f64, (dtype, math): (DType, F32Math)) -> f64 
         0.0
     };
     ((k + 3) as f64 * 2f64.powi(-24) + cut) * magnitudes
+}
+
+/// What rounding the product adds where it is added to a matrix that is stored in `dtype`.
+fn added_bound(product: f64, is_added: bool, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 if is_added => unit(dtype) * product.abs(),
+        _ => 0.0,
+    }
 }
 
 /// A result within `bound` before it is stored, which may take two roundings.

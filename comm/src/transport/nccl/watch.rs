@@ -23,6 +23,10 @@ use crate::waited::{Waited, wait_until};
 
 /// How often the watch looks.
 const PERIOD: Duration = Duration::from_millis(100);
+/// How long an error of NCCL waits for a better reason: when a rank ends, NCCL may say that a
+/// connection is closed before the watch of processes says which rank it was.
+const FAULT_GRACE: Duration = Duration::from_secs(1);
+
 /// The watches of a world. They outlive their groups, whose calls graphs may hold.
 #[derive(Debug, Default)]
 pub(crate) struct Watches(Mutex<Vec<Background>>);
@@ -41,6 +45,7 @@ impl Watches {
             lanes: Default::default(),
             host: Wait::default(),
             aborted: Duration::ZERO,
+            faulty: Duration::ZERO,
         };
         let body = move |cancelled: &Cancelled| watch.run(cancelled);
         let watch = Background::start("nccl watch", body)?;
@@ -92,6 +97,8 @@ struct Watch {
     host: Wait,
     /// For how long the job has been over.
     aborted: Duration,
+    /// For how long NCCL has reported an error.
+    faulty: Duration,
 }
 
 impl Watch {
@@ -209,6 +216,10 @@ impl Watch {
             return common.failure.lose(&view.host_is_stuck(), &[]);
         }
         if let Some(fault) = self.communicator.asynchronous_fault() {
+            self.faulty += passed;
+            if self.faulty < FAULT_GRACE {
+                return;
+            }
             let error = self
                 .communicator
                 .functions

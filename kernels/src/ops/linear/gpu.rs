@@ -194,12 +194,14 @@ pub(super) fn add_row_sums(
     accumulate: bool,
 ) -> Result<()> {
     /// Columns and threads of a block, as in linear.cu: few, so that all multiprocessors have work.
-    const COLUMNS: usize = 4;
-    const THREADS: u32 = 64;
+    const COLUMNS: usize = 8;
+    const THREADS: u32 = 128;
     let columns = db.count;
     let blocks = row_sums.count.checked_div(columns).unwrap_or(0);
-    // A thread adds 64 rows in order, 16 threads side by side, a few loads at once.
-    let rounds = blocks.div_ceil(1024) * blocks.min(64).div_ceil(4);
+    // A thread adds 64 rows in order, all loaded at once, or 16 at once of fewer rows; 16 threads
+    // do so side by side.
+    let of_part = (blocks % 64).div_ceil(16);
+    let rounds = (blocks / 1024 + 1) * of_part.max(1);
     let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS, rounds);
     let args = args![db, row_sums, blocks, columns, accumulate];
     gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)

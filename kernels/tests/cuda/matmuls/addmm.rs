@@ -6,7 +6,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    EXACT, KINDS, SHAPES, assert_within, integers, normals, placed, reference, sliced,
+    EXACT, KINDS, SHAPES, added_bound, assert_within, integers, normals, placed, reference, sliced,
     stored_bound, sum_bound, values,
 };
 use crate::{assert_same_bits, devices};
@@ -77,7 +77,9 @@ fn check_addmm(case: &Case, device: Device) {
     });
     let bound = |index: usize| {
         let magnitudes = alpha.abs() * sums[index].1 + added(index).abs();
-        stored_bound(sum_bound(k, magnitudes, kind), expected[index], dtype)
+        let of_product = added_bound(alpha * sums[index].0, beta != 0.0, dtype);
+        let bound = sum_bound(k, magnitudes, kind) + of_product;
+        stored_bound(bound, expected[index], dtype)
     };
     assert_within(&got, &expected, bound, &format!("{case:?}"));
 }

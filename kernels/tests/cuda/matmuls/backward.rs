@@ -4,8 +4,8 @@ use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    KINDS, SHAPES, activation_bound, activations, assert_within, normals, placed, reference,
-    sliced, slope, stored_bound, sum_bound, transpose, values,
+    KINDS, SHAPES, activation_bound, activations, added_bound, assert_within, normals, placed,
+    reference, sliced, slope, stored_bound, sum_bound, transpose, values,
 };
 use crate::tiles::constant;
 use crate::{assert_same_bits, devices};
@@ -180,7 +180,9 @@ fn check_backward_weight(
         .collect();
     let bound = |index: usize| {
         let magnitudes = sums[index].1 + there * dw_before[index].abs();
-        stored_bound(sum_bound(rows, magnitudes, kind), expected[index], dw_dtype)
+        let of_product = added_bound(sums[index].0, accumulate, dw_dtype);
+        let bound = sum_bound(rows, magnitudes, kind) + of_product;
+        stored_bound(bound, expected[index], dw_dtype)
     };
     assert_within(&dw, &expected, bound, &what);
 
