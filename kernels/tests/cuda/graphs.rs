@@ -1,6 +1,6 @@
 //! Graphs: captured once, launched many times, over memory that they keep.
 
-use ddp_kernels::graph::Graph;
+use ddp_kernels::graph::{Graph, NodeCounts};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor, memory, ops};
 
@@ -41,6 +41,15 @@ fn a_captured_sequence_runs_at_each_launch_and_not_before() {
             assert_eq!(stream.scope(|| first(&x)), expected);
         }
         assert_eq!(graph.device(), device);
+    }
+}
+
+#[test]
+fn a_graph_of_nothing_launches() {
+    for device in devices() {
+        let graph = Graph::capture(&stream_after_default(device), || Ok::<_, Error>(())).unwrap();
+        assert_eq!(graph.counts(), NodeCounts::default());
+        graph.launch().unwrap();
     }
 }
 

@@ -17,7 +17,7 @@ mod tests;
 pub mod variant;
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasStatus_t as Status};
 use cudarc::driver::sys::CUstream;
@@ -132,6 +132,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     workspace_bytes: usize,
     stream: CUstream,
 ) -> Status {
+    let in_call = InCall::begin(workspace, workspace_bytes);
     call("cublasLtMatmul", |machine| {
         let device = library(handle)?;
         let problem = problem(operation_handle, [a_layout, b_layout, c_layout, d_layout])?;
@@ -168,6 +169,13 @@ pub unsafe extern "C" fn cublasLtMatmul(
             workspace: workspace..workspace,
         };
         let matmul = with_workspace(matmul, algorithm, workspace_bytes as u64)?;
+        if in_call.shares_workspace {
+            let message = format!(
+                "{}: another thread is giving a matmul with the workspace {workspace:#x}: each may be several kernels, and those of the two may alternate\n  help: one call at a time for each workspace",
+                matmul.describe()
+            );
+            report::finding(machine, FindingKind::Race, message);
+        }
         check_pointers(&matmul, algorithm)?;
         check_overlap(machine, &matmul)?;
         let driver = |code: CUresult| Refused {
@@ -184,6 +192,43 @@ pub unsafe extern "C" fn cublasLtMatmul(
         stream::check_current(machine, device, || matmul.describe()).map_err(driver)?;
         stream::enqueue(machine, stream, Arc::new(matmul)).map_err(driver)
     })
+}
+
+/// A call of `cublasLtMatmul` under way.
+struct InCall {
+    workspace: Address,
+    /// Whether another thread was in one with the same workspace when it began.
+    shares_workspace: bool,
+}
+
+/// Their workspaces.
+static IN_CALLS: Mutex<Vec<Address>> = Mutex::new(Vec::new());
+
+impl InCall {
+    fn begin(workspace: Address, bytes: usize) -> InCall {
+        let workspace = if bytes > 0 { workspace } else { 0 };
+        let shares_workspace = {
+            let mut all = IN_CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_shared = workspace != 0 && all.contains(&workspace);
+            all.push(workspace);
+            is_shared
+        };
+        // Others may come, as between two kernels of a real one.
+        std::thread::yield_now();
+        InCall {
+            workspace,
+            shares_workspace,
+        }
+    }
+}
+
+impl Drop for InCall {
+    fn drop(&mut self) {
+        let mut all = IN_CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = all.iter().position(|&it| it == self.workspace) {
+            all.swap_remove(at);
+        }
+    }
 }
 
 /// Operands that share bytes leave the result undefined.

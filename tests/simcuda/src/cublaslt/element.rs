@@ -64,6 +64,9 @@ pub(super) trait Real:
     /// What tensor cores see of it in TF32, which applies to f32 only.
     fn to_tf32(self) -> Self;
 
+    /// Rounded to bf16.
+    fn to_bf16(self) -> Self;
+
     /// Appends `count` consecutive elements.
     ///
     /// # Safety
@@ -121,6 +124,10 @@ macro_rules! real {
 
             fn to_tf32(self) -> Self {
                 to_tf32(self as f32) as Self
+            }
+
+            fn to_bf16(self) -> Self {
+                bf16::$from_half(self).$to_half()
             }
 
             unsafe fn load_run(kind: Type, from: *const u8, count: usize, into: &mut Vec<Self>) {

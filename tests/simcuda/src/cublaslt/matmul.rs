@@ -1,8 +1,9 @@
 //! The matmul itself as stream work: which bytes it touches, and the arithmetic.
 //!
 //! One rounding at the end: sums accumulate in f32 (f64 for COMPUTE_64F); alpha, beta C, bias and
-//! activation follow in the same precision; only the stored value is rounded to D's type. The order
-//! of a sum is along k: the same in every run, but not a GPU's.
+//! activation follow in the same precision; only the stored value is rounded to D's type. But where
+//! C in bf16 is added, the product is rounded before, as cuBLASLt 13.1 does on an H200. The order of
+//! a sum is along k: the same in every run, but not a GPU's.
 
 use std::ops::Range;
 
@@ -119,9 +120,11 @@ impl Matmul {
             sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
         } else {
             let c = run.load::<T>("C", &problem.c, self.c, member)?;
-            sums.iter_mut()
-                .zip(c)
-                .for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
+            let rounds = problem.c.kind == Type::Bf16;
+            sums.iter_mut().zip(c).for_each(|(sum, c)| {
+                let product = alpha * *sum;
+                *sum = if rounds { product.to_bf16() } else { product } + beta * c;
+            });
         }
         Ok(sums)
     }

@@ -253,6 +253,10 @@ unsafe fn tell<T>(
         *count = all.len();
         return Ok(());
     }
+    if *count == 0 {
+        // As a driver does (580, on an H200).
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     // SAFETY: the caller vouches for room for `*count` handles; they may be uninitialised, and are
     // only written.
     let room: &mut [MaybeUninit<*mut T>] =
