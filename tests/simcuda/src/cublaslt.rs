@@ -17,6 +17,7 @@ mod tests;
 pub mod variant;
 
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasStatus_t as Status};
@@ -30,7 +31,7 @@ use self::objects::{Object, library, problem};
 use self::overlap::overlap;
 use self::problem::{Compute, Problem};
 use crate::error::CUresult;
-use crate::machine::{self, Machine, Out};
+use crate::machine::{self, Machine, Out, threads};
 use crate::report::{self, FindingKind};
 use crate::stream;
 use crate::work::{Address, Work};
@@ -206,6 +207,9 @@ static IN_CALLS: Mutex<Vec<Address>> = Mutex::new(Vec::new());
 
 impl InCall {
     fn begin(workspace: Address, bytes: usize) -> InCall {
+        /// Calls from the start of the process of which each waits for the other threads.
+        const FIRST: usize = 8;
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
         let workspace = if bytes > 0 { workspace } else { 0 };
         let shares_workspace = {
             let mut all = IN_CALLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +218,9 @@ impl InCall {
             is_shared
         };
         // Others may come, as between two kernels of a real one.
-        std::thread::yield_now();
+        if workspace != 0 {
+            threads::let_others_run(&CALLS, FIRST);
+        }
         InCall {
             workspace,
             shares_workspace,
