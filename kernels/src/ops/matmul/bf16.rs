@@ -26,9 +26,9 @@ use pack::Panels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
+use super::tile::{AsIs, Finish, Matrix, Output, Tile};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
-use super::tile::{Finish, Matrix, Output, Tile};
 use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 use crate::dtype::bf16;
 use crate::ops::round;
@@ -66,6 +66,25 @@ pub(crate) fn matmul(
     if m > 0 && n > 0 {
         in_pieces(&work, if small { 1 } else { threads::count() }, finish);
     }
+}
+
+/// `out = scales.0 * a·b + scales.1 * out` on this thread.
+pub(crate) fn add_product(
+    out: &mut [f32],
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    scales: (f32, f32),
+) {
+    assert!(b.rows == a.columns && out.len() == a.rows * b.columns);
+    let (out, order) = (Target::F32(out.as_mut_ptr()), bf16_order());
+    let work = Product {
+        out,
+        a,
+        b,
+        scales,
+        order,
+    };
+    in_pieces(&work, 1, &AsIs);
 }
 
 /// One piece per thread, of the longer side, as in f32.

@@ -27,8 +27,11 @@ const ALONG: usize = 32;
 const PANEL: usize = 2 * LINES;
 /// Rows whose sums are finished at a time.
 const ROWS: usize = 2 * PANEL;
+/// Steps of 32 elements along k after which sums are stored: so much of a panel of rows stays in
+/// the first cache while columns pass by.
+const STEPS: usize = 8;
 /// What a thread's panels, and the columns that meet them, may take of its second cache.
-const CACHE_BYTES: usize = 3 << 18;
+const CACHE_BYTES: usize = 6 << 18;
 const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
 /// Lines of the shorter side that are packed at a time.
 const SHARED_MAX: usize = 4096;
@@ -45,12 +48,13 @@ pub(super) trait TileUnit {
     /// # Safety
     /// The processor has the instructions, and this process may use them.
     unsafe fn with_tiles(body: impl FnOnce());
-    /// `out = a·b`, 32 × 32 sums in rows `stride` apart.
+    /// `out = a·b`, or added to `out` unless `is_first`: 32 × 32 sums in rows `stride` apart.
     ///
     /// # Safety
     /// Within `with_tiles`; `a` and `b` are panels of `steps` pairs of tiles, and `out` is
     /// writable.
     unsafe fn multiply(
+        is_first: bool,
         steps: usize,
         a: *const TileBytes,
         b: *const TileBytes,
@@ -97,6 +101,7 @@ impl TileUnit for Amx {
 
     #[inline(always)]
     unsafe fn multiply(
+        is_first: bool,
         steps: usize,
         a: *const TileBytes,
         b: *const TileBytes,
@@ -104,10 +109,13 @@ impl TileUnit for Amx {
         stride: usize,
     ) {
         // SAFETY: the caller has tiles. Each step reads two tiles of each panel; 32 rows of 128
-        // bytes are written.
+        // bytes are read, unless they are the first, and written.
         unsafe {
             asm!(
-                "tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
+                "test {is_first:e}, {is_first:e}; jnz 4f",
+                "tileloadd tmm0, [{c} + {stride}]; tileloadd tmm1, [{c} + {stride} + 64]",
+                "tileloadd tmm2, [{d} + {stride}]; tileloadd tmm3, [{d} + {stride} + 64]; jmp 2f",
+                "4: tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
                 "test {steps}, {steps}; jz 3f",
                 "2: tileloadd tmm4, [{a} + {line}]; tileloadd tmm6, [{b} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6; tileloadd tmm7, [{b} + {line} + 1024]",
@@ -116,6 +124,7 @@ impl TileUnit for Amx {
                 "add {a}, 2048; add {b}, 2048; dec {steps}; jnz 2b",
                 "3: tilestored [{c} + {stride}], tmm0; tilestored [{c} + {stride} + 64], tmm1",
                 "tilestored [{d} + {stride}], tmm2; tilestored [{d} + {stride} + 64], tmm3",
+                is_first = in(reg) u32::from(is_first),
                 a = inout(reg) a => _,
                 b = inout(reg) b => _,
                 steps = inout(reg) steps => _,
@@ -314,13 +323,17 @@ impl BlockOf<'_> {
     ) {
         let stride = stride_of(columns);
         sums.resize(sums.len().max(ROWS * stride), 0.0);
-        for column in 0..columns.len().div_ceil(PANEL) {
-            let b = right.panel(column_panel + column);
+        let steps = left.distance / 2;
+        for first in (0..steps.max(1)).step_by(STEPS) {
+            let count = STEPS.min(steps - first);
             for row in 0..rows.len().div_ceil(PANEL) {
-                let out = &mut sums[row * PANEL * stride + column * PANEL..];
-                let a = left.panel(row_panel + row);
-                // SAFETY: panels have as many steps; `sums` has room for whole tiles.
-                unsafe { U::multiply(left.distance / 2, a, b, out.as_mut_ptr(), stride) };
+                let a = left.panel(row_panel + row).wrapping_add(2 * first);
+                for column in 0..columns.len().div_ceil(PANEL) {
+                    let b = right.panel(column_panel + column).wrapping_add(2 * first);
+                    let out = sums[row * PANEL * stride + column * PANEL..].as_mut_ptr();
+                    // SAFETY: panels have as many steps; `sums` has room for whole tiles.
+                    unsafe { U::multiply(first == 0, count, a, b, out, stride) };
+                }
             }
         }
     }

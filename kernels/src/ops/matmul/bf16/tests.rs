@@ -149,9 +149,7 @@ fn each_element_is_added_in_its_order_for_any_number_of_threads() {
             .concat()
         {
             let case = Case::new(shape, layout);
-            let alone = case.run(order, scales, |work| {
-                in_pieces(work, 1, &super::super::AsIs)
-            });
+            let alone = case.run(order, scales, |work| in_pieces(work, 1, &AsIs));
             for (index, wide, rounded) in case.plainly(order, scales) {
                 let got = (alone.0[index], alone.1[index]);
                 assert_eq!(
@@ -161,9 +159,7 @@ fn each_element_is_added_in_its_order_for_any_number_of_threads() {
                 );
             }
             for threads in [2, 3, 7] {
-                let pieces = case.run(order, scales, |work| {
-                    in_pieces(work, threads, &super::super::AsIs)
-                });
+                let pieces = case.run(order, scales, |work| in_pieces(work, threads, &AsIs));
                 assert!(
                     pieces == alone,
                     "{shape:?} {layout:?} {order:?} on {threads}"
@@ -204,13 +200,20 @@ impl amx::TileUnit for TilesInF32 {
     }
 
     unsafe fn multiply(
+        is_first: bool,
         steps: usize,
         a: *const amx::TileBytes,
         b: *const amx::TileBytes,
         out: *mut f32,
         stride: usize,
     ) {
+        let all = || (0..32).flat_map(|row| (0..32).map(move |column| (row, column)));
         let mut tiles = [[[0.0; 16]; 16]; 4];
+        for (row, column) in all().filter(|_| !is_first) {
+            // SAFETY: 32 rows are readable.
+            let sum = unsafe { *out.add(row * stride + column) };
+            tiles[row / 16 * 2 + column / 16][row % 16][column % 16] = sum;
+        }
         for step in 0..steps {
             // SAFETY: two tiles of each panel a step, as the instructions load them.
             unsafe {
@@ -227,7 +230,7 @@ impl amx::TileUnit for TilesInF32 {
                 multiply_tiles(&mut tiles[3], &below, &right);
             }
         }
-        for (row, column) in (0..32).flat_map(|row| (0..32).map(move |column| (row, column))) {
+        for (row, column) in all() {
             let sum = tiles[row / 16 * 2 + column / 16][row % 16][column % 16];
             // SAFETY: 32 rows are writable.
             unsafe { *out.add(row * stride + column) = sum };
@@ -236,7 +239,7 @@ impl amx::TileUnit for TilesInF32 {
 }
 
 /// Runs a piece with one kernel.
-type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &super::super::AsIs, &mut Rooms);
+type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &AsIs, &mut Rooms);
 
 /// The kernels that this processor can run, by name and order.
 fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
@@ -316,19 +319,11 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
                 case.existing.fill(if kind == 0 { 1e-38 } else { 1.0 });
             }
             for (name, order, piece) in kernels() {
-                let expected = case.run(order, (1.0, 1.0), |work| {
-                    in_pieces(work, 1, &super::super::AsIs)
-                });
+                let expected = case.run(order, (1.0, 1.0), |work| in_pieces(work, 1, &AsIs));
                 let mut rooms = Rooms::default();
                 // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
                 let got = case.run(order, (1.0, 1.0), |work| unsafe {
-                    piece(
-                        work,
-                        0..shape.0,
-                        0..shape.1,
-                        &super::super::AsIs,
-                        &mut rooms,
-                    );
+                    piece(work, 0..shape.0, 0..shape.1, &AsIs, &mut rooms);
                 });
                 assert!(
                     bits(&got.0) == bits(&expected.0),
