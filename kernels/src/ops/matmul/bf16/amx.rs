@@ -6,9 +6,9 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm512_castsi256_si512, _mm512_inserti64x4, _mm512_loadu_si512,
-    _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512, _mm512_unpackhi_epi32,
-    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m256i, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_castsi256_si512, _mm512_inserti64x4,
+    _mm512_loadu_si512, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::cell::RefCell;
 use std::ops::Range;
@@ -30,6 +30,8 @@ const ROWS: usize = 2 * PANEL;
 /// Steps of 32 elements along k after which sums are stored: so much of a panel of rows stays in
 /// the first cache while columns pass by.
 const STEPS: usize = 8;
+/// How many steps before its use a line is fetched.
+const STEPS_AHEAD: usize = 8;
 /// What a thread's panels, and the columns that meet them, may take of its second cache.
 const CACHE_BYTES: usize = 6 << 18;
 const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
@@ -457,6 +459,19 @@ fn pack(
             false => line * stride + k,
         };
         let tile = &mut to[(half / 2 * steps + step) * 2 + half % 2].0;
+        // Rows lie on pages of their own, so the processor does not foresee what comes next.
+        let (rows, ahead) = match from.transposed {
+            true if half % 2 == 1 => (0, 0),
+            true => (ALONG, ALONG * stride),
+            false => (LINES, STEPS_AHEAD * ALONG),
+        };
+        for row in 0..rows {
+            let next = from
+                .elements
+                .as_ptr()
+                .wrapping_add(first + ahead + row * stride);
+            _mm_prefetch::<_MM_HINT_T1>(next.cast());
+        }
         if count == LINES && depth == ALONG {
             let (rows, width) = if from.transposed {
                 (ALONG, LINES)
