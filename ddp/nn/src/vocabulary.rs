@@ -158,6 +158,9 @@ impl Layer for Embedding {
 /// Rows of a piece on the CPU, as many as a matmul sums at a time. The weight's gradient is the
 /// sum of the pieces in order. If all pieces are full, it is bit-identical to one matmul.
 const ROWS_CPU: usize = 256;
+/// As above in bf16, whose matmuls sum more rows at a time: each piece reads the weight twice, and
+/// its gradient once.
+const ROWS_CPU_BF16: usize = 1024;
 /// Rows of a piece on a GPU.
 const ROWS_GPU: usize = 8192;
 
@@ -230,6 +233,7 @@ impl Head {
         let (x, mask) = (x.reshape(&[x.count() / columns, columns])?, self.mask(x)?);
         let (rows, targets) = (x.shape()[0], targets.flatten()?);
         let piece = match x.device() {
+            Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
             Device::Cpu => ROWS_CPU,
             Device::Cuda(_) => ROWS_GPU,
         };

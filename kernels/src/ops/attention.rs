@@ -12,6 +12,7 @@
 //! the same bits; a GPU's differ from these within rounding.
 
 mod backward;
+mod bf16;
 mod blocks;
 mod cpu;
 mod forward;

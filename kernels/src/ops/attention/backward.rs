@@ -46,8 +46,6 @@ pub(super) struct Sweep {
 #[derive(Default)]
 pub(super) struct Rooms<T> {
     k: Room<T>,
-    /// Of q, k, v and dout, where they are bf16.
-    wide: [Room<T>; 4],
     q: [Room<T>; 2],
     dout: [Room<T>; 2],
     scores: Room<T>,
@@ -89,8 +87,8 @@ multiversion! {
 ///
 /// # Safety
 /// No other thread writes what this sweep writes. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
-    work: &Backward<'_, S>,
+pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
+    work: &Backward<'_, T>,
     unit: usize,
     sweep: &Sweep,
     rooms: &mut Rooms<T>,
@@ -102,13 +100,12 @@ pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
     let [stride, ..] = sizes.widths();
     let dout_columns = Columns { first: 0, stride };
     let [q, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
-    let [q_room, k_room, v_room, dout_room] = &mut rooms.wide;
-    let k = Head::of(k, sizes, place, keys.clone(), k_room);
+    let k = Head::new(k, sizes, place, keys.clone());
     let keys_of = Keys {
         first: keys.start,
         end: keys.end,
         k,
-        v: Head::of(v, sizes, place, keys.clone(), v_room),
+        v: Head::new(v, sizes, place, keys.clone()),
         k_copied: k.copy::<K>(&mut rooms.k),
     };
     let width = padded::<T, K>(sizes.head_size);
@@ -128,9 +125,9 @@ pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
             let [q_turned, q_copied] = &mut rooms.q;
             let [dout_turned, dout_copied] = &mut rooms.dout;
             let of_head = (place.0, q_head);
-            let q = Head::of(q, sizes, of_head, rows.clone(), q_room);
+            let q = Head::new(q, sizes, of_head, rows.clone());
             let dout = (work.dout, dout_columns);
-            let dout = Head::of(dout, sizes, of_head, rows.clone(), dout_room);
+            let dout = Head::new(dout, sizes, of_head, rows.clone());
             let queries = Queries {
                 q: q.turn::<K>(q_turned),
                 q_copied: q.copy::<K>(q_copied),
@@ -237,7 +234,12 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
 
 impl<T: Real, S: Stored<Math = T>> Backward<'_, S> {
     /// The elements for some rows of (B·heads, T).
-    fn line(&self, of: &[T], (sequence, head): (usize, usize), rows: &Range<usize>) -> [T; BLOCK] {
+    pub(super) fn line(
+        &self,
+        of: &[T],
+        (sequence, head): (usize, usize),
+        rows: &Range<usize>,
+    ) -> [T; BLOCK] {
         let start = (sequence * self.sizes.heads + head) * self.sizes.time;
         let mut line = [T::ZERO; BLOCK];
         line[..rows.len()].copy_from_slice(&of[start + rows.start..start + rows.end]);
@@ -248,7 +250,7 @@ impl<T: Real, S: Stored<Math = T>> Backward<'_, S> {
     ///
     /// # Safety
     /// No other thread has these rows of this head.
-    unsafe fn write(
+    pub(super) unsafe fn write(
         &self,
         operand: usize,
         (sequence, head): (usize, usize),

@@ -17,7 +17,6 @@ use std::ops::Range;
 use super::sizes::{Columns, HEAD_SIZE_MAX, Sizes};
 use crate::ops::float::Float;
 use crate::ops::matmul::{Real, TileKernel};
-use crate::ops::stored::Stored;
 use crate::simd::multiversion;
 
 /// Queries and keys of a block: whole tiles of every kernel in both directions, whose rows are 4,
@@ -56,6 +55,11 @@ impl BlockPart {
             return self.keys.min(self.first + 1);
         }
         self.keys
+    }
+
+    /// Zeros all keys after the group's last one, of a whole block.
+    pub(super) fn clear_rest<T: Float>(self, block: &mut [T]) {
+        (self.end()..BLOCK).for_each(|key| *lanes(block, key, self.first) = [T::ZERO; GROUP]);
     }
 
     /// Zeros the keys after the group's last one, which tiles on the diagonal read.
@@ -237,32 +241,6 @@ impl<'a, T: Real> Head<'a, T> {
             elements: &elements[start..start + len],
             stride,
             rows: rows_of,
-            width,
-        }
-    }
-
-    /// As `new`, of what a tensor holds: rows in bf16 are widened to `room`.
-    pub(super) fn of<S: Stored<Math = T>>(
-        (elements, columns): (&'a [S], Columns),
-        sizes: Sizes,
-        place: (usize, usize),
-        rows: Range<usize>,
-        room: &'a mut Room<T>,
-    ) -> Head<'a, T> {
-        if let Some(elements) = S::math_of(elements) {
-            return Head::new((elements, columns), sizes, place, rows);
-        }
-        let (width, count) = (sizes.head_size, rows.len());
-        let first_row = place.0 * sizes.time + rows.start;
-        let start = first_row * columns.stride + columns.first + place.1 * width;
-        let room = room.take(count * width);
-        for (row, to) in room.chunks_exact_mut(width).enumerate() {
-            S::widened(&elements[start + row * columns.stride..][..width], to);
-        }
-        Head {
-            elements: room,
-            stride: width,
-            rows: count,
             width,
         }
     }

@@ -9,10 +9,14 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::backward::{self, Backward, Sweep};
+use super::bf16;
 use super::blocks::BLOCK;
 use super::forward::{self, Forward};
-use crate::dtype::bf16;
-use crate::ops::matmul::Plain;
+use crate::dtype;
+use crate::ops::matmul::{
+    Plain,
+    bf16::{bf16_order, with_bf16_order},
+};
 use crate::ops::stored::Stored;
 use crate::threads;
 
@@ -48,10 +52,13 @@ pub(super) fn run_forward<S: Attends>(work: &Forward<'_, S>) {
     let units = work.sizes.batch * work.sizes.kv_heads;
     let blocks = work.sizes.time.div_ceil(BLOCK);
     let pieces = pieces_of(units.max(1), blocks);
+    let order = bf16_order();
     threads::run(units * pieces, |index| {
         let blocks = threads::cut(blocks, 1, pieces, index % pieces);
         // SAFETY: each index has its own unit or blocks.
-        unsafe { S::forward(work, index / pieces, blocks) };
+        with_bf16_order(order, || unsafe {
+            S::forward(work, index / pieces, blocks)
+        });
     });
 }
 
@@ -66,6 +73,7 @@ pub(super) fn run_backward<S: Attends>(work: &Backward<'_, S>) {
         1 => [(true, true), (false, false)],
         _ => [(true, false), (false, true)],
     };
+    let order = bf16_order();
     threads::run(units * pieces, |index| {
         let part = threads::cut(blocks, 1, pieces, index % pieces);
         for (dq, dkv) in [first_wants, last_wants] {
@@ -85,7 +93,9 @@ pub(super) fn run_backward<S: Attends>(work: &Backward<'_, S>) {
             };
             // SAFETY: each index has its own unit, or its own part of the queries of dq and of the
             // keys of dk and dv.
-            unsafe { S::backward(work, index / pieces, &sweep) };
+            with_bf16_order(order, || unsafe {
+                S::backward(work, index / pieces, &sweep)
+            });
         }
     });
 }
@@ -99,10 +109,10 @@ macro_rules! dispatched {
                 $(
                     #[cfg(target_arch = "x86_64")]
                     if simd::level() >= Level::$level {
-                        return $module::piece::<_, _, $TileKernel>($work, $unit, $part, rooms);
+                        return $module::piece::<_, $TileKernel>($work, $unit, $part, rooms);
                     }
                 )*
-                $module::piece::<_, _, Plain>($work, $unit, $part, rooms);
+                $module::piece::<_, Plain>($work, $unit, $part, rooms);
             }
         })
     };
@@ -133,11 +143,20 @@ attends!(
     [Avx512, Avx512F32],
     [Avx2, Avx2F32]
 );
-attends!(
-    bf16: f32,
-    FORWARD_BF16,
-    BACKWARD_BF16,
-    [Avx512, Avx512F32],
-    [Avx2, Avx2F32]
-);
 attends!(f64: f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);
+
+thread_local! {
+    static ROOMS_BF16: RefCell<bf16::Rooms> = RefCell::default();
+}
+
+impl Attends for dtype::bf16 {
+    unsafe fn forward(work: &Forward<'_, Self>, unit: usize, blocks: Range<usize>) {
+        // SAFETY: the caller's promise.
+        ROOMS_BF16.with_borrow_mut(|rooms| unsafe { bf16::forward(work, unit, blocks, rooms) });
+    }
+
+    unsafe fn backward(work: &Backward<'_, Self>, unit: usize, sweep: &Sweep) {
+        // SAFETY: the caller's promise.
+        ROOMS_BF16.with_borrow_mut(|rooms| unsafe { bf16::backward(work, unit, sweep, rooms) });
+    }
+}

@@ -30,8 +30,6 @@ pub(super) struct Forward<'a, S: Stored> {
 pub(super) struct Rooms<T> {
     v: Room<T>,
     q: Room<T>,
-    /// Of q, k and v, where they are bf16.
-    wide: [Room<T>; 3],
     scores: Room<T>,
     out: Room<T>,
 }
@@ -41,8 +39,8 @@ pub(super) struct Rooms<T> {
 ///
 /// # Safety
 /// No other thread has these blocks. The processor has the instructions of `K`.
-pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
-    work: &Forward<'_, S>,
+pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
+    work: &Forward<'_, T>,
     unit: usize,
     blocks: Range<usize>,
     rooms: &mut Rooms<T>,
@@ -51,22 +49,21 @@ pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);
     let columns = sizes.columns();
     let of = |operand: usize| (work.qkv, columns[operand]);
-    let [q_room, k_room, v_room] = &mut rooms.wide;
     let keys_end = if sizes.causal {
         sizes.time.min(blocks.end * BLOCK)
     } else {
         sizes.time
     };
     let place = (sequence, kv_head);
-    let k = Head::of(of(1), sizes, place, 0..keys_end, k_room);
-    let v = Head::of(of(2), sizes, place, 0..keys_end, v_room).copy::<K>(&mut rooms.v);
+    let k = Head::new(of(1), sizes, place, 0..keys_end);
+    let v = Head::new(of(2), sizes, place, 0..keys_end).copy::<K>(&mut rooms.v);
     let block = rooms.scores.take(BLOCK * BLOCK);
     let sums = rooms.out.take(BLOCK * padded::<T, K>(sizes.head_size));
     let group = sizes.group();
     for q_head in kv_head * group..(kv_head + 1) * group {
         for q_block in blocks.clone() {
             let rows = q_block * BLOCK..sizes.time.min((q_block + 1) * BLOCK);
-            let q = Head::of(of(0), sizes, (sequence, q_head), rows.clone(), q_room);
+            let q = Head::new(of(0), sizes, (sequence, q_head), rows.clone());
             let q = q.turn::<K>(&mut rooms.q);
             let mut running = Running::new();
             sums.fill(T::ZERO);
@@ -98,7 +95,7 @@ pub(super) unsafe fn piece<S: Stored<Math = T>, T: Real, K: TileKernel<T>>(
 }
 
 /// Multiplies the rows of a block by these factors.
-fn rescale<T: Real>(sums: &mut [T], factors: &[T; BLOCK]) {
+pub(super) fn rescale<T: Real>(sums: &mut [T], factors: &[T; BLOCK]) {
     let width = sums.len() / BLOCK;
     for (row, &factor) in sums.chunks_mut(width).zip(factors) {
         if factor != T::ONE {
@@ -112,7 +109,7 @@ impl<T: Real, S: Stored<Math = T>> Forward<'_, S> {
     ///
     /// # Safety
     /// No other thread has these rows of this head.
-    unsafe fn write(
+    pub(super) unsafe fn write(
         &self,
         (sequence, head): (usize, usize),
         rows: Range<usize>,

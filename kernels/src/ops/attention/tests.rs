@@ -6,13 +6,15 @@ use std::ops::Range;
 
 use super::backward::Sweep;
 use super::*;
+use crate::dtype::{bf16_nearest, bf16_wide};
 use crate::ops::matmul::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::matmul::{Avx2F32, Avx512F32};
 use crate::ops::testing::{alone_with_the_pool, cpu_of, random_f32};
+use crate::ops::{Bf16Order, with_bf16_order};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
-use crate::{Element, threads};
+use crate::{DType, Element, threads};
 use reference::Reference;
 
 type ForwardPiece = unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::Rooms<f32>);
@@ -22,21 +24,18 @@ type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward:
 fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
     let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
         "plain",
-        forward::piece::<f32, f32, Plain>,
-        backward::piece::<f32, f32, Plain>,
+        forward::piece::<f32, Plain>,
+        backward::piece::<f32, Plain>,
     )];
     #[cfg(target_arch = "x86_64")]
     {
         if simd::level() >= Level::Avx2 {
-            let (forward, backward) = (
-                forward::piece::<_, _, Avx2F32>,
-                backward::piece::<_, _, Avx2F32>,
-            );
+            let (forward, backward) = (forward::piece::<_, Avx2F32>, backward::piece::<_, Avx2F32>);
             kernels.push(("AVX2", forward, backward));
         }
         if simd::level() >= Level::Avx512 {
-            let forward = forward::piece::<_, _, Avx512F32>;
-            kernels.push(("AVX-512", forward, backward::piece::<_, _, Avx512F32>));
+            let forward = forward::piece::<_, Avx512F32>;
+            kernels.push(("AVX-512", forward, backward::piece::<_, Avx512F32>));
         }
     }
     kernels
@@ -127,6 +126,29 @@ impl<T: Element> Run<T> {
             .map(|part| part.into_iter().map(Element::to_f64).collect::<Vec<f64>>());
         let got = [&got[0][..], &got[1], &got[2]];
         self.reference().check(&self.attention, epsilon, 0.0, got);
+    }
+}
+
+#[test]
+fn bf16_is_within_its_roundings_of_the_textbook_in_both_orders() {
+    for (batch, attention) in cases() {
+        let run = Run::<f32>::new(batch, attention, |x| bf16_wide(bf16_nearest(x)));
+        let narrow = run
+            .tensors
+            .each_ref()
+            .map(|x| x.to_dtype(DType::BF16).unwrap());
+        let ([qkv, dout, out, .., dqkv], [.., lse, delta, _]) = (&narrow, &run.tensors);
+        for order in [Bf16Order::Amx, Bf16Order::Dpbf16] {
+            with_bf16_order(order, || {
+                attention_into(out, lse, qkv, &attention).unwrap();
+                attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &attention).unwrap();
+            });
+            let wide = |x: &Tensor| x.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            let [out, lse, dqkv] = [out, lse, dqkv].map(wide);
+            let (half_ulp, narrow) = (f64::from(f32::EPSILON) / 2.0, f64::powi(2.0, -9));
+            run.reference()
+                .check(&attention, half_ulp, narrow, [&out, &lse, &dqkv]);
+        }
     }
 }
 

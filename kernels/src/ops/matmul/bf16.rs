@@ -1,8 +1,8 @@
 //! Matmuls of bf16 on the CPU, with sums in f32, in one of two orders of additions that processors
 //! have in hardware. Those without compute the same bits by f32 multiply-adds.
 //!
-//! Pieces, panels and tiles are those of f32 matmuls. Panels hold elements in pairs along k, as the
-//! instructions take them, or widened to f32 in the order in which they are added (`pack.rs`). A
+//! With AMX, `amx.rs` does all. Otherwise pieces, panels and tiles are those of f32 matmuls. Panels
+//! hold elements in pairs along k, or widened to f32 in the order of additions (`pack.rs`). A
 //! tile's sums start from 0 in each block along k (`kernels.rs`); blocks follow from k alone.
 //! Subnormal numbers count as 0 and results that would be subnormal become 0, as the instructions
 //! have it. An output in bf16 is rounded once, after `Finish`.
@@ -26,9 +26,9 @@ use pack::Panels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
+use super::tile::{AsIs, Finish, Matrix, Output, Tile};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
-use super::tile::{Finish, Matrix, Output, Tile};
 use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 use crate::dtype::bf16;
 use crate::ops::round;
@@ -68,8 +68,32 @@ pub(crate) fn matmul(
     }
 }
 
+/// `out = scales.0 * a·b + scales.1 * out` on this thread.
+pub(crate) fn add_product(
+    out: &mut [f32],
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    scales: (f32, f32),
+) {
+    assert!(b.rows == a.columns && out.len() == a.rows * b.columns);
+    let (out, order) = (Target::F32(out.as_mut_ptr()), bf16_order());
+    let work = Product {
+        out,
+        a,
+        b,
+        scales,
+        order,
+    };
+    in_pieces(&work, 1, &AsIs);
+}
+
 /// One piece per thread, of the longer side, as in f32.
 fn in_pieces(work: &Product<'_>, threads: usize, finish: &impl Finish<f32>) {
+    #[cfg(target_arch = "x86_64")]
+    if work.order == Bf16Order::Amx && simd::bf16_unit() >= Bf16Unit::Amx && !row::fits(work) {
+        // SAFETY: the whole output, which the caller has exclusively; this process has tiles.
+        return unsafe { amx::multiply::<amx::Amx>(work, threads, finish) };
+    }
     let (m, n) = (work.a.rows, work.b.columns);
     let side = m.max(n);
     let pieces = threads.min(side.div_ceil(PIECE_GRAIN));
@@ -121,7 +145,6 @@ unsafe fn dispatch(
         #[cfg(target_arch = "x86_64")]
         match (work.order, simd::bf16_unit(), simd::level()) {
             (Dpbf16, Bf16Unit::Dpbf16 | Bf16Unit::Amx, _) => return with!(kernels::Dpbf16),
-            (Amx, Bf16Unit::Amx, _) => return amx::with_tiles(|| with!(amx::Tiles)),
             (Dpbf16, _, Level::Avx512) => return with!(Emulated<Avx512F32, false>),
             (Amx, _, Level::Avx512) => return with!(Emulated<Avx512F32, true>),
             (Dpbf16, _, Level::Avx2) => return with!(Emulated<Avx2F32, false>),

@@ -1,13 +1,72 @@
 //! Intel's AMX, by `asm!`: its intrinsics are not stable in Rust.
+//!
+//! Operands are copied into tiles, of the shorter side once by all threads, of the longer one by
+//! the thread that has these lines. A block of columns stays in the second cache while rows pass
+//! by, 64 at a time, whose sums are finished there.
 
 use std::arch::asm;
+use std::arch::x86_64::{
+    __m256i, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_castsi256_si512, _mm512_inserti64x4,
+    _mm512_loadu_si512, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::cell::RefCell;
+use std::ops::Range;
 
-use super::kernels::{PairKernel, TILE_MAX, store_tile};
-use super::pack::{Form, TILE_ALONG};
+use super::flush::flushed;
+use super::product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
+use super::{Finish, Matrix, Tile, round};
+use crate::dtype::bf16;
+use crate::simd::multiversion;
+use crate::threads::{self, Shares};
 
-/// Lines of a tile, and its bytes a line.
+/// Lines of a tile, and elements of a line.
 const LINES: usize = 16;
-const LINE_BYTES: usize = 64;
+const ALONG: usize = 32;
+/// Lines of a panel, whose tiles lie in pairs: of each 32 elements along k two tiles.
+const PANEL: usize = 2 * LINES;
+/// Rows whose sums are finished at a time.
+const ROWS: usize = 2 * PANEL;
+/// Steps of 32 elements along k after which sums are stored: so much of a panel of rows stays in
+/// the first cache while columns pass by.
+const STEPS: usize = 8;
+/// How many steps before its use a line is fetched.
+const STEPS_AHEAD: usize = 8;
+/// What a thread's panels, and the columns that meet them, may take of its second cache.
+const CACHE_BYTES: usize = 6 << 18;
+const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
+/// Lines of the shorter side that are packed at a time.
+const SHARED_MAX: usize = 4096;
+
+/// A tile of 16 lines with 32 elements each, or of 16 pairs of elements along k with 16 lines each.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct TileBytes([u32; LINES * LINES]);
+
+/// How to multiply tiles.
+pub(super) trait TileUnit {
+    /// Runs `body` with tiles.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and this process may use them.
+    unsafe fn with_tiles(body: impl FnOnce());
+    /// `out = a·b`, or added to `out` unless `is_first`: 32 × 32 sums in rows `stride` apart.
+    ///
+    /// # Safety
+    /// Within `with_tiles`; `a` and `b` are panels of `steps` pairs of tiles, and `out` is
+    /// writable.
+    unsafe fn multiply(
+        is_first: bool,
+        steps: usize,
+        a: *const TileBytes,
+        b: *const TileBytes,
+        out: *mut f32,
+        stride: usize,
+    );
+}
+
+/// `tdpbf16ps`.
+pub(super) struct Amx;
 
 /// What `ldtilecfg` reads: eight tiles of 16 lines of 64 bytes.
 #[repr(C, align(64))]
@@ -18,77 +77,521 @@ static CONFIGURATION: Configuration = {
     bytes[0] = 1;
     let mut tile = 0;
     while tile < 8 {
-        bytes[16 + 2 * tile] = LINE_BYTES as u8;
+        bytes[16 + 2 * tile] = 64;
         bytes[48 + tile] = LINES as u8;
         tile += 1;
     }
     Configuration(bytes)
 };
 
-/// Runs `body` with tiles, and releases them.
-///
-/// # Safety
-/// The processor has AMX, and this process may use it.
-pub(super) unsafe fn with_tiles<R>(body: impl FnOnce() -> R) -> R {
-    struct Release;
-    impl Drop for Release {
-        fn drop(&mut self) {
-            // SAFETY: this thread has tiles.
-            unsafe { asm!("tilerelease", options(nostack, nomem)) };
-        }
-    }
-    // SAFETY: the caller's promise; it reads 64 bytes.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
-    let _release = Release;
-    body()
-}
-
-/// `tdpbf16ps` on 2 × 2 tiles of sums.
-pub(super) struct Tiles;
-
-impl PairKernel for Tiles {
-    const ROWS: usize = 2 * LINES;
-    const COLUMNS: usize = 2 * LINES;
-    const ROWS_AT_ONCE: usize = 64;
-    const LEFT: Form = Form::Tiles;
-    const RIGHT: Form = Form::TilePairs;
-
-    unsafe fn run(
-        along: usize,
-        a: *const f32,
-        b: *const f32,
-        out: *mut f32,
-        stride: usize,
-        scales: (f32, f32),
-    ) {
-        let steps = along.div_ceil(TILE_ALONG);
-        let mut sums = [0f32; TILE_MAX];
-        if steps > 0 {
-            // SAFETY: the caller has tiles. Each step reads 2 KiB of each panel: of `a` two tiles
-            // one after another, of `b` two beside each other. Sums have 32 lines of 128 bytes.
-            unsafe {
-                asm!(
-                    "tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
-                    "2: tileloadd tmm4, [{a} + {line}]",
-                    "tileloadd tmm6, [{b} + {wide}]; tileloadd tmm7, [{b} + {wide} + 64]",
-                    "tdpbf16ps tmm0, tmm4, tmm6; tileloadd tmm5, [{a} + {line} + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7; tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {a}, 2048; add {b}, 2048; dec {steps}; jnz 2b",
-                    "tilestored [{c} + {wide}], tmm0; tilestored [{c} + {wide} + 64], tmm1",
-                    "tilestored [{below} + {wide}], tmm2; tilestored [{below} + {wide} + 64], tmm3",
-                    a = inout(reg) a => _,
-                    b = inout(reg) b => _,
-                    steps = inout(reg) steps => _,
-                    c = in(reg) sums.as_mut_ptr(),
-                    below = in(reg) sums[LINES * 2 * LINES..].as_mut_ptr(),
-                    line = in(reg) LINE_BYTES,
-                    wide = in(reg) 2 * LINE_BYTES,
-                    options(nostack)
-                );
+impl TileUnit for Amx {
+    unsafe fn with_tiles(body: impl FnOnce()) {
+        /// Releases the tiles, by return or by panic.
+        struct Release;
+        impl Drop for Release {
+            fn drop(&mut self) {
+                // SAFETY: this thread has tiles.
+                unsafe { asm!("tilerelease", options(nostack, nomem)) };
             }
         }
-        // SAFETY: by the caller's promise.
-        unsafe { store_tile(&sums, Self::COLUMNS, out, stride, scales) };
+        let configuration = &raw const CONFIGURATION;
+        // SAFETY: the caller's promise; it reads 64 bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly)) };
+        let _release = Release;
+        body();
     }
+
+    #[inline(always)]
+    unsafe fn multiply(
+        is_first: bool,
+        steps: usize,
+        a: *const TileBytes,
+        b: *const TileBytes,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: the caller has tiles. Each step reads two tiles of each panel; 32 rows of 128
+        // bytes are read, unless they are the first, and written.
+        unsafe {
+            asm!(
+                "test {is_first:e}, {is_first:e}; jnz 4f",
+                "tileloadd tmm0, [{c} + {stride}]; tileloadd tmm1, [{c} + {stride} + 64]",
+                "tileloadd tmm2, [{d} + {stride}]; tileloadd tmm3, [{d} + {stride} + 64]; jmp 2f",
+                "4: tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
+                "test {steps}, {steps}; jz 3f",
+                "2: tileloadd tmm4, [{a} + {line}]; tileloadd tmm6, [{b} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6; tileloadd tmm7, [{b} + {line} + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7; tileloadd tmm5, [{a} + {line} + 1024]",
+                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 2048; add {b}, 2048; dec {steps}; jnz 2b",
+                "3: tilestored [{c} + {stride}], tmm0; tilestored [{c} + {stride} + 64], tmm1",
+                "tilestored [{d} + {stride}], tmm2; tilestored [{d} + {stride} + 64], tmm3",
+                is_first = in(reg) u32::from(is_first),
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                steps = inout(reg) steps => _,
+                c = in(reg) out,
+                d = in(reg) out.add(LINES * stride),
+                line = in(reg) 64usize,
+                stride = in(reg) 4 * stride,
+                options(nostack)
+            );
+        }
+    }
+}
+
+/// Some lines of an operand in panels.
+#[derive(Default)]
+struct Packed {
+    tiles: Vec<TileBytes>,
+    /// Tiles of a panel.
+    distance: usize,
+}
+
+impl Packed {
+    /// Room for this many lines.
+    fn room(&mut self, lines: usize, steps: usize) -> Shares<'_, TileBytes> {
+        self.distance = 2 * steps;
+        let count = lines.div_ceil(PANEL) * self.distance;
+        if self.tiles.len() < count {
+            self.tiles = vec![TileBytes([0; LINES * LINES]); count];
+        }
+        Shares::new(&mut self.tiles[..count])
+    }
+
+    fn panel(&self, index: usize) -> *const TileBytes {
+        self.tiles[index * self.distance..].as_ptr()
+    }
+}
+
+/// The buffers of a thread.
+#[derive(Default)]
+struct Rooms {
+    own: Packed,
+    sums: Vec<f32>,
+}
+
+thread_local! {
+    static SHARED: RefCell<(Packed, Vec<f32>)> = RefCell::default();
+    static ROOMS: RefCell<Rooms> = RefCell::default();
+}
+
+/// The whole product, by so many threads.
+///
+/// # Safety
+/// The output has room for it, and no other thread reads or writes it. The processor has AVX-512
+/// and the instructions of `U`, and this process may use them.
+pub(super) unsafe fn multiply<U: TileUnit>(
+    work: &Product<'_>,
+    threads: usize,
+    finish: &impl Finish<f32>,
+) {
+    let (m, n, k) = (work.a.rows, work.b.columns, work.a.columns);
+    let blocks = k.div_ceil(ALONG_MAX).max(1);
+    let (long, short) = (m.max(n), m.min(n));
+    SHARED.with_borrow_mut(|(shared, kept)| {
+        // Sums of an output in bf16 to which blocks along k add.
+        let kept = match work.out {
+            Target::Bf16(_) if blocks > 1 => {
+                kept.resize(kept.len().max(m * n), 0.0);
+                Some(kept.as_mut_ptr())
+            }
+            _ => None,
+        };
+        for start in (0..short).step_by(SHARED_MAX) {
+            let few = start..short.min(start + SHARED_MAX);
+            for block in 0..blocks {
+                let along = threads::cut(k, ALONG_GRAIN, blocks, block);
+                let steps = along.len().div_ceil(ALONG);
+                let is_left = m <= n;
+                let (side, other) = match is_left {
+                    true => (work.a, work.b.t()),
+                    false => (work.b.t(), work.a),
+                };
+                let panels = few.len().div_ceil(PANEL);
+                let room = shared.room(few.len(), steps);
+                let pieces = threads.min(panels);
+                threads::run(pieces, |index| {
+                    let panels = threads::cut(panels, 1, pieces, index);
+                    let lines = few.start + panels.start * PANEL
+                        ..few.end.min(few.start + panels.end * PANEL);
+                    // SAFETY: each index has its own panels, and the processor has AVX-512.
+                    unsafe {
+                        let tiles = panels.start * 2 * steps..panels.end * 2 * steps;
+                        pack(room.part(tiles), side, &lines, &along, is_left);
+                    }
+                });
+                let pieces = threads.min(long.div_ceil(PANEL));
+                let shared = &*shared;
+                let work = BlockOf {
+                    work,
+                    kept: kept.map(Kept),
+                    along: &along,
+                    is_last: block + 1 == blocks,
+                };
+                threads::run(pieces, |index| {
+                    let lines = threads::cut(long, PANEL, pieces, index);
+                    ROOMS.with_borrow_mut(|rooms| {
+                        // SAFETY: each index has its own lines; the caller's promises.
+                        unsafe {
+                            U::with_tiles(|| {
+                                work.piece::<U>(shared, &few, other, lines, finish, rooms);
+                            });
+                        }
+                    });
+                });
+            }
+        }
+    });
+}
+
+/// The sums of all elements of an output.
+#[derive(Clone, Copy)]
+struct Kept(*mut f32);
+
+/// A block along k of a product.
+struct BlockOf<'a> {
+    work: &'a Product<'a>,
+    kept: Option<Kept>,
+    along: &'a Range<usize>,
+    is_last: bool,
+}
+
+// SAFETY: as for `Product`, whose threads write disjoint elements of `kept`, too.
+unsafe impl Sync for BlockOf<'_> {}
+
+impl BlockOf<'_> {
+    /// Lines of the longer side with all that are packed of the shorter one.
+    ///
+    /// # Safety
+    /// As for `multiply`, but of these lines; within `with_tiles`.
+    unsafe fn piece<U: TileUnit>(
+        &self,
+        shared: &Packed,
+        few: &Range<usize>,
+        side: Matrix<'_, bf16>,
+        lines: Range<usize>,
+        finish: &impl Finish<f32>,
+        rooms: &mut Rooms,
+    ) {
+        let is_left = self.work.a.rows > self.work.b.columns;
+        let steps = self.along.len().div_ceil(ALONG);
+        let count = (CACHE_BYTES / (64 * steps.max(1)) / ROWS * ROWS).clamp(ROWS, LINES_MAX);
+        let Rooms { own, sums } = rooms;
+        for start in lines.clone().step_by(count) {
+            let lines = start..lines.end.min(start + count);
+            let room = own.room(lines.len(), steps);
+            // SAFETY: the caller's promises; `room` is this thread's.
+            unsafe { pack(room.part(0..room.len()), side, &lines, self.along, is_left) };
+            let groups = if is_left { count } else { few.len() };
+            for first in few.clone().step_by(groups) {
+                let group = first..few.end.min(first + groups);
+                let (rows, columns) = match is_left {
+                    true => (&lines, &group),
+                    false => (&group, &lines),
+                };
+                for row in rows.clone().step_by(ROWS) {
+                    let rows_here = row..rows.end.min(row + ROWS);
+                    let panels = match is_left {
+                        true => [(row - start) / PANEL, (first - few.start) / PANEL],
+                        false => [(row - few.start) / PANEL, 0],
+                    };
+                    let (left, right) = if is_left {
+                        (&*own, shared)
+                    } else {
+                        (shared, &*own)
+                    };
+                    // SAFETY: the caller's promises.
+                    unsafe {
+                        self.rows::<U>((left, right), panels, rows_here, columns, sums);
+                        self.settle(row..rows.end.min(row + ROWS), columns, finish, sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sums of at most `ROWS` rows with some columns, whose panels begin at `panels`.
+    ///
+    /// # Safety
+    /// Within `with_tiles`.
+    unsafe fn rows<U: TileUnit>(
+        &self,
+        (left, right): (&Packed, &Packed),
+        [row_panel, column_panel]: [usize; 2],
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        sums: &mut Vec<f32>,
+    ) {
+        let stride = stride_of(columns);
+        sums.resize(sums.len().max(ROWS * stride), 0.0);
+        let steps = left.distance / 2;
+        for first in (0..steps.max(1)).step_by(STEPS) {
+            let count = STEPS.min(steps - first);
+            for row in 0..rows.len().div_ceil(PANEL) {
+                let a = left.panel(row_panel + row).wrapping_add(2 * first);
+                for column in 0..columns.len().div_ceil(PANEL) {
+                    let b = right.panel(column_panel + column).wrapping_add(2 * first);
+                    let out = sums[row * PANEL * stride + column * PANEL..].as_mut_ptr();
+                    // SAFETY: panels have as many steps; `sums` has room for whole tiles.
+                    unsafe { U::multiply(first == 0, count, a, b, out, stride) };
+                }
+            }
+        }
+    }
+
+    /// Adds sums to what is there, and finishes and rounds them after the last block along k.
+    ///
+    /// # Safety
+    /// No other thread has these elements.
+    unsafe fn settle(
+        &self,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        finish: &impl Finish<f32>,
+        sums: &mut [f32],
+    ) {
+        let (n, stride) = (self.work.b.columns, stride_of(columns));
+        let first = rows.start * n + columns.start;
+        let existing = if self.along.start > 0 {
+            1.0
+        } else {
+            self.work.scales.1
+        };
+        let scales = (self.work.scales.0, existing);
+        let wide = match (self.work.out, self.kept) {
+            (Target::F32(out), _) | (_, Some(Kept(out))) => Some(out),
+            (Target::Bf16(_), None) => None,
+        };
+        for (row, sums) in sums.chunks_mut(stride).take(rows.len()).enumerate() {
+            let sums = &mut sums[..columns.len()];
+            let at = first + row * n;
+            let mut room = [0.0; LINES_MAX];
+            // SAFETY: within the output by the caller's promise, or within `kept`, which has its
+            // shape.
+            unsafe {
+                let there =
+                    |out: *mut f32| std::slice::from_raw_parts_mut(out.add(at), columns.len());
+                if let Target::Bf16(out) = self.work.out
+                    && self.along.start == 0
+                    && existing != 0.0
+                {
+                    let out = std::slice::from_raw_parts(out.add(at), columns.len());
+                    round::widen(wide.map_or(&mut room[..columns.len()], there), out);
+                }
+                match wide {
+                    Some(out) => add(there(out), sums, scales),
+                    None if scales == (1.0, 0.0) => {}
+                    None => {
+                        let room = &mut room[..columns.len()];
+                        add(room, sums, scales);
+                        sums.copy_from_slice(room);
+                    }
+                }
+            }
+        }
+        if !self.is_last {
+            return;
+        }
+        let (from, stride) = match wide {
+            // SAFETY: as above.
+            Some(out) => (unsafe { out.add(first) }, n),
+            None => (sums.as_mut_ptr(), stride),
+        };
+        // SAFETY: the caller has these elements exclusively.
+        finish.finish(unsafe { Tile::new(from, stride, rows.clone(), columns.clone()) });
+        if let Target::Bf16(out) = self.work.out {
+            for row in 0..rows.len() {
+                // SAFETY: as above.
+                unsafe {
+                    let from = std::slice::from_raw_parts(from.add(row * stride), columns.len());
+                    let out = out.add(first + row * n);
+                    round::round(std::slice::from_raw_parts_mut(out, columns.len()), from);
+                }
+            }
+        }
+    }
+}
+
+/// From one row of sums to the next: no power of two, so that rows take different places in a
+/// cache.
+fn stride_of(columns: &Range<usize>) -> usize {
+    columns.len().next_multiple_of(PANEL) + LINES
+}
+
+multiversion! {
+    /// `out = scales.0 * sums + scales.1 * out`.
+    fn add[](out: &mut [f32], sums: &[f32], scales: (f32, f32)) {
+        let of = |sum: f32| flushed(scales.0 * sum);
+        let all = out.iter_mut().zip(sums);
+        match scales.1 {
+            0.0 => all.for_each(|(out, &sum)| *out = of(sum)),
+            1.0 => all.for_each(|(out, &sum)| *out = flushed(flushed(*out) + of(sum))),
+            scale => {
+                all.for_each(|(out, &sum)| *out = flushed(scale.mul_add(flushed(*out), of(sum))));
+            }
+        }
+    }
+}
+
+/// Copies lines of a matrix, between the columns `along`, to panels. Elements and lines that do
+/// not exist are 0.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pack(
+    to: &mut [TileBytes],
+    from: Matrix<'_, bf16>,
+    lines: &Range<usize>,
+    along: &Range<usize>,
+    is_left: bool,
+) {
+    let steps = along.len().div_ceil(ALONG);
+    let halves = lines.len().div_ceil(LINES);
+    let stride = if from.transposed {
+        from.rows
+    } else {
+        from.columns
+    };
+    let mut one = |half: usize, step: usize| {
+        let (line, k) = (lines.start + half * LINES, along.start + step * ALONG);
+        let (count, depth) = (LINES.min(lines.end - line), ALONG.min(along.end - k));
+        let first = match from.transposed {
+            true => k * stride + line,
+            false => line * stride + k,
+        };
+        let tile = &mut to[(half / 2 * steps + step) * 2 + half % 2].0;
+        // Rows lie on pages of their own, so the processor does not foresee what comes next.
+        let (rows, ahead) = match from.transposed {
+            true if half % 2 == 1 => (0, 0),
+            true => (ALONG, ALONG * stride),
+            false => (LINES, STEPS_AHEAD * ALONG),
+        };
+        for row in 0..rows {
+            let next = from
+                .elements
+                .as_ptr()
+                .wrapping_add(first + ahead + row * stride);
+            _mm_prefetch::<_MM_HINT_T1>(next.cast());
+        }
+        if count == LINES && depth == ALONG {
+            let (rows, width) = if from.transposed {
+                (ALONG, LINES)
+            } else {
+                (LINES, ALONG)
+            };
+            let source = &from.elements[first..][..(rows - 1) * stride + width];
+            // SAFETY: `source` has whole rows, `stride` apart.
+            return unsafe { turn_tile(tile, source.as_ptr(), stride, from.transposed, is_left) };
+        }
+        let mut room = [bf16::ZERO; LINES * ALONG];
+        let (rows, width) = if from.transposed {
+            (depth, count)
+        } else {
+            (count, depth)
+        };
+        let room_stride = if from.transposed { LINES } else { ALONG };
+        for (row, room) in room.chunks_mut(room_stride).take(rows).enumerate() {
+            room[..width].copy_from_slice(&from.elements[first + row * stride..][..width]);
+        }
+        // SAFETY: `room` has whole rows.
+        unsafe { turn_tile(tile, room.as_ptr(), room_stride, from.transposed, is_left) };
+    };
+    // In the order of the memory that is read.
+    if from.transposed {
+        (0..steps).for_each(|step| (0..halves).for_each(|half| one(half, step)));
+    } else {
+        for panel in (0..halves).step_by(2) {
+            for step in 0..steps {
+                (panel..halves.min(panel + 2)).for_each(|half| one(half, step));
+            }
+        }
+    }
+}
+
+/// Fills a tile from 16 lines with 32 elements each, or 32 elements with 16 lines each if
+/// `is_transposed`.
+///
+/// # Safety
+/// `from` has as many rows, `stride` apart.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn turn_tile(
+    to: &mut [u32; LINES * LINES],
+    from: *const bf16,
+    stride: usize,
+    is_transposed: bool,
+    is_left: bool,
+) {
+    // SAFETY: 512 bits of any value.
+    let mut rows = unsafe { std::mem::zeroed::<[__m512i; LINES]>() };
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if is_transposed {
+            const HALVES: [u16; 32] = {
+                let mut order = [0; 32];
+                let mut index = 0;
+                while index < 32 {
+                    order[index] = (index / 2 + index % 2 * 16) as u16;
+                    index += 1;
+                }
+                order
+            };
+            let order = _mm512_loadu_si512(HALVES.as_ptr().cast());
+            for (pair, row) in rows.iter_mut().enumerate() {
+                let first = from.add(2 * pair * stride).cast::<__m256i>();
+                let second = from.add((2 * pair + 1) * stride).cast::<__m256i>();
+                let both = _mm512_castsi256_si512(first.read_unaligned());
+                let both = _mm512_inserti64x4::<1>(both, second.read_unaligned());
+                *row = _mm512_permutexvar_epi16(order, both);
+            }
+        } else {
+            for (line, row) in rows.iter_mut().enumerate() {
+                *row = _mm512_loadu_si512(from.add(line * stride).cast());
+            }
+        }
+    }
+    // Rows of pairs for the right operand, of lines for the left one.
+    if is_transposed == is_left {
+        rows = transposed(rows);
+    }
+    for (to, row) in to.chunks_exact_mut(LINES).zip(rows) {
+        // SAFETY: a chunk has 64 bytes.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
+    }
+}
+
+/// The transpose of 16 × 16 numbers.
+#[target_feature(enable = "avx512f")]
+fn transposed(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
+    // Pairs of rows, then of pairs: within each 128 bits a square of 4 × 4 is transposed.
+    for rows in rows.chunks_exact_mut(4) {
+        let low = [
+            _mm512_unpacklo_epi32(rows[0], rows[1]),
+            _mm512_unpacklo_epi32(rows[2], rows[3]),
+        ];
+        let high = [
+            _mm512_unpackhi_epi32(rows[0], rows[1]),
+            _mm512_unpackhi_epi32(rows[2], rows[3]),
+        ];
+        rows[0] = _mm512_unpacklo_epi64(low[0], low[1]);
+        rows[1] = _mm512_unpackhi_epi64(low[0], low[1]);
+        rows[2] = _mm512_unpacklo_epi64(high[0], high[1]);
+        rows[3] = _mm512_unpackhi_epi64(high[0], high[1]);
+    }
+    // Squares are transposed among each other.
+    let mut out = rows;
+    for column in 0..4 {
+        let [a, b, c, d] = [0, 4, 8, 12].map(|row| rows[row + column]);
+        let (ab, ab_high) = (
+            _mm512_shuffle_i32x4::<0x88>(a, b),
+            _mm512_shuffle_i32x4::<0xdd>(a, b),
+        );
+        let (cd, cd_high) = (
+            _mm512_shuffle_i32x4::<0x88>(c, d),
+            _mm512_shuffle_i32x4::<0xdd>(c, d),
+        );
+        out[column] = _mm512_shuffle_i32x4::<0x88>(ab, cd);
+        out[column + 8] = _mm512_shuffle_i32x4::<0xdd>(ab, cd);
+        out[column + 4] = _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high);
+        out[column + 12] = _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high);
+    }
+    out
 }

@@ -13,10 +13,6 @@ use crate::streaming;
 pub(super) enum Form {
     /// `[pair][line]`: pairs of elements along k, the first in the low half of what passes as f32.
     Pairs,
-    /// As `Pairs`, up to whole columns of AMX's tiles.
-    TilePairs,
-    /// `[32 elements][line][element]`, for AMX: a tile is 16 lines.
-    Tiles,
     /// `[element][line]` in f32: of each pair the second, then the first.
     WidePairs,
     /// `[element][line]` in f32: of each 32 the even ones, then the odd ones.
@@ -32,9 +28,7 @@ impl Form {
     fn pairs(self, along: usize) -> usize {
         match self {
             Form::Pairs | Form::WidePairs => along.div_ceil(2),
-            Form::TilePairs | Form::Tiles | Form::WideTiles => {
-                along.div_ceil(TILE_ALONG) * TILE_PAIRS
-            }
+            Form::WideTiles => along.div_ceil(TILE_ALONG) * TILE_PAIRS,
         }
     }
 }
@@ -66,9 +60,8 @@ impl Panels {
     ) {
         let (pairs, count) = (form.pairs(along.len()), lines.len().div_ceil(taken));
         let len = pairs * width;
-        let is_pairs = matches!(form, Form::Pairs | Form::TilePairs);
-        let is_wide = matches!(form, Form::WidePairs | Form::WideTiles);
-        self.distance = if is_wide { 2 * len } else { len } + GAP;
+        let is_pairs = form == Form::Pairs;
+        self.distance = if is_pairs { len } else { 2 * len } + GAP;
         let room = |buffer: &mut Vec<f32>, distance: usize| {
             if buffer.len() < count * distance + CACHE_LINE {
                 buffer.resize(count * distance + CACHE_LINE, 0.0);
@@ -96,10 +89,7 @@ impl Panels {
         );
         let panels = self.buffer[start..].chunks_mut(self.distance);
         for (panel, pairs) in panels.zip(self.pairs.chunks(len.max(1))).take(count) {
-            match form {
-                Form::Tiles => turn_tiles(panel, pairs, width),
-                _ => widen(panel, pairs, width, form == Form::WideTiles),
-            }
+            widen(panel, pairs, width, form == Form::WideTiles);
         }
     }
 
@@ -247,14 +237,6 @@ fn turn_pairs(
             let last = source[row * stride + along - 1];
             panel[whole * width + row] = pair(last, bf16::ZERO);
         }
-    }
-}
-
-/// Brings pairs into the form of AMX's left operand.
-fn turn_tiles(panel: &mut [f32], pairs: &[f32], width: usize) {
-    let tiles = panel.chunks_mut(TILE_PAIRS * width);
-    for (tile, pairs) in tiles.zip(pairs.chunks_exact(TILE_PAIRS * width)) {
-        f32::turn((pairs, width), [TILE_PAIRS, width], (tile, TILE_PAIRS));
     }
 }
 

@@ -149,9 +149,7 @@ fn each_element_is_added_in_its_order_for_any_number_of_threads() {
             .concat()
         {
             let case = Case::new(shape, layout);
-            let alone = case.run(order, scales, |work| {
-                in_pieces(work, 1, &super::super::AsIs)
-            });
+            let alone = case.run(order, scales, |work| in_pieces(work, 1, &AsIs));
             for (index, wide, rounded) in case.plainly(order, scales) {
                 let got = (alone.0[index], alone.1[index]);
                 assert_eq!(
@@ -161,9 +159,7 @@ fn each_element_is_added_in_its_order_for_any_number_of_threads() {
                 );
             }
             for threads in [2, 3, 7] {
-                let pieces = case.run(order, scales, |work| {
-                    in_pieces(work, threads, &super::super::AsIs)
-                });
+                let pieces = case.run(order, scales, |work| in_pieces(work, threads, &AsIs));
                 assert!(
                     pieces == alone,
                     "{shape:?} {layout:?} {order:?} on {threads}"
@@ -173,16 +169,9 @@ fn each_element_is_added_in_its_order_for_any_number_of_threads() {
     }
 }
 
-/// The kernel for AMX with `tdpbf16ps` done by f32 arithmetic: its panels, tiles and strides.
+/// The matmul for AMX with `tdpbf16ps` done by f32 arithmetic: its panels, tiles and strides.
 #[cfg(target_arch = "x86_64")]
 struct TilesInF32;
-
-/// A tile at `from`: 16 lines of 16 pairs, `line` pairs apart.
-#[cfg(target_arch = "x86_64")]
-unsafe fn load(from: *const f32, line: usize) -> [[u32; 16]; 16] {
-    // SAFETY: the caller has such lines there.
-    std::array::from_fn(|row| unsafe { *from.add(row * line).cast::<[u32; 16]>() })
-}
 
 /// `tdpbf16ps`, as it was seen on an Intel Xeon.
 #[cfg(target_arch = "x86_64")]
@@ -205,46 +194,52 @@ fn multiply_tiles(sums: &mut [[f32; 16]; 16], a: &[[u32; 16]; 16], b: &[[u32; 16
 }
 
 #[cfg(target_arch = "x86_64")]
-impl PairKernel for TilesInF32 {
-    const ROWS: usize = amx::Tiles::ROWS;
-    const COLUMNS: usize = amx::Tiles::COLUMNS;
-    const ROWS_AT_ONCE: usize = amx::Tiles::ROWS_AT_ONCE;
-    const LEFT: pack::Form = amx::Tiles::LEFT;
-    const RIGHT: pack::Form = amx::Tiles::RIGHT;
+impl amx::TileUnit for TilesInF32 {
+    unsafe fn with_tiles(body: impl FnOnce()) {
+        body();
+    }
 
-    unsafe fn run(
-        along: usize,
-        a: *const f32,
-        b: *const f32,
+    unsafe fn multiply(
+        is_first: bool,
+        steps: usize,
+        a: *const amx::TileBytes,
+        b: *const amx::TileBytes,
         out: *mut f32,
         stride: usize,
-        scales: (f32, f32),
     ) {
+        let all = || (0..32).flat_map(|row| (0..32).map(move |column| (row, column)));
         let mut tiles = [[[0.0; 16]; 16]; 4];
-        for step in 0..along.div_ceil(pack::TILE_ALONG) {
-            // SAFETY: 2 KiB of each panel a step, as the instructions load them.
+        for (row, column) in all().filter(|_| !is_first) {
+            // SAFETY: 32 rows are readable.
+            let sum = unsafe { *out.add(row * stride + column) };
+            tiles[row / 16 * 2 + column / 16][row % 16][column % 16] = sum;
+        }
+        for step in 0..steps {
+            // SAFETY: two tiles of each panel a step, as the instructions load them.
             unsafe {
-                let (a, b) = (a.add(512 * step), b.add(512 * step));
-                let [above, below] = [load(a, 16), load(a.add(256), 16)];
-                let [left, right] = [load(b, 32), load(b.add(16), 32)];
+                let [above, below, left, right] = [
+                    a.add(2 * step),
+                    a.add(2 * step + 1),
+                    b.add(2 * step),
+                    b.add(2 * step + 1),
+                ]
+                .map(|tile| *tile.cast::<[[u32; 16]; 16]>());
                 multiply_tiles(&mut tiles[0], &above, &left);
                 multiply_tiles(&mut tiles[1], &above, &right);
                 multiply_tiles(&mut tiles[2], &below, &left);
                 multiply_tiles(&mut tiles[3], &below, &right);
             }
         }
-        let mut sums = [0.0; TILE_MAX];
-        for (index, sum) in sums.iter_mut().enumerate() {
-            let (row, column) = (index / 32, index % 32);
-            *sum = tiles[row / 16 * 2 + column / 16][row % 16][column % 16];
+        for (row, column) in all() {
+            let sum = tiles[row / 16 * 2 + column / 16][row % 16][column % 16];
+            // SAFETY: 32 rows are writable.
+            unsafe { *out.add(row * stride + column) = sum };
         }
-        // SAFETY: by the caller's promise.
-        unsafe { kernels::store_tile(&sums, 32, out, stride, scales) };
     }
 }
 
 /// Runs a piece with one kernel.
-type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &super::super::AsIs, &mut Rooms);
+type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &AsIs, &mut Rooms);
 
 /// The kernels that this processor can run, by name and order.
 fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
@@ -255,7 +250,6 @@ fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
     ];
     #[cfg(target_arch = "x86_64")]
     {
-        kernels.push(("tiles in f32", Amx, piece::<TilesInF32>));
         if simd::level() >= Level::Avx2 {
             kernels.push(("AVX2", Dpbf16, piece::<Emulated<Avx2F32, false>>));
             kernels.push(("AVX2", Amx, piece::<Emulated<Avx2F32, true>>));
@@ -267,12 +261,16 @@ fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
         if simd::bf16_unit() >= Bf16Unit::Dpbf16 {
             kernels.push(("vdpbf16ps", Dpbf16, piece::<kernels::Dpbf16>));
         }
+        if simd::level() >= Level::Avx512 {
+            kernels.push(("tiles in f32", Amx, |work, _, _, finish, _| {
+                // SAFETY: the caller's promises; it has AVX-512.
+                unsafe { amx::multiply::<TilesInF32>(work, 2, finish) };
+            }));
+        }
         if simd::bf16_unit() >= Bf16Unit::Amx {
-            kernels.push(("tdpbf16ps", Amx, |work, rows, columns, finish, rooms| {
-                // SAFETY: this process has tiles; the caller's promises.
-                unsafe {
-                    amx::with_tiles(|| piece::<amx::Tiles>(work, rows, columns, finish, rooms))
-                }
+            kernels.push(("tdpbf16ps", Amx, |work, _, _, finish, _| {
+                // SAFETY: the caller's promises; this process has tiles.
+                unsafe { amx::multiply::<amx::Amx>(work, 1, finish) };
             }));
         }
     }
@@ -321,19 +319,11 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
                 case.existing.fill(if kind == 0 { 1e-38 } else { 1.0 });
             }
             for (name, order, piece) in kernels() {
-                let expected = case.run(order, (1.0, 1.0), |work| {
-                    in_pieces(work, 1, &super::super::AsIs)
-                });
+                let expected = case.run(order, (1.0, 1.0), |work| in_pieces(work, 1, &AsIs));
                 let mut rooms = Rooms::default();
                 // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
                 let got = case.run(order, (1.0, 1.0), |work| unsafe {
-                    piece(
-                        work,
-                        0..shape.0,
-                        0..shape.1,
-                        &super::super::AsIs,
-                        &mut rooms,
-                    );
+                    piece(work, 0..shape.0, 0..shape.1, &AsIs, &mut rooms);
                 });
                 assert!(
                     bits(&got.0) == bits(&expected.0),
