@@ -1,8 +1,8 @@
 """The nodes of a training step of GPT-2 in bf16 on one GPU, with the bytes and multiply-adds of each, the least time that they can
 take there, and the time to expect. A plan, not a measurement. The least time of a kernel of ours is the longest of three, all from its
 machine code as launch/check-kernels wrote it down: its instructions, its tensor-core instructions, and its bytes at the rate that its
-loads in flight allow; that of cuBLASLt's matmuls follows from their multiply-adds or bytes. The time to expect supposes what others
-have measured of such kernels.
+loads in flight allow; that of cuBLASLt's matmuls follows from their multiply-adds or bytes. The time to expect supposes what an H200
+made of such kernels.
 
 launch/check-kernels && python3 tests/evidence/gpt2_plan.py      GPT-2 124M, 64 sequences of 1,024 tokens, on an H100
 python3 tests/evidence/gpt2_plan.py --gpu h200
@@ -16,16 +16,16 @@ import collections
 import json
 import os
 
-# TFLOP/s of cuBLASLt on random data at these shapes (of 8192³: 798, measured by others), TB/s of a copy, multiprocessors, GHz.
+# TFLOP/s of cuBLASLt on random data at 4096³ (of the H200: 772 measured), TB/s of a copy (4.19), multiprocessors, GHz under that load.
 Gpu = collections.namedtuple("Gpu", "tflops tbs multiprocessors ghz")
-GPUS = {"h100": Gpu(600, 3.0, 132, 1.755), "h200": Gpu(600, 4.3, 132, 1.755)}
+GPUS = {"h100": Gpu(772, 3.0, 132, 1.755), "h200": Gpu(772, 4.19, 132, 1.755)}
 # Assumed, of any kernel: the share of issue slots that are used (four a clock and multiprocessor), the share of the tensor cores' peak
 # that mma.sync reaches on Hopper, µs of a load from memory and from L2, and µs between nodes of a graph.
 ISSUED, MMA_SYNC, LOAD_US, L2_US, GAP_US = 0.7, 0.62, 0.7, 0.3, 1.0
-# What to expect, at best and at worst. TFLOP/s of attention: published for FlashAttention 3 (wgmma) and 2 (mma.sync, as ours) on an H100,
-# causal, with heads of 64 and 1,024 tokens. TFLOP/s of matmuls at these shapes: with K = 768, epilogues that store twice, and 36 to 108
-# tiles on 132 multiprocessors. Of other kernels, the factor that beginnings and ends cost. ms between nodes, in all.
-FORWARD, BACKWARD, MATMULS, OTHERS, GAPS_MS = (265, 229), (363, 238), (570, 520), (1.1, 1.2), (1, 2)
+# What to expect, at best and at worst, around what one H200 did at 32 sequences (docs/performance.md). TFLOP/s of attention, causal, with
+# heads of 64 and 1,024 tokens, each product counted; of matmuls of layers and of the head. Of other kernels, the
+# factor over their least time. ms between nodes, in all.
+FORWARD, BACKWARD, MATMULS, OTHERS, GAPS_MS = (240, 220), (285, 260), (720, 640), (1.2, 1.5), (1.5, 3)
 # Multiply-adds of m16n8k16, counted as two; those of all tensor cores in a clock of a multiprocessor.
 MMA_FLOP, PEAK_FLOP = 4096, 4096
 
