@@ -494,7 +494,7 @@ fn memory_figures() -> Result<String> {
         "but kept for reuse"
     );
     let emptied = memory::stats(device);
-    // A GPU's driver keeps memory in large steps, and those that other tensors are in.
+    // A GPU's driver gives back whole pieces of 32 MiB, if no tensor is left in them.
     assert!(given_back >= 4 << 20 || device.is_accelerator());
     assert_eq!(emptied.reserved_bytes + given_back, after.reserved_bytes);
     Ok(format!(

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp_comm::{Field, Options, World};
-use ddp_tools::{compare, doctor, inspect, output, report, watch};
+use ddp_tools::{compare, doctor, inspect, output, report, warm_up, watch};
 
 use crate::about::{self, About};
 use crate::cli::{self, Command};
@@ -157,6 +157,7 @@ fn run(command: Command, world: &World) -> Result<()> {
             | Command::Report(_)
             | Command::Compare(_)
             | Command::Watch(_)
+            | Command::WarmUp(_)
     );
     // Rank 0 does these alone.
     if is_alone && world.rank() > 0 {
@@ -185,6 +186,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         }
         Command::Watch(flags) => watch::watch(&flags.folder, world, &mut say),
         Command::Doctor(it) => doctor::examine(&it.out, it.quick, it.json, world, &mut say),
+        Command::WarmUp(it) => warm_up::warm_up(&it.architectures, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),
     }
 }

@@ -13,6 +13,7 @@
 //! # Ok::<(), ddp_kernels::Error>(())
 //! ```
 
+pub mod ahead;
 mod cuda;
 pub mod device;
 pub mod dtype;

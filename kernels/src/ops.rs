@@ -37,6 +37,7 @@ mod patches;
 mod rope;
 mod round;
 mod sgd;
+mod sources;
 mod step;
 mod stored;
 mod sum;
@@ -84,6 +85,7 @@ pub use patches::{
 };
 pub use rope::{rope_backward_into, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
+pub(crate) use sources::SOURCES;
 pub use step::{
     STEP_FLAGS, StepMarks, clip_scale, decide_step, grad_norm_partials, mark_nonfinite,
     vote_stopped,

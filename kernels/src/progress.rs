@@ -18,7 +18,7 @@ use crate::launch::{Grid, Launcher, Source, args};
 use crate::stream::Stream;
 use crate::{DType, Device, Tensor};
 
-static SOURCE: Source = Source::new("progress.cu", include_str!("ops/progress.cu"));
+pub(crate) static SOURCE: Source = Source::new("progress.cu", include_str!("ops/progress.cu"));
 
 /// How many names a lane keeps. A power of two, because numbers wrap.
 pub const RING: usize = 64;

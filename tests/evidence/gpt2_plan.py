@@ -153,7 +153,7 @@ def add_sums(count, columns):
     """64 rows by each thread, in order."""
     size = 4 * (sums + 1) * columns
     work = each(sums * columns, "read", 4)
-    kernel("sums of partial sums", count, size, "linear.cu", "add_row_sums_f32", work, -(-columns // 4), serial=4 * min(64, sums))
+    kernel("sums of partial sums", count, size, "linear.cu", "add_row_sums_f32", work, -(-columns // 8), serial=4 * min(64, sums))
 
 
 piece = min(R, 8192)

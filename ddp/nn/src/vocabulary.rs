@@ -158,8 +158,8 @@ impl Layer for Embedding {
 /// Rows of a piece on the CPU, as many as a matmul sums at a time. The weight's gradient is the
 /// sum of the pieces in order. If all pieces are full, it is bit-identical to one matmul.
 const ROWS_CPU: usize = 256;
-/// As above in bf16, whose matmuls sum more rows at a time: each piece reads the weight twice, and
-/// its gradient once.
+/// In bf16 pieces are larger, because each reads the weight twice and adds to its gradient. The
+/// gradient is not bit-identical to one matmul.
 const ROWS_CPU_BF16: usize = 1024;
 /// Rows of a piece on a GPU.
 const ROWS_GPU: usize = 8192;

@@ -5,7 +5,9 @@ use clap::Subcommand;
 use crate::config::Config;
 use crate::export::{self, ExportFlags};
 use crate::flags::bench::Bench;
-use crate::flags::tools::{self, CompareFlags, DoctorFlags, InspectFlags, ReportFlags, WatchFlags};
+use crate::flags::tools::{
+    self, CompareFlags, DoctorFlags, InspectFlags, ReportFlags, WarmUpFlags, WatchFlags,
+};
 use crate::flags::{PlaceFlags, RankFlags};
 use crate::tokenize::{self, TokenizeFlags};
 use crate::using::eval::{self, EvalFlags};
@@ -44,6 +46,9 @@ pub(crate) enum Command {
     Watch(WatchFlags),
     /// Check that this machine has what training needs
     Doctor(DoctorFlags),
+    /// Compile the GPU kernels before a run needs them
+    #[command(name = "warm-up")]
+    WarmUp(WarmUpFlags),
     /// Measure this machine; one line of JSON on standard output
     #[command(subcommand)]
     Bench(Bench),
@@ -107,6 +112,7 @@ impl Command {
             Command::Compare(_) => "compare",
             Command::Watch(_) => "watch",
             Command::Doctor(_) => "doctor",
+            Command::WarmUp(_) => "warm-up",
             Command::Bench(_) => "bench",
             Command::Show(_) => "print a text, as for --help or --print-config",
         }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ddp_tools::warm_up::Architecture;
 
 use super::{PlaceFlags, Taken, number};
 use crate::config::TIMEOUT_S;
@@ -100,6 +101,14 @@ pub(crate) struct CompareFlags {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The flags of `warm-up`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct WarmUpFlags {
+    /// Kinds of GPUs to compile for, as sm_80,sm_90 [default: those of this machine]
+    #[arg(long = "for", value_name = "SM", value_delimiter = ',')]
+    pub architectures: Vec<Architecture>,
 }
 
 /// The flags of `doctor`.

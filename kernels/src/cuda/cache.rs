@@ -9,12 +9,14 @@
 //! A file is a hash of its key and image, then the image: what NVRTC made.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::files;
+use crate::heartbeat::{self, Work};
 
 const HEADER_BYTES: usize = blake3::OUT_LEN;
 /// No image is larger; a file that claims more is not read.
@@ -50,7 +52,7 @@ pub(crate) struct CacheEntry {
 impl CacheEntry {
     /// The file in the folder that the environment names. `label` makes its name readable.
     pub(crate) fn of_process(label: &str, key: u128) -> CacheEntry {
-        CacheEntry::new(folder(|name| std::env::var_os(name)), label, key)
+        CacheEntry::new(folder_of_process(), label, key)
     }
 
     fn new(folder: Option<PathBuf>, label: &str, key: u128) -> CacheEntry {
@@ -100,6 +102,31 @@ impl CacheEntry {
     }
 }
 
+/// The folder of this process; None if there is no cache.
+pub(crate) fn folder_of_process() -> Option<PathBuf> {
+    folder(|name| std::env::var_os(name))
+}
+
+/// Waits until no other process compiles for this folder, and keeps others waiting until it is
+/// dropped. None where that cannot be had, or one has compiled for two minutes: compiling twice
+/// does no harm.
+pub(crate) fn turn() -> Option<File> {
+    const LONGEST: Duration = Duration::from_secs(120);
+    let folder = folder_of_process()?;
+    make_folder(&folder).ok()?;
+    let (lock, start) = (File::open(folder).ok()?, Instant::now());
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Some(lock),
+            Err(TryLockError::WouldBlock) if start.elapsed() < LONGEST => {
+                heartbeat::beat(Work::Computes);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
 /// The folder that the variables name.
 fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name: &str| {
@@ -139,13 +166,13 @@ fn header_of(key: u128, image: &[u8]) -> [u8; HEADER_BYTES] {
     *blake3::hash(&[&key.to_le_bytes(), image].concat()).as_bytes()
 }
 
+/// Code from this folder is run, so only this user may write to it.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
 fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    // Code from this folder is run, so only this user may write to it.
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
+    make_folder(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
     let written = files::replace_with(path, &[&header_of(key, image), image].concat());
     written.map_err(|error| error.source)
 }

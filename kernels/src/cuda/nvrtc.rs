@@ -7,6 +7,7 @@
 
 mod compiler;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
@@ -189,32 +190,34 @@ impl Making {
     }
 
     /// The source, compiled now or by an earlier process, and loaded.
-    fn image(&self, compiler: &Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
-        let (name, architecture) = (self.source.name, target.0);
-        let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
-        let text = text_of(name, self.source.text);
-        let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
-        if let Some(image) = entry.read() {
-            match self.load(&image) {
-                Ok(handle) => return Ok((image.into(), handle)),
-                Err(DriverFault { code, .. }) => {
-                    tracing::debug!("compiling {name} again: the cached one gave {code:?}");
-                }
-            }
+    fn image(&self, compiler: &'static Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
+        let compilation = Compilation::new(self.source, compiler, target);
+        if let Some(cached) = self.cached(&compilation) {
+            return Ok(cached);
         }
-        let start = Instant::now();
-        let image = compiler
-            .compile(name, &text, target)
-            .map_err(|why| self.problem(why))?;
-        tracing::debug!(
-            "{compiler} compiled {name} for sm_{architecture} in {:.0} ms",
-            start.elapsed().as_secs_f64() * 1e3
-        );
+        // Ranks of a host need the same file at the same time: one compiles it.
+        let _turn = cache::turn();
+        if let Some(cached) = self.cached(&compilation) {
+            return Ok(cached);
+        }
+        let image = compilation.run().map_err(|why| self.problem(why))?;
         let handle = self
             .load(&image)
             .map_err(|fault| self.unloadable(fault, compiler))?;
-        entry.write(&image);
+        compilation.entry.write(&image);
         Ok((image.into(), handle))
+    }
+
+    fn cached(&self, compilation: &Compilation) -> Option<(Arc<[u8]>, CUmodule)> {
+        let image = compilation.entry.read()?;
+        match self.load(&image) {
+            Ok(handle) => Some((image.into(), handle)),
+            Err(DriverFault { code, .. }) => {
+                let name = self.source.name;
+                tracing::debug!("the cached {name} is not used: it gave {code:?}");
+                None
+            }
+        }
     }
 
     fn load(&self, image: &[u8]) -> Outcome<CUmodule> {
@@ -256,6 +259,54 @@ impl Making {
             "the driver, {supported}, does not load the output of {compiler}: {name} ({meaning}); \
              help: update the driver, or install an NVRTC of the driver's version"
         ))
+    }
+}
+
+/// A file to be compiled for one kind of GPU, and its place in the cache.
+pub(crate) struct Compilation {
+    name: &'static str,
+    text: Cow<'static, str>,
+    compiler: &'static Compiler,
+    target: Target,
+    pub(crate) entry: cache::CacheEntry,
+}
+
+impl Compilation {
+    fn new(source: &Source, compiler: &'static Compiler, target: Target) -> Compilation {
+        let (name, text) = (source.name, text_of(source.name, source.text));
+        let label = format!("{}-sm_{}", name.trim_end_matches(".cu"), target.0);
+        let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
+        Compilation {
+            name,
+            text,
+            compiler,
+            target,
+            entry,
+        }
+    }
+
+    /// Those of `sources` for GPUs of a compute capability, or what is missing for that.
+    pub(crate) fn all(
+        sources: impl Iterator<Item = &'static Source>,
+        capability: (u32, u32),
+    ) -> std::result::Result<Vec<Compilation>, String> {
+        let compiler = compiler::get()?;
+        let target = compiler.target(capability)?;
+        Ok(sources
+            .map(|source| Compilation::new(source, compiler, target))
+            .collect())
+    }
+
+    /// The image, or the compiler's log.
+    pub(crate) fn run(&self) -> std::result::Result<Vec<u8>, String> {
+        let (name, compiler, start) = (self.name, self.compiler, Instant::now());
+        let image = compiler.compile(name, &self.text, self.target)?;
+        tracing::debug!(
+            "{compiler} compiled {name} for sm_{} in {:.0} ms",
+            self.target.0,
+            start.elapsed().as_secs_f64() * 1e3
+        );
+        Ok(image)
     }
 }
 

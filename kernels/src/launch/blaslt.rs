@@ -88,8 +88,8 @@ impl Matmul {
 }
 
 /// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold them.
-/// Locked while a matmul is given to a stream: it may be several kernels, between which another
-/// thread's, of the same stream and workspace, must not come.
+/// Locked while a matmul is given to any stream of the device: it may be several kernels, between
+/// which another thread's, of the same stream and workspace, must not come.
 type Workspaces = HashMap<u64, (u64, Tensor)>;
 
 /// cuBLASLt on one device.
@@ -216,8 +216,7 @@ impl Launcher {
         };
         let plan = match plan {
             Some(plan) => {
-                let mut workspaces = lock(&engine.workspaces);
-                let operands = self.operands(&mut workspaces, &plan, matmul)?;
+                let operands = self.operands(&mut lock(&engine.workspaces), &plan, matmul)?;
                 self.keeps_nan(&plan, kind, &operands)?.then_some(plan)
             }
             None => None,

@@ -22,7 +22,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{Tensor, choices};
 
-static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
+pub(super) static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
 
 choices! {
     /// A function of each element, which a linear layer can apply.
@@ -129,7 +129,7 @@ pub fn activate_backward_into(
     with_function!(activation, f => binary_op(op, operands, f, kernel, None))
 }
 
-static SWIGLU: Source = Source::new("swiglu.cu", include_str!("swiglu.cu"));
+pub(super) static SWIGLU: Source = Source::new("swiglu.cu", include_str!("swiglu.cu"));
 
 /// `out = silu(gate) · up`: `x` (R, 2 H), gate and then up in each row; `out` (R, H).
 #[track_caller]

@@ -18,7 +18,7 @@ use crate::simd::multiversion;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
 
-static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
+pub(super) static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
 
 /// What stays the same for a whole run. The default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]

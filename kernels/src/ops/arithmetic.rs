@@ -8,7 +8,7 @@ use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
 
-static SOURCE: Source = Source::new("arithmetic.cu", include_str!("arithmetic.cu"));
+pub(super) static SOURCE: Source = Source::new("arithmetic.cu", include_str!("arithmetic.cu"));
 
 of_elements! {
     pub(crate) Add(): (a, b) => a + b;

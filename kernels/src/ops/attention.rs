@@ -16,7 +16,7 @@ mod bf16;
 mod blocks;
 mod cpu;
 mod forward;
-mod gpu;
+pub(super) mod gpu;
 mod sizes;
 
 use crate::error::Result;

@@ -18,7 +18,7 @@ use crate::ops::elementwise::{Unary, UnaryOf, write};
 use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
 
-static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
+pub(super) static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
 /// The kernels by source dtype, in the order of `DType::ALL`. The target dtype is appended.
 const KERNELS: [&str; 7] = [
     "cast_f32_to",

@@ -99,7 +99,7 @@ impl Tensor {
     }
 }
 
-static SOURCE: Source = Source::new("transpose.cu", include_str!("transpose.cu"));
+pub(super) static SOURCE: Source = Source::new("transpose.cu", include_str!("transpose.cu"));
 const KERNELS: [&str; 4] = ["transpose_1", "transpose_2", "transpose_4", "transpose_8"];
 /// Rows and columns of the square that is moved at once: it fits into the CPU's first cache, and is
 /// the share of a GPU block.

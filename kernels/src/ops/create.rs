@@ -252,7 +252,7 @@ impl Tensor {
     }
 }
 
-static FILL: Source = Source::new("fill.cu", include_str!("fill.cu"));
+pub(super) static FILL: Source = Source::new("fill.cu", include_str!("fill.cu"));
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds
 /// it.
@@ -367,7 +367,7 @@ impl<T: Element> Make<T> for One<T> {
     fn ask(self, _: usize) {}
 }
 
-static RANDOM: Source = Source::new("random.cu", include_str!("random.cu"));
+pub(super) static RANDOM: Source = Source::new("random.cu", include_str!("random.cu"));
 
 /// What to draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

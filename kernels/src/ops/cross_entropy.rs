@@ -29,7 +29,8 @@ use crate::ops::sum;
 use crate::threads::{self, Shares};
 use crate::{DType, Element, Tensor};
 
-static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
+pub(super) static SOURCE: Source =
+    Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
 /// The most classes whose sums are in the order of classes.
 const NARROW_CLASSES_MAX: usize = 64;

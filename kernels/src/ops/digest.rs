@@ -12,7 +12,7 @@ use crate::ops::float::{Float, lane_sum_of};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
-static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
+pub(super) static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
 
 /// The numbers of a digest: hash, bits of the sum (f64), bits of the sum of squares (f64).
 pub const DIGEST: usize = 3;

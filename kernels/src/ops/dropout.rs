@@ -17,7 +17,7 @@ use crate::random::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 
-static SOURCE: Source = Source::new("dropout.cu", include_str!("dropout.cu"));
+pub(super) static SOURCE: Source = Source::new("dropout.cu", include_str!("dropout.cu"));
 
 /// The end of the global rows.
 const ROWS_MAX: i64 = 1 << 40;

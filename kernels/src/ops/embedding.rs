@@ -19,7 +19,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Tensor};
 
-static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
+pub(super) static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
 
 /// Columns that a thread of a GPU adds: as in embedding.cu.
 const PACK: usize = 4;

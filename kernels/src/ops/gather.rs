@@ -8,7 +8,7 @@ use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::{DType, Tensor, threads};
 
-static SOURCE: Source = Source::new("gather.cu", include_str!("gather.cu"));
+pub(super) static SOURCE: Source = Source::new("gather.cu", include_str!("gather.cu"));
 /// By the bytes that a thread moves at once, which are a power of two.
 const KERNELS: [&str; 5] = [
     "gather_rows_1",

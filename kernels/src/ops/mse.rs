@@ -18,7 +18,7 @@ use crate::ops::float::Float;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
+pub(super) static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
 
 const LANES: usize = 8;
 /// Features that are added together in lanes.

@@ -12,7 +12,7 @@ use crate::ops::step;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-static SOURCE: Source = Source::new("muon.cu", include_str!("muon.cu"));
+pub(super) static SOURCE: Source = Source::new("muon.cu", include_str!("muon.cu"));
 
 /// The least divisor, as in PyTorch.
 const EPSILON: f64 = 1e-7;

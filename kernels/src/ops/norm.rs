@@ -29,7 +29,7 @@ use crate::ops::stored::{self, Stored, rooms, with_stored};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 
-static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
+pub(super) static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

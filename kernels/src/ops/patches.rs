@@ -13,7 +13,7 @@ use crate::ops::float::Float;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-static PATCHES: Source = Source::new("patches.cu", include_str!("patches.cu"));
+pub(super) static PATCHES: Source = Source::new("patches.cu", include_str!("patches.cu"));
 
 /// How images are cut into square patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ fn check(call: &Call<'_>, [image, tokens]: [Slot; 2], patches: &Patches) -> Resu
     call.all_row_major()
 }
 
-static TOKEN_MEAN: Source = Source::new("token_mean.cu", include_str!("token_mean.cu"));
+pub(super) static TOKEN_MEAN: Source = Source::new("token_mean.cu", include_str!("token_mean.cu"));
 
 /// The mean `out` (B, C) of the first `tokens` tokens of each sequence of `x` (B, T, C).
 #[track_caller]

@@ -13,7 +13,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Device, Element, Tensor};
 
-static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
+pub(super) static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
 
 /// The table for [`rope_into`], f32 (T, D): in row t the cosines of its D/2 angles, then the sines.
 /// They are computed in f64 and rounded once. `base` is 10 000 in Llama.

@@ -16,7 +16,7 @@ use crate::ops::step;
 use crate::simd::multiversion;
 use crate::threads::Shares;
 
-static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
+pub(super) static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
 
 /// What stays the same for a whole run. The default is plain descent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -29,7 +29,7 @@ use crate::simd::multiversion;
 use crate::storage::Origin;
 use crate::{DType, Device, Shape, Tensor, threads};
 
-static SUM: Source = Source::new("sum.cu", include_str!("sum.cu"));
+pub(super) static SUM: Source = Source::new("sum.cu", include_str!("sum.cu"));
 
 /// Elements added together in lanes.
 const BLOCK: usize = 1024;
@@ -263,7 +263,8 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
     })
 }
 
-static ADD_IN_ORDER: Source = Source::new("add_in_order.cu", include_str!("add_in_order.cu"));
+pub(super) static ADD_IN_ORDER: Source =
+    Source::new("add_in_order.cu", include_str!("add_in_order.cu"));
 /// The most sums that are left at a time: of 2¹⁰ shards.
 const DEPTH: usize = 10;
 

@@ -202,7 +202,7 @@ struct InCall {
     shares_workspace: bool,
 }
 
-/// Their workspaces.
+/// The workspaces of the calls under way.
 static IN_CALLS: Mutex<Vec<Address>> = Mutex::new(Vec::new());
 
 impl InCall {

@@ -225,6 +225,8 @@ impl Watch {
                 .functions
                 .error(view.current_call(), fault);
             common.failure.lose(&error, &[]);
+        } else {
+            self.faulty = Duration::ZERO;
         }
     }
 

@@ -4,10 +4,11 @@
 
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
-use ddp_kernels::Device;
 use ddp_kernels::device::{Gpu, Library, discover};
 use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, ahead, threads};
 
+use super::is_simulated;
 use crate::config::{Config, DeviceChoice, Precision};
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -87,7 +88,29 @@ pub fn find_devices(
     if let (Ok(table), 0) = (&facts.gpus, world.rank()) {
         tracing::debug!("GPUs of all ranks:\n{table}");
     }
+    compile_ahead(&devices);
     Ok(devices)
+}
+
+/// Compiles kernels on all cores, since the first step needs them one after the other.
+fn compile_ahead(devices: &[Device]) {
+    /// With fewer cores it would take as long for those that are never needed.
+    const CORES_MIN: usize = 4;
+    let gpus = discover().gpus.iter();
+    let gpus = gpus.filter(|gpu| devices.contains(&Device::Cuda(gpu.index)));
+    let mut capabilities: Vec<_> = gpus.map(|gpu| gpu.compute_capability).collect();
+    capabilities.dedup();
+    if threads::count() >= CORES_MIN && !devices.iter().any(|&device| is_simulated(device)) {
+        let compiled = ahead::compile(&capabilities, |files, folder| {
+            tracing::info!(
+                "compiling {files} files of GPU kernels, once; they are kept in {folder}"
+            );
+        });
+        if let Err(error) = compiled {
+            // If a step needs what failed, it says so.
+            tracing::debug!("{error}");
+        }
+    }
 }
 
 /// Whether the user hides all GPUs.

@@ -10,8 +10,10 @@ use crate::launch::{Grid, Launcher, PARAMETERS_MAX, Source, args};
 use crate::message::warn;
 use crate::ops::call::Buffer;
 
-static PLAIN: Source = Source::new("attention.cu", include_str!("../attention.cu"));
-static TENSOR: Source = Source::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));
+pub(in crate::ops) static PLAIN: Source =
+    Source::new("attention.cu", include_str!("../attention.cu"));
+pub(in crate::ops) static TENSOR: Source =
+    Source::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));
 
 /// Tensor cores read heads of whole tiles, at most this wide, from addresses of whole packs.
 const TENSOR_TILE: usize = 16;

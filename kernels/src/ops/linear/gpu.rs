@@ -23,7 +23,7 @@ use crate::ops::call::Buffer;
 use crate::ops::create::zero_on;
 use crate::ops::{F32Math, f32_math, norm};
 
-static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
+pub(in crate::ops) static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
 
 /// Rows that are summed before their sum is added to the others, on the CPU as well; as in
 /// linear.cu.
@@ -201,7 +201,7 @@ pub(super) fn add_row_sums(
     // A thread adds 64 rows in order, all loaded at once, or 16 at once of fewer rows; 16 threads
     // do so side by side.
     let of_part = (blocks % 64).div_ceil(16);
-    let rounds = (blocks / 1024 + 1) * of_part.max(1);
+    let rounds = blocks.saturating_sub(1) / 1024 + of_part.max(1);
     let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS, rounds);
     let args = args![db, row_sums, blocks, columns, accumulate];
     gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)

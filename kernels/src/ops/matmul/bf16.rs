@@ -1,7 +1,7 @@
 //! Matmuls of bf16 on the CPU, with sums in f32, in one of two orders of additions that processors
 //! have in hardware. Those without compute the same bits by f32 multiply-adds.
 //!
-//! With AMX, `amx.rs` does all. Otherwise pieces, panels and tiles are those of f32 matmuls. Panels
+//! With AMX, `amx.rs` does all but single rows. Otherwise pieces, panels and tiles are those of f32 matmuls. Panels
 //! hold elements in pairs along k, or widened to f32 in the order of additions (`pack.rs`). A
 //! tile's sums start from 0 in each block along k (`kernels.rs`); blocks follow from k alone.
 //! Subnormal numbers count as 0 and results that would be subnormal become 0, as the instructions
@@ -21,12 +21,12 @@ mod tests;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use kernels::{Emulated, Flushed, PairKernel, TILE_MAX, store};
+use kernels::{Emulated, Flushed, PairKernel, store};
 use pack::Panels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
-use super::tile::{AsIs, Finish, Matrix, Output, Tile};
+use super::tile::{AsIs, Finish, Matrix, Output, TILE_MAX, Tile};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
 use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};

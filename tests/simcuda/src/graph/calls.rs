@@ -254,7 +254,7 @@ unsafe fn tell<T>(
         return Ok(());
     }
     if *count == 0 {
-        // As a driver does (580, on an H200).
+        // As a driver does for the nodes (580, on an H200); for root nodes too, we suppose.
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller vouches for room for `*count` handles; they may be uninitialised, and are

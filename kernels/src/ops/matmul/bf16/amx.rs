@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::flush::flushed;
+use super::flush::{self, flushed};
 use super::product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 use super::{Finish, Matrix, Tile, round};
 use crate::dtype::bf16;
@@ -32,7 +32,8 @@ const ROWS: usize = 2 * PANEL;
 const STEPS: usize = 8;
 /// How many steps before its use a line is fetched.
 const STEPS_AHEAD: usize = 8;
-/// What a thread's panels, and the columns that meet them, may take of its second cache.
+/// What a thread's panels may take of its second cache, and, if these are of rows, as much again
+/// the columns that meet them.
 const CACHE_BYTES: usize = 6 << 18;
 const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
 /// Lines of the shorter side that are packed at a time.
@@ -172,7 +173,7 @@ struct Rooms {
 }
 
 thread_local! {
-    static SHARED: RefCell<(Packed, Vec<f32>)> = RefCell::default();
+    static SHARED: RefCell<Packed> = RefCell::default();
     static ROOMS: RefCell<Rooms> = RefCell::default();
 }
 
@@ -189,24 +190,23 @@ pub(super) unsafe fn multiply<U: TileUnit>(
     let (m, n, k) = (work.a.rows, work.b.columns, work.a.columns);
     let blocks = k.div_ceil(ALONG_MAX).max(1);
     let (long, short) = (m.max(n), m.min(n));
-    SHARED.with_borrow_mut(|(shared, kept)| {
-        // Sums of an output in bf16 to which blocks along k add.
-        let kept = match work.out {
-            Target::Bf16(_) if blocks > 1 => {
-                kept.resize(kept.len().max(m * n), 0.0);
-                Some(kept.as_mut_ptr())
-            }
-            _ => None,
-        };
+    // Sums of an output in bf16 to which blocks along k add: seldom, so they are not kept.
+    let mut kept = match work.out {
+        Target::Bf16(_) if blocks > 1 => vec![0.0; m * n],
+        _ => Vec::new(),
+    };
+    let kept = (!kept.is_empty()).then_some(kept.as_mut_ptr());
+    SHARED.with_borrow_mut(|shared| {
         for start in (0..short).step_by(SHARED_MAX) {
             let few = start..short.min(start + SHARED_MAX);
             for block in 0..blocks {
                 let along = threads::cut(k, ALONG_GRAIN, blocks, block);
                 let steps = along.len().div_ceil(ALONG);
                 let is_left = m <= n;
-                let (side, other) = match is_left {
-                    true => (work.a, work.b.t()),
-                    false => (work.b.t(), work.a),
+                let (side, other) = if is_left {
+                    (work.a, work.b.t())
+                } else {
+                    (work.b.t(), work.a)
                 };
                 let panels = few.len().div_ceil(PANEL);
                 let room = shared.room(few.len(), steps);
@@ -274,6 +274,7 @@ impl BlockOf<'_> {
         finish: &impl Finish<f32>,
         rooms: &mut Rooms,
     ) {
+        // Whether these lines are rows.
         let is_left = self.work.a.rows > self.work.b.columns;
         let steps = self.along.len().div_ceil(ALONG);
         let count = (CACHE_BYTES / (64 * steps.max(1)) / ROWS * ROWS).clamp(ROWS, LINES_MAX);
@@ -286,15 +287,17 @@ impl BlockOf<'_> {
             let groups = if is_left { count } else { few.len() };
             for first in few.clone().step_by(groups) {
                 let group = first..few.end.min(first + groups);
-                let (rows, columns) = match is_left {
-                    true => (&lines, &group),
-                    false => (&group, &lines),
+                let (rows, columns) = if is_left {
+                    (&lines, &group)
+                } else {
+                    (&group, &lines)
                 };
                 for row in rows.clone().step_by(ROWS) {
                     let rows_here = row..rows.end.min(row + ROWS);
-                    let panels = match is_left {
-                        true => [(row - start) / PANEL, (first - few.start) / PANEL],
-                        false => [(row - few.start) / PANEL, 0],
+                    let panels = if is_left {
+                        [(row - start) / PANEL, (first - few.start) / PANEL]
+                    } else {
+                        [(row - few.start) / PANEL, 0]
                     };
                     let (left, right) = if is_left {
                         (&*own, shared)
@@ -303,8 +306,8 @@ impl BlockOf<'_> {
                     };
                     // SAFETY: the caller's promises.
                     unsafe {
-                        self.rows::<U>((left, right), panels, rows_here, columns, sums);
-                        self.settle(row..rows.end.min(row + ROWS), columns, finish, sums);
+                        self.rows::<U>((left, right), panels, &rows_here, columns, sums);
+                        self.settle(rows_here, columns, finish, sums);
                     }
                 }
             }
@@ -319,7 +322,7 @@ impl BlockOf<'_> {
         &self,
         (left, right): (&Packed, &Packed),
         [row_panel, column_panel]: [usize; 2],
-        rows: Range<usize>,
+        rows: &Range<usize>,
         columns: &Range<usize>,
         sums: &mut Vec<f32>,
     ) {
@@ -363,10 +366,10 @@ impl BlockOf<'_> {
             (Target::F32(out), _) | (_, Some(Kept(out))) => Some(out),
             (Target::Bf16(_), None) => None,
         };
+        let mut room = [0.0; LINES_MAX];
         for (row, sums) in sums.chunks_mut(stride).take(rows.len()).enumerate() {
             let sums = &mut sums[..columns.len()];
             let at = first + row * n;
-            let mut room = [0.0; LINES_MAX];
             // SAFETY: within the output by the caller's promise, or within `kept`, which has its
             // shape.
             unsafe {
@@ -380,11 +383,11 @@ impl BlockOf<'_> {
                     round::widen(wide.map_or(&mut room[..columns.len()], there), out);
                 }
                 match wide {
-                    Some(out) => add(there(out), sums, scales),
+                    Some(out) => flush::flushing(|| add(there(out), sums, scales)),
                     None if scales == (1.0, 0.0) => {}
                     None => {
                         let room = &mut room[..columns.len()];
-                        add(room, sums, scales);
+                        flush::flushing(|| add(room, sums, scales));
                         sums.copy_from_slice(room);
                     }
                 }
@@ -434,8 +437,9 @@ multiversion! {
     }
 }
 
-/// Copies lines of a matrix, between the columns `along`, to panels. Elements and lines that do
-/// not exist are 0.
+/// Copies lines of a matrix, between the columns `along`, to panels. Elements that do not exist are
+/// 0, and so are lines up to a whole tile; the second tile of a last pair may keep what it held,
+/// since its sums are not used.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack(
     to: &mut [TileBytes],

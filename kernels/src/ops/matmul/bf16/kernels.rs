@@ -4,12 +4,7 @@ use std::marker::PhantomData;
 
 use super::flush::flushed;
 use super::pack::{Form, TILE_ALONG};
-use crate::ops::matmul::tile::{self, TileKernel};
-
-/// Elements of the largest tile.
-pub(super) const TILE_MAX: usize = 1024;
-/// As above, of f32 kernels.
-const F32_TILE_MAX: usize = tile::TILE_MAX;
+use crate::ops::matmul::tile::{TILE_MAX, TileKernel};
 
 /// How to compute one tile of sums.
 pub(super) trait PairKernel {
@@ -67,8 +62,8 @@ impl<K: TileKernel<f32>, const IS_AMX: bool> PairKernel for Emulated<K, IS_AMX> 
             return unsafe { K::run::<true>(along, (a, 0, 0), b, out, stride, scales) };
         }
         const HALF: usize = TILE_ALONG / 2;
-        let mut sums = [0f32; F32_TILE_MAX];
-        let mut tile = [0f32; F32_TILE_MAX];
+        let mut sums = [0f32; TILE_MAX];
+        let mut tile = [0f32; TILE_MAX];
         let count = K::ROWS * K::COLUMNS;
         for chunk in 0..along.div_ceil(TILE_ALONG) {
             for (half, existing) in [(0, 0.0), (1, 1.0)] {

@@ -319,10 +319,12 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
                 case.existing.fill(if kind == 0 { 1e-38 } else { 1.0 });
             }
             for (name, order, piece) in kernels() {
-                let expected = case.run(order, (1.0, 1.0), |work| in_pieces(work, 1, &AsIs));
+                // With other factors, products become subnormal where they are scaled.
+                let scales = if kind == 0 { (0.125, 0.5) } else { (1.0, 1.0) };
+                let expected = case.run(order, scales, |work| in_pieces(work, 1, &AsIs));
                 let mut rooms = Rooms::default();
                 // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
-                let got = case.run(order, (1.0, 1.0), |work| unsafe {
+                let got = case.run(order, scales, |work| unsafe {
                     piece(work, 0..shape.0, 0..shape.1, &AsIs, &mut rooms);
                 });
                 assert!(

@@ -1,0 +1,62 @@
+//! Compiling all kernels before any is needed: on all cores, which takes a GPU's first step a third
+//! of the time, or without a GPU, for an image.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cuda::cache;
+use crate::cuda::nvrtc::Compilation;
+use crate::error::{Error, Result};
+use crate::ops::SOURCES;
+use crate::panics::lock;
+use crate::{progress, threads};
+
+/// Compiles the kernels that the cache lacks for GPUs of these compute capabilities, (9, 0) for
+/// sm_90, and keeps them there: how many files, and in which folder. `say` is called before, if
+/// there are any. Without a cache nothing is compiled.
+pub fn compile(
+    capabilities: &[(u32, u32)],
+    say: impl FnOnce(usize, &str),
+) -> Result<Option<(usize, String)>> {
+    let Some(folder) = cache::folder_of_process() else {
+        return Ok(None);
+    };
+    let folder = folder.display().to_string();
+    let problem = |why: String| Error::Kernel(format!("cannot compile kernels ahead: {why}"));
+    let missing = || -> Result<Vec<Compilation>> {
+        let mut all = Vec::new();
+        for &capability in capabilities {
+            let sources = SOURCES.into_iter().chain([&progress::SOURCE]);
+            all.extend(Compilation::all(sources, capability).map_err(problem)?);
+        }
+        all.retain(|compilation| compilation.entry.read().is_none());
+        Ok(all)
+    };
+    if missing()?.is_empty() {
+        return Ok(Some((0, folder)));
+    }
+    // Another rank of this host may compile them meanwhile.
+    let _turn = cache::turn();
+    let missing = missing()?;
+    if !missing.is_empty() {
+        say(missing.len(), &folder);
+    }
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let work = || {
+        while let Some(compilation) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match compilation.run() {
+                Ok(image) => compilation.entry.write(&image),
+                Err(why) => *lock(&failed) = Some(why),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads::count().min(missing.len()) {
+            scope.spawn(work);
+        }
+    });
+    match lock(&failed).take() {
+        Some(why) => Err(problem(why)),
+        None => Ok(Some((missing.len(), folder))),
+    }
+}

@@ -1,0 +1,39 @@
+//! All files of kernels of operations. Chains are not among them: their text follows from a model.
+
+use super::{
+    activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
+    embedding, gather, linear, mse, muon, norm, patches, rope, sgd, step, sum,
+};
+use crate::launch::Source;
+
+/// Those that take longest to compile first.
+pub(crate) static SOURCES: [&Source; 28] = [
+    &attention::gpu::TENSOR,
+    &attention::gpu::PLAIN,
+    &norm::SOURCE,
+    &cross_entropy::SOURCE,
+    &linear::gpu::SOURCE,
+    &arithmetic::SOURCE,
+    &cast::SOURCE,
+    &activation::ACTIVATION,
+    &activation::SWIGLU,
+    &adamw::SOURCE,
+    &copy::SOURCE,
+    &create::FILL,
+    &create::RANDOM,
+    &digest::SOURCE,
+    &dropout::SOURCE,
+    &embedding::SOURCE,
+    &gather::SOURCE,
+    &mse::SOURCE,
+    &muon::SOURCE,
+    &patches::PATCHES,
+    &patches::TOKEN_MEAN,
+    &rope::SOURCE,
+    &sgd::SOURCE,
+    &step::GRAD_NORM,
+    &step::NONFINITE,
+    &step::VOTE_STOPPED,
+    &sum::ADD_IN_ORDER,
+    &sum::SUM,
+];
