@@ -46,7 +46,7 @@ pub fn warm_up(wanted: &[Architecture], say: Say<'_>) -> Result<()> {
     if all.is_empty() {
         let why = discover().why_no_gpu.as_deref().unwrap_or("there is none");
         return Err(Error::Unhealthy(format!(
-            "warm-up: expected a GPU, but {why}; help: --for sm_90 compiles for GPUs of other machines"
+            "warm-up: expected a GPU, but {why}; help: name kinds of GPUs to compile for those of other machines, such as sm_90"
         )));
     }
     let names: Vec<String> = all.iter().map(Architecture::to_string).collect();

@@ -87,9 +87,9 @@ impl Matmul {
     }
 }
 
-/// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold them.
-/// Locked while a matmul is given to any stream of the device: it may be several kernels, between
-/// which another thread's, of the same stream and workspace, must not come.
+/// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold
+/// them. Locked while a matmul is given to any stream of the device: it may be several kernels,
+/// between which another thread's, of the same stream and workspace, must not come.
 type Workspaces = HashMap<u64, (u64, Tensor)>;
 
 /// cuBLASLt on one device.

@@ -5,9 +5,9 @@
 //! A matmul with k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
 //! any order (`sum_bound`), and by one rounding to what is stored, two where bias or activation are
 //! separate passes (`unit`), and one more of the product where it is added to a matrix in bf16
-//! (`added_bound`: cuBLASLt does so on Hopper). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes. The
-//! library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the hardware's
-//! tanh is off by, 2⁻¹¹.
+//! (`added_bound`: cuBLASLt does so on Hopper). TF32 cuts each operand to 11 bits: another 2⁻⁹ of
+//! the magnitudes. The library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of
+//! what the hardware's tanh is off by, 2⁻¹¹.
 
 mod addmm;
 mod backward;

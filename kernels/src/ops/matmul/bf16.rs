@@ -1,11 +1,11 @@
 //! Matmuls of bf16 on the CPU, with sums in f32, in one of two orders of additions that processors
 //! have in hardware. Those without compute the same bits by f32 multiply-adds.
 //!
-//! With AMX, `amx.rs` does all but single rows. Otherwise pieces, panels and tiles are those of f32 matmuls. Panels
-//! hold elements in pairs along k, or widened to f32 in the order of additions (`pack.rs`). A
-//! tile's sums start from 0 in each block along k (`kernels.rs`); blocks follow from k alone.
-//! Subnormal numbers count as 0 and results that would be subnormal become 0, as the instructions
-//! have it. An output in bf16 is rounded once, after `Finish`.
+//! With AMX, `amx.rs` does all but single rows. Otherwise pieces, panels and tiles are those of f32
+//! matmuls. Panels hold elements in pairs along k, or widened to f32 in the order of additions
+//! (`pack.rs`). A tile's sums start from 0 in each block along k (`kernels.rs`); blocks follow from
+//! k alone. Subnormal numbers count as 0 and results that would be subnormal become 0, as the
+//! instructions have it. An output in bf16 is rounded once, after `Finish`.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -2,8 +2,8 @@
 //!
 //! One rounding at the end: sums accumulate in f32 (f64 for COMPUTE_64F); alpha, beta C, bias and
 //! activation follow in the same precision; only the stored value is rounded to D's type. But where
-//! C in bf16 is added, the product is rounded before, as cuBLASLt 13.1 does on an H200. The order of
-//! a sum is along k: the same in every run, but not a GPU's.
+//! C in bf16 is added, the product is rounded before, as cuBLASLt 13.1 does on an H200. The order
+//! of a sum is along k: the same in every run, but not a GPU's.
 
 use std::ops::Range;
 
