@@ -1,15 +1,22 @@
 //! Compiling all kernels before any is needed: on all cores, which takes a GPU's first step a third
 //! of the time, or without a GPU, for an image.
 
+use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::cuda::cache;
 use crate::cuda::nvrtc::Compilation;
 use crate::error::{Error, Result};
 use crate::ops::SOURCES;
 use crate::panics::lock;
-use crate::{progress, threads};
+use crate::progress;
+
+/// How many files are compiled at the same time.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
 
 /// Compiles the kernels that the cache lacks for GPUs of these compute capabilities, (9, 0) for
 /// sm_90, and keeps them there: how many files, and in which folder. `say` is called before, if
@@ -50,8 +57,8 @@ pub fn compile(
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..threads::count().min(missing.len()) {
+    thread::scope(|scope| {
+        for _ in 0..cores().min(missing.len()) {
             scope.spawn(work);
         }
     });

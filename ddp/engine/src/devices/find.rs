@@ -6,7 +6,7 @@ use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
 use ddp_kernels::device::{Gpu, Library, discover};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, ahead, threads};
+use ddp_kernels::{Device, ahead};
 
 use super::is_simulated;
 use crate::config::{Config, DeviceChoice, Precision};
@@ -100,7 +100,7 @@ fn compile_ahead(devices: &[Device]) {
     let gpus = gpus.filter(|gpu| devices.contains(&Device::Cuda(gpu.index)));
     let mut capabilities: Vec<_> = gpus.map(|gpu| gpu.compute_capability).collect();
     capabilities.dedup();
-    if threads::count() >= CORES_MIN && !devices.iter().any(|&device| is_simulated(device)) {
+    if ahead::cores() >= CORES_MIN && !devices.iter().any(|&device| is_simulated(device)) {
         let compiled = ahead::compile(&capabilities, |files, folder| {
             tracing::info!(
                 "compiling {files} files of GPU kernels, once; they are kept in {folder}"

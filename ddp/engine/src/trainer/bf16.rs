@@ -61,9 +61,14 @@ pub(super) fn agree(
         if ranks.is_empty() {
             tracing::info!("sums of bf16 in the order {name}, by this processor's instruction");
         } else {
+            let (s, compute) = if ranks.len() == 1 {
+                ("", "computes")
+            } else {
+                ("s", "compute")
+            };
             tracing::info!(
-                "sums of bf16 in the order {name}; rank {} computes it by f32 arithmetic, without \
-                 an instruction for it, which takes about as long as {DTYPE} f32 or longer",
+                "sums of bf16 in the order {name}; rank{s} {} {compute} it by f32 arithmetic, \
+                 without an instruction for it, which takes about as long as {DTYPE} f32 or longer",
                 ranks.join(", ")
             );
         }
