@@ -1,6 +1,6 @@
 //! The elementwise operations give the bits of their CPU versions: for every size and dtype, apart
-//! and in place, on views that begin where 16 bytes at a time cannot be moved. The 16-bit dtypes,
-//! which the CPU does not compute with, are the f32 result of the widened operands, rounded once.
+//! and in place, on views that begin where 16 bytes at a time cannot be moved. In bf16 too, where
+//! both compute in f32 and round once.
 
 use ddp_kernels::dtype::bf16;
 use ddp_kernels::ops::{self, Activation, DropoutKey};
@@ -57,13 +57,8 @@ fn check(name: &str, inputs: usize, in_place: &[usize], operation: impl Fn(&Tens
         let given: Vec<Tensor> = (0..inputs)
             .map(|seed| input(size, seed as u64 + 1, dtype))
             .collect();
-        let widened: Vec<Tensor> = given
-            .iter()
-            .map(|x| x.to_dtype(DType::F32).unwrap())
-            .collect();
-        let expected = Tensor::zeros(&[size], DType::F32, Device::Cpu).unwrap();
-        operation(&expected, &widened);
-        let expected = expected.to_dtype(dtype).unwrap();
+        let expected = Tensor::zeros(&[size], dtype, Device::Cpu).unwrap();
+        operation(&expected, &given);
 
         for odd in Odd::each(inputs + 1) {
             let what = format!("{name} {dtype}[{size}], {odd:?} at odd addresses");
@@ -126,7 +121,7 @@ fn axpy_adds_narrow_numbers_to_f32_without_losing_any() {
             let (x, y) = (input(size, 8, dtype), input(size, 9, DType::F32));
             let (there, narrow) = (y.to(device).unwrap(), x.to(device).unwrap());
             ops::axpy(&there, -0.3, &narrow).unwrap();
-            ops::axpy(&y, -0.3, &x.to_dtype(DType::F32).unwrap()).unwrap();
+            ops::axpy(&y, -0.3, &x).unwrap();
             assert_same_bits(&there, &y, &format!("{dtype} added to f32, {size}"));
             let error = ops::axpy(&narrow, 1.0, &there).unwrap_err().to_string();
             assert!(
@@ -193,17 +188,12 @@ fn add_and_mul_may_be_in_place_of_the_first_operand() {
         .flat_map(|device| WIDE.map(|dtype| (device, dtype)))
     {
         let x = input(1025, 7, dtype);
-        let widened = x.to_dtype(DType::F32).unwrap();
         for operation in [ops::add_into, ops::mul_into] {
             let (there, second) = (x.to(device).unwrap(), x.to(device).unwrap());
             operation(&there, &there, &second).unwrap();
-            let expected = widened.zeros_like().unwrap();
-            operation(&expected, &widened, &widened).unwrap();
-            assert_same_bits(
-                &there,
-                &expected.to_dtype(dtype).unwrap(),
-                "in place of the first",
-            );
+            let expected = x.zeros_like().unwrap();
+            operation(&expected, &x, &x).unwrap();
+            assert_same_bits(&there, &expected, "in place of the first");
         }
     }
 }
@@ -268,16 +258,12 @@ fn dropout_drops_the_same_elements_as_on_the_cpu() {
                 .unwrap();
             // Past 2³², so that the high bits of the row count.
             let position = Tensor::from_slice(&[77i64, (3 << 32) + 9], &[2], Device::Cpu).unwrap();
-            let wide = x.to_dtype(DType::F32).unwrap();
             let key = DropoutKey {
                 seed: 0x1234_5678_9abc_def0,
                 layer: 5,
                 position: &position,
             };
-            let expected = ops::dropout(&wide, probability, &key)
-                .unwrap()
-                .to_dtype(dtype)
-                .unwrap();
+            let expected = ops::dropout(&x, probability, &key).unwrap();
             let Some(device) = next_device() else { return };
             let position = position.to(device).unwrap();
             let key = DropoutKey {

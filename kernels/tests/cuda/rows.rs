@@ -1,6 +1,6 @@
 //! The building blocks of custom layers, reductions of rows and columns and vectors that are
-//! broadcast along them, are bit-identical to the CPU's. bf16, in which the CPU does not compute,
-//! is the f32 result of the widened operands, rounded once.
+//! broadcast along them, are bit-identical to the CPU's, in bf16 too, where both compute in f32 and
+//! round once.
 
 use ddp_kernels::ops;
 use ddp_kernels::{DType, Device, Result, Tensor};
@@ -26,10 +26,8 @@ type Operation = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 fn check(what: &str, operation: Operation, out_shape: &[usize], [a, b]: [&Tensor; 2]) {
     for dtype in [DType::F32, DType::BF16] {
         let [a, b] = [a, b].map(|x| x.to_dtype(dtype).unwrap());
-        let [wide_a, wide_b] = [&a, &b].map(|x| x.to_dtype(DType::F32).unwrap());
-        let expected = wide_a.new_zeros(out_shape).unwrap();
-        operation(&expected, &wide_a, &wide_b).unwrap();
-        let expected = expected.to_dtype(dtype).unwrap();
+        let expected = a.new_zeros(out_shape).unwrap();
+        operation(&expected, &a, &b).unwrap();
         for (device, skipped) in next_device()
             .into_iter()
             .flat_map(|device| [(device, 0), (device, 1)])
@@ -118,7 +116,7 @@ fn column_sums_have_the_cpu_s_bits_and_sum_bf16_in_f32() {
         );
         let narrow = x.to_dtype(DType::BF16).unwrap();
         let expected = x.new_full(&[columns], 3.0).unwrap();
-        ops::column_sum_into(&expected, &narrow.to_dtype(DType::F32).unwrap(), true).unwrap();
+        ops::column_sum_into(&expected, &narrow, true).unwrap();
         if let Some(device) = next_device() {
             let got = Tensor::full(&[columns], 3.0, DType::F32, device).unwrap();
             ops::column_sum_into(&got, &narrow.to(device).unwrap(), true).unwrap();
@@ -164,8 +162,7 @@ fn sums_of_blocks_of_rows_are_added_in_groups_with_the_cpu_s_bits() {
         for dtype in [DType::F32, DType::BF16] {
             let x = x.to_dtype(dtype).unwrap();
             let expected = Tensor::full(&[columns], 3.0, DType::F32, Device::Cpu).unwrap();
-            let wide = x.to_dtype(DType::F32).unwrap();
-            ops::column_sum_into(&expected, &wide, true).unwrap();
+            ops::column_sum_into(&expected, &x, true).unwrap();
             if let Some(device) = next_device() {
                 let [direct, from_blocks] =
                     [0, 1].map(|_| Tensor::full(&[columns], 3.0, DType::F32, device).unwrap());
@@ -182,7 +179,7 @@ fn sums_of_blocks_of_rows_are_added_in_groups_with_the_cpu_s_bits() {
                 let what = format!("{dtype}[{rows}, {columns}]");
                 if dtype == DType::BF16 {
                     let height = rows.div_ceil(blocks[0]);
-                    let all: Vec<f32> = wide.to_vec().unwrap();
+                    let all = x.to((Device::Cpu, DType::F32)).unwrap().to_vec().unwrap();
                     let expected = sums_of_blocks(&all, height, columns);
                     assert_same_bits(&sums, &cpu(&expected, &blocks), &what);
                     continue;

@@ -7,7 +7,7 @@ use super::{
     EXACT, KINDS, Layer, SHAPES, activation_bound, activations, assert_within, integers, sliced,
     slope, stored_bound, sum_bound, unit, values,
 };
-use crate::{assert_same_bits, devices};
+use crate::{assert_same_bits, devices, next_device};
 
 fn check_forward(
     mnk: [usize; 3],
@@ -62,6 +62,28 @@ fn linear_with_every_activation_bias_pre_activation_and_dtype_is_within_its_boun
                 }
             }
         }
+    }
+}
+
+/// Without a bias each rounds its sum once.
+#[test]
+fn linear_in_bf16_on_a_gpu_and_on_the_cpu_agree_within_both_bounds() {
+    let (dtype, kind) = (DType::BF16, (DType::BF16, F32Math::Strict));
+    for (mnk, device) in SHAPES
+        .into_iter()
+        .filter_map(|mnk| Some((mnk, next_device()?)))
+    {
+        let [there, here] = [device, Device::Cpu].map(|device| {
+            let layer = Layer::new(mnk, dtype, false, false, 0, device);
+            layer.forward(None);
+            layer
+        });
+        let sums = here.reference(mnk);
+        let bound = |index: usize| {
+            let (sum, magnitudes) = sums[index];
+            2.02 * (sum_bound(mnk[2], magnitudes, kind) + unit(dtype) * sum.abs())
+        };
+        assert_within(&there.y, &values(&here.y), bound, &format!("{mnk:?}"));
     }
 }
 
