@@ -1,6 +1,7 @@
 //! Attention in f32 and in bf16: both directions are within rounding of the textbook, and have the
 //! same bits in every run. The textbook is stricter than the CPU's bf16: that rounds weights and
-//! gradients of scores too, but of other blocks, and so is as far from the textbook as a GPU may be.
+//! gradients of scores too, but of other blocks, and so is as far from the textbook as a GPU may
+//! be.
 
 #[path = "../../src/ops/attention/tests/reference.rs"]
 mod reference;

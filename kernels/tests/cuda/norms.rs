@@ -1,6 +1,6 @@
-//! Norms and their gradients: in f32 the CPU's bits, because kernels add in the CPU's order. bf16 is
-//! within the roundings of its sums, and one to bf16, of the CPU's f32 for the same numbers: stricter
-//! than the CPU's bf16, which has a rounding of the same size.
+//! Norms and their gradients: in f32 the CPU's bits, because kernels add in the CPU's order. bf16
+//! is within the roundings of its sums, and one to bf16, of the CPU's f32 for the same numbers:
+//! stricter than the CPU's bf16, which has a rounding of the same size.
 
 use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 use ddp_kernels::{DType, Device, Tensor};
