@@ -1,5 +1,5 @@
-//! Compiling all kernels before any is needed: on all cores, which takes a GPU's first step a third
-//! of the time, or without a GPU, for an image.
+//! Compiles all kernels before any is needed: on all cores, and without a GPU where one builds an
+//! image.
 
 use std::num::NonZero;
 use std::sync::Mutex;

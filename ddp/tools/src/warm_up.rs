@@ -44,9 +44,9 @@ pub fn warm_up(wanted: &[Architecture], say: Say<'_>) -> Result<()> {
     all.sort_by_key(|it| (it.0, it.1));
     all.dedup();
     if all.is_empty() {
-        let why = discover().why_no_gpu.as_deref().unwrap_or("there is none");
+        let why = discover().why_no_gpu.as_deref().unwrap_or("none found");
         return Err(Error::Unhealthy(format!(
-            "warm-up: expected a GPU, but {why}; help: name kinds of GPUs to compile for those of other machines, such as sm_90"
+            "warm-up: expected a GPU of this machine, got none: {why}; help: name the kinds of GPUs to compile for, such as sm_90"
         )));
     }
     let names: Vec<String> = all.iter().map(Architecture::to_string).collect();
