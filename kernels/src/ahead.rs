@@ -30,27 +30,24 @@ pub fn compile(
     };
     let folder = folder.display().to_string();
     let problem = |why: String| Error::Kernel(format!("cannot compile kernels ahead: {why}"));
-    let missing = || -> Result<Vec<Compilation>> {
-        let mut all = Vec::new();
-        for &capability in capabilities {
-            let sources = SOURCES.into_iter().chain([&progress::SOURCE]);
-            all.extend(Compilation::all(sources, capability).map_err(problem)?);
-        }
-        all.retain(|compilation| compilation.entry.read().is_none());
-        Ok(all)
-    };
-    if missing()?.is_empty() {
+    let mut missing = Vec::new();
+    for &capability in capabilities {
+        let sources = SOURCES.into_iter().chain([&progress::SOURCE]);
+        missing.extend(Compilation::all(sources, capability).map_err(problem)?);
+    }
+    missing.retain(|compilation| compilation.entry.read().is_none());
+    if missing.is_empty() {
         return Ok(Some((0, folder)));
     }
-    // Another rank of this host may compile them meanwhile.
-    let _turn = cache::turn();
-    let missing = missing()?;
-    if !missing.is_empty() {
-        say(missing.len(), &folder);
-    }
+    say(missing.len(), &folder);
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
     let work = || {
         while let Some(compilation) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // Another rank of this host may compile it meanwhile.
+            let _turn = compilation.entry.turn();
+            if compilation.entry.read().is_some() {
+                continue;
+            }
             match compilation.run() {
                 Ok(image) => compilation.entry.write(&image),
                 Err(why) => *lock(&failed) = Some(why),

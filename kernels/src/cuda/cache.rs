@@ -100,31 +100,44 @@ impl CacheEntry {
             });
         }
     }
+
+    /// Waits until nobody else makes this file, and keeps others waiting until it is dropped. None
+    /// where that cannot be had, or one has compiled for two minutes: compiling twice does no harm.
+    pub(crate) fn turn(&self) -> Option<Turn> {
+        const LONGEST: Duration = Duration::from_secs(120);
+        let path = self.path.as_deref()?;
+        make_folder(path.parent()?).ok()?;
+        let path = path.with_extension("lock");
+        let file = File::create(&path).ok()?;
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(Turn { path, _file: file }),
+                Err(TryLockError::WouldBlock) if start.elapsed() < LONGEST => {
+                    heartbeat::beat(Work::Computes);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// The right to make one file. Who waited for it finds the file made.
+pub(crate) struct Turn {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _: io::Result<()> = std::fs::remove_file(&self.path);
+    }
 }
 
 /// The folder of this process; None if there is no cache.
 pub(crate) fn folder_of_process() -> Option<PathBuf> {
     folder(|name| std::env::var_os(name))
-}
-
-/// Waits until no other process compiles for this folder, and keeps others waiting until it is
-/// dropped. None where that cannot be had, or one has compiled for two minutes: compiling twice
-/// does no harm.
-pub(crate) fn turn() -> Option<File> {
-    const LONGEST: Duration = Duration::from_secs(120);
-    let folder = folder_of_process()?;
-    make_folder(&folder).ok()?;
-    let (lock, start) = (File::open(folder).ok()?, Instant::now());
-    loop {
-        match lock.try_lock() {
-            Ok(()) => return Some(lock),
-            Err(TryLockError::WouldBlock) if start.elapsed() < LONGEST => {
-                heartbeat::beat(Work::Computes);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(_) => return None,
-        }
-    }
 }
 
 /// The folder that the variables name.

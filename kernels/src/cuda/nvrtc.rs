@@ -192,13 +192,20 @@ impl Making {
     /// The source, compiled now or by an earlier process, and loaded.
     fn image(&self, compiler: &'static Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
         let compilation = Compilation::new(self.source, compiler, target);
-        if let Some(cached) = self.cached(&compilation) {
-            return Ok(cached);
+        let (mut cached, mut _turn) = (compilation.entry.read(), None);
+        if cached.is_none() {
+            // Ranks of a host need the same file at the same time: one compiles it.
+            _turn = compilation.entry.turn();
+            cached = compilation.entry.read();
         }
-        // Ranks of a host need the same file at the same time: one compiles it.
-        let _turn = cache::turn();
-        if let Some(cached) = self.cached(&compilation) {
-            return Ok(cached);
+        if let Some(image) = cached {
+            match self.load(&image) {
+                Ok(handle) => return Ok((image.into(), handle)),
+                Err(DriverFault { code, .. }) => {
+                    let name = self.source.name;
+                    tracing::debug!("the cached {name} is not used: it gave {code:?}");
+                }
+            }
         }
         let image = compilation.run().map_err(|why| self.problem(why))?;
         let handle = self
@@ -206,18 +213,6 @@ impl Making {
             .map_err(|fault| self.unloadable(fault, compiler))?;
         compilation.entry.write(&image);
         Ok((image.into(), handle))
-    }
-
-    fn cached(&self, compilation: &Compilation) -> Option<(Arc<[u8]>, CUmodule)> {
-        let image = compilation.entry.read()?;
-        match self.load(&image) {
-            Ok(handle) => Some((image.into(), handle)),
-            Err(DriverFault { code, .. }) => {
-                let name = self.source.name;
-                tracing::debug!("the cached {name} is not used: it gave {code:?}");
-                None
-            }
-        }
     }
 
     fn load(&self, image: &[u8]) -> Outcome<CUmodule> {
