@@ -102,6 +102,7 @@ impl Config {
             precision: self.dtype,
             seed: self.seed,
             loss: self.loss_options(),
+            lora: self.lora.clone(),
         }
     }
 
