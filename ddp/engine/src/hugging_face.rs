@@ -26,10 +26,10 @@ use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
 /// The file with a model's settings.
 pub const CONFIG_FILE: &str = "config.json";
 
-/// Whether `folder` is one of Hugging Face, not a checkpoint.
+/// Whether `folder` is one of Hugging Face (`describe` refuses an adapter), not a checkpoint.
 pub fn is_folder(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
-    has(CONFIG_FILE) && !has(STATE_FILE) && !has(MANIFEST_FILE)
+    (has(CONFIG_FILE) || has(ADAPTER_FILE)) && !has(STATE_FILE) && !has(MANIFEST_FILE)
 }
 
 /// The layers of transformers that the linear layer `layer` of a model is made of. None if it has no

@@ -176,7 +176,7 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
     let given = given.transpose()?;
     let adapter = path.join(hugging_face::ADAPTER_FILE).exists();
     let adapter = adapter.then(|| lora::describe(path)).transpose()?;
-    let (model, coding) = if adapter.is_some() || hugging_face::is_folder(path) {
+    let (model, coding) = if hugging_face::is_folder(path) {
         let (adapter, base) = adapter.unzip();
         let base = base.flatten().map_or(path.clone(), PathBuf::from);
         let file = base.join(TOKENIZER_FILE);

@@ -280,9 +280,12 @@ impl<'a> Opening<'a> {
     fn log_plan(&self) {
         let (options, params) = (self.options, || self.kept.step.params());
         let parameters: usize = params().map(Params::count).sum();
+        let trained: usize = params().map(Params::trained_count).sum();
+        let trained = (trained < parameters).then(|| format!(", of which {trained} are trained"));
         let (steps, out) = (self.run.plan.steps, options.out.display().to_string());
         tracing::info!(
-            "a model with {parameters} parameters, for {steps} steps of {} rows; results in {}",
+            "a model with {parameters} parameters{}, for {steps} steps of {} rows; results in {}",
+            trained.unwrap_or_default(),
             options.batch_rows(),
             shown(&out)
         );
