@@ -12,7 +12,7 @@ use ddp_nn::models::ModelSpec;
 use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value, json};
 
-use super::{LoraSetting, RANK_MAX, layers};
+use super::{LoraSetting, RANK_MAX, layers, matches};
 use crate::checkpoint::{
     FileDType, Foreign, ReadFrom, fill, header_of, refuse, unreadable, write_file,
 };
@@ -82,11 +82,21 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
         }
     }
     let (_, _, header) = open(folder)?;
-    let ends = header.entries.iter().filter_map(|entry| {
-        let (layer, _) = entry.name.split_once(".lora_")?;
-        layer.rsplit('.').next()
+    let layers = header.entries.iter().filter_map(|entry| {
+        let (layer, _) = entry.name.strip_prefix(PREFIX)?.split_once(".lora_")?;
+        Some(layer)
     });
-    let on: BTreeSet<&str> = ends.collect();
+    let layers: BTreeSet<&str> = layers.collect();
+    let is_used = |target: &&str| layers.iter().any(|layer| matches(target, layer, layer));
+    // Ends of names. A text is a pattern of Python's: the names of all layers mean the same.
+    let on: BTreeSet<&str> = match keys.get("target_modules").and_then(Value::as_array) {
+        Some(targets) => targets
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(is_used)
+            .collect(),
+        None => layers.clone(),
+    };
     let setting = LoraSetting {
         rank,
         alpha,
