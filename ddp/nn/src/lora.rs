@@ -98,7 +98,8 @@ impl Adapters {
             dropout.build(build, &[inputs])?;
         }
         let mut blocks = Vec::new();
-        if adapted != [0..outputs] {
+        let covers_all = adapted.len() == 1 && adapted[0].len() == outputs;
+        if !covers_all {
             let mut start = 0;
             for (index, range) in adapted.iter().enumerate() {
                 let dims = [range.len(), rank];

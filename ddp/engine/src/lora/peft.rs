@@ -130,15 +130,18 @@ fn parts<'a>(lora: &LoraSetting, model: &ModelSpec, parts: &[&'a Params]) -> Vec
                 .into_iter()
                 .flat_map(|[a, b]| [(a, true), (b, false)])
             {
-                let tensor = |(name, rows): &(String, Range<usize>)| match is_a {
-                    true => (
-                        format!("{PREFIX}{name}.lora_A.weight"),
-                        [lora.rank, weight.shape[1]],
-                    ),
-                    false => (
-                        format!("{PREFIX}{name}.lora_B.weight"),
-                        [rows.len(), lora.rank],
-                    ),
+                let tensor = |(name, rows): &(String, Range<usize>)| {
+                    if is_a {
+                        (
+                            format!("{PREFIX}{name}.lora_A.weight"),
+                            [lora.rank, weight.shape[1]],
+                        )
+                    } else {
+                        (
+                            format!("{PREFIX}{name}.lora_B.weight"),
+                            [rows.len(), lora.rank],
+                        )
+                    }
                 };
                 all.push((*params, parameter, units.iter().map(tensor).collect()));
             }

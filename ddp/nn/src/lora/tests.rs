@@ -1,3 +1,5 @@
+use std::iter::once;
+
 use ddp_kernels::{DType, Device, Random};
 
 use super::*;
@@ -41,7 +43,7 @@ fn lora(dropout: f64) -> Lora {
         dropout,
         adapted: Arc::new(|layer, parts| match (layer, parts) {
             ("0", [4, 2, 2]) => vec![0..4, 6..8],
-            ("2", [3]) => vec![0..3],
+            ("2", [3]) => once(0..3).collect(),
             other => panic!("{other:?}"),
         }),
     }
@@ -69,7 +71,7 @@ fn a_block_of_b_adds_to_its_own_outputs() {
         let id = model.params.find(name).unwrap().id;
         model.params.value(id).to_vec().unwrap()
     };
-    for (layer, inputs, blocks) in [("0", 5, vec![0..4, 6..8]), ("2", 8, vec![0..3])] {
+    for (layer, inputs, blocks) in [("0", 5, vec![0..4, 6..8]), ("2", 8, once(0..3).collect())] {
         let (a, b) = (
             values(&adapted, &format!("{layer}.lora_a")),
             values(&adapted, &format!("{layer}.lora_b")),
