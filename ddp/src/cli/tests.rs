@@ -92,7 +92,7 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
+                --override --init-from m.safetensors --lora rank=4,alpha=2,on=0,2 --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
         model: ModelSpec::from(MlpSpec {
@@ -128,6 +128,7 @@ fn every_flag_of_training_arrives() {
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
         freeze: vec!["0".into(), "2.bias".into()],
+        lora: Some("rank=4,alpha=2,on=0,2".parse().unwrap()),
         device: DeviceChoice::Cuda,
         devices_per_rank: 2,
         share_gpus: true,
