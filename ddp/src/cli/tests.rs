@@ -417,9 +417,9 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
-        ("--lora", &["--lora: ", "no adapters", "--freeze"]),
-        ("--qlora", &["--qlora: ", "no adapters"]),
-        ("--peft true", &["--peft: ", "no adapters"]),
+        ("--lora-r 4", &["--lora-r: ", "--lora rank=16"]),
+        ("--qlora", &["--qlora: ", "not quantized", "--lora rank=16"]),
+        ("--peft true", &["--peft: ", "--lora from=FOLDER"]),
         (
             "--load_in_4bit",
             &["--load_in_4bit: ", "not quantized", "--recompute block"],
