@@ -74,10 +74,13 @@ impl Opened {
 
     /// The tokenizer of the model's tokens, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
-        if self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
-            return Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?));
-        }
-        Ok(None)
+        let read = || Vocabulary::read(&self.folder.join(TOKENIZER_FILE));
+        Ok(self.has_tokenizer().then(read).transpose()?)
+    }
+
+    /// Whether the checkpoint has the tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.files.iter().any(|entry| entry.name == TOKENIZER_FILE)
     }
 
     /// The files with the optimizer's moments, in the order of their parts.
