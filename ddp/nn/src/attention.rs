@@ -144,6 +144,7 @@ impl Layer for SelfAttention {
             head_size: width / heads,
             causal: self.causal,
             scale: None,
+            window: None,
         });
         build.scope("qkv", |build| self.qkv.build(build, shape))?;
         build.scope("out", |build| self.out.build(build, shape))
@@ -163,7 +164,8 @@ impl Layer for SelfAttention {
         }
         let mixed = pass.take(&[rows, width])?;
         let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
-        ops::attention_into(&mixed, &sums, &qkv, self.built())?;
+        let begins = pass.documents();
+        ops::attention_into(&mixed, &sums, &qkv, begins.as_ref(), self.built())?;
         if pass.is_training() {
             for tensor in [&qkv, &mixed, &sums] {
                 pass.save(tensor);
@@ -179,7 +181,9 @@ impl Layer for SelfAttention {
         let dqkv = pass.take(qkv.shape())?;
         let delta = pass.take_as(sums.shape(), sums.dtype())?;
         let dmixed = dmixed.reshape(mixed.shape())?;
-        ops::attention_backward_into(&dqkv, &delta, [&dmixed, &mixed], &sums, &qkv, self.built())?;
+        let begins = pass.documents();
+        let (inputs, begins) = ([&dmixed, &mixed], begins.as_ref());
+        ops::attention_backward_into(&dqkv, &delta, inputs, &sums, &qkv, begins, self.built())?;
         if let Some(table) = self.rotary_table(dy)? {
             ops::rope_backward_into(&dqkv, &dqkv, table, self.heads + self.kv_heads)?;
         }

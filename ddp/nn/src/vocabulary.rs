@@ -31,6 +31,8 @@ pub struct Embedding {
     context: Option<usize>,
     deviation: f64,
     tie: Option<Tie>,
+    /// Whether inputs also say where documents begin.
+    has_documents: bool,
     built: Option<Built>,
 }
 
@@ -49,7 +51,17 @@ impl Embedding {
             context: None,
             deviation: 1.0,
             tie: None,
+            has_documents: false,
             built: None,
+        }
+    }
+
+    /// The same layer for rows of several documents: the upper half of each i64 says where in its
+    /// row the token's document begins. The attention above keeps documents apart.
+    pub fn of_documents(self) -> Embedding {
+        Embedding {
+            has_documents: true,
+            ..self
         }
     }
 
@@ -92,6 +104,13 @@ impl Layer for Embedding {
                 "build it for the context of the data",
             ));
         }
+        if self.context.is_some() && self.has_documents {
+            return Err(build.refuse(
+                "rotary positions, where rows hold several documents",
+                "learned ones",
+                "give each document a row of its own",
+            ));
+        }
         let deviation = self.deviation;
         let init = Init::Normal { deviation };
         let size = [self.vocabulary, self.columns];
@@ -110,7 +129,14 @@ impl Layer for Embedding {
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let Built { tokens, positions } = self.built();
-        let ids = x.reshape(&[x.count()])?;
+        let mut ids = x.reshape(&[x.count()])?;
+        if self.has_documents {
+            let codes = ids;
+            ids = pass.take_as(codes.shape(), DType::I64)?;
+            let begins = pass.take_as(codes.shape(), DType::I32)?;
+            ops::split_documents_into(&ids, &begins, &codes)?;
+            pass.set_documents(begins);
+        }
         let y = pass.take(&[x.count(), self.columns])?;
         let table = pass.value(tokens)?;
         let mut positions = positions.map(|id| pass.value(id).cloned()).transpose()?;

@@ -257,6 +257,7 @@ pub(crate) fn on_cpu(path: &Path, dtype: Option<FloatType>) -> Result<(Chosen, M
         image: &state.image,
         dtype: DType::I64,
         outputs: state.task.outputs(),
+        documents: false,
     };
     let model = saved(opened, &config, &shape, Device::Cpu)?;
     Ok((chosen, model))

@@ -110,6 +110,9 @@ impl Family for GptSpec {
         if self.position == PositionKind::Learned {
             embedding = embedding.with_positions(self.context);
         }
+        if data.documents {
+            embedding = embedding.of_documents();
+        }
         // The vocabulary is padded: only the first `outputs` tokens occur.
         let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
         if self.tied {
