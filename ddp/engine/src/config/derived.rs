@@ -137,7 +137,10 @@ impl Config {
             packed: match self.packing {
                 Packing::On => true,
                 Packing::Off => false,
-                Packing::Auto => self.model.value("position") == "rope",
+                // A model that is split over devices takes one document a row.
+                Packing::Auto => {
+                    self.devices_per_rank == 1 && self.model.value("position") == "rope"
+                }
             },
             untrained_token: trained_from.and_then(hugging_face::untrained_token),
             table: TableSettings {
