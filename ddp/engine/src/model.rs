@@ -1,6 +1,6 @@
 //! The model of a run: for training, and for use after training.
 
-use ddp_data::RowSpec;
+use ddp_data::{RowSpec, TaskSpec};
 use ddp_kernels::Device;
 use ddp_nn::models::{DataShape, Model, ModelSpec};
 use ddp_nn::params::Precision;
@@ -29,7 +29,7 @@ pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
         image: &rows.image,
         dtype: rows.inputs.dtype,
         outputs: rows.task.outputs(),
-        documents: false,
+        documents: matches!(rows.task, TaskSpec::NextToken { packed: true, .. }),
     }
 }
 
