@@ -9,13 +9,11 @@ use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::{Architecture, CONFIG_FILE, is_folder};
+use super::{ADAPTER_FILE, Architecture, CONFIG_FILE, is_folder};
 use crate::checkpoint::{refuse, unreadable};
 use crate::error::{Error, Result};
-use crate::setting::{BIAS, DROPOUT, MLP, NORM, POSITION};
+use crate::setting::{BIAS, DROPOUT, LORA, MLP, NORM, POSITION};
 
-/// Where transformers finds weights that it adds to those of the folder.
-pub const ADAPTER_FILE: &str = "adapter_config.json";
 /// Longer files are refused.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -46,7 +44,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
     if folder.join(ADAPTER_FILE).exists() {
         let why = format!(
             "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
-             it; help: give its base model, and the adapter as --lora from=FOLDER"
+             it; help: give its base model, and the adapter as {LORA} from=FOLDER"
         );
         return Err(refuse(folder, why));
     }
