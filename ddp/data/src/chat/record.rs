@@ -208,9 +208,16 @@ impl Conversation<'_> {
         };
         let rest = &whole[start..];
         let ended = turn.strip_suffix(self.end).unwrap_or(turn);
-        let thought = ended.rsplit_once(THOUGHTS[1]);
-        let thought = thought.map_or(ended, |(_, answer)| answer.trim_start());
-        let mut known = [turn, ended, thought].into_iter();
+        let answer = ended
+            .rsplit_once(THOUGHTS[1])
+            .map_or("", |(_, answer)| answer);
+        // Some of the space between them is left out, too.
+        let spaces = answer.len() - answer.trim_start().len();
+        let answers = answer.char_indices().map(|(at, _)| at);
+        let answers = answers
+            .take_while(|at| *at <= spaces)
+            .map(|at| &answer[at..]);
+        let mut known = [turn, ended].into_iter().chain(answers);
         let found = known.find(|turn| !turn.is_empty() && rest.starts_with(turn));
         let found = found.ok_or_else(|| self.differs(message, &alone, whole))?;
         Ok(start + found.len())
