@@ -9,7 +9,7 @@ use crate::support::job::{Folder, all_at_once};
 use crate::support::metrics_log::number;
 use crate::using::evaluated;
 
-const MODEL: &str = "--model gpt,layers=1,heads=2,width=16,context=96,position=rope --batch-size 4 --device cpu --threads 1";
+const MODEL: &str = "--model gpt,layers=1,heads=2,width=16,context=96,position=rope --device cpu --threads 1";
 
 const TEMPLATE: &str = "{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -90,7 +90,7 @@ fn model(folder: &Folder, step: u64) -> Vec<u8> {
 fn conversations_are_trained_alike_on_any_number_of_ranks_and_after_a_resume() {
     let folder = with_chats("chats");
     let train = format!(
-        "{MODEL} --tokenizer chat --data train.jsonl --val-data val.jsonl --schedule constant --warmup-steps 1 --log-every 1 \
+        "{MODEL} --tokenizer chat --data train.jsonl --val-data val.jsonl --batch-size 4 --schedule constant --warmup-steps 1 --log-every 1 \
          --same-bits 4"
     );
     let ended = folder.alone(&format!("{train} --steps 3 --out OUT")).run();
@@ -232,7 +232,7 @@ fn conversations_that_teach_nothing_are_refused_by_line() {
         (
             train("--tokenizer no --data train.jsonl"),
             74,
-            "no/tokenizer.json",
+            "cannot read no: ",
         ),
         (
             train("--tokenizer chat --data train.jsonl --vocab 401"),
@@ -292,7 +292,7 @@ fn each_token_is_shown_with_what_it_is_for() {
     // The second is a text, whose first token nothing predicts.
     assert_eq!(
         (of_document(1, false), of_document(1, true)),
-        ("is<|im_end|>".into(), "<|im_end|>".into())
+        ("is<|im_end|>".into(), "s<|im_end|>".into())
     );
     assert_eq!(of_document(2, true), "");
     let first = tokens.iter().find(|one| one["document"] == 1).unwrap();
@@ -309,8 +309,8 @@ fn each_token_is_shown_with_what_it_is_for() {
     for part in [
         "row 0, document 0: 64 tokens",
         "|<|im_end|>|\\n›",
-        "row 1, document 0: 64 tokens, 1 trained",
-        "|‹<|im_end|>›|<|im_end|>×",
+        "row 1, document 0: 64 tokens, 2 trained",
+        "i|‹s|<|im_end|>›|<|im_end|>×61",
     ] {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
