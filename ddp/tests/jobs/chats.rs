@@ -9,7 +9,8 @@ use crate::support::job::{Folder, all_at_once};
 use crate::support::metrics_log::number;
 use crate::using::evaluated;
 
-const MODEL: &str = "--model gpt,layers=1,heads=2,width=16,context=96,position=rope --device cpu --threads 1";
+const MODEL: &str =
+    "--model gpt,layers=1,heads=2,width=16,context=96,position=rope --device cpu --threads 1";
 
 const TEMPLATE: &str = "{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}

@@ -32,8 +32,8 @@ pub(super) struct Written {
     pub(super) text: String,
     /// The bytes that are trained.
     pub(super) trained: Vec<Range<usize>>,
-    /// Whether it is a text, which a tokenizer begins and ends as it does with every text; templates
-    /// write these tokens themselves.
+    /// Whether it is a text, which a tokenizer begins and ends as it does with every text;
+    /// templates write these tokens themselves.
     pub(super) is_plain: bool,
     /// Why nothing would be trained, for messages.
     pub(super) why_none: &'static str,

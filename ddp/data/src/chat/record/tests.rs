@@ -303,7 +303,7 @@ fn prompts_are_completed() {
 fn records_that_cannot_be_learned_from_are_refused() {
     let refused =
         |template: &str, record: &Value| shown(template, record, LossOn::Assistant).unwrap_err();
-    // The system message comes with the last question: texts of parts are no beginnings of the whole.
+    // The system message comes with the last question: parts are no beginnings of the whole.
     let system = [
         ("system", "S"),
         ("user", "Hi"),
