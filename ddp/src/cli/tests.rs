@@ -92,7 +92,8 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
+                --override --init-from m.safetensors --lora rank=4,alpha=8,on=all-linear --tokenizer t --loss-on all \
+                --packing off --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
         model: ModelSpec::from(MlpSpec {
@@ -167,6 +168,10 @@ fn every_flag_of_training_arrives() {
         resume: Resume::Auto,
         override_: true,
         init_from: Some("m.safetensors".into()),
+        lora: Some("rank=4,alpha=8,on=all-linear".parse().unwrap()),
+        tokenizer: Some("t".into()),
+        loss_on: LossOn::All,
+        packing: Packing::Off,
         tensorboard: true,
         trace: Some("3..".parse().unwrap()),
     };
@@ -416,9 +421,13 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
-        ("--lora", &["--lora: ", "no adapters", "--freeze"]),
-        ("--qlora", &["--qlora: ", "no adapters"]),
-        ("--peft true", &["--peft: ", "no adapters"]),
+        ("--lora 16", &["--lora", "rank="]),
+        ("--qlora", &["--qlora: ", "not quantized", "--lora rank="]),
+        ("--peft true", &["--peft: ", "--lora rank="]),
+        (
+            "--assistant_only_loss",
+            &["--assistant_only_loss: ", "--loss-on assistant"],
+        ),
         (
             "--load_in_4bit",
             &["--load_in_4bit: ", "not quantized", "--recompute block"],

@@ -106,6 +106,7 @@ impl Config {
             precision: self.dtype,
             seed: self.seed,
             loss: self.loss_options(),
+            lora: self.lora.clone(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::setting::{BIAS, DROPOUT, MLP, NORM, POSITION};
 
 /// Where transformers finds weights that it adds to those of the folder.
-const ADAPTER_FILE: &str = "adapter_config.json";
+pub const ADAPTER_FILE: &str = "adapter_config.json";
 /// Longer files are refused.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -46,7 +46,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
     if folder.join(ADAPTER_FILE).exists() {
         let why = format!(
             "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
-             it; help: merge it with merge_and_unload, and save the model"
+             it; help: give its base model, and the adapter as --lora from=FOLDER"
         );
         return Err(refuse(folder, why));
     }

@@ -49,23 +49,28 @@ impl Part {
 /// architecture has no such parameter.
 pub(super) fn parts(architecture: Architecture, name: &str, shape: &[usize]) -> Option<Vec<Part>> {
     let (layer, leaf) = name.rsplit_once('.')?;
-    let (layer, block) = without_number(layer);
-    let table = match architecture {
-        Architecture::Gpt2 => include_str!("gpt2.txt"),
-        Architecture::Llama => include_str!("llama.txt"),
-    };
-    let mut lines = table.lines().map(str::split_whitespace);
-    let there: Vec<&str> = lines
-        .find_map(|mut line| (line.next()? == layer).then_some(line))?
-        .collect();
-    let is_conv1d = architecture == Architecture::Gpt2 && !block.is_empty() && shape.len() == 2;
-    let part = |(there, rows): (&&str, usize)| Part {
-        name: format!("{}.{leaf}", there.replace('#', block)),
+    let there = modules(architecture, layer)?;
+    let is_in_block = layer.starts_with("blocks.");
+    let is_conv1d = architecture == Architecture::Gpt2 && is_in_block && shape.len() == 2;
+    let part = |(there, rows): (&String, usize)| Part {
+        name: format!("{there}.{leaf}"),
         shape: [&[rows], &shape[1..]].concat(),
         is_transposed: is_conv1d,
     };
     let rows = rows_of_parts(shape, there.len());
     Some(there.iter().zip(rows).map(part).collect())
+}
+
+/// The layers of transformers that the layer `name` is made of.
+pub(super) fn modules(architecture: Architecture, name: &str) -> Option<Vec<String>> {
+    let (layer, block) = without_number(name);
+    let table = match architecture {
+        Architecture::Gpt2 => include_str!("gpt2.txt"),
+        Architecture::Llama => include_str!("llama.txt"),
+    };
+    let mut lines = table.lines().map(str::split_whitespace);
+    let there = lines.find_map(|mut line| (line.next()? == layer).then_some(line))?;
+    Some(there.map(|name| name.replace('#', block)).collect())
 }
 
 /// How the rows of a parameter are divided. Three parts are queries, keys and values: there are as
