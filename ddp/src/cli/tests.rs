@@ -426,7 +426,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--peft true", &["--peft: ", "--lora from=FOLDER"]),
         (
             "--assistant_only_loss",
-            &["--assistant_only_loss: ", "--loss-on assistant"],
+            &["--assistant_only_loss: ", "--loss-on all"],
         ),
         (
             "--load_in_4bit",

@@ -148,8 +148,8 @@ mod built {
 
     use super::{MARKS, Marked, with_marks};
 
-    /// The parts of the date that templates are told, by their letters in `strftime`. It is the same
-    /// every day, so that the same data give the same tokens: that of Llama 3's templates.
+    /// The parts of the date that templates are told, by their letters in `strftime`. It is the
+    /// same every day, so that the same data give the same tokens: that of Llama 3's templates.
     const DATE: [(char, &str); 12] = [
         ('d', "26"),
         ('m', "07"),
