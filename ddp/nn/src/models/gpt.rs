@@ -1,13 +1,17 @@
 //! The family `gpt`: a causal transformer over tokens, as GPT-2 or Llama. Names of its layers:
 //! `embedding.tokens.weight`, `embedding.positions.weight`, those of the blocks, `norm` and `head`.
 
-pub use super::blocks::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
+pub use super::blocks::{
+    GptSpec, MlpKind, NormKind, NormPlace, PositionKind, QkNorm, RecomputeKind,
+};
+pub use super::rope::{ROPE_SCALINGS, rope_scaling};
 
 use ddp_kernels::DType;
+use ddp_kernels::setting::SettingName;
 
 use super::blocks::{Blocks, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
-use crate::error::{Result, WIDTH};
+use crate::error::Result;
 use crate::{Embedding, Head, Sequential, Tie};
 
 /// The standard deviation of initial weights in GPT-2.
@@ -66,6 +70,7 @@ impl Family for GptSpec {
 
     fn write_out(&mut self, outputs: usize) {
         (self.kv_heads, self.mlp_width) = (self.kv_heads(), self.mlp_width());
+        self.head_size = self.head_size();
         if self.vocab == 0 {
             self.vocab = outputs;
         }
@@ -75,16 +80,23 @@ impl Family for GptSpec {
         self.blocks().check()?;
         check_size("context", self.context, SIZE_MAX)?;
         check_size("vocab", self.vocab.max(1), SIZE_MAX)?;
-        if self.position == PositionKind::Rope && !(self.width / self.heads).is_multiple_of(2) {
-            let expected = format!("half a divisor of {WIDTH}, which is {}", self.width);
-            let help = "rotary positions turn pairs of a head's columns";
-            return Err(refuse("heads", self.heads, &expected, help));
-        }
         if !(self.rope_base > 1.0 && self.rope_base.is_finite()) {
             let (expected, help) = ("a finite number above 1", "a usual value is 10000");
             return Err(refuse("rope-base", self.rope_base, expected, help));
         }
-        Ok(())
+        if let Some(&token) = self.untrained_tokens.iter().find(|it| **it >= self.vocab) {
+            let expected = format!("tokens below {}, as `vocab` says", self.vocab);
+            return Err(refuse(
+                "untrained-tokens",
+                token,
+                &expected,
+                "give `vocab`, too",
+            ));
+        }
+        match self.position {
+            PositionKind::Learned => Ok(()),
+            PositionKind::Rope => self.rope().map(|_| ()),
+        }
     }
 
     fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
@@ -104,12 +116,23 @@ impl Family for GptSpec {
             let help = "give the data the same context";
             return Err(refuse("context", self.context, &expected, help));
         }
+        let scaling = rope_scaling(&self.rope_scaling);
+        let longest = scaling.filter(|(kind, _)| *kind == "longrope");
+        let longest = longest.map_or(usize::MAX, |(_, numbers)| numbers[0] as usize);
+        let limits = [("rope-scaling", longest), ("window", self.window)];
+        let is_over = |limit: &(_, usize)| (1..self.context).contains(&limit.1);
+        if let Some((name, most)) = limits.into_iter().find(is_over) {
+            let expected = format!("at most {most}, as the model's {} says", SettingName(name));
+            let help = "longer contexts change what attention sees, which is not supported here";
+            return Err(refuse("context", self.context, &expected, help));
+        }
         let padded = self.vocab.max(data.outputs);
         let tie = Tie::new();
         let mut embedding = Embedding::new(padded, self.width).normal(DEVIATION);
         if self.position == PositionKind::Learned {
             embedding = embedding.with_positions(self.context);
         }
+        embedding = embedding.untrained(&self.untrained_tokens);
         // The vocabulary is padded: only the first `outputs` tokens occur.
         let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
         if self.tied {
