@@ -70,9 +70,6 @@ pub struct DataRequest {
     pub context: Option<usize>,
     /// The size of the model's vocabulary, if it states one: data that state none have the same.
     pub vocabulary: Option<usize>,
-    /// A token that must not occur in training data: transformers does not train its row of the
-    /// embedding, and this program would.
-    pub untrained_token: Option<u64>,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.

@@ -12,10 +12,11 @@ use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
 use serde_json::json;
 
+use super::CONFIG_FILE;
+use super::architecture::Architecture;
 use super::config::{self, architecture_of};
 use super::load::transpose;
 use super::names::{self, Part};
-use super::{Architecture, CONFIG_FILE};
 use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
@@ -64,7 +65,7 @@ pub fn export(
         // The first error says why; what is left has a hidden name.
         let _ = disk::remove_folder(&aside);
     }
-    written.map(|()| architecture.name())
+    written.map(|()| architecture.class())
 }
 
 /// Removes what a killed process left in the folder.
@@ -80,7 +81,7 @@ fn write(
     folder: &Path,
     spec: &GptSpec,
     vocabulary: usize,
-    architecture: Architecture,
+    architecture: &Architecture,
     params: &Params,
     tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<()> {
@@ -106,9 +107,9 @@ fn write(
         if names::has_token_rows(&parameter.name) {
             shape[0] = vocabulary;
         }
-        let parts = names::parts(architecture, &parameter.name, &shape);
+        let parts = names::parts(architecture, spec, &parameter.name, &shape);
         let parts = parts.ok_or_else(|| {
-            let class = architecture.name();
+            let class = architecture.class();
             Error::Internal(format!("{class} has nothing for {}", parameter.name))
         })?;
         let mut start = 0;

@@ -5,7 +5,8 @@ use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 
-use super::config::{Described, architecture_of, text, treatments};
+use super::architecture::Architecture;
+use super::config::{Described, architecture_of, text};
 use super::names::{Part, parts};
 use super::*;
 
@@ -25,6 +26,12 @@ fn llama() -> Value {
     })
 }
 
+/// The class of transformers with this model_type.
+fn class(model_type: &str) -> &'static Architecture {
+    let mut all = Architecture::all().iter();
+    all.find(|one| one.model_type() == model_type).unwrap()
+}
+
 fn described(config: &Value) -> crate::Result<Described> {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), config.to_string()).unwrap();
@@ -36,6 +43,7 @@ fn gpt2_spec() -> GptSpec {
         layers: 3,
         heads: 2,
         kv_heads: 2,
+        head_size: 4,
         width: 8,
         mlp_width: 32,
         context: 16,
@@ -48,7 +56,9 @@ fn gpt2_spec() -> GptSpec {
 fn llama_spec() -> GptSpec {
     GptSpec {
         heads: 4,
+        head_size: 2,
         mlp_width: 12,
+        longest_context: 16,
         norm: NormKind::Rms,
         position: PositionKind::Rope,
         mlp: MlpKind::Swiglu,
@@ -95,15 +105,20 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     refused(llama(), "hidden_act", json!("gelu"));
     refused(llama(), "attention_bias", json!(true));
     refused(llama(), "mlp_bias", json!(true));
-    refused(llama(), "head_dim", json!(4));
+    refused(llama(), "head_dim", json!("wide"));
     refused(llama(), "sliding_window", json!(4096));
-    refused(
-        llama(),
-        "rope_scaling",
-        json!({ "type": "linear", "factor": 2.0 }),
-    );
-    let scaled = json!({ "rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0 });
-    refused(llama(), "rope_parameters", scaled);
+    for scaling in [
+        json!({ "type": "dynamic", "factor": 2.0 }),
+        json!({ "type": "longrope", "short_factor": [1.0], "long_factor": [1.0] }),
+        json!({ "type": "linear", "factor": "2" }),
+        json!({ "type": "linear", "factor": 2.0, "beta_fast": 3.0 }),
+        json!({ "rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0 }),
+    ] {
+        refused(llama(), "rope_scaling", scaling.clone());
+        let mut without = llama();
+        without["rope_parameters"] = Value::Null;
+        refused(without, "rope_parameters", scaling);
+    }
     let impossible = json!({ "architectures": ["GPT2LMHeadModel"], "n_head": 7 });
     let text = described(&impossible).unwrap_err().to_string();
     assert!(text.contains("`heads` 7: expected a divisor"), "{text}");
@@ -118,41 +133,52 @@ fn keys_there() -> Value {
 #[test]
 fn every_key_of_transformers_has_a_treatment_which_is_kept() {
     let there = keys_there();
-    let mut before_5 = llama();
-    before_5.as_object_mut().unwrap().remove("rope_parameters");
-    before_5["rope_theta"] = json!(500.0);
-    for (architecture, config) in [
-        (Architecture::Gpt2, gpt2()),
-        (Architecture::Llama, before_5),
-    ] {
-        let class = &there[architecture.name()];
-        let treatment = |key: &str| {
-            let known = treatments().find(|(known, _)| *known == key);
-            known.map(|(_, of)| of[architecture as usize])
+    for architecture in Architecture::all() {
+        let (name, class) = (architecture.class(), &there[architecture.class()]);
+        let mut config = match architecture.model_type() {
+            "gpt2" => gpt2(),
+            _ => llama(),
         };
+        config["architectures"] = json!([name]);
+        config["model_type"] = json!(architecture.model_type());
+        // As before version 5.
+        if config
+            .as_object_mut()
+            .unwrap()
+            .remove("rope_parameters")
+            .is_some()
+        {
+            config["rope_theta"] = json!(500.0);
+            config["pad_token_id"] = json!(3);
+        }
+        if architecture.model_type() == "phi3" {
+            let factors = json!({ "type": "su", "short_factor": [1.5], "long_factor": [2] });
+            config["rope_scaling"] = factors;
+        }
+        let treatment = |key: &str| architecture.treatment(key).map(|(found, _)| found);
         let defaults = class["fields"].as_object().unwrap();
         for key in defaults.keys() {
             let found = treatment(key);
             let is_used = found.is_some_and(|found| found != "refused");
-            assert!(is_used, "{architecture:?} {key}: {found:?}");
+            assert!(is_used, "{name} {key}: {found:?}");
         }
         for key in class["others"].as_array().unwrap() {
             let key = key.as_str().unwrap();
-            assert!(treatment(key).is_some(), "{architecture:?} {key}");
+            assert!(treatment(key).is_some(), "{name} {key}");
         }
         // All defaults are those of transformers.
         let of_class = |mut config: Value| {
-            config["architectures"] = json!([architecture.name()]);
-            if architecture == Architecture::Gpt2 {
+            config["architectures"] = json!([name]);
+            if name == "GPT2LMHeadModel" {
                 config["attn_pdrop"] = json!(0);
             }
             described(&config).unwrap()
         };
         let all = of_class(Value::Object(defaults.clone()));
-        assert_eq!(all, of_class(json!({})));
+        assert_eq!(all, of_class(json!({})), "{name}");
 
         let base = described(&config).unwrap();
-        for (key, of) in treatments() {
+        for (key, treatment, only) in architecture.keys() {
             let changed = |value: Value| {
                 let mut config = config.clone();
                 config[key] = value;
@@ -166,25 +192,25 @@ fn every_key_of_transformers_has_a_treatment_which_is_kept() {
                 json!("other"),
             ] {
                 let result = changed(value.clone());
-                let what = format!("{architecture:?} {key} {value}: {result:?}");
+                let what = format!("{name} {key} {value}: {result:?}");
                 let is_named = || {
                     let text = result.as_ref().unwrap_err().to_string();
                     text.contains(&format!("{key} ")) || text.contains(&format!("{key}:"))
                 };
-                match of[architecture as usize] {
+                match treatment {
                     "irrelevant" => {
                         assert_eq!(result.as_ref().ok(), Some(&base), "{what}")
                     }
                     "refused" => assert!(result.is_err() && is_named(), "{what}"),
-                    "same" => {
+                    "setting" | "special" => {
                         let now = config.get(key).or(defaults.get(key));
                         let is_base = result.as_ref().ok() == Some(&base);
                         assert_eq!(is_base, now == Some(&value), "{what}");
                     }
-                    "true" | "false" if value == json!(of[architecture as usize] == "true") => {
+                    "only" if value == only => {
                         assert_eq!(result.as_ref().ok(), Some(&base), "{what}");
                     }
-                    "true" | "false" => assert!(result.is_err() && is_named(), "{what}"),
+                    "only" => assert!(result.is_err() && is_named(), "{what}"),
                     other => panic!("{key}: {other}"),
                 }
             }
@@ -269,11 +295,11 @@ fn parameters_are_rows_of_tensors_there() {
     };
     let qkv = "blocks.12.attention.mix.qkv.weight";
     assert_eq!(
-        parts(Architecture::Gpt2, qkv, &[24, 8]).unwrap(),
+        parts(class("gpt2"), &gpt2_spec(), qkv, &[24, 8]).unwrap(),
         [part("transformer.h.12.attn.c_attn.weight", &[24, 8], true)]
     );
     assert_eq!(
-        parts(Architecture::Llama, qkv, &[16, 8]).unwrap(),
+        parts(class("llama"), &llama_spec(), qkv, &[16, 8]).unwrap(),
         [
             part("model.layers.12.self_attn.q_proj.weight", &[8, 8], false),
             part("model.layers.12.self_attn.k_proj.weight", &[4, 8], false),
@@ -281,14 +307,25 @@ fn parameters_are_rows_of_tensors_there() {
         ]
     );
     assert_eq!(
-        parts(Architecture::Llama, "blocks.0.mlp.up.weight", &[24, 8]).unwrap(),
+        parts(
+            class("llama"),
+            &llama_spec(),
+            "blocks.0.mlp.up.weight",
+            &[24, 8]
+        )
+        .unwrap(),
         [
             part("model.layers.0.mlp.gate_proj.weight", &[12, 8], false),
             part("model.layers.0.mlp.up_proj.weight", &[12, 8], false),
         ]
     );
     assert_eq!(
-        parts(Architecture::Llama, "embedding.positions.weight", &[16, 8]),
+        parts(
+            class("llama"),
+            &llama_spec(),
+            "embedding.positions.weight",
+            &[16, 8]
+        ),
         None
     );
 }

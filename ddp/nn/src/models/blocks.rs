@@ -34,6 +34,8 @@ family_settings! {
         mlp_width "N": usize = 0;
         /// Tokens that the model sees at once
         context "N": usize = 128;
+        /// Longest context of the model, for programs that it is exported to; 0 for `context`
+        longest_context "N": usize = 0;
         /// Different tokens; 0 for as many as the data have
         vocab "N": usize = 0;
         /// Norm of each part

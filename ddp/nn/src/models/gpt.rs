@@ -70,7 +70,12 @@ impl Family for GptSpec {
 
     fn write_out(&mut self, outputs: usize) {
         (self.kv_heads, self.mlp_width) = (self.kv_heads(), self.mlp_width());
-        self.head_size = self.head_size();
+        if self.width.is_multiple_of(self.heads.max(1)) {
+            self.head_size = self.head_size();
+        }
+        if self.longest_context == 0 && self.position == PositionKind::Rope {
+            self.longest_context = self.context;
+        }
         if self.vocab == 0 {
             self.vocab = outputs;
         }
