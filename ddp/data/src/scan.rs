@@ -422,11 +422,7 @@ impl TokensFound {
 }
 
 /// Reads the tokens of all files, which must be below `bound`. All ranks share the work.
-pub(crate) fn tokens(
-    files: &[Array],
-    bound: u64,
-    ranks: &dyn Ranks,
-) -> Result<TokensFound> {
+pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<TokensFound> {
     // The first block of each file, then the number of all blocks. A block is in one file.
     let mut blocks = vec![0];
     for file in files {

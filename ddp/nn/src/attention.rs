@@ -2,11 +2,11 @@
 //! mixes the outputs of the heads. Letters: B sequences, T tokens, C columns, H heads, K heads of
 //! keys and values, D columns of a head.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Attention, Chain, Step, View};
 use ddp_kernels::transfer::announced;
+use ddp_kernels::{Device, Tensor};
 
 use crate::build::Build;
 use crate::error::Result;
@@ -16,13 +16,41 @@ use crate::loss::math_dtype;
 use crate::norm::Normalize;
 use crate::pass::Pass;
 
-/// Rotary positions.
-#[derive(Clone, Debug, PartialEq)]
+/// Rotary positions. Clones share their tables.
+#[derive(Clone, Debug)]
 pub struct Rope {
     /// The angle between neighbouring positions, for each pair of columns that is turned.
-    pub frequencies: Vec<f64>,
+    frequencies: Vec<f64>,
     /// What the turned columns are multiplied by.
-    pub scale: f64,
+    scale: f64,
+    /// A table for each device and length, once it was needed.
+    tables: Arc<Mutex<Vec<Tensor>>>,
+}
+
+impl Rope {
+    /// Turns a pair of columns for each of `frequencies`, the angles between neighbouring
+    /// positions, and multiplies them by `scale`.
+    pub fn new(frequencies: Vec<f64>, scale: f64) -> Rope {
+        Rope {
+            frequencies,
+            scale,
+            tables: Arc::default(),
+        }
+    }
+
+    /// The table of this many positions on `device`.
+    fn table(&self, positions: usize, device: Device) -> Result<Tensor> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |it: &&Tensor| it.device() == device && it.shape()[0] == positions;
+        if let Some(table) = tables.iter().find(is_it) {
+            return Ok(table.clone());
+        }
+        let made = announced("rotary positions", || {
+            ops::rope_table(positions, &self.frequencies, self.scale, device)
+        })?;
+        tables.push(made.clone());
+        Ok(made)
+    }
 }
 
 /// What a norm of queries or keys is taken over.
@@ -41,8 +69,8 @@ pub enum NormOver {
 pub struct SelfAttention {
     /// `time` is 0 until it is built.
     attention: Attention,
-    /// Rotary positions, if these are wanted, and their table once it was needed.
-    rotary: Option<(Rope, OnceLock<Tensor>)>,
+    /// Rotary positions, if these are wanted.
+    rotary: Option<Rope>,
     /// Norms of queries and keys, if these are wanted, each with the columns of a row of it.
     norms: Option<[(Normalize, usize); 2]>,
     qkv: Linear,
@@ -94,7 +122,7 @@ impl SelfAttention {
 
     /// The same attention whose queries and keys are turned by their positions.
     pub fn rotary(mut self, rope: Rope) -> SelfAttention {
-        self.rotary = Some((rope, OnceLock::new()));
+        self.rotary = Some(rope);
         self
     }
 
@@ -113,19 +141,10 @@ impl SelfAttention {
         self
     }
 
-    /// The table of rotary positions on the device of `like`. Made when it is first needed.
-    fn rotary_table(&self, like: &Tensor) -> Result<Option<&Tensor>> {
-        let Some((rope, table)) = &self.rotary else {
-            return Ok(None);
-        };
-        if let Some(table) = table.get() {
-            return Ok(Some(table));
-        }
-        let time = self.built().time;
-        let made = announced("rotary positions", || {
-            ops::rope_table(time, &rope.frequencies, rope.scale, like.device())
-        })?;
-        Ok(Some(table.get_or_init(|| made)))
+    /// The table of rotary positions on the device of `like`.
+    fn rotary_table(&self, like: &Tensor) -> Result<Option<Tensor>> {
+        let table = |rope: &Rope| rope.table(self.built().time, like.device());
+        self.rotary.as_ref().map(table).transpose()
     }
 
     fn built(&self) -> &Attention {
@@ -246,7 +265,7 @@ impl Layer for SelfAttention {
         let turned = self
             .rotary
             .as_ref()
-            .map_or(0, |(rope, _)| 2 * rope.frequencies.len());
+            .map_or(0, |rope| 2 * rope.frequencies.len());
         if turned > head_size {
             return Err(build.refuse(
                 format!("rotary positions of at most {head_size} columns, those of a head"),
@@ -277,7 +296,7 @@ impl Layer for SelfAttention {
             return self.out.forward(pass, &mixed.reshape(&shape)?);
         }
         if let Some(table) = self.rotary_table(x)? {
-            ops::rope_into(&qkv, &qkv, table, self.turned())?;
+            ops::rope_into(&qkv, &qkv, &table, self.turned())?;
         }
         let mixed = pass.take(&[rows, width])?;
         let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
@@ -299,7 +318,7 @@ impl Layer for SelfAttention {
         let dmixed = dmixed.reshape(mixed.shape())?;
         ops::attention_backward_into(&dqkv, &delta, [&dmixed, &mixed], &sums, &qkv, self.built())?;
         if let Some(table) = self.rotary_table(dy)? {
-            ops::rope_backward_into(&dqkv, &dqkv, table, self.turned())?;
+            ops::rope_backward_into(&dqkv, &dqkv, &table, self.turned())?;
         }
         self.each_norm(pass, &dqkv, (0..2).rev(), |norm, pass, dy| {
             norm.backward_sum(pass, dy, None)

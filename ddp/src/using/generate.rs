@@ -202,7 +202,8 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
 
 /// The model of a folder of Hugging Face.
 fn of_hugging_face(path: &Path, dtype: Option<FloatType>) -> Result<Model> {
-    let spec = hugging_face::describe(path)?.spec;
+    let mut spec = hugging_face::describe(path)?.spec;
+    spec.context = spec.usable_context();
     let shape = DataShape {
         row_shape: &[spec.context],
         image: &[],

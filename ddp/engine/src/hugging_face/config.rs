@@ -84,6 +84,7 @@ fn read(mut keys: Keys) -> Result<Described> {
     keys.finish(architecture)?;
     let vocabulary = spec.vocab;
     spec.write_out(vocabulary);
+    spec.export_class = architecture.class().into();
     Ok(Described {
         spec,
         dropout_refusal,
@@ -117,9 +118,10 @@ fn read_setting(keys: &mut Keys, spec: &mut GptSpec, words: &[&str]) -> Result<(
 }
 
 /// Settings that a folder of Hugging Face does not say, or says of the whole model.
-const UNSAID: [&str; 5] = [
+const UNSAID: [&str; 6] = [
     "context",
     "dropout",
+    "export-class",
     "longest-context",
     "recompute",
     "vocab",
@@ -130,8 +132,11 @@ pub(super) fn architecture_of(spec: &GptSpec) -> Result<&'static Architecture> {
     let mut spec = spec.clone();
     let vocabulary = spec.vocab.max(1);
     spec.write_out(vocabulary);
+    let preferred = |one: &&Architecture| one.class() != spec.export_class;
+    let mut all: Vec<_> = Architecture::all().iter().collect();
+    all.sort_by_key(preferred);
     let mut closest: Option<(usize, String)> = None;
-    for architecture in Architecture::all() {
+    for architecture in all {
         let left = keys_of(&spec, vocabulary, None, architecture);
         let mut back = read(Keys {
             path: PathBuf::new(),

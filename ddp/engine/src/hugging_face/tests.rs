@@ -1,14 +1,20 @@
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ddp_data::safetensors::Header;
 use ddp_kernels::files::testing::Scratch;
+use ddp_kernels::{DType, Device};
+use ddp_nn::Decoder;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
+use ddp_nn::models::{DataShape, Family, Model, ModelSpec};
 use serde_json::{Value, json};
 
 use super::architecture::Architecture;
 use super::config::{Described, architecture_of, text};
 use super::names::{Part, parts};
 use super::*;
+use crate::checkpoint::MODEL_FILE;
 
 fn gpt2() -> Value {
     json!({
@@ -49,6 +55,7 @@ fn gpt2_spec() -> GptSpec {
         context: 16,
         vocab: 50,
         norm_epsilon: 1e-3,
+        export_class: "GPT2LMHeadModel".into(),
         ..GptSpec::default()
     }
 }
@@ -65,6 +72,7 @@ fn llama_spec() -> GptSpec {
         bias: false,
         tied: false,
         rope_base: 500.0,
+        export_class: "LlamaForCausalLM".into(),
         ..gpt2_spec()
     }
 }
@@ -328,4 +336,83 @@ fn parameters_are_rows_of_tensors_there() {
         ),
         None
     );
+}
+
+/// Writes a folder with the tensors of these names and shapes, filled as by
+/// tests/peers/families.py.
+fn write_filled(folder: &Path, config: &Value, shapes: &Value) {
+    fs::write(folder.join(CONFIG_FILE), config.to_string()).unwrap();
+    let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_value(shapes.clone()).unwrap();
+    let named = shapes.iter().map(|(name, shape)| (&name[..], &shape[..]));
+    let mut bytes = Header::of(named).to_bytes();
+    let mut numbers = 0u64..;
+    for (name, shape) in &shapes {
+        let is_norm = name.ends_with("weight") && (name.contains("ln_") || name.contains("norm"));
+        for _ in 0..shape.iter().product() {
+            let hash = numbers.next().unwrap() * 2_654_435_761 % (1 << 32);
+            let hash = (hash ^ (hash >> 15)).wrapping_mul(2_246_822_519) % (1 << 32);
+            let value = (hash >> 16) as f32 / 65536.0 - 0.5 + f32::from(is_norm);
+            bytes.extend(value.to_le_bytes());
+        }
+    }
+    fs::write(folder.join(MODEL_FILE), bytes).unwrap();
+}
+
+/// The model of a folder, for rows of 16 tokens.
+fn model_of(folder: &Path) -> (GptSpec, Model) {
+    let spec = GptSpec {
+        context: 16,
+        ..describe(folder).unwrap().spec
+    };
+    let shape = DataShape {
+        row_shape: &[16],
+        image: &[],
+        dtype: DType::I64,
+        outputs: spec.vocab,
+    };
+    let layers = Box::new(spec.layers(&shape).unwrap());
+    let model = Model::new(layers, &[16], DType::F32, Device::Cpu, 0, &|_| true).unwrap();
+    load(folder, &[&model.params]).unwrap();
+    (spec, model)
+}
+
+#[test]
+fn every_family_has_the_logits_of_transformers_and_comes_back() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/families.json");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let mut classes: Vec<&str> = Vec::new();
+    for (name, one) in golden.as_object().unwrap() {
+        let scratch = Scratch::new();
+        let there = scratch.path();
+        write_filled(there, &one["config"], &one["tensors"]);
+        let (spec, model) = model_of(there);
+        classes.push(one["config"]["architectures"][0].as_str().unwrap());
+        let tokens: Vec<i64> = (0..16).map(|at| at * 7 % 61).collect();
+        let mut decoder = Decoder::new(&model, 16).unwrap();
+        let rows = one["logits"].as_array().unwrap();
+        for (row, range) in rows.iter().zip([0..1, 1..9, 9..16]) {
+            let logits = decoder.next(&tokens[range]).unwrap();
+            let expected: Vec<f32> = serde_json::from_value(row.clone()).unwrap();
+            let apart = logits.iter().step_by(6).zip(&expected);
+            let apart = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            // The tables of angles there are computed in f32, and logits are up to 10.
+            assert!(apart <= 1e-5, "{name}: {apart}");
+        }
+        let exported = there.join("exported");
+        export(
+            &exported,
+            &ModelSpec::from(spec.clone()),
+            61,
+            &model.params,
+            None,
+        )
+        .unwrap();
+        let (spec_again, again) = model_of(&exported);
+        assert_eq!(spec_again, spec, "{name}");
+        let values = |model: &Model| model.params.values().to_vec::<f32>().unwrap();
+        assert!(values(&model) == values(&again), "{name}");
+    }
+    for architecture in Architecture::all() {
+        assert!(classes.contains(&architecture.class()), "{architecture:?}");
+    }
 }

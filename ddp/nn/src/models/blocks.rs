@@ -70,6 +70,8 @@ family_settings! {
         window "N": usize = 0;
         /// Tokens whose rows of the embedding get no gradient where they are inputs
         untrained_tokens "N,…": Vec<usize> = Vec::new();
+        /// Class of transformers that export prefers; none for the first that has such models
+        export_class "NAME": String = "none".into(), changes_results: false;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
     }
@@ -277,9 +279,13 @@ impl Blocks {
     /// Adds the blocks and the last norm to `layers`.
     pub(super) fn push(&self, layers: &mut Sequential) {
         let recompute = self.spec.recompute;
+        let rope = match self.spec.position {
+            PositionKind::Learned => None,
+            PositionKind::Rope => Some(self.spec.rope().expect("it was checked")),
+        };
         for index in 0..self.spec.layers {
             let again = recompute == RecomputeKind::Attention;
-            let attention = self.part(self.attention(index), again);
+            let attention = self.part(self.attention(index, rope.as_ref()), again);
             let mlp = self.part(self.perceptron(), false);
             let name = format!("blocks.{index}");
             if recompute == RecomputeKind::Block {
@@ -312,7 +318,7 @@ impl Blocks {
         }
     }
 
-    fn attention(&self, index: usize) -> Sequential {
+    fn attention(&self, index: usize, rope: Option<&Rope>) -> Sequential {
         let spec = &self.spec;
         let linear = |outputs| self.linear(outputs, spec.bias || spec.qkv_bias);
         let last = |outputs| self.last_linear(outputs);
@@ -322,8 +328,8 @@ impl Blocks {
             mix = mix.full();
         }
         let skips = spec.rope_skip != 0 && (index + 1).is_multiple_of(spec.rope_skip);
-        if spec.position == PositionKind::Rope && !skips {
-            mix = mix.rotary(spec.rope().expect("it was checked"));
+        if let Some(rope) = rope.filter(|_| !skips) {
+            mix = mix.rotary(rope.clone());
         }
         let norm = Normalize::rms().epsilon(spec.norm_epsilon);
         mix = match spec.qk_norm {

@@ -111,6 +111,7 @@ impl Family for GptSpec {
 
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         data.check_dtype(DType::I64, "gpt")?;
+        self.check()?;
         if self.vocab != 0 && self.vocab < data.outputs {
             let expected = format!("at least {}, the vocabulary of the data", data.outputs);
             let help = "give data of the model's tokenizer; in a new model, raise it";
@@ -121,12 +122,10 @@ impl Family for GptSpec {
             let help = "give the data the same context";
             return Err(refuse("context", self.context, &expected, help));
         }
-        let scaling = rope_scaling(&self.rope_scaling);
-        let longest = scaling.filter(|(kind, _)| *kind == "longrope");
-        let longest = longest.map_or(usize::MAX, |(_, numbers)| numbers[0] as usize);
-        let limits = [("rope-scaling", longest), ("window", self.window)];
-        let is_over = |limit: &(_, usize)| (1..self.context).contains(&limit.1);
-        if let Some((name, most)) = limits.into_iter().find(is_over) {
+        if let Some((name, most)) = self
+            .context_limit()
+            .filter(|(_, most)| self.context > *most)
+        {
             let expected = format!("at most {most}, as the model's {} says", SettingName(name));
             let help = "longer contexts change what attention sees, which is not supported here";
             return Err(refuse("context", self.context, &expected, help));
@@ -156,6 +155,24 @@ impl GptSpec {
     /// backward, and of causal attention as it is computed.
     pub(crate) fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
         self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
+    }
+
+    /// The longest context that is supported, and the setting that limits it.
+    fn context_limit(&self) -> Option<(&'static str, usize)> {
+        let scaling = rope_scaling(&self.rope_scaling);
+        let longrope = scaling.filter(|(kind, _)| *kind == "longrope");
+        let longrope = longrope.map(|(_, numbers)| ("rope-scaling", numbers[0] as usize));
+        let window = Some(("window", self.window)).filter(|_| self.window != 0);
+        longrope
+            .into_iter()
+            .chain(window)
+            .min_by_key(|(_, most)| *most)
+    }
+
+    /// `context`, or the longest one that is supported.
+    pub fn usable_context(&self) -> usize {
+        let limit = self.context_limit().map_or(usize::MAX, |(_, most)| most);
+        self.context.min(limit)
     }
 
     fn blocks(&self) -> Blocks {

@@ -91,5 +91,5 @@ pub(super) fn rope(columns: usize, base: f64, scaling: &str) -> Result<Rope, Str
             scale = numbers[1];
         }
     }
-    Ok(Rope { frequencies, scale })
+    Ok(Rope::new(frequencies, scale))
 }
