@@ -66,7 +66,7 @@ pub use digest::{DIGEST, digest_mix, digest_quanta};
 pub use dropout::{DropoutKey, dropout, dropout_into};
 pub use embedding::{
     EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,
-    embedding_sums_of,
+    embedding_sums_of, split_documents_into,
 };
 pub use gather::gather_rows;
 pub use linear::{

@@ -126,12 +126,13 @@ impl Net {
             head_size: 64,
             causal: true,
             scale: None,
+            window: None,
         };
         let [out, dout] = &self.attended;
         let [log_sum_exp, delta] = &self.lines;
         let (qkv, dqkv) = (&self.hidden, &self.dhidden);
-        ops::attention_into(out, log_sum_exp, qkv, &attention)?;
-        ops::attention_backward_into(dqkv, delta, [dout, out], log_sum_exp, qkv, &attention)
+        ops::attention_into(out, log_sum_exp, qkv, None, &attention)?;
+        ops::attention_backward_into(dqkv, delta, [dout, out], log_sum_exp, qkv, None, &attention)
     }
 
     fn everything_else(&self) -> Result<()> {

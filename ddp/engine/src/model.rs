@@ -1,11 +1,12 @@
 //! The model of a run: for training, and for use after training.
 
-use ddp_data::RowSpec;
+use ddp_data::{RowSpec, TaskSpec};
 use ddp_kernels::Device;
 use ddp_nn::models::{DataShape, Model, ModelSpec};
 use ddp_nn::params::Precision;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::setting::DEVICES_PER_RANK;
 use crate::tasks::LossOptions;
 
 /// A model and its loss. Input and output widths follow from the data.
@@ -28,6 +29,7 @@ pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
         image: &rows.image,
         dtype: rows.inputs.dtype,
         outputs: rows.task.outputs(),
+        documents: matches!(rows.task, TaskSpec::NextToken { packed: true, .. }),
     }
 }
 
@@ -41,6 +43,13 @@ impl ModelOptions {
         frozen: &dyn Fn(&str) -> bool,
         shares: usize,
     ) -> Result<Vec<Model>> {
+        if data.documents && devices.len() > 1 {
+            return Err(Error::Usage(format!(
+                "rows of several documents: expected a model on one device, got {} devices; help: \
+                 leave out {DEVICES_PER_RANK}, or give each document a row of its own",
+                devices.len()
+            )));
+        }
         let layers = self.spec.layers(data)?;
         let (precision, seed) = (self.precision, self.seed);
         let models = Model::split(layers, data.row_shape, devices, |layers, shape, device| {

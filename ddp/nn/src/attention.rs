@@ -106,6 +106,7 @@ impl SelfAttention {
                 head_size,
                 causal: true,
                 scale: None,
+                window: None,
             },
             rotary: None,
             norms: None,
@@ -300,7 +301,8 @@ impl Layer for SelfAttention {
         }
         let mixed = pass.take(&[rows, width])?;
         let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
-        ops::attention_into(&mixed, &sums, &qkv, self.built())?;
+        let begins = pass.documents();
+        ops::attention_into(&mixed, &sums, &qkv, begins.as_ref(), self.built())?;
         if pass.is_training() {
             for tensor in [&qkv, &mixed, &sums] {
                 pass.save(tensor);
@@ -316,7 +318,9 @@ impl Layer for SelfAttention {
         let dqkv = pass.take(qkv.shape())?;
         let delta = pass.take_as(sums.shape(), sums.dtype())?;
         let dmixed = dmixed.reshape(mixed.shape())?;
-        ops::attention_backward_into(&dqkv, &delta, [&dmixed, &mixed], &sums, &qkv, self.built())?;
+        let begins = pass.documents();
+        let (inputs, begins) = ([&dmixed, &mixed], begins.as_ref());
+        ops::attention_backward_into(&dqkv, &delta, inputs, &sums, &qkv, begins, self.built())?;
         if let Some(table) = self.rotary_table(dy)? {
             ops::rope_backward_into(&dqkv, &dqkv, &table, self.turned())?;
         }

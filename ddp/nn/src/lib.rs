@@ -32,7 +32,7 @@ pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{CustomOp, Module, Scope, Traced, Var};
+pub use forward::{Convolution, CustomOp, Module, Scope, Traced, Var};
 pub use layer::Layer;
 pub use linear::Linear;
 pub use loss::{CrossEntropy, Loss, Mse};

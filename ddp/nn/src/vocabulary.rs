@@ -33,6 +33,8 @@ pub struct Embedding {
     /// Tokens whose rows get no gradient here.
     untrained: Vec<usize>,
     tie: Option<Tie>,
+    /// Whether inputs also say where documents begin.
+    has_documents: bool,
     built: Option<Built>,
 }
 
@@ -52,7 +54,17 @@ impl Embedding {
             deviation: 1.0,
             untrained: Vec::new(),
             tie: None,
+            has_documents: false,
             built: None,
+        }
+    }
+
+    /// The same layer for rows of several documents: the upper half of each i64 says where in its
+    /// row the token's document begins. The attention above keeps documents apart.
+    pub fn of_documents(self) -> Embedding {
+        Embedding {
+            has_documents: true,
+            ..self
         }
     }
 
@@ -102,6 +114,13 @@ impl Layer for Embedding {
                 "build it for the context of the data",
             ));
         }
+        if self.context.is_some() && self.has_documents {
+            return Err(build.refuse(
+                "rotary positions, where rows hold several documents",
+                "learned ones",
+                "give each document a row of its own",
+            ));
+        }
         let deviation = self.deviation;
         let init = Init::Normal { deviation };
         let size = [self.vocabulary, self.columns];
@@ -120,7 +139,14 @@ impl Layer for Embedding {
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let Built { tokens, positions } = self.built();
-        let ids = x.reshape(&[x.count()])?;
+        let mut ids = x.reshape(&[x.count()])?;
+        if self.has_documents {
+            let codes = ids;
+            ids = pass.take_as(codes.shape(), DType::I64)?;
+            let begins = pass.take_as(codes.shape(), DType::I32)?;
+            ops::split_documents_into(&ids, &begins, &codes)?;
+            pass.set_documents(begins);
+        }
         let y = pass.take(&[x.count(), self.columns])?;
         let table = pass.value(tokens)?;
         let mut positions = positions.map(|id| pass.value(id).cloned()).transpose()?;

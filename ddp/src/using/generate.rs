@@ -209,6 +209,7 @@ fn of_hugging_face(path: &Path, dtype: Option<FloatType>) -> Result<Model> {
         image: &[],
         dtype: DType::I64,
         outputs: spec.vocab,
+        documents: false,
     };
     let config = Config {
         model: spec.clone().into(),

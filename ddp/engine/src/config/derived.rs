@@ -1,9 +1,13 @@
 //! What follows from the settings of a run: defaults, and the parts that the trainer builds.
 
+use std::path::{Path, PathBuf};
+
+use ddp_data::text::TOKENIZER_FILE;
 use ddp_data::{DataRequest, TableSettings};
 use ddp_nn::optim::{Group, Rule};
 
 use super::Config;
+use super::values::Packing;
 use crate::error::Result;
 use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
@@ -124,6 +128,16 @@ impl Config {
             task: self.task,
             context: self.model.context(),
             vocabulary: self.model.vocabulary(),
+            tokenizer: self.tokenizer.clone().or(initial.and_then(tokenizer_of)),
+            loss_on: self.loss_on,
+            packed: match self.packing {
+                Packing::On => true,
+                Packing::Off => false,
+                // A model that is split over devices takes one document a row.
+                Packing::Auto => {
+                    self.devices_per_rank == 1 && self.model.value("position") == "rope"
+                }
+            },
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),
@@ -134,4 +148,10 @@ impl Config {
             ..DataRequest::new(self.data.clone())
         }
     }
+}
+
+/// The tokenizer of a model that training begins with, if it has one.
+fn tokenizer_of(model: &Path) -> Option<PathBuf> {
+    let file = model.join(TOKENIZER_FILE);
+    file.is_file().then_some(file)
 }

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, Resident, Resume,
-    Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing, Precision,
+    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -224,7 +224,8 @@ settings! {
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of
     /// csv, npy and IDX), a folder of files or a pattern, followed by #NAME to choose one of
     /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
-    /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
+    /// vocabulary=N if the file does not say it. Conversations: .jsonl, or .parquet with a
+    /// tokenizer, with messages, prompt and completion, or text. Or built-in data: glyphs,
     /// synthetic:classification or synthetic:regression, followed by options, as in
     /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
@@ -253,6 +254,13 @@ settings! {
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
     Run normalize "HOW": Normalize = Normalize::None;
+    /// Folder with the tokenizer.json and the chat template that make tokens of conversations
+    /// [default: that of `init-from`]
+    Job tokenizer "FOLDER": Option<PathBuf> = None;
+    /// Tokens of conversations that are trained
+    Run loss_on "TOKENS": LossOn = LossOn::Assistant;
+    /// Whether several conversations share a row; auto: if the model has rotary positions
+    Run packing "WHEN": Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
     Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;

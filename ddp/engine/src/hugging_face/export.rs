@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ddp_data::safetensors::Header;
-use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_data::text::{CHAT_FILES, Vocabulary};
 use ddp_kernels::files as disk;
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::ModelSpec;
@@ -90,10 +90,10 @@ fn write(
         let end = end.and_then(|end| vocabulary.special_text(end));
         let class = "PreTrainedTokenizerFast";
         let about = json!({ "tokenizer_class": class, "eos_token": end });
-        for (name, bytes) in [
-            (TOKENIZER_FILE, &vocabulary.file[..]),
-            ("tokenizer_config.json", format!("{about:#}\n").as_bytes()),
-        ] {
+        let about = format!("{about:#}\n");
+        // A tokenizer with a file of this name, which comes later, keeps it.
+        let own = std::iter::once((CHAT_FILES[0], about.as_bytes()));
+        for (name, bytes) in own.chain(vocabulary.files()) {
             disk::write_file(&folder.join(name), |output| output.write(bytes))?;
         }
     }

@@ -137,6 +137,9 @@ impl Family for GptSpec {
             embedding = embedding.with_positions(self.context);
         }
         embedding = embedding.untrained(&self.untrained_tokens);
+        if data.documents {
+            embedding = embedding.of_documents();
+        }
         // The vocabulary is padded: only the first `outputs` tokens occur.
         let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
         if self.tied {

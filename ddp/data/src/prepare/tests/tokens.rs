@@ -428,6 +428,7 @@ fn a_trained_model_says_context_and_vocabulary() {
         needs_labels: true,
     };
     let next = |vocabulary| TaskSpec::NextToken {
+        packed: false,
         vocabulary,
         are_bytes: false,
         tokenizer: None,

@@ -23,6 +23,7 @@ fn shape(context: &[usize]) -> DataShape<'_> {
         image: &[],
         dtype: DType::I64,
         outputs: 7,
+        documents: false,
     }
 }
 
@@ -362,4 +363,89 @@ fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_toke
         assert_eq!(one_by_one.room(), 0);
         assert!(crate::Decoder::new(&model, 21).is_err());
     }
+}
+
+/// The sum of the losses of these rows of tokens, and the gradients of all parameters.
+fn loss_and_gradients(spec: &GptSpec, inputs: &[i64], targets: &[i64]) -> (f64, Vec<f64>) {
+    let (context, rows) = ([spec.context], inputs.len() / spec.context);
+    let shape = DataShape {
+        documents: true,
+        ..shape(&context)
+    };
+    let layers = Box::new(spec.layers(&shape).unwrap());
+    let model = Model::new(layers, &context, DType::F64, Device::Cpu, 1, &|_| false).unwrap();
+    let of = |values: &[i64]| Tensor::from_slice(values, &[rows, spec.context], Device::Cpu);
+    let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
+    let options = crate::PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 0,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
+    let (mut ready, params) = (|_| Ok(()), &model.params);
+    let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
+    let y = model.forward(&mut pass, &of(inputs).unwrap()).unwrap();
+    let stats = Tensor::zeros(&[crate::loss::STATS], DType::F64, Device::Cpu).unwrap();
+    let of_loss = [&y, &of(targets).unwrap(), &stats];
+    let loss = CrossEntropy::default();
+    let dy = model.loss_gradient(&mut pass, &loss, of_loss).unwrap();
+    model.backward(&mut pass, &dy).unwrap();
+    let gradients = params.gradients().to_vec().unwrap();
+    (stats.index(0).unwrap().item().unwrap(), gradients)
+}
+
+/// Also where backward computes blocks again.
+#[test]
+fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_of_their_own() {
+    const LENGTHS: [usize; 3] = [7, 1, 12];
+    let token = |index: usize| (index * 5 % 7) as i64;
+    for recompute in [RecomputeKind::None, RecomputeKind::Block] {
+        let spec = GptSpec {
+            layers: 2,
+            context: 20,
+            position: PositionKind::Rope,
+            recompute,
+            ..tiny()
+        };
+        let (mut packed, mut alone) = (Vec::new(), Vec::new());
+        let (mut packed_targets, mut alone_targets) = (Vec::new(), Vec::new());
+        for length in LENGTHS {
+            let begin = packed.len();
+            let tokens: Vec<i64> = (begin..begin + length).map(token).collect();
+            let targets = (begin..begin + length).map(|index| token(3 * index + 1));
+            packed.extend(tokens.iter().map(|token| token | (begin as i64) << 32));
+            packed_targets.extend(targets.clone());
+            alone.extend(tokens.iter().copied().chain(vec![0; 20 - length]));
+            alone_targets.extend(targets.chain(vec![-100; 20 - length]));
+        }
+        let (loss, gradients) = loss_and_gradients(&spec, &packed, &packed_targets);
+        let (expected, expected_gradients) = loss_and_gradients(&spec, &alone, &alone_targets);
+        assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
+        let pairs = gradients.iter().zip(&expected_gradients);
+        let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        // Turned by other angles, queries and keys round otherwise.
+        assert!(apart < 1e-7, "{apart}");
+        let joined: Vec<i64> = packed.iter().map(|code| code & 0xffff_ffff).collect();
+        let (other, _) = loss_and_gradients(&spec, &joined, &packed_targets);
+        assert!(
+            (other - expected).abs() > 1e-3,
+            "one document: {other} {expected}"
+        );
+    }
+    let learned = GptSpec {
+        context: 20,
+        ..tiny()
+    };
+    let shape = DataShape {
+        documents: true,
+        ..shape(&[20])
+    };
+    let layers = Box::new(learned.layers(&shape).unwrap());
+    let error = Model::new(layers, &[20], DType::F64, Device::Cpu, 1, &|_| false).unwrap_err();
+    assert!(
+        error.to_string().contains("expected rotary positions"),
+        "{error}"
+    );
 }
