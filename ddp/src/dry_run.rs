@@ -93,6 +93,7 @@ fn model(bytes: &ModelBytes) -> String {
     let parts = [
         ("parameters", bytes.values, true),
         ("rounded copies", bytes.copies, false),
+        ("frozen weights", bytes.base, false),
         ("tied copies", bytes.tied, false),
         ("gradients", bytes.gradients, true),
         ("partial sums of gradients", bytes.partial_sums, false),

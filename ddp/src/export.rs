@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::config::{Config, FloatType};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hugging_face;
+use crate::lora;
 use crate::shown::shown;
 use crate::using::choose::described;
 use crate::using::load;
@@ -18,17 +19,24 @@ Examples:
   ddp-train export --format hf --checkpoint out exported
   ddp-train export --format hf --checkpoint out/checkpoints/step-00000785 exported
 
-Models of the family gpt become GPT2LMHeadModel or LlamaForCausalLM; one that is neither is refused.";
+  ddp-train export --format hf --checkpoint out --merge exported
+
+Models of the family gpt become GPT2LMHeadModel or LlamaForCausalLM; one that is neither is refused. A run with --lora becomes an \
+adapter of PEFT, or with --merge a whole model.";
 
 /// The flags of `export`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct ExportFlags {
-    /// What is written: hf, a folder of Hugging Face (config.json and model.safetensors)
+    /// What is written: hf, a folder of Hugging Face (config.json and model.safetensors; for a run
+    /// with --lora adapter_config.json and adapter_model.safetensors)
     #[arg(long, value_name = "FORMAT", value_parser = ["hf"])]
     pub format: String,
     /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
+    /// Add the adapters of a run with --lora to the weights they belong to, and write all
+    #[arg(long)]
+    pub merge: bool,
     /// New folder to write
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
@@ -38,11 +46,29 @@ pub(crate) struct ExportFlags {
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let (chosen, model) = load::on_cpu(&flags.checkpoint, Some(FloatType::F32))?;
     let (opened, state) = (&chosen.opened, &chosen.opened.state);
-    let (spec, vocabulary) = (Config::of_checkpoint(opened)?.model, state.task.outputs());
+    let (config, vocabulary) = (Config::of_checkpoint(opened)?, state.task.outputs());
+    let (spec, params) = (&config.model, &model.params);
+    let (name, of) = (shown(&flags.folder.to_string_lossy()), described(&chosen));
+    match (&config.lora, &config.init_from) {
+        (Some(lora), Some(base)) if !flags.merge => {
+            lora::export(&flags.folder, lora, spec, params, base)?;
+            let base = shown(&base.to_string_lossy()).to_string();
+            warn_unprinted(say(&format!(
+                "{name} is an adapter of PEFT to {base}, of {of}"
+            )));
+            return Ok(());
+        }
+        (Some(lora), _) => lora::merge(lora, spec, params)?,
+        (None, _) if flags.merge => {
+            return Err(Error::Usage(format!(
+                "--merge: expected a run with --lora, got {of}; help: leave --merge out"
+            )));
+        }
+        (None, _) => {}
+    }
     let tokenizer = opened.tokenizer()?;
     let tokenizer = tokenizer.as_ref().map(|known| (known, state.end_of_text()));
-    let class = hugging_face::export(&flags.folder, &spec, vocabulary, &model.params, tokenizer)?;
-    let (folder, of) = (shown(&flags.folder.to_string_lossy()), described(&chosen));
-    warn_unprinted(say(&format!("{folder} is {class} of {of}")));
+    let class = hugging_face::export(&flags.folder, spec, vocabulary, params, tokenizer)?;
+    warn_unprinted(say(&format!("{name} is {class} of {of}")));
     Ok(())
 }

@@ -58,7 +58,15 @@ impl InitialWeights {
         } else {
             return Ok(None);
         };
-        let mut model = Config::of_checkpoint(&opened)?.model;
+        let config = Config::of_checkpoint(&opened)?;
+        if config.lora.is_some() {
+            return Err(Error::Data(format!(
+                "--init-from {}: expected a whole model, got adapters (--lora); help: give what \
+                 export --merge writes, or their base, and what export writes as --lora from=FOLDER",
+                path.display()
+            )));
+        }
+        let mut model = config.model;
         model.write_out(opened.state.task.outputs());
         Ok(Some(InitialWeights {
             folder: opened.folder,

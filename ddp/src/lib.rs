@@ -101,7 +101,10 @@ pub use ddp_nn::{family_settings, models, optim, params};
 pub use ddp_tables as tables;
 pub use error::{Error, Result};
 #[cfg(feature = "program")]
-use {ddp_engine::exchange, ddp_kernels::files};
+use {
+    ddp_engine::{exchange, initial, lora},
+    ddp_kernels::files,
+};
 #[cfg(feature = "tools")]
 pub use {ddp_tools as tools, ddp_tools::report, train::Trainer};
 #[cfg(feature = "program")]

@@ -39,7 +39,12 @@ pub(crate) fn of_batch(sampler: &Sampler, step0: u64) -> String {
     text(rows.fold(0, |hash, row| digest_mix(hash ^ digest_mix(row))))
 }
 
-/// The weights of a whole model, in parts: also those that are not trained, and buffers.
+fn is_saved(parameter: &Parameter) -> bool {
+    !parameter.is_base
+}
+
+/// The weights of a whole model, in parts: also those that are not trained, and buffers, but not a
+/// base.
 pub(crate) fn of_weights<'a>(parts: impl Iterator<Item = &'a Params>) -> Result<Vec<LayerDigest>> {
     let digests = |params: &Params| -> Result<Vec<LayerDigest>> {
         let chunk = |p: &Parameter| Chunk {
@@ -47,11 +52,12 @@ pub(crate) fn of_weights<'a>(parts: impl Iterator<Item = &'a Params>) -> Result<
             len: p.range.len(),
             decay: false,
         };
-        let chunks = ChunkTable::new(params.list().iter().map(chunk).collect())?;
+        let saved = params.list().iter().filter(|p| is_saved(p));
+        let chunks = ChunkTable::new(saved.map(chunk).collect())?;
         let (count, device) = (DIGEST * chunks.quanta(), params.device());
         let quanta = Tensor::zeros(&[count], DType::I64, device)?.named("digests of weights");
         ops::digest_quanta(&quanta, params.values(), &chunks)?;
-        Ok(by_layer(params, |_| true, &read(&quanta)?, 1.0))
+        Ok(by_layer(params, is_saved, &read(&quanta)?, 1.0))
     };
     Ok(parts.map(digests).collect::<Result<Vec<_>>>()?.concat())
 }

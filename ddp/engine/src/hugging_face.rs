@@ -17,18 +17,28 @@ mod special;
 
 use std::path::Path;
 
-pub use self::config::describe;
-pub use self::export::export;
+use ddp_nn::models::ModelSpec;
+use ddp_nn::models::gpt::GptSpec;
+
+pub use self::config::{ADAPTER_FILE, describe};
+pub use self::export::{export, is_conv1d, write_folder};
 pub use self::load::load;
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
 
 /// The file with a model's settings.
 pub const CONFIG_FILE: &str = "config.json";
 
-/// Whether `folder` is one of Hugging Face, not a checkpoint.
+/// Whether `folder` is one of Hugging Face (`describe` refuses an adapter), not a checkpoint.
 pub fn is_folder(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
-    has(CONFIG_FILE) && !has(STATE_FILE) && !has(MANIFEST_FILE)
+    (has(CONFIG_FILE) || has(ADAPTER_FILE)) && !has(STATE_FILE) && !has(MANIFEST_FILE)
+}
+
+/// The layers of transformers that the linear layer `layer` of a model is made of. None if it has no
+/// such class or layer.
+pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
+    let architecture = config::architecture_of(model.get::<GptSpec>()?).ok()?;
+    names::modules(architecture, layer)
 }
 
 #[cfg(test)]

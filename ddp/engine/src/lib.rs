@@ -15,6 +15,8 @@ pub mod exchange;
 mod faults;
 pub mod generate;
 pub mod hugging_face;
+pub mod initial;
+pub mod lora;
 pub mod metrics_log;
 mod model;
 pub mod process;

@@ -6,6 +6,7 @@ use ddp_nn::models::{DataShape, Model, ModelSpec};
 use ddp_nn::params::Precision;
 
 use crate::error::{Error, Result};
+use crate::lora::LoraSetting;
 use crate::setting::DEVICES_PER_RANK;
 use crate::tasks::LossOptions;
 
@@ -20,6 +21,8 @@ pub struct ModelOptions {
     pub seed: u64,
     /// Options of the loss.
     pub loss: LossOptions,
+    /// Adapters, beside which all else is frozen.
+    pub lora: Option<LoraSetting>,
 }
 
 /// What a model of these rows is built for.
@@ -50,7 +53,10 @@ impl ModelOptions {
                 devices.len()
             )));
         }
-        let layers = self.spec.layers(data)?;
+        let mut layers = self.spec.layers(data)?;
+        if let Some(lora) = &self.lora {
+            layers = layers.adapted(lora.of_model(&self.spec));
+        }
         let (precision, seed) = (self.precision, self.seed);
         let models = Model::split(layers, data.row_shape, devices, |layers, shape, device| {
             Model::with_shares(layers, shape, precision, device, seed, frozen, shares)

@@ -140,13 +140,13 @@ impl Dropout {
         }
     }
 
-    fn drops(&self, pass: &Pass<'_>) -> bool {
+    pub(crate) fn drops(&self, pass: &Pass<'_>) -> bool {
         pass.is_training() && self.probability > 0.0
     }
 
     /// Forward and backward are the same operation. Nothing is saved: the same random numbers are
     /// drawn again.
-    fn apply(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn apply(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let out = pass.take(x.shape())?;
         let key = DropoutKey {
             seed: pass.seed(),

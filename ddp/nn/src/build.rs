@@ -10,6 +10,7 @@ use ddp_kernels::ops::F32Math;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use crate::error::{Error, Result};
+use crate::lora::Lora;
 
 /// Identifies a parameter or buffer of a model: its number in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +57,8 @@ pub(crate) struct Declarations {
     /// Names of tied parameters that earlier parts of a split model declare.
     lent: Vec<String>,
     random_layers: u32,
+    /// The adapters of linear layers.
+    pub(crate) lora: Option<Lora>,
     /// Tells builds of models apart: a `Tie` remembers its parameter for one build only.
     serial: u64,
 }
@@ -218,6 +221,18 @@ impl<'a> Build<'a> {
         Ok(id)
     }
 
+    /// Gives the linear layers that are declared from here on adapters.
+    pub(crate) fn adapt(&mut self, lora: &Option<Lora>) {
+        if lora.is_some() {
+            self.declarations.lora.clone_from(lora);
+        }
+    }
+
+    /// The adapters of linear layers.
+    pub(crate) fn lora(&self) -> Option<Lora> {
+        self.declarations.lora.clone()
+    }
+
     /// A number for a layer that draws random numbers in its forward. No other layer of the model
     /// gets the same.
     pub(crate) fn random_layer(&mut self) -> u32 {
@@ -245,6 +260,14 @@ impl<'a> Build<'a> {
     /// Earlier parts of a split model declare these tied parameters.
     pub(crate) fn borrow_from_below(&mut self, names: &[String]) {
         self.declarations.lent.extend_from_slice(names);
+    }
+
+    /// Sets the initial weights of all parameters called `leaf`.
+    #[cfg(test)]
+    pub(crate) fn start_all(&mut self, leaf: &str, init: Init) {
+        let list = self.declarations.list.iter_mut();
+        let called = list.filter(|one| one.name.ends_with(&format!(".{leaf}")));
+        called.for_each(|one| one.init = init);
     }
 
     fn declare(

@@ -23,6 +23,7 @@ use crate::build::{Build, UseIndex};
 use crate::error::Result;
 use crate::layer::{Layer, described};
 use crate::linear::Linear;
+use crate::lora::Lora;
 use crate::norm::Normalize;
 use crate::pass::{Pass, observe};
 
@@ -45,6 +46,8 @@ pub struct Sequential {
     random_below: u32,
     /// Names of tied parameters that the parts below this one declare.
     lent: Vec<String>,
+    /// The adapters of its linear layers.
+    lora: Option<Lora>,
 }
 
 impl Sequential {
@@ -85,6 +88,12 @@ impl Sequential {
         self
     }
 
+    /// The same layers, whose linear ones have adapters.
+    pub fn adapted(mut self, lora: Lora) -> Sequential {
+        self.lora = Some(lora);
+        self
+    }
+
     /// The last layer.
     pub(crate) fn last(&self) -> Option<&dyn Layer> {
         self.layers.last().map(|last| &**last)
@@ -110,6 +119,7 @@ impl Sequential {
                 names: self.names.split_off(part.start),
                 random_below: self.random_before[part.start],
                 lent: lent(self.begins[part.start]),
+                lora: self.lora.clone(),
                 ..Sequential::new()
             });
         }
@@ -118,13 +128,19 @@ impl Sequential {
     }
 }
 
+/// A linear layer that may apply an activation: adapters add to its output before that.
+fn unadapted(layer: &mut dyn Any) -> Option<&mut Linear> {
+    let linear = layer.downcast_mut::<Linear>();
+    linear.filter(|linear| linear.adapters.is_none())
+}
+
 /// Lets built neighbours share passes over memory. Their bits stay those of each alone.
 fn fuse(below: &mut dyn Any, above: &mut dyn Any) {
     if let Some(activate) = above.downcast_mut::<Activate>() {
-        if let Some(linear) = below.downcast_mut::<Linear>() {
+        if let Some(linear) = unadapted(below) {
             (linear.above, activate.is_applied) = (Some(activate.activation), true);
         }
-    } else if let Some(linear) = above.downcast_mut::<Linear>() {
+    } else if let Some(linear) = unadapted(above) {
         if let Some(activate) = below.downcast_mut::<Activate>() {
             (linear.below, activate.is_derived) = (Some(activate.activation), true);
         }
@@ -143,6 +159,7 @@ impl Layer for Sequential {
         self.paths.clear();
         build.skip_random_layers(self.random_below);
         build.borrow_from_below(&self.lent);
+        build.adapt(&self.lora);
         let mut shape = shape.to_vec();
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.begins.push(build.use_index());

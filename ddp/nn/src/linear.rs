@@ -8,6 +8,7 @@ use ddp_kernels::{Device, Tensor};
 use crate::build::{Build, Init, ParamId, Tie};
 use crate::error::{Error, Result};
 use crate::layer::Layer;
+use crate::lora::Adapters;
 use crate::pass::Pass;
 
 /// A linear layer on the last dimension. Weight (O, I) and bias (O) start uniform between ±1/√I, as
@@ -31,6 +32,8 @@ pub struct Linear {
     is_outer: bool,
     /// The outputs of each layer that is merged into this one.
     parts: Vec<usize>,
+    /// Once built: what is added to it.
+    pub(crate) adapters: Option<Adapters>,
     built: Option<Built>,
 }
 
@@ -55,6 +58,7 @@ impl Linear {
             below: None,
             is_outer: false,
             parts: vec![outputs],
+            adapters: None,
             built: None,
         }
     }
@@ -143,6 +147,9 @@ impl Linear {
             .transpose()?;
         let weight = pass.value(weight)?;
         ops::linear_into(&y, &rows, weight, bias, self.above, pre_activation.as_ref())?;
+        if let Some(adapters) = &self.adapters {
+            adapters.add_outputs(pass, &y, x)?;
+        }
         if pass.is_training() {
             if self.needs_input(pass) && self.computed_again(&rows).is_none() {
                 pass.save(&rows);
@@ -237,6 +244,12 @@ impl Layer for Linear {
             .has_bias
             .then(|| build.parameter("bias", &[self.outputs], bias_init))
             .transpose()?;
+        // A tied weight may belong to other layers, too.
+        self.adapters = if self.is_outer || self.tie.is_some() {
+            None
+        } else {
+            Adapters::build(build, inputs, &self.parts)?
+        };
         self.built = Some(Built {
             inputs,
             weight,
@@ -269,6 +282,9 @@ impl Layer for Linear {
             };
             self.write_gradients(pass, &dy_rows, &x)?;
         }
+        let adapters = self.adapters.as_ref();
+        let of_adapters = adapters.map(|it| it.write_gradients(pass, &dy_rows));
+        let of_adapters = adapters.zip(of_adapters.transpose()?);
         // Before the gradient of the input, so that these are reduced while it is computed.
         built.bias.map_or(Ok(()), |bias| pass.finished(bias))?;
         pass.finished(weight)?;
@@ -289,6 +305,9 @@ impl Layer for Linear {
         let below = self.below.zip(saved.as_ref());
         let weight = pass.value(weight)?;
         ops::linear_backward_input_summed_into(&dx, row_sums.as_ref(), &dy_rows, weight, below)?;
+        if let Some((adapters, dmixed)) = of_adapters {
+            adapters.add_input_gradient(pass, &dx, &dmixed, dy)?;
+        }
         Ok(Some(with_last_of(&dx, dy, inputs)?))
     }
 }

@@ -24,7 +24,8 @@ pub use model::Model;
 
 use crate::build::{Declarations, Declared};
 use crate::error::Result;
-use crate::{Build, Layer};
+use crate::lora::is_adapter;
+use crate::{Build, Layer, Lora, Sequential};
 use family::Setting;
 
 /// All families, in the order of the help. The first one is the default.
@@ -173,17 +174,28 @@ impl ModelSpec {
 
     /// Elements of all parameters and buffers. Nothing is allocated for them.
     pub fn parameter_count(&self, data: &DataShape<'_>) -> Result<u128> {
-        self.count(data, |_| true)
+        self.count(self.layers(data)?, data, |_| true)
     }
 
     /// How many of these are in matrices of hidden layers, as Muon takes them.
     pub fn hidden_count(&self, data: &DataShape<'_>) -> Result<u128> {
-        self.count(data, |declared| !declared.matrices.is_empty())
+        let layers = self.layers(data)?;
+        self.count(layers, data, |declared| !declared.matrices.is_empty())
     }
 
-    fn count(&self, data: &DataShape<'_>, counts: impl Fn(&&Declared) -> bool) -> Result<u128> {
+    /// Elements of all parameters of these adapters of the model.
+    pub fn adapter_count(&self, data: &DataShape<'_>, lora: Lora) -> Result<u128> {
+        let layers = self.layers(data)?.adapted(lora);
+        self.count(layers, data, |declared| is_adapter(&declared.name))
+    }
+
+    fn count(
+        &self,
+        mut layers: Sequential,
+        data: &DataShape<'_>,
+        counts: impl Fn(&&Declared) -> bool,
+    ) -> Result<u128> {
         let mut declarations = Declarations::new();
-        let mut layers = self.layers(data)?;
         let mut build = Build::new(&mut declarations);
         Layer::build(&mut layers, &mut build, data.row_shape)?;
         let elements =

@@ -14,6 +14,10 @@
 //! most updates are smaller than the distance between two bf16 numbers. Code that changes values
 //! calls `refresh`, which rounds them into the copies.
 //!
+//! Adapters: where linear layers have some (`lora.rs`), all other parameters are the *base*. It has
+//! an arena of its own, in the dtype that layers read, and no masters: it is read from where it was
+//! saved, and never saved again.
+//!
 //! Split models: a part *borrows* a parameter that it uses and an earlier part declares. The part
 //! then has separate memory for the values that layers read and for a gradient; the parameter is
 //! not in its `list()` or arenas.
@@ -29,6 +33,7 @@ use twox_hash::XxHash3_64;
 use crate::build::{Declarations, Declared, Init, UseIndex};
 pub use crate::build::{Format, ParamId, Precision};
 use crate::error::{Error, Result};
+use crate::lora::is_adapter;
 
 /// A parameter or buffer, and where it lies.
 #[derive(Clone, Debug)]
@@ -39,7 +44,7 @@ pub struct Parameter {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its elements in the arenas. A borrowed one has memory apart.
+    /// Its elements in the arenas, or in that of the base. A borrowed one has memory apart.
     pub range: Range<usize>,
     /// Whether weight decay applies: only to matrices.
     pub decays: bool,
@@ -49,6 +54,8 @@ pub struct Parameter {
     pub frozen: bool,
     /// Whether it is a buffer: saved and moved with the model, never trained.
     pub is_buffer: bool,
+    /// Whether it is of the base, to which adapters are added.
+    pub is_base: bool,
 }
 
 impl Parameter {
@@ -104,6 +111,8 @@ pub struct Params {
     gradients: Tensor,
     /// (A), the rounded copies that layers read, if they compute in less than the masters' dtype.
     working: Option<Tensor>,
+    /// The base's values, in the layers' dtype; empty without adapters.
+    base: Tensor,
     /// By `ParamId`: what layers read.
     value_views: Vec<Tensor>,
     /// By `ParamId`: views of the masters.
@@ -127,8 +136,15 @@ impl Params {
         assert!(shares > 0, "0 ranks to share the trained part");
         format.check()?;
         let declared = &declarations.list;
-        let (mut list, borrowed, trained) = lay_out(declared, format.layers, frozen, shares);
-        let end = list.last().map_or(0, |last| last.range.end).max(trained);
+        let has_base = declarations.lora.is_some();
+        let base_of = |name: &str| has_base && !is_adapter(name);
+        let (mut list, borrowed, trained) =
+            lay_out(declared, format.layers, [frozen, &base_of], shares);
+        let end_of = |is_base| {
+            let last = list.iter().rfind(|p| p.is_base == is_base);
+            last.map_or(0, |last| last.range.end)
+        };
+        let (end, base_end) = (end_of(false).max(trained), end_of(true));
         let own = list.len();
         list.extend(borrowed);
         let is_borrowed = |p: &Parameter| declared[p.id.0].is_borrowed;
@@ -152,6 +168,7 @@ impl Params {
             same if same == masters => None,
             narrower => Some(Tensor::zeros(&[end], narrower, device)?.named("working values")),
         };
+        let base = Tensor::zeros(&[base_end], format.layers, device)?.named("base");
         let trained_values = values.slice(0..trained)?;
         let view = |arena: &Tensor, p: &Parameter, ending: &str| -> Result<Tensor> {
             let view = arena.slice(p.range.clone())?.reshape(&p.shape)?;
@@ -159,10 +176,11 @@ impl Params {
         };
         let by_id = || index.iter().map(|&at| &list[at]);
         let views = |arena: &Tensor| -> Result<Vec<Tensor>> {
-            let view = |p: &Parameter| match (is_borrowed(p), p.is_buffer) {
-                (true, _) => Ok(arena.slice(0..0)?),
-                (_, true) => view(&values, p, ""),
-                (_, false) => view(arena, p, ""),
+            let view = |p: &Parameter| match p {
+                p if is_borrowed(p) => Ok(arena.slice(0..0)?),
+                p if p.is_base => view(&base, p, ""),
+                p if p.is_buffer => view(&values, p, ""),
+                p => view(arena, p, ""),
             };
             by_id().map(view).collect()
         };
@@ -197,6 +215,7 @@ impl Params {
             trained_values,
             gradients,
             working,
+            base,
             value_views,
             master_views,
             gradient_views,
@@ -334,6 +353,11 @@ impl Params {
         &self.values
     }
 
+    /// The values of the base, which has no masters; empty without adapters.
+    pub fn base(&self) -> &Tensor {
+        &self.base
+    }
+
     /// (A), what layers read: the masters, or their rounded copies if layers compute in less.
     pub fn read_arena(&self) -> &Tensor {
         self.working.as_ref().unwrap_or(&self.values)
@@ -363,7 +387,7 @@ impl Params {
     }
 
     /// One parameter's master, in its shape and in `master_dtype`: what is trained and saved. Call
-    /// `refresh` after writing to it.
+    /// `refresh` after writing to it. For one of the base, that which layers read.
     pub fn master(&self, id: ParamId) -> &Tensor {
         assert!(!self.is_borrowed(id), "a borrowed parameter has no master");
         &self.master_views[id.0]
@@ -405,7 +429,7 @@ impl Params {
         Ok(ChunkTable::new(trained.filter_map(chunk).collect())?)
     }
 
-    /// A hash of the bits of all masters: equal on replicas that are equal. Copies them to the
+    /// A hash of the bits of all masters, without the base: equal on replicas that are equal. Copies them to the
     /// host.
     pub fn values_hash(&self) -> Result<u64> {
         let mut hash = XxHash3_64::new();
@@ -424,7 +448,7 @@ impl Params {
             let bytes = values.bits_as(DType::U8)?;
             Ok(bytes.with_slice(|bytes: &[u8]| XxHash3_64::oneshot(bytes))?)
         };
-        let list = self.in_order().into_iter();
+        let list = self.in_order().into_iter().filter(|p| !p.is_base);
         list.map(|p| Ok((p.name.as_str(), hash(p)?))).collect()
     }
 
@@ -446,12 +470,12 @@ impl Params {
 }
 
 /// Lays out trained parameters in reverse order of declaration, because backward completes a
-/// gradient at the parameter's first use; then frozen ones, then buffers. Returns them, borrowed
-/// ones, and the end of the trained part.
+/// gradient at the parameter's first use; then frozen ones, then buffers; apart from these, those of
+/// the base. Returns them, borrowed ones, and the end of the trained part.
 fn lay_out(
     declared: &[Declared],
     dtype: DType,
-    frozen: &dyn Fn(&str) -> bool,
+    [frozen, base]: [&dyn Fn(&str) -> bool; 2],
     shares: usize,
 ) -> (Vec<Parameter>, Vec<Parameter>, usize) {
     let alignment = ALIGNMENT_BYTES / dtype.bytes();
@@ -462,12 +486,13 @@ fn lay_out(
         range: 0..declared.shape.iter().product(),
         decays: declared.shape.len() >= 2 && !declared.is_buffer,
         matrices: declared.matrices.clone(),
-        frozen: !declared.is_buffer && frozen(&declared.name),
+        frozen: !declared.is_buffer && (frozen(&declared.name) || base(&declared.name)),
         is_buffer: declared.is_buffer,
+        is_base: !declared.is_buffer && base(&declared.name),
     };
     let all = declared.iter().enumerate().rev().map(parameter);
     let (borrowed, mut list): (Vec<_>, Vec<_>) = all.partition(|p| declared[p.id.0].is_borrowed);
-    list.sort_by_key(|p| (p.is_buffer, p.frozen));
+    list.sort_by_key(|p| (p.is_base, p.is_buffer, p.frozen));
     let trained_count = list.iter().filter(|p| p.is_trained()).count();
     let (trained, others) = list.split_at_mut(trained_count);
     let end = if shares > 1 {
@@ -477,7 +502,10 @@ fn lay_out(
     } else {
         place(trained, 0, alignment)
     };
+    let of_base = others.iter().filter(|p| p.is_base).count();
+    let (others, base) = others.split_at_mut(others.len() - of_base);
     place(others, end.next_multiple_of(alignment), alignment);
+    place(base, 0, alignment);
     (list, borrowed, end)
 }
 

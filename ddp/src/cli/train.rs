@@ -15,6 +15,7 @@ use crate::flags::layers::{
     CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
 };
 use crate::initial_weights::InitialWeights;
+use crate::lora;
 use crate::metrics_log::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
@@ -113,6 +114,12 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     layers.set_flags(flags)?;
     if let Some(first) = first {
         first.settle(&mut layers.config)?;
+    }
+    // Until then it says only which folder it is of.
+    if let Some(lora) = layers.config.lora.as_mut().filter(|lora| lora.rank == 0)
+        && let Some(from) = &lora.from
+    {
+        *lora = lora::describe(from)?.0;
     }
     layers.check()?;
     if how.print_config {

@@ -12,12 +12,13 @@ use serde_json::json;
 
 use super::choose::described;
 use super::load;
-use crate::config::{Config, FloatType, Precision};
+use crate::config::{Config, FloatType, LoraSetting, Precision};
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
 use crate::error::{Error, Result};
 use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
 use crate::generate::{self, Coding, GenerateOptions, Generated};
 use crate::hugging_face;
+use crate::lora;
 use crate::models::{DataShape, Model};
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
@@ -38,8 +39,8 @@ tokens, and why the text ended. It is made on the CPU. The same seed gives the s
 #[derive(Args, Clone, Debug, PartialEq)]
 #[command(group = ArgGroup::new("text").required(true))]
 pub(crate) struct GenerateFlags {
-    /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest) or of
-    /// Hugging Face
+    /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest), of
+    /// Hugging Face, or of an adapter that names the folder of its base model
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
     /// The text to continue; if it is empty, the model begins a document
@@ -173,13 +174,17 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
         _ => of_file(path),
     });
     let given = given.transpose()?;
+    let adapter = path.join(hugging_face::ADAPTER_FILE).exists();
+    let adapter = adapter.then(|| lora::describe(path)).transpose()?;
     let (model, coding) = if hugging_face::is_folder(path) {
-        let file = path.join(TOKENIZER_FILE);
+        let (adapter, base) = adapter.unzip();
+        let base = base.flatten().map_or(path.clone(), PathBuf::from);
+        let file = base.join(TOKENIZER_FILE);
         let coding = match given {
             None if file.exists() => Some(of_file(&file)?),
             given => given,
         };
-        (of_hugging_face(path, flags.dtype)?, coding)
+        (of_hugging_face(&base, adapter, flags.dtype)?, coding)
     } else {
         let (chosen, model) = load::on_cpu(path, flags.dtype)?;
         tracing::info!("{}", described(&chosen));
@@ -200,8 +205,12 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
     Ok((model, coding?))
 }
 
-/// The model of a folder of Hugging Face.
-fn of_hugging_face(path: &Path, dtype: Option<FloatType>) -> Result<Model> {
+/// The model of a folder of Hugging Face, with the adapters that belong to it.
+fn of_hugging_face(
+    path: &Path,
+    adapter: Option<LoraSetting>,
+    dtype: Option<FloatType>,
+) -> Result<Model> {
     let mut spec = hugging_face::describe(path)?.spec;
     spec.context = spec.usable_context();
     let shape = DataShape {
@@ -214,10 +223,14 @@ fn of_hugging_face(path: &Path, dtype: Option<FloatType>) -> Result<Model> {
     let config = Config {
         model: spec.clone().into(),
         dtype: dtype.map_or(Precision::F32, load::precision),
+        lora: adapter.clone(),
         ..Config::default()
     };
     let model = load::empty(&config, &shape, Device::Cpu)?;
     hugging_face::load(path, &[&model.params])?;
+    if let Some(lora) = adapter {
+        lora::load(&lora, &config.model, &[&model.params])?;
+    }
     Ok(model)
 }
 

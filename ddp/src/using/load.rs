@@ -18,6 +18,7 @@ use crate::data::{
 };
 use crate::error::{Error, Result};
 use crate::flags::{RankFlags, whole};
+use crate::initial;
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
@@ -196,7 +197,10 @@ fn model(
 fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
     let file = opened.files.iter().find(|entry| entry.name == MODEL_FILE);
     let bytes = file.map_or(0, |entry| entry.bytes);
-    let claimed = config.model.parameter_count(shape);
+    let claimed = match &config.lora {
+        Some(lora) => lora.count(&config.model, shape),
+        None => config.model.parameter_count(shape).map_err(Error::from),
+    };
     if !claimed
         .as_ref()
         .is_ok_and(|elements| elements * 4 <= u128::from(bytes))
@@ -211,7 +215,7 @@ fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device
     // From here on, as it was trained.
     set_bf16_order(trainer::bf16_order_of(&opened.state.versions));
     let model = empty(config, shape, device)?;
-    checkpoint::load_opened(opened, &[&model.params])?;
+    initial::load_opened(opened, config, &[&model.params])?;
     Ok(model)
 }
 

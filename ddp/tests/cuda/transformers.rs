@@ -4,7 +4,7 @@
 
 use crate::gpu;
 use crate::support::job::{Folder, all_at_once};
-use crate::support::metrics_log::model_bytes;
+use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::test_name;
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
@@ -44,6 +44,42 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
             assert!(
                 apart < apart_max,
                 "{dtype}: {gpu} on the GPU, {cpu} on the CPU"
+            );
+        }
+    }
+}
+
+/// Of layers in one part and in three, with dropout, beside a base in f32 or bf16.
+#[test]
+fn adapters_learn_as_on_the_cpu_captured_eager_and_split() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = with_text();
+    let run = |out: &str, words: &str| {
+        let model = "--model gpt,layers=2,heads=2,width=8,context=8 --data t.txt --batch-size 4";
+        let words = format!("{model} --threads 1 --steps 4 --log-every 1 {words} --out {out}");
+        folder.alone(&words).on_gpus().run().assert_well();
+        let out = folder.path().join(out);
+        (MetricsLog::read(&out).losses(), model_bytes(&out, 4))
+    };
+    run("base", "--device cpu");
+    for (dtype, apart_max) in [("f32", 1e-4), ("bf16", 0.05)] {
+        let adapted = |how: &str| {
+            let out = format!("{dtype}{}", how.replace(' ', ""));
+            let lora = "--init-from base --lora rank=2,alpha=8,dropout=0.2 --lr 0.02";
+            run(
+                &out,
+                &format!("{lora} --warmup-steps 0 --dtype {dtype} --device {how}"),
+            )
+        };
+        let (cpu, captured) = (adapted("cpu"), adapted("cuda --graph on"));
+        assert!(captured == adapted("cuda --graph off"), "{dtype}");
+        if ddp_kernels::Device::usable().len() > 2 {
+            assert!(captured == adapted("cuda --devices-per-rank 2"), "{dtype}");
+        }
+        for (gpu, cpu) in captured.0.iter().zip(&cpu.0) {
+            assert!(
+                (gpu - cpu).abs() < apart_max,
+                "{dtype}: {gpu} on the GPU, {cpu}"
             );
         }
     }

@@ -86,7 +86,7 @@ fn llama_tensors() -> Tensors {
     ])
 }
 
-fn write_tensors(path: &Path, tensors: &Tensors) {
+pub(crate) fn write_tensors(path: &Path, tensors: &Tensors) {
     let shapes = tensors
         .iter()
         .map(|(name, (shape, _))| (&name[..], &shape[..]));

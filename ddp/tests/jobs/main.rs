@@ -29,6 +29,7 @@ mod handshake;
 mod hosts;
 mod hugging_face;
 mod inspect;
+mod lora;
 mod losing;
 mod losing_and_stopping;
 mod losing_hosts;

@@ -1,5 +1,5 @@
 //! `model.safetensors`: all parameters and buffers as f32 under their names, in the format of
-//! `safetensors.torch`.
+//! `safetensors.torch`. Where there are adapters, these alone: the base is read where it is.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,12 +14,15 @@ use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
 use crate::setting::MODEL;
 use ddp_data::safetensors::{Entry, Header};
+use ddp_nn::lora::is_adapter;
 use ddp_nn::params::{Parameter, Params};
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 /// Writes a new file with all parameters and buffers in the order of declaration. The file is the
 /// same for a model in one part or in several.
 pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
-    let list = in_order(parts);
+    let list = saved(parts);
     let on_host = |(params, parameter): &(&Params, &Parameter)| -> Result<Tensor> {
         let bring = || params.master(parameter.id).to((Device::Cpu, DType::F32));
         Ok(in_phase(Phase::Checkpoint, || {
@@ -42,22 +45,29 @@ const VALUE_MAX: f32 = 1e6;
 /// checkpoint must match its checksum. All of that is checked before anything changes; an error
 /// while reading values leaves some of them changed.
 pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
-    ModelFile::of(path, manifest::open_model(path)?.into(), parts, false)?.load(parts)
+    let file = manifest::open_model(path)?.into();
+    ModelFile::of(path, file, saved(parts), false)?
+        .load()
+        .map(drop)
 }
 
-/// The same for a file of unknown origin to start from: values that are not finite or very large
-/// are refused, and a model may have fewer positions. The checksum is compared on rank 0.
-pub(crate) fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
+/// The same for a file of unknown origin to start from, which has no adapters: values that are not
+/// finite or very large are refused, and a model may have fewer positions. The checksum is compared
+/// on rank 0. Returns a digest of the values.
+pub(crate) fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<String> {
     let file = match rank {
         0 => manifest::open_model(path)?,
         _ => File::open(path).map_err(unreadable(path))?,
     };
-    ModelFile::of(path, file.into(), parts, true)?.load(parts)
+    ModelFile::of(path, file.into(), initial(parts), true)?.load()
 }
 
 /// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
 pub fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
-    ModelFile::of(&opened.model_file(), opened.model.clone(), parts, false)?.load(parts)
+    let (path, file) = (opened.model_file(), opened.model.clone());
+    ModelFile::of(&path, file, saved(parts), false)?
+        .load()
+        .map(drop)
 }
 
 /// A file with the names and shapes of a model.
@@ -65,22 +75,22 @@ pub(super) struct ModelFile<'a> {
     path: &'a Path,
     file: Arc<File>,
     header: Header,
+    list: Vec<(&'a Params, &'a Parameter)>,
     /// Whether its origin is unknown: it may have more positions, and its values are checked.
     is_foreign: bool,
     /// Whether its names were changed by `without_dropout`.
     pub(super) is_renamed: bool,
 }
 
-impl ModelFile<'_> {
-    /// Checks the file, which was opened at `path`, against the model.
-    pub(super) fn of<'a>(
+impl<'a> ModelFile<'a> {
+    /// Checks the file, which was opened at `path`, against these parameters.
+    pub(super) fn of(
         path: &'a Path,
         file: Arc<File>,
-        parts: &[&Params],
+        list: Vec<(&'a Params, &'a Parameter)>,
         is_foreign: bool,
     ) -> Result<ModelFile<'a>> {
         let mut header = header_of(path, &file)?;
-        let list = in_order(parts);
         let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
         let is_renamed = rename(&mut header, &parameters);
         check(&header, &parameters, is_foreign).map_err(|why| refuse(path, why))?;
@@ -88,15 +98,16 @@ impl ModelFile<'_> {
             path,
             file,
             header,
+            list,
             is_foreign,
             is_renamed,
         })
     }
 
-    /// Fills the model with its values.
-    pub(super) fn load(self, parts: &[&Params]) -> Result<()> {
-        let mut bytes = Vec::new();
-        for (params, parameter) in in_order(parts) {
+    /// Fills the parameters with its values. Returns a digest of these if their origin is unknown.
+    pub(super) fn load(self) -> Result<String> {
+        let (mut bytes, mut foreign) = (Vec::new(), Foreign::default());
+        for (params, parameter) in self.list {
             let entry = self.header.find(&parameter.name).expect("checked");
             let dtype = FileDType::of(entry).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
@@ -104,13 +115,13 @@ impl ModelFile<'_> {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
                 if self.is_foreign {
-                    return check_plausible(&parameter.name, values)
-                        .map_err(|why| refuse(self.path, why));
+                    let checked = foreign.check(&parameter.name, values);
+                    return checked.map_err(|why| refuse(self.path, why));
                 }
                 Ok(())
             })?;
         }
-        Ok(())
+        Ok(foreign.digest())
     }
 }
 
@@ -121,18 +132,40 @@ pub(crate) fn fill(
     read: impl FnOnce(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
     tensors::read_into(params.master(parameter.id), "loading the model", read)?;
+    if parameter.is_base {
+        return Ok(());
+    }
     Ok(params.refresh(parameter.range.clone())?)
 }
 
-/// Refuses values of the tensor `name` that are not finite, or very large.
-pub(crate) fn check_plausible(name: &str, values: &[f32]) -> Result<(), String> {
-    let is_odd = |value: &&f32| value.is_nan() || value.abs() > VALUE_MAX;
-    values.iter().find(is_odd).map_or(Ok(()), |value| {
-        Err(format!(
-            "{name}: expected values up to {VALUE_MAX:e}, got {value:e}; help: the file is \
-             damaged or its training diverged: give another"
-        ))
-    })
+/// Values of unknown origin, and their digest.
+#[derive(Default)]
+pub(crate) struct Foreign(XxHash3_64);
+
+impl Foreign {
+    /// Refuses values of the tensor `name` that are not finite, or very large. Digests them.
+    pub(crate) fn check(&mut self, name: &str, values: &[f32]) -> Result<(), String> {
+        let is_odd = |value: &&f32| value.is_nan() || value.abs() > VALUE_MAX;
+        if let Some(value) = values.iter().find(is_odd) {
+            return Err(format!(
+                "{name}: expected values up to {VALUE_MAX:e}, got {value:e}; help: the file is \
+                 damaged or its training diverged: give another"
+            ));
+        }
+        let mut bytes = [0; 4096];
+        for piece in values.chunks(bytes.len() / 4) {
+            for (four, value) in bytes.chunks_exact_mut(4).zip(piece) {
+                four.copy_from_slice(&value.to_le_bytes());
+            }
+            self.0.write(&bytes[..4 * piece.len()]);
+        }
+        Ok(())
+    }
+
+    /// Of all values so far: the same for those of a file in bf16 and in f32.
+    pub(crate) fn digest(&self) -> String {
+        format!("{:016x}", self.0.finish())
+    }
 }
 
 /// The header of a safetensors file that was opened at `path`.
@@ -143,8 +176,22 @@ pub(crate) fn header_of(path: &Path, file: &File) -> Result<Header> {
         .map_err(|why| refuse(path, why))
 }
 
+/// The parameters of a checkpoint's file: all but those of a base.
+pub(super) fn saved<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+    let mut list = in_order(parts);
+    list.retain(|(_, parameter)| !parameter.is_base);
+    list
+}
+
+/// The parameters that initial weights fill: all but adapters.
+pub(crate) fn initial<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+    let mut list = in_order(parts);
+    list.retain(|(_, parameter)| !is_adapter(&parameter.name));
+    list
+}
+
 /// All parameters in the order of the layers, each with its part.
-pub(crate) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
     let of_part = |params: &&'a Params| {
         let params: &'a Params = params;
         params.in_order().into_iter().map(move |it| (params, it))

@@ -7,7 +7,7 @@ use ddp_kernels::DType;
 
 use super::files::{ReadFrom, unreadable};
 use super::manifest::Opened;
-use super::model::{ModelFile, load_opened};
+use super::model::{ModelFile, load_opened, saved};
 use super::optimizer::{SavedMoments, SavedPiece};
 use super::tensors::{FileDType, read_into};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result
     let stages = step.stages();
     let parts = parts(step)?;
     let model_file = opened.model_file();
-    let model = ModelFile::of(&model_file, opened.model.clone(), &parts, false)?;
+    let model = ModelFile::of(&model_file, opened.model.clone(), saved(&parts), false)?;
     let wanted = stages.iter().flat_map(|stage| {
         let rule = stage.optimizer().rule();
         let list = stage.model().params.list().iter();
@@ -53,7 +53,7 @@ pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result
         Ok(saved) => saved,
         Err(why) => return Ok(Err(why)),
     };
-    model.load(&parts)?;
+    model.load()?;
     let mut stages = stages.iter();
     stages.try_for_each(|stage| restore_moments(&saved, stage))?;
     step.count_moments_from(opened.state.optimizer_since);

@@ -82,11 +82,11 @@ impl FilePart {
         let parts = parts(step)?;
         let stages = parts.iter().enumerate();
         let of_stage = stages.flat_map(|(stage, params)| {
-            let parameters = params.in_order().into_iter();
+            let parameters = params.in_order().into_iter().filter(|it| !it.is_base);
             parameters.map(move |parameter| (stage, parameter.range.clone()))
         });
         Ok(FilePart {
-            header: model::header(&model::in_order(&parts)),
+            header: model::header(&model::saved(&parts)),
             list: of_stage.collect(),
             copies: values(step).map(copy_of).collect::<Result<_>>()?,
         })

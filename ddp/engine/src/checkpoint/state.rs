@@ -76,6 +76,9 @@ pub struct State {
     /// among the settings only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_weights: Vec<f64>,
+    /// The digest of the base model, if the checkpoint has adapters alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// The fingerprint of the training data.
     pub fingerprint: String,
     /// The fingerprint of the held-out rows; None if there are none.

@@ -15,7 +15,7 @@ use super::values::{
 use crate::error::{Error, Result};
 use crate::setting::{
     BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, EVAL_EVERY, FREEZE, GRAPH,
-    GROUP, LR, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+    GROUP, INIT_FROM, LR, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
 };
 
 impl Config {
@@ -32,7 +32,12 @@ impl Config {
         check_utf8("out", Some(&self.out))?;
         check_utf8("cache-dir", self.cache_dir.as_deref())?;
         check_utf8("tokenizer", self.tokenizer.as_deref())?;
-        check_utf8("init-from", self.init_from.as_deref())
+        check_utf8("init-from", self.init_from.as_deref())?;
+        let Some(lora) = &self.lora else {
+            return Ok(());
+        };
+        let text = format!("{INIT_FROM} with the weights beside them; help: give a folder");
+        require(self.init_from.is_some(), "lora", lora, &text)
     }
 
     /// Checks the settings that are numbers.

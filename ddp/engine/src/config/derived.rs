@@ -105,6 +105,7 @@ impl Config {
             precision: self.dtype,
             seed: self.seed,
             loss: self.loss_options(),
+            lora: self.lora.clone(),
         }
     }
 
@@ -118,6 +119,7 @@ impl Config {
 
     /// The request for the data.
     pub fn data_request(&self) -> DataRequest {
+        let initial = self.init_from.as_deref();
         DataRequest {
             labels: self.labels.clone(),
             val_data: self.val_data.clone(),

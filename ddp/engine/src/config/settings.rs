@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing, Precision,
-    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing,
+    Precision, Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -219,6 +219,11 @@ settings! {
     /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
     /// 0,2.bias or 'blocks.?,*.bias'
     Run freeze "NAMES": Vec<String> = vec![];
+    /// Train adapters of low rank (LoRA) beside the weights of `init-from`, which stay as they are:
+    /// rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
+    /// on=q_proj,v_proj; dropout=P and rslora=true may follow. Or from=FOLDER: those that PEFT or
+    /// export wrote
+    Run lora "SETTINGS": Option<LoraSetting> = None;
 
     ["Data"]
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of

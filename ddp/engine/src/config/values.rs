@@ -11,6 +11,7 @@ use ddp_kernels::setting::Choice;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
+pub use crate::lora::LoraSetting;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::tasks::{BestBy, ClassWeights};
@@ -104,7 +105,7 @@ macro_rules! read_as_printed {
     )+};
 }
 
-read_as_printed!(DeviceChoice, Resume, TraceSteps);
+read_as_printed!(DeviceChoice, LoraSetting, Resume, TraceSteps);
 
 /// Parameters whose learning rate or weight decay differs from the others'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

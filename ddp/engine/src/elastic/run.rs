@@ -43,6 +43,8 @@ pub(crate) struct Kept {
     pub(crate) gives: Option<(usize, Vec<usize>)>,
     /// Whether this rank is one of the new ones, and has no state yet.
     pub(crate) awaits_state: bool,
+    /// The digest of the base model, if adapters are trained.
+    pub(crate) base: Option<String>,
 }
 
 impl Kept {
@@ -59,6 +61,7 @@ impl Kept {
             compared: None,
             gives: None,
             awaits_state: false,
+            base: None,
         }
     }
 

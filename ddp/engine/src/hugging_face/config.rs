@@ -17,7 +17,7 @@ use crate::checkpoint::refuse;
 use crate::error::{Error, Result};
 
 /// Where transformers finds weights that it adds to those of the folder.
-const ADAPTER_FILE: &str = "adapter_config.json";
+pub const ADAPTER_FILE: &str = "adapter_config.json";
 
 /// What a folder says its model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
     if folder.join(ADAPTER_FILE).exists() {
         let why = format!(
             "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
-             it; help: merge it with merge_and_unload, and save the model"
+             it; help: give its base model, and the adapter as --lora from=FOLDER"
         );
         return Err(refuse(folder, why));
     }

@@ -7,6 +7,7 @@ use ddp_data::safetensors::Header;
 use ddp_data::text::{CHAT_FILES, Vocabulary};
 use ddp_kernels::files as disk;
 use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::lora::is_adapter;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
@@ -31,14 +32,32 @@ pub fn export(
     params: &Params,
     tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<&'static str> {
-    let Some(spec) = model.get::<GptSpec>() else {
-        return Err(Error::Usage(format!(
+    let (spec, architecture) = known(model)?;
+    write_folder(folder, |folder| {
+        write(folder, spec, vocabulary, architecture, params, tokenizer)
+    })?;
+    Ok(architecture.class())
+}
+
+/// The settings and the class of a model. Refuses one that transformers does not have.
+fn known(model: &ModelSpec) -> Result<(&GptSpec, &'static Architecture)> {
+    let spec = model.get::<GptSpec>().ok_or_else(|| {
+        Error::Usage(format!(
             "a model of the family {}: expected gpt, which transformers has; help: for other \
              programs there is model.safetensors in the checkpoint",
             model.name()
-        )));
-    };
-    let architecture = architecture_of(spec)?;
+        ))
+    })?;
+    Ok((spec, architecture_of(spec)?))
+}
+
+/// Whether the class of a model stores weights of linear layers as (I, O).
+pub fn is_conv1d(model: &ModelSpec) -> Result<bool> {
+    Ok(names::is_conv1d(known(model)?.1))
+}
+
+/// Writes a new folder, whole or not at all. An empty one is replaced.
+pub fn write_folder(folder: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let refused = |expected: &str| {
         let folder = folder.display();
         Error::Usage(format!("{folder}: expected {expected}; help: give another"))
@@ -59,13 +78,14 @@ pub fn export(
         return Err(refused("a folder that no other process writes, got one"));
     };
     remove_left(&aside)?;
-    let written = write(&aside, spec, vocabulary, architecture, params, tokenizer)
-        .and_then(|()| Ok(disk::rename(&aside, &folder)?));
+    let sync = |()| Ok(disk::sync_folder(&aside)?);
+    let written = write(&aside).and_then(sync);
+    let written = written.and_then(|()| Ok(disk::rename(&aside, &folder)?));
     if written.is_err() {
         // The first error says why; what is left has a hidden name.
         let _ = disk::remove_folder(&aside);
     }
-    written.map(|()| architecture.class())
+    written
 }
 
 /// Removes what a killed process left in the folder.
@@ -102,7 +122,8 @@ fn write(
         output.write(text.as_bytes())
     })?;
     let mut tensors = Vec::new();
-    for parameter in params.in_order() {
+    let weights = params.in_order().into_iter();
+    for parameter in weights.filter(|weight| !is_adapter(&weight.name)) {
         let mut shape = parameter.shape.clone();
         if names::has_token_rows(&parameter.name) {
             shape[0] = vocabulary;
@@ -127,8 +148,7 @@ fn write(
     let values = values.map(|(parameter, range, part)| -> Result<Tensor> {
         parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))?
     });
-    write_file(&folder.join(MODEL_FILE), &header, values)?;
-    Ok(disk::sync_folder(folder)?)
+    write_file(&folder.join(MODEL_FILE), &header, values).map(drop)
 }
 
 /// The rows `here` of a parameter, as a tensor of transformers.

@@ -9,17 +9,18 @@ use super::architecture::Architecture;
 use super::config::{Described, describe};
 use super::folder::{Found, Tensors};
 use super::names::{self, Part};
-use crate::checkpoint::{check_plausible, fill, in_order, refuse};
+use crate::checkpoint::{Foreign, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
 /// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
-/// shapes and dtypes of all tensors are checked before anything changes.
-pub fn load(folder: &Path, params: &[&Params]) -> Result<()> {
+/// shapes and dtypes of all tensors are checked before anything changes. Returns a digest of the
+/// values.
+pub fn load(folder: &Path, params: &[&Params]) -> Result<String> {
     let described = describe(folder)?;
     let architecture = described.architecture;
     let tensors = Tensors::open(folder, architecture)?;
-    let list = in_order(params);
+    let list = initial(params);
     let parameters = list.iter().map(|(_, parameter)| *parameter);
     let sources = sources(&described, parameters);
     let sources = sources.map_err(|why| refuse(folder, why))?;
@@ -28,20 +29,20 @@ pub fn load(folder: &Path, params: &[&Params]) -> Result<()> {
     if described.spec.tied {
         check_tied(folder, architecture, &tensors)?;
     }
-    let mut read = Read::default();
+    let (mut read, mut foreign) = (Read::default(), Foreign::default());
     for ((params, parameter), parts) in list.iter().zip(&sources) {
         fill(params, parameter, |mut values| {
             for part in parts {
                 let (rows, rest) = values.split_at_mut(part.shape.iter().product());
                 read.part(&tensors, part, rows)?;
-                let plausible = check_plausible(&part.name, rows);
+                let plausible = foreign.check(&part.name, rows);
                 plausible.map_err(|why| refuse(folder, why))?;
                 values = rest;
             }
             Ok(())
         })?;
     }
-    Ok(())
+    Ok(foreign.digest())
 }
 
 /// The tensors that make each parameter.

@@ -55,12 +55,11 @@ pub(super) fn parts(
     shape: &[usize],
 ) -> Option<Vec<Part>> {
     let (layer, leaf) = name.rsplit_once('.')?;
-    let (layer, block) = without_number(layer);
-    let layers = architecture.all_words("layer");
-    let there = &layers.iter().find(|it| it[0] == layer)?[1..];
-    let is_conv1d = architecture.model_type() == "gpt2" && !block.is_empty() && shape.len() == 2;
-    let part = |(there, rows): (&&str, usize)| Part {
-        name: format!("{}.{leaf}", there.replace('#', block)),
+    let there = modules(architecture, layer)?;
+    let is_in_block = layer.starts_with("blocks.");
+    let is_conv1d = is_conv1d(architecture) && is_in_block && shape.len() == 2;
+    let part = |(there, rows): (&String, usize)| Part {
+        name: format!("{there}.{leaf}"),
         shape: [&[rows], &shape[1..]].concat(),
         is_transposed: is_conv1d,
     };
@@ -72,6 +71,19 @@ pub(super) fn parts(
         parts => vec![shape[0] / parts; parts],
     };
     Some(there.iter().zip(rows).map(part).collect())
+}
+
+/// Whether weights of linear layers are (I, O).
+pub(super) fn is_conv1d(architecture: &Architecture) -> bool {
+    architecture.model_type() == "gpt2"
+}
+
+/// The layers of transformers that the layer `name` is made of.
+pub(super) fn modules(architecture: &Architecture, name: &str) -> Option<Vec<String>> {
+    let (layer, block) = without_number(name);
+    let layers = architecture.all_words("layer");
+    let there = &layers.iter().find(|it| it[0] == layer)?[1..];
+    Some(there.iter().map(|name| name.replace('#', block)).collect())
 }
 
 /// `blocks.#.mlp` and `7` of `blocks.7.mlp`.

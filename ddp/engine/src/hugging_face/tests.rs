@@ -369,6 +369,7 @@ fn model_of(folder: &Path) -> (GptSpec, Model) {
         image: &[],
         dtype: DType::I64,
         outputs: spec.vocab,
+        documents: false,
     };
     let layers = Box::new(spec.layers(&shape).unwrap());
     let model = Model::new(layers, &[16], DType::F32, Device::Cpu, 0, &|_| true).unwrap();

@@ -60,7 +60,12 @@ fn program_bytes(world: &World) -> Result<String> {
 }
 
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
-pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<Field>> {
+pub(super) fn fields(
+    data: &Data,
+    step: &Step,
+    has_values: bool,
+    base: &Option<String>,
+) -> Result<Vec<Field>> {
     let (program, flags) = (SAME_PROGRAM, SAME_SETTINGS);
     let same_values = format!(
         "start every rank with the same build of ddp-train, and the same {INIT_FROM}: compare the files on the hosts"
@@ -78,7 +83,7 @@ pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<F
         }
         Ok("given later".into())
     };
-    let values = of_stages(&values)?;
+    let values = format!("{} {base:?}", of_stages(&values)?);
     let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
     let name = |stage: &Stage| name_of_real(stage.device()).unwrap_or("none");
     let gpus: Vec<&str> = step.stages().iter().map(name).collect();
@@ -140,7 +145,7 @@ mod tests {
         let world = World::single().unwrap();
         let data = setup::open(&options, None, &world, None).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
-        let fields = fields(&data, &step, true).unwrap();
+        let fields = fields(&data, &step, true, &None).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()
     }

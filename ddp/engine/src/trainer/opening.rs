@@ -46,11 +46,15 @@ impl<'a> Opening<'a> {
         world: &'a World,
     ) -> Opening<'a> {
         // How a run was started is no property of the run.
-        let given = Config {
+        let mut given = Config {
             resume: Resume::Never,
             override_: false,
             ..options.settled()
         };
+        if let (Some(_), Some(base)) = (&given.lora, &mut given.init_from) {
+            // Whoever uses the adapters reads it again, from any folder.
+            *base = std::path::absolute(&base).unwrap_or(base.clone());
+        }
         let (captured, resident) = (kept.step.graphs().is_some(), run.kept_bytes.is_some());
         let chosen = Config {
             graph: [GraphChoice::Off, GraphChoice::On][usize::from(captured)],
@@ -125,6 +129,7 @@ impl<'a> Opening<'a> {
             columns: data.columns.clone(),
             label: data.label.clone(),
             class_weights: loss.class_weights.numbers(),
+            base: self.kept.base.clone(),
             fingerprint: data.train.fingerprint()?,
             held_out,
             best: None,
@@ -276,9 +281,12 @@ impl<'a> Opening<'a> {
     fn log_plan(&self) {
         let (options, params) = (self.options, || self.kept.step.params());
         let parameters: usize = params().map(Params::count).sum();
+        let trained: usize = params().map(Params::trained_count).sum();
+        let trained = (trained < parameters).then(|| format!(", of which {trained} are trained"));
         let (steps, out) = (self.run.plan.steps, options.out.display().to_string());
         tracing::info!(
-            "a model with {parameters} parameters, for {steps} steps of {} rows; results in {}",
+            "a model with {parameters} parameters{}, for {steps} steps of {} rows; results in {}",
+            trained.unwrap_or_default(),
             options.batch_rows(),
             shown(&out)
         );

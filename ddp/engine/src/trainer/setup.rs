@@ -13,7 +13,6 @@ use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
-use ddp_nn::models::family::refuse;
 use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
@@ -21,7 +20,7 @@ use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
 use super::{agree, bf16, resume};
-use crate::checkpoint::{self, Opened};
+use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
 use crate::elastic::agreement::{self, Cut};
@@ -30,7 +29,8 @@ use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::hugging_face;
+use crate::initial;
+use crate::lora;
 use crate::metrics_log;
 use crate::model::data_shape;
 use crate::ranks::WorldRanks;
@@ -87,7 +87,10 @@ pub(super) struct Unbuilt {
     pub(super) plan: Plan,
     pub(super) devices: Vec<Device>,
     pub(super) places: Vec<String>,
+    /// Without those of a base.
     pub(super) parameters: u64,
+    /// Those of a base, to which adapters are added.
+    pub(super) base: u64,
     /// Parameters in matrices of hidden layers.
     pub(super) hidden: u64,
     /// Steps that are done.
@@ -153,14 +156,22 @@ pub(super) fn assemble(
     let parameters = options.model.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
     if parameters > parameters_max {
-        let hidden = options.model.hidden_count(&shape)?;
-        let hidden = u64::try_from(hidden).unwrap_or(u64::MAX);
+        let (trained, hidden, base) = match &options.lora {
+            None => (
+                u128::from(parameters),
+                options.model.hidden_count(&shape)?,
+                0,
+            ),
+            Some(lora) => (lora.count(&options.model, &shape)?, 0, parameters),
+        };
+        let [trained, hidden] = [trained, hidden].map(|it| u64::try_from(it).unwrap_or(u64::MAX));
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
             plan,
             places: devices::of_ranks(world, &devices)?,
             devices,
-            parameters,
+            parameters: trained,
+            base,
             hidden,
             taken: resumed.map_or(0, |opened| opened.state.step),
         })));
@@ -184,7 +195,11 @@ pub(super) fn assemble(
             let step = step(options, world, &data, &devices, program.loss())?;
             session::check(&step, world)?;
             let before = resumed.as_ref().map(|opened| &opened.state);
-            fresh.insert(Kept::new(step, before, !is_simulated(device)))
+            let (parts, then) = (params(&step), before.and_then(|state| state.base.as_ref()));
+            let base = initial::load_base(options, &parts, world.rank(), then)?;
+            let mut kept = Kept::new(step, before, !is_simulated(device));
+            kept.base = base;
+            fresh.insert(kept)
         }
     };
     let mut optimizers = Vec::new();
@@ -199,7 +214,7 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = session.kept();
     kept.advance()?;
-    let fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
+    let fields = agree::fields(&data, &kept.step, kept.gives.is_none(), &kept.base)?;
     agree::compare(fields, world)?;
 
     // After the model's memory: data may take what is left.
@@ -308,30 +323,22 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
     Ok(())
 }
 
-/// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
-/// the handshake compares the values of all ranks.
+/// The parts of the model.
+fn params(step: &Step) -> Vec<&Params> {
+    step.params().collect()
+}
+
+/// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
+/// compares the values of all ranks.
 fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
     check_tokenizer(path, data)?;
-    let parts: Vec<&Params> = step.params().collect();
-    if hugging_face::is_folder(path) {
-        return hugging_face::load(path, &parts);
+    match &options.lora {
+        Some(lora) => lora::load(lora, &options.model, &params(step)),
+        None => initial::load(path, &params(step), world.rank()).map(drop),
     }
-    let file = path.join(checkpoint::MODEL_FILE);
-    if path.is_dir() && !file.exists() {
-        let expected = "a model file, or the folder of a checkpoint or of Hugging Face";
-        let help = "give a folder in its checkpoints, if this is a run";
-        return Err(refuse("init-from", path.display(), expected, help).into());
-    }
-    let path = if path.is_dir() { file } else { path.clone() };
-    if path.exists() && !path.is_file() {
-        let expected = "an ordinary file";
-        let help = "save what a pipe or a device gives as a file first";
-        return Err(refuse("init-from", path.display(), expected, help).into());
-    }
-    checkpoint::load_initial(&path, &parts, world.rank())
 }
 
 /// Refuses initial weights of a model that takes the tokens of another tokenizer.
@@ -443,6 +450,10 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
     let in_order = models.iter().flat_map(|model| model.params.in_order());
     let names: Vec<&str> = in_order.map(|parameter| parameter.name.as_str()).collect();
     options.check_freeze(&names)?;
+    if let Some(lora) = &options.lora {
+        let parts: Vec<&Params> = models.iter().map(|model| &model.params).collect();
+        lora.check(&options.model, &parts)?;
+    }
     check_groups(&options.groups()?, models.iter().map(|model| &model.params))?;
     let parameters = || models.iter().flat_map(|model| model.params.list());
     let is_hidden =

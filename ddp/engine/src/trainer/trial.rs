@@ -8,7 +8,7 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
-use ddp_nn::params::Precision;
+use ddp_nn::params::{Format, Precision};
 use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
@@ -70,6 +70,8 @@ pub struct ModelBytes {
     pub values: u64,
     /// Their rounded copies.
     pub copies: u64,
+    /// Frozen weights to which adapters are added.
+    pub base: u64,
     /// Values and gradients of tied parameters on later devices of a split model.
     pub tied: u64,
     /// Gradients.
@@ -168,6 +170,9 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
                 Precision::Bf16 => values / 2,
                 Precision::F32 | Precision::Tf32 => 0,
             },
+            base: run
+                .base
+                .saturating_mul(Format::from(options.dtype).layers.bytes() as u64),
             // Only the model itself knows what is tied.
             tied: 0,
             gradients: values,
@@ -192,7 +197,7 @@ impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
         let kept = self.gradients + self.partial_sums + self.moments + self.kept_for_others;
-        self.values + self.copies + self.tied + kept + self.saved()
+        self.values + self.copies + self.base + self.tied + kept + self.saved()
     }
 
     /// The copy that is being saved, in host memory.
@@ -205,6 +210,7 @@ impl ModelBytes {
         for stage in kept.step.stages() {
             let params = &stage.model().params;
             bytes.values += params.values().bytes() as u64;
+            bytes.base += params.base().bytes() as u64;
             bytes.gradients += params.gradients().bytes() as u64;
             bytes.partial_sums += stage.reducer().partial_sum_bytes() as u64;
             if params.dtype() != params.master_dtype() {
@@ -249,7 +255,8 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
     let of_f32 = |elements: usize| (elements * DType::F32.bytes()) as u64;
     let values = |stage: &Stage| -> usize {
         let parameters = stage.model().params.list().iter();
-        parameters.map(|parameter| parameter.range.len()).sum()
+        let saved = parameters.filter(|parameter| !parameter.is_base);
+        saved.map(|parameter| parameter.range.len()).sum()
     };
     let moments = |stage: &Stage| -> usize {
         let optimizer = stage.optimizer();

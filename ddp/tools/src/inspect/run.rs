@@ -32,6 +32,9 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         sheet.add("task", task(&last.state.task));
         let config = Config::of_checkpoint(last)?;
         sheet.add("data", shown(&config.data.to_string()));
+        if let Some(lora) = &config.lora {
+            sheet.add("adapters", shown(&lora.to_string()));
+        }
         if !config.freeze.is_empty() {
             sheet.add("frozen", some_of(&config.freeze));
         }

@@ -39,6 +39,7 @@ pub(crate) fn state(step: u64) -> State {
         columns: None,
         class_weights: Vec::new(),
         label: None,
+        base: None,
         fingerprint: "rows".into(),
         held_out: Some("other rows".into()),
         best: None,

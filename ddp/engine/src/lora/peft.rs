@@ -1,0 +1,260 @@
+//! PEFT's folders: `adapter_config.json`, and two tensors for each adapted layer of transformers in
+//! `adapter_model.safetensors`, whose rows follow each other in a parameter here.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use ddp_data::safetensors::Header;
+use ddp_kernels::files as disk;
+use ddp_nn::models::ModelSpec;
+use ddp_nn::params::{Parameter, Params};
+use serde_json::{Map, Value, json};
+
+use super::{LoraSetting, RANK_MAX, layers, matches};
+use crate::checkpoint::{
+    FileDType, Foreign, ReadFrom, fill, header_of, refuse, unreadable, write_file,
+};
+use crate::error::{Error, Result};
+use crate::hugging_face::{self, ADAPTER_FILE};
+use crate::shown::some_of;
+
+/// The file with the tensors.
+const TENSORS_FILE: &str = "adapter_model.safetensors";
+/// What the names of all tensors begin with.
+const PREFIX: &str = "base_model.model.";
+/// The key that names the base model.
+const BASE_KEY: &str = "base_model_name_or_path";
+/// Keys that do not change what is computed, or say which layers are adapted: that follows from the
+/// tensors.
+const IRRELEVANT: [&str; 14] = [
+    BASE_KEY,
+    "auto_mapping",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+];
+
+/// The settings of the adapters in a folder, and the base model that it names.
+pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
+    let path = folder.join(ADAPTER_FILE);
+    let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
+    let unknown = |key: &str, got: &Value, expected: &str| {
+        Error::Data(format!(
+            "{}: {key} {got}: expected {expected}; help: give another adapter",
+            path.display()
+        ))
+    };
+    let keys: Map<String, Value> = serde_json::from_str(&text)
+        .map_err(|error| unknown("it", &error.to_string().into(), "a JSON object"))?;
+    let (mut rank, mut alpha, mut dropout, mut rslora) = (8, 8.0, 0.0, false);
+    for (key, value) in &keys {
+        let number = |from: f64, most: f64| {
+            let number = value.as_f64().filter(|it| (from..=most).contains(it));
+            number.ok_or_else(|| unknown(key, value, &format!("a number from {from} to {most}")))
+        };
+        let is_unset = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        };
+        match (key.as_str(), value.as_str()) {
+            ("r", _) => rank = number(1.0, RANK_MAX as f64)? as usize,
+            ("lora_alpha", _) => alpha = number(f64::MIN_POSITIVE, 1e6)?,
+            ("lora_dropout", _) => dropout = number(0.0, 0.999)?,
+            ("use_rslora", _) => rslora = value == true,
+            ("target_modules" | "task_type", _)
+            | ("peft_type", Some("LORA"))
+            | ("bias", Some("none"))
+            | ("init_lora_weights", None | Some("gaussian" | "orthogonal" | "eva")) => {}
+            (key, _) if is_unset || IRRELEVANT.contains(&key) => {}
+            _ => return Err(unknown(key, value, "plain LoRA, without this")),
+        }
+    }
+    let (_, _, header) = open(folder)?;
+    let layers = header.entries.iter().filter_map(|entry| {
+        let (layer, _) = entry.name.strip_prefix(PREFIX)?.split_once(".lora_")?;
+        Some(layer)
+    });
+    let layers: BTreeSet<&str> = layers.collect();
+    let is_used = |target: &&str| layers.iter().any(|layer| matches(target, layer, layer));
+    // Ends of names. A text is a pattern of Python's: the names of all layers mean the same.
+    let on: BTreeSet<&str> = match keys.get("target_modules").and_then(Value::as_array) {
+        Some(targets) => targets
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(is_used)
+            .collect(),
+        None => layers.clone(),
+    };
+    let setting = LoraSetting {
+        rank,
+        alpha,
+        on: on.into_iter().map(String::from).collect(),
+        dropout,
+        rslora,
+        from: Some(folder.to_path_buf()),
+    };
+    let base = keys.get(BASE_KEY).and_then(Value::as_str);
+    Ok((setting, base.map(String::from)))
+}
+
+/// The file with the tensors of a folder.
+fn open(folder: &Path) -> Result<(PathBuf, File, Header)> {
+    let path = folder.join(TENSORS_FILE);
+    let file = File::open(&path).map_err(unreadable(&path))?;
+    let header = header_of(&path, &file)?;
+    Ok((path, file, header))
+}
+
+/// A parameter of adapters here, and the tensors that follow each other in it: names and shapes.
+type Parts<'a> = (&'a Params, &'a Parameter, Vec<(String, [usize; 2])>);
+
+/// All parameters of adapters in these parts of a model.
+fn parts<'a>(lora: &LoraSetting, model: &ModelSpec, parts: &[&'a Params]) -> Vec<Parts<'a>> {
+    let mut all = Vec::new();
+    for params in parts {
+        for (layer, weight, adapters) in layers(params) {
+            let units = lora.units(model, layer, &weight.matrices);
+            for (parameter, is_a) in adapters
+                .into_iter()
+                .flat_map(|[a, b]| [(a, true), (b, false)])
+            {
+                let tensor = |(name, rows): &(String, Range<usize>)| {
+                    if is_a {
+                        (
+                            format!("{PREFIX}{name}.lora_A.weight"),
+                            [lora.rank, weight.shape[1]],
+                        )
+                    } else {
+                        (
+                            format!("{PREFIX}{name}.lora_B.weight"),
+                            [rows.len(), lora.rank],
+                        )
+                    }
+                };
+                all.push((*params, parameter, units.iter().map(tensor).collect()));
+            }
+        }
+    }
+    all
+}
+
+/// Fills the adapters of a model with those of the folder that `lora` names, if it names one.
+pub fn load(lora: &LoraSetting, model: &ModelSpec, params: &[&Params]) -> Result<()> {
+    let Some(folder) = &lora.from else {
+        return Ok(());
+    };
+    let (path, file, header) = open(folder)?;
+    let refused = |why: String| {
+        let help = "give the adapter and the base model that belong together";
+        refuse(&path, format!("{why}; help: {help}"))
+    };
+    let all = parts(lora, model, params);
+    let here = all.iter().flat_map(|(_, _, tensors)| tensors);
+    let here: BTreeSet<&str> = here.map(|(name, _)| name.as_str()).collect();
+    let there = header
+        .entries
+        .iter()
+        .map(|entry| entry.name.as_str())
+        .collect();
+    let different: Vec<&str> = here.symmetric_difference(&there).copied().collect();
+    if !different.is_empty() {
+        return Err(refused(format!(
+            "expected tensors for exactly the adapted layers of the model, got others: {} in only \
+             one of both",
+            some_of(&different, 4)
+        )));
+    }
+    let (mut foreign, mut bytes) = (Foreign::default(), Vec::new());
+    for (params, parameter, tensors) in &all {
+        fill(params, parameter, |mut values| {
+            for (name, shape) in tensors {
+                let (mine, others) = values.split_at_mut(shape.iter().product());
+                values = others;
+                let entry = header.find(name).expect("compared");
+                if entry.shape != shape {
+                    let got = &entry.shape;
+                    return Err(refused(format!("{name}: expected {shape:?}, got {got:?}")));
+                }
+                let dtype = FileDType::of(entry).map_err(&refused)?;
+                let mut file = ReadFrom::place(&file, header.data_start + entry.start);
+                let read = dtype.read(&mut file, mine, &mut bytes);
+                read.map_err(unreadable(&path))?;
+                foreign.check(name, mine).map_err(&refused)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Writes the adapters of a model, in f32 on the CPU, as a new folder of PEFT. `base` is the folder
+/// of the base model.
+pub fn export(
+    folder: &Path,
+    lora: &LoraSetting,
+    model: &ModelSpec,
+    params: &Params,
+    base: &Path,
+) -> Result<()> {
+    let transposes = hugging_face::is_conv1d(model)?;
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        BASE_KEY: base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "target_modules": targets(lora, model, params),
+        "fan_in_fan_out": transposes,
+        "bias": "none",
+        "inference_mode": true,
+    });
+    let all = parts(lora, model, &[params]);
+    let tensors = all.iter().flat_map(|(_, _, tensors)| tensors);
+    let header = Header::of(tensors.map(|(name, shape)| (name.as_str(), &shape[..])));
+    hugging_face::write_folder(folder, |folder| {
+        disk::write_file(&folder.join(ADAPTER_FILE), |output| {
+            output.write(format!("{config:#}\n").as_bytes())
+        })?;
+        // The tensors of a parameter follow each other there, too.
+        let values = all
+            .iter()
+            .map(|(params, parameter, _)| Ok(params.master(parameter.id).clone()));
+        write_file(&folder.join(TENSORS_FILE), &header, values).map(drop)
+    })
+}
+
+/// The shortest names that mean exactly the adapted layers to PEFT: their ends, if no other layer
+/// has these.
+fn targets(lora: &LoraSetting, model: &ModelSpec, params: &Params) -> BTreeSet<String> {
+    let named = |lora: &LoraSetting| -> BTreeSet<String> {
+        let layers = layers(params).into_iter();
+        let units =
+            layers.flat_map(|(layer, weight, _)| lora.units(model, layer, &weight.matrices));
+        units.map(|(name, _)| name).collect()
+    };
+    let end = |name: &String| name.rsplit('.').next().unwrap_or_default().to_string();
+    let adapted = named(lora);
+    let ends: BTreeSet<String> = adapted.iter().map(end).collect();
+    let ended = LoraSetting {
+        on: ends.iter().cloned().collect(),
+        ..lora.clone()
+    };
+    if named(&ended) == adapted {
+        return ends;
+    }
+    adapted
+}
