@@ -28,7 +28,7 @@ pub mod scratch;
 pub mod vocabulary;
 
 pub use activate::{Activate, Dropout, Swiglu};
-pub use attention::SelfAttention;
+pub use attention::{NormOver, Rope, SelfAttention};
 pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};
 pub use decode::{Decoder, Sampling};

@@ -30,6 +30,8 @@ pub struct Embedding {
     /// The longest sequence, if positions are learned.
     context: Option<usize>,
     deviation: f64,
+    /// Tokens whose rows get no gradient here.
+    untrained: Vec<usize>,
     tie: Option<Tie>,
     /// Whether inputs also say where documents begin.
     has_documents: bool,
@@ -50,6 +52,7 @@ impl Embedding {
             columns,
             context: None,
             deviation: 1.0,
+            untrained: Vec::new(),
             tie: None,
             has_documents: false,
             built: None,
@@ -74,6 +77,13 @@ impl Embedding {
     /// The same layer whose rows start normal with this standard deviation.
     pub fn normal(self, deviation: f64) -> Embedding {
         Embedding { deviation, ..self }
+    }
+
+    /// The same layer in which the rows of `tokens` get no gradient, as that of `padding_idx` of
+    /// `torch.nn.Embedding`.
+    pub fn untrained(mut self, tokens: &[usize]) -> Embedding {
+        self.untrained = tokens.to_vec();
+        self
     }
 
     /// The same layer with a table that all layers of this tie share.
@@ -169,7 +179,25 @@ impl Layer for Embedding {
                     tensor.dtype(),
                 )?,
             };
+            let rows = self
+                .untrained
+                .iter()
+                .map(|&token| tensor.slice(token..token + 1));
+            let rows = rows.collect::<Result<Vec<_>, _>>()?;
+            // A tied head may have added to them.
+            let mut before = Vec::new();
+            for row in rows.iter().filter(|_| accumulate) {
+                let copy = pass.take_as(row.shape(), row.dtype())?;
+                copy.copy_from(row)?;
+                before.push(copy);
+            }
             ops::embedding_backward_into(tensor, &dy, &ids, scratch, accumulate)?;
+            for (index, row) in rows.iter().enumerate() {
+                match before.get(index) {
+                    Some(before) => row.copy_from(before)?,
+                    None => ops::zero(row)?,
+                }
+            }
         }
         pass.finished(tokens)?;
         // Tokens have no gradient.

@@ -9,7 +9,9 @@ use crate::flags::tools::{DoctorFlags, InspectFlags};
 use crate::flags::{PlaceFlags, Taken};
 use crate::kernels::ops::Activation;
 use crate::models::ModelSpec;
-use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
+use crate::models::gpt::{
+    GptSpec, MlpKind, NormKind, NormPlace, PositionKind, QkNorm, RecomputeKind,
+};
 use crate::models::mlp::MlpSpec;
 use crate::models::vit::{Pool, VitSpec};
 use crate::optim::Method;
@@ -54,7 +56,9 @@ fn train_is_what_happens_without_a_command() {
 
 /// Every flag of a transformer.
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
-                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block";
+                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block \
+                   --head-size 10 --longest-context 64 --norm-place after --qk-norm head --qkv-bias true --rope-scaling linear:2 \
+                   --rope-share 0.5 --rope-skip 3 --window 32 --untrained-tokens 2 --export-class Qwen3ForCausalLM";
 const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
@@ -228,6 +232,17 @@ fn every_flag_of_training_arrives() {
         norm_epsilon: 0.5,
         rope_base: 7.0,
         recompute: RecomputeKind::Block,
+        head_size: 10,
+        longest_context: 64,
+        norm_place: NormPlace::After,
+        qk_norm: QkNorm::Head,
+        qkv_bias: true,
+        rope_scaling: "linear:2".into(),
+        rope_share: 0.5,
+        rope_skip: 3,
+        window: 32,
+        untrained_tokens: vec![2],
+        export_class: "Qwen3ForCausalLM".into(),
     };
     assert_eq!(train(GPT).model, ModelSpec::from(expected.clone()));
     let patches = VitSpec {

@@ -211,7 +211,8 @@ fn of_hugging_face(
     adapter: Option<LoraSetting>,
     dtype: Option<FloatType>,
 ) -> Result<Model> {
-    let spec = hugging_face::describe(path)?.spec;
+    let mut spec = hugging_face::describe(path)?.spec;
+    spec.context = spec.usable_context();
     let shape = DataShape {
         row_shape: &[spec.context],
         image: &[],

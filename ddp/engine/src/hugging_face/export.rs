@@ -13,10 +13,11 @@ use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
 use serde_json::json;
 
+use super::CONFIG_FILE;
+use super::architecture::Architecture;
 use super::config::{self, architecture_of};
 use super::load::transpose;
 use super::names::{self, Part};
-use super::{Architecture, CONFIG_FILE};
 use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
@@ -35,11 +36,11 @@ pub fn export(
     write_folder(folder, |folder| {
         write(folder, spec, vocabulary, architecture, params, tokenizer)
     })?;
-    Ok(architecture.name())
+    Ok(architecture.class())
 }
 
 /// The settings and the class of a model. Refuses one that transformers does not have.
-fn known(model: &ModelSpec) -> Result<(&GptSpec, Architecture)> {
+fn known(model: &ModelSpec) -> Result<(&GptSpec, &'static Architecture)> {
     let spec = model.get::<GptSpec>().ok_or_else(|| {
         Error::Usage(format!(
             "a model of the family {}: expected gpt, which transformers has; help: for other \
@@ -58,7 +59,7 @@ pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
 
 /// Whether the class of a model stores weights of linear layers as (I, O).
 pub fn is_conv1d(model: &ModelSpec) -> Result<bool> {
-    Ok(known(model)?.1 == Architecture::Gpt2)
+    Ok(names::is_conv1d(known(model)?.1))
 }
 
 /// Writes a new folder, whole or not at all. An empty one is replaced.
@@ -106,7 +107,7 @@ fn write(
     folder: &Path,
     spec: &GptSpec,
     vocabulary: usize,
-    architecture: Architecture,
+    architecture: &Architecture,
     params: &Params,
     tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<()> {
@@ -133,9 +134,9 @@ fn write(
         if names::has_token_rows(&parameter.name) {
             shape[0] = vocabulary;
         }
-        let parts = names::parts(architecture, &parameter.name, &shape);
+        let parts = names::parts(architecture, spec, &parameter.name, &shape);
         let parts = parts.ok_or_else(|| {
-            let class = architecture.name();
+            let class = architecture.class();
             Error::Internal(format!("{class} has nothing for {}", parameter.name))
         })?;
         let mut start = 0;
