@@ -88,7 +88,7 @@ pub(super) fn write(
     let (messages, prompt) = match Record::of(&object)? {
         Record::Text(text) => {
             return Ok(Written {
-                trained: vec![0..text.len()],
+                trained: one(0..text.len()),
                 text: text.into(),
                 is_plain: true,
                 why_none: "the text is empty, or one token",
@@ -101,7 +101,7 @@ pub(super) fn write(
                 LossOn::All => 0,
             };
             return Ok(Written {
-                trained: vec![start..text.len()],
+                trained: one(start..text.len()),
                 text,
                 is_plain: true,
                 why_none: "the completion is empty",
@@ -165,9 +165,9 @@ impl Conversation<'_> {
         let (text, all) = (whole.text, 0..self.messages.len());
         let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
         let (trained, why_none) = match (loss_on, prompt) {
-            (LossOn::All, _) => (vec![0..text.len()], "the template writes nothing"),
+            (LossOn::All, _) => (one(0..text.len()), "the template writes nothing"),
             (LossOn::Assistant, Some(prompt)) => (
-                vec![self.start(prompt, &text)?..text.len()],
+                one(self.start(prompt, &text)?..text.len()),
                 "the completion is empty",
             ),
             (LossOn::Assistant, None) if has_marks => (
@@ -239,6 +239,11 @@ impl Conversation<'_> {
             after(whole)
         )
     }
+}
+
+/// One range, as a list.
+fn one(range: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(range).collect()
 }
 
 #[cfg(test)]

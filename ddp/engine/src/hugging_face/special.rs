@@ -90,7 +90,7 @@ fn read_layers(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec)
             .iter()
             .position(|it| *it == 0)
             .map_or(0, |first| first + 1);
-        let has_rope = |index: usize| spec.rope_skip == 0 || index % spec.rope_skip != 0;
+        let has_rope = |index: usize| spec.rope_skip == 0 || !index.is_multiple_of(spec.rope_skip);
         let regular = (1..=spec.layers).map(|index| usize::from(has_rope(index)));
         if !regular.eq(layers.iter().copied()) {
             let expected = format!("a list of {} layers, every n-th of which is 0", spec.layers);
