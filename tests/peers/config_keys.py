@@ -12,7 +12,7 @@ import re
 import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
-FAMILIES = ["GPT2", "Llama", "Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3", "Olmo2", "Phi3"]
+FAMILIES = ["GPT2", "Llama", "Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3", "Olmo2", "Phi3", "Gemma3"]
 
 
 def keys(config):
@@ -24,5 +24,5 @@ def keys(config):
     return {"fields": fields, "others": sorted(others - set(fields))}
 
 
-classes = {"GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM": getattr(transformers, f"{name}Config") for name in FAMILIES}
+classes = {"GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM": getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config") for name in FAMILIES}
 print(json.dumps({"transformers": transformers.__version__, **{name: keys(config) for name, config in classes.items()}}, indent=1))

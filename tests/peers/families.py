@@ -23,7 +23,7 @@ def gpt2(**changes):
 def like_llama(family, **changes):
     settings = dict(vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
                     max_position_embeddings=CONTEXT, initializer_range=0.1, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(**{**settings, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     # Norms and biases start at 1 and 0, where errors in them would not show.
     generator = torch.Generator().manual_seed(5)
@@ -70,6 +70,10 @@ MODELS = {
                                   ["--context", str(CONTEXT)]),
     "Mistral": (lambda: like_llama("Mistral", sliding_window=None), {}, []),
     "Ministral": (lambda: like_llama("Ministral", head_dim=4, sliding_window=2 * CONTEXT), {}, []),
+    "Mistral, a window of 5": (lambda: like_llama("Mistral", sliding_window=5), {}, []),
+    "Ministral, a window of 5 in most layers": (
+        lambda: like_llama("Ministral", head_dim=4, sliding_window=5, layer_types=["sliding_attention", "full_attention"]), {}, []),
+    "Gemma 3": (lambda: like_llama("Gemma3", head_dim=6, sliding_window=5, num_hidden_layers=3, sliding_window_pattern=2, query_pre_attn_scalar=9), {}, []),
     "SmolLM3": (lambda: like_llama("SmolLM3", num_hidden_layers=5, no_rope_layer_interval=2), {}, []),
     "OLMo2": (lambda: like_llama("Olmo2"), {}, []),
     "Phi-3": (lambda: like_llama("Phi3"), {}, []),

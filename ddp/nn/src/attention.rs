@@ -127,6 +127,18 @@ impl SelfAttention {
         self
     }
 
+    /// The same attention in which each token sees at most this many, itself and those before it.
+    pub fn windowed(mut self, tokens: usize) -> SelfAttention {
+        self.attention.window = Some(tokens);
+        self
+    }
+
+    /// The same attention that multiplies q·k by `scale` instead of 1/√D.
+    pub fn scaled(mut self, scale: f64) -> SelfAttention {
+        self.attention.scale = Some(scale);
+        self
+    }
+
     /// The same attention whose queries and keys are normalized, before they are turned.
     pub fn normed(mut self, norm: &Normalize, over: NormOver) -> SelfAttention {
         let Attention {

@@ -27,7 +27,7 @@ pub mod pass;
 pub mod scratch;
 pub mod vocabulary;
 
-pub use activate::{Activate, Dropout, Swiglu};
+pub use activate::{Activate, Dropout, Geglu, Swiglu};
 pub use attention::{NormOver, Rope, SelfAttention};
 pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};

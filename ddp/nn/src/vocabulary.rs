@@ -30,6 +30,8 @@ pub struct Embedding {
     /// The longest sequence, if positions are learned.
     context: Option<usize>,
     deviation: f64,
+    /// What the rows are multiplied by.
+    scale: f64,
     /// Tokens whose rows get no gradient here.
     untrained: Vec<usize>,
     tie: Option<Tie>,
@@ -52,6 +54,7 @@ impl Embedding {
             columns,
             context: None,
             deviation: 1.0,
+            scale: 1.0,
             untrained: Vec::new(),
             tie: None,
             has_documents: false,
@@ -77,6 +80,11 @@ impl Embedding {
     /// The same layer whose rows start normal with this standard deviation.
     pub fn normal(self, deviation: f64) -> Embedding {
         Embedding { deviation, ..self }
+    }
+
+    /// The same layer that returns its rows times `scale`.
+    pub fn scaled(self, scale: f64) -> Embedding {
+        Embedding { scale, ..self }
     }
 
     /// The same layer in which the rows of `tokens` get no gradient, as that of `padding_idx` of
@@ -154,6 +162,9 @@ impl Layer for Embedding {
             *all = all.slice(cache.tokens..cache.tokens + ids.count())?;
         }
         ops::embedding_into(&y, table, &ids, positions.as_ref())?;
+        if self.scale != 1.0 {
+            ops::scale_into(&y, &y, self.scale)?;
+        }
         if pass.is_training() {
             pass.save(&ids);
         }
@@ -163,7 +174,12 @@ impl Layer for Embedding {
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let Built { tokens, positions } = self.built();
         let ids = pass.restore();
-        let dy = dy.reshape(&[ids.count(), self.columns])?;
+        let mut dy = dy.reshape(&[ids.count(), self.columns])?;
+        if self.scale != 1.0 {
+            let scaled = pass.take(dy.shape())?;
+            ops::scale_into(&scaled, &dy, self.scale)?;
+            dy = scaled;
+        }
         if let Some(positions) = positions {
             if let Some(gradient) = pass.gradient(positions) {
                 let Gradient { tensor, accumulate } = gradient;

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 /// Files by their name. Where several classes express a model, the first one is exported.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("keys", include_str!("keys.txt")),
     ("gpt2", include_str!("gpt2.txt")),
     ("llama", include_str!("llama.txt")),
@@ -15,6 +15,7 @@ const FILES: [(&str, &str); 10] = [
     ("smollm3", include_str!("smollm3.txt")),
     ("olmo2", include_str!("olmo2.txt")),
     ("phi3", include_str!("phi3.txt")),
+    ("gemma3", include_str!("gemma3.txt")),
 ];
 
 static ALL: LazyLock<Vec<Architecture>> = LazyLock::new(|| {
@@ -25,6 +26,9 @@ static ALL: LazyLock<Vec<Architecture>> = LazyLock::new(|| {
         })
         .collect()
 });
+
+/// The words of lines about a key.
+const TREATMENTS: [&str; 5] = ["setting", "special", "only", "irrelevant", "refused"];
 
 /// The words of a line.
 type Line = Vec<&'static str>;
@@ -62,10 +66,13 @@ impl Architecture {
     }
 
     /// What follows `word` in each line that begins with it. Of those with the same next word, the
-    /// first one counts.
+    /// first one counts; a key has one treatment.
     pub(super) fn all_words(&self, word: &str) -> Vec<&[&'static str]> {
         let mut all: Vec<&[&str]> = Vec::new();
         for line in self.lines.iter().filter(|line| line[0] == word) {
+            if TREATMENTS.contains(&word) && self.treatment(line[1]).is_none_or(|it| it.0 != word) {
+                continue;
+            }
             if all.iter().all(|known| known[0] != line[1]) {
                 all.push(&line[1..]);
             }
@@ -75,7 +82,6 @@ impl Architecture {
 
     /// How `key` of config.json is treated, with what follows the key there.
     pub(super) fn treatment(&self, key: &str) -> Option<(&'static str, &[&'static str])> {
-        const TREATMENTS: [&str; 5] = ["setting", "special", "only", "irrelevant", "refused"];
         let is_of_key = |line: &&Line| TREATMENTS.contains(&line[0]) && line[1] == key;
         let line = self.lines.iter().find(is_of_key)?;
         Some((line[0], &line[2..]))

@@ -167,6 +167,9 @@ fn there(here: &[f32], part: &Part) -> Result<Tensor> {
         } else {
             values.copy_from_slice(here);
         }
+        if part.shift != 0.0 {
+            values.iter_mut().for_each(|value| *value -= part.shift);
+        }
     })?;
     Ok(there)
 }

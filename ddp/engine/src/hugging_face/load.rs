@@ -142,12 +142,16 @@ impl Read {
     /// Reads a tensor as the rows `here` of a parameter.
     fn part(&mut self, tensors: &Tensors, part: &Part, here: &mut [f32]) -> Result<()> {
         let found = &tensors.found[&part.name];
-        if !part.is_transposed {
-            return tensors.read(found, here, &mut self.bytes);
+        if part.is_transposed {
+            self.there.resize(here.len(), 0.0);
+            tensors.read(found, &mut self.there, &mut self.bytes)?;
+            transpose(&self.there, here, part.shape[0]);
+        } else {
+            tensors.read(found, here, &mut self.bytes)?;
         }
-        self.there.resize(here.len(), 0.0);
-        tensors.read(found, &mut self.there, &mut self.bytes)?;
-        transpose(&self.there, here, part.shape[0]);
+        if part.shift != 0.0 {
+            here.iter_mut().for_each(|value| *value += part.shift);
+        }
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn has_token_rows(name: &str) -> bool {
 }
 
 /// A tensor of transformers, which is some rows of a parameter here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     /// Its name there.
     pub(super) name: String,
@@ -28,6 +28,8 @@ pub(super) struct Part {
     pub(super) shape: Vec<usize>,
     /// Whether it is transposed there, as weights of GPT-2's `Conv1D`.
     pub(super) is_transposed: bool,
+    /// What is added to its values here.
+    pub(super) shift: f32,
 }
 
 impl Part {
@@ -58,10 +60,13 @@ pub(super) fn parts(
     let there = modules(architecture, layer)?;
     let is_in_block = layer.starts_with("blocks.");
     let is_conv1d = is_conv1d(architecture) && is_in_block && shape.len() == 2;
+    let is_shifted = layer.ends_with("norm") && !architecture.words("shifted").is_empty();
+    let shift = f32::from(u8::from(is_shifted));
     let part = |(there, rows): (&String, usize)| Part {
         name: format!("{there}.{leaf}"),
         shape: [&[rows], &shape[1..]].concat(),
         is_transposed: is_conv1d,
+        shift,
     };
     // Three parts are queries, keys and values.
     let rows = match there.len() {

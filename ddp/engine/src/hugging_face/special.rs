@@ -25,6 +25,7 @@ const ROPE_KEYS: [&[&str]; 4] = [
 ];
 const ORIGINAL: &str = "original_max_position_embeddings";
 const ATTENTION: &str = "attention_factor";
+const LOCAL: &str = "rope_local_base_freq";
 const SHARE: &str = "partial_rotary_factor";
 /// The factors of longrope for contexts up to the original one, and for longer ones.
 const FACTORS: [&str; 2] = ["short_factor", "long_factor"];
@@ -80,33 +81,46 @@ fn token(keys: &Keys, given: i64, vocabulary: usize) -> Result<usize> {
     Err(keys.unknown("pad_token_id", &given.into(), &expected))
 }
 
+/// The n for which every n-th layer has a property, and no other; 0 if none has it.
+fn every(layers: &[bool]) -> Option<usize> {
+    let first = layers.iter().position(|has| *has);
+    let n = first.map_or(0, |first| first + 1);
+    let is_every = |(index, has): (usize, &bool)| *has == (n != 0 && index % n == 0);
+    (1..).zip(layers).all(is_every).then_some(n)
+}
+
 /// What differs by layer.
 fn read_layers(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -> Result<()> {
+    let count = spec.layers;
     if default_of(architecture, "no_rope_layers").is_some()
         && let Some(layers) = keys.optional::<Vec<usize>>("no_rope_layers", None)?
     {
         // 0 means without.
-        spec.rope_skip = layers
-            .iter()
-            .position(|it| *it == 0)
-            .map_or(0, |first| first + 1);
-        let has_rope = |index: usize| spec.rope_skip == 0 || !index.is_multiple_of(spec.rope_skip);
-        let regular = (1..=spec.layers).map(|index| usize::from(has_rope(index)));
-        if !regular.eq(layers.iter().copied()) {
-            let expected = format!("a list of {} layers, every n-th of which is 0", spec.layers);
-            return Err(keys.unknown("no_rope_layers", &json!(layers), &expected));
-        }
+        let without: Vec<bool> = layers.iter().map(|it| *it == 0).collect();
+        let skip = every(&without).filter(|_| layers.len() == count);
+        spec.rope_skip = skip.ok_or_else(|| {
+            let expected = format!("a list of {count} layers, every n-th of which is 0");
+            keys.unknown("no_rope_layers", &json!(layers), &expected)
+        })?;
     }
     if default_of(architecture, "layer_types").is_some()
         && let Some(layers) = keys.optional::<Vec<String>>("layer_types", None)?
     {
-        let all = |kind: &str| layers.iter().all(|it| it == kind);
-        if all("full_attention") {
-            spec.window = 0;
-        } else if !all("sliding_attention") || spec.window == 0 {
-            let expected = "full_attention in all layers, or a sliding_window in all";
-            return Err(keys.unknown("layer_types", &json!(layers), expected));
-        }
+        let full: Vec<bool> = layers.iter().map(|it| it == "full_attention").collect();
+        let is_known = |(kind, full): (&String, &bool)| {
+            *full || spec.window != 0 && kind == "sliding_attention"
+        };
+        let is_known = layers.len() == count && layers.iter().zip(&full).all(is_known);
+        spec.window_skip = every(&full).filter(|_| is_known).ok_or_else(|| {
+            let expected = format!(
+                "a list of {count} layers, every n-th of which has full_attention, and the others \
+                 sliding_attention, if there is a window"
+            );
+            keys.unknown("layer_types", &json!(layers), &expected)
+        })?;
+    }
+    if spec.window_skip == 1 {
+        (spec.window, spec.window_skip) = (0, 0);
     }
     Ok(())
 }
@@ -127,7 +141,27 @@ fn read_rope(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -
     }
     let mut key = "rope_scaling";
     let mut rope: Map<String, Value> = keys.take(key, Map::new())?;
-    let parameters = keys.take("rope_parameters", Map::new())?;
+    let mut parameters: Map<String, Value> = keys.take("rope_parameters", Map::new())?;
+    if let Some(default) = default_of(architecture, LOCAL) {
+        spec.window_rope_base = keys.take(LOCAL, default.as_f64().unwrap_or(base))?;
+        let all = Value::Object(parameters.clone());
+        let mut of = |kind: &str| match parameters.remove(kind) {
+            Some(Value::Object(map)) => map,
+            _ => Map::new(),
+        };
+        let (full, mut local) = (of("full_attention"), of("sliding_attention"));
+        if let Some(base) = local.remove("rope_theta").and_then(|base| base.as_f64()) {
+            spec.window_rope_base = base;
+        }
+        let is_plain = |(name, value): (&String, &Value)| {
+            value.is_null() || name == "rope_type" && value == "default"
+        };
+        if !local.iter().all(is_plain) || !parameters.is_empty() {
+            let expected = "full_attention, and sliding_attention of rope_type default";
+            return Err(keys.unknown("rope_parameters", &all, expected));
+        }
+        parameters = full;
+    }
     if rope.is_empty() {
         (key, rope) = ("rope_parameters", parameters);
     }
@@ -248,7 +282,13 @@ pub(super) fn write(architecture: &Architecture, spec: &GptSpec, keys: &mut Map<
     add("pad_token_id", json!(spec.untrained_tokens.first()));
     let window = Some(spec.window).filter(|window| *window != 0);
     add("sliding_window", json!(window));
+    if spec.window_skip != 0 {
+        let kinds = ["sliding_attention", "full_attention"];
+        let kind = |index: usize| kinds[usize::from(index % spec.window_skip == 0)];
+        add("layer_types", (1..=spec.layers).map(kind).collect());
+    }
     add("rope_theta", spec.rope_base.into());
+    add(LOCAL, spec.window_rope_base.into());
     add(SHARE, spec.rope_share.into());
     let scaling = rope_scaling(&spec.rope_scaling);
     let scaling = scaling.filter(|(kind, _)| architecture.words("rope").contains(kind));

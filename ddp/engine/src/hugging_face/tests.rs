@@ -50,6 +50,7 @@ fn gpt2_spec() -> GptSpec {
         heads: 2,
         kv_heads: 2,
         head_size: 4,
+        attention_scalar: 4,
         width: 8,
         mlp_width: 32,
         context: 16,
@@ -64,6 +65,7 @@ fn llama_spec() -> GptSpec {
     GptSpec {
         heads: 4,
         head_size: 2,
+        attention_scalar: 2,
         mlp_width: 12,
         longest_context: 16,
         norm: NormKind::Rms,
@@ -300,6 +302,7 @@ fn parameters_are_rows_of_tensors_there() {
         name: name.into(),
         shape: shape.into(),
         is_transposed,
+        shift: 0.0,
     };
     let qkv = "blocks.12.attention.mix.qkv.weight";
     assert_eq!(

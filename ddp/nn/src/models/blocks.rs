@@ -13,7 +13,7 @@ use super::family::{check_size, refuse};
 use super::rope::rope;
 use crate::error::{HEADS, Result, WIDTH};
 use crate::{
-    Activate, Dropout, Layer, Linear, NormOver, Normalize, Recompute, Residual, Rope,
+    Activate, Dropout, Geglu, Layer, Linear, NormOver, Normalize, Recompute, Residual, Rope,
     SelfAttention, Sequential, Swiglu, family_settings,
 };
 
@@ -66,8 +66,16 @@ family_settings! {
         rope_share "X": f64 = 1.0;
         /// Every how many blocks one has no rotary positions; 0 for never
         rope_skip "N": usize = 0;
+        /// Base of rotary positions of blocks with a window; 0 for that of the others
+        window_rope_base "X": f64 = 0.0;
         /// Tokens that each token sees, with itself; 0 for all before it
         window "N": usize = 0;
+        /// Every how many blocks one has no window; 0 for never
+        window_skip "N": usize = 0;
+        /// What q·k is divided by the root of; 0 for `head-size`
+        attention_scalar "N": usize = 0;
+        /// Whether rows of the embedding are multiplied by the root of `width`
+        scale_embedding "BOOL": bool = false;
         /// Tokens whose rows of the embedding get no gradient where they are inputs
         untrained_tokens "N,…": Vec<usize> = Vec::new();
         /// Class of transformers that export prefers; none for the first that has such models
@@ -98,6 +106,8 @@ choices! {
         Before = "before",
         /// After it, before its output is added to the stream
         After = "after",
+        /// Two norms, one before it and one after it
+        Both = "both",
     }
 }
 
@@ -128,6 +138,8 @@ choices! {
         Relu2 = "relu2",
         /// silu(gate)·up, with one more matrix
         Swiglu = "swiglu",
+        /// As `swiglu`, with `gelu-tanh` instead of silu
+        Geglu = "geglu",
     }
 }
 
@@ -182,8 +194,8 @@ impl GptSpec {
         }
     }
 
-    /// What turns queries and keys.
-    pub(super) fn rope(&self) -> Result<Rope> {
+    /// What turns queries and keys, of blocks without a window and of those with one.
+    pub(super) fn rope(&self) -> Result<[Rope; 2]> {
         // As in transformers, which rounds down.
         let columns = (self.head_size() as f64 * self.rope_share) as usize;
         if !(0.0..=1.0).contains(&self.rope_share) || !columns.is_multiple_of(2) {
@@ -191,9 +203,17 @@ impl GptSpec {
             let help = "rotary positions turn pairs of a head's columns";
             return Err(refuse("rope-share", self.rope_share, &expected, help));
         }
-        let made = rope(columns, self.rope_base, &self.rope_scaling);
         let help = "leave it out if the context was not stretched";
-        made.map_err(|expected| refuse("rope-scaling", &self.rope_scaling, &expected, help))
+        let of = |base: f64, scaling: &str| {
+            let made = rope(columns, base, scaling);
+            made.map_err(|expected| refuse("rope-scaling", scaling, &expected, help))
+        };
+        let all = of(self.rope_base, &self.rope_scaling)?;
+        let windowed = match self.window_rope_base {
+            0.0 => all.clone(),
+            base => of(base, "none")?,
+        };
+        Ok([all, windowed])
     }
 }
 
@@ -268,7 +288,7 @@ impl Blocks {
         let mixed = (spec.heads * spec.head_size()) as f64;
         let qkv = mixed + 2.0 * (spec.kv_heads() * spec.head_size()) as f64;
         let matrices = match spec.mlp {
-            MlpKind::Swiglu => 3.0,
+            MlpKind::Swiglu | MlpKind::Geglu => 3.0,
             MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => 2.0,
         };
         let seen = time as f64 / if self.causal { 2.0 } else { 1.0 };
@@ -304,7 +324,7 @@ impl Blocks {
     /// again.
     fn part(&self, mut inner: Sequential, again: bool) -> Residual {
         let place = self.spec.norm_place;
-        if place == NormPlace::After {
+        if place != NormPlace::Before {
             inner.push_named("post_norm", Box::new(self.norm()));
         }
         let part = if again {
@@ -313,12 +333,12 @@ impl Blocks {
             Residual::new(inner)
         };
         match place {
-            NormPlace::Before => part.after(self.norm()),
+            NormPlace::Before | NormPlace::Both => part.after(self.norm()),
             NormPlace::After => part,
         }
     }
 
-    fn attention(&self, index: usize, rope: Option<&Rope>) -> Sequential {
+    fn attention(&self, index: usize, rope: Option<&[Rope; 2]>) -> Sequential {
         let spec = &self.spec;
         let linear = |outputs| self.linear(outputs, spec.bias || spec.qkv_bias);
         let last = |outputs| self.last_linear(outputs);
@@ -327,9 +347,16 @@ impl Blocks {
         if !self.causal {
             mix = mix.full();
         }
-        let skips = spec.rope_skip != 0 && (index + 1).is_multiple_of(spec.rope_skip);
-        if let Some(rope) = rope.filter(|_| !skips) {
-            mix = mix.rotary(rope.clone());
+        let is_skipped = |by: usize| by != 0 && (index + 1).is_multiple_of(by);
+        let has_window = spec.window != 0 && !is_skipped(spec.window_skip);
+        if has_window {
+            mix = mix.windowed(spec.window);
+        }
+        if let Some(rope) = rope.filter(|_| !is_skipped(spec.rope_skip)) {
+            mix = mix.rotary(rope[usize::from(has_window)].clone());
+        }
+        if spec.attention_scalar != 0 {
+            mix = mix.scaled(1.0 / (spec.attention_scalar as f64).sqrt());
         }
         let norm = Normalize::rms().epsilon(spec.norm_epsilon);
         mix = match spec.qk_norm {
@@ -349,6 +376,7 @@ impl Blocks {
             MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
             MlpKind::Relu2 => (Box::new(Activate::new(Activation::ReluSquared)), 1),
             MlpKind::Swiglu => (Box::new(Swiglu), 2),
+            MlpKind::Geglu => (Box::new(Geglu), 2),
         };
         let parts = vec![self.spec.mlp_width(); halves];
         let up = self

@@ -73,6 +73,9 @@ impl Family for GptSpec {
         if self.width.is_multiple_of(self.heads.max(1)) {
             self.head_size = self.head_size();
         }
+        if self.attention_scalar == 0 {
+            self.attention_scalar = self.head_size;
+        }
         if self.longest_context == 0 && self.position == PositionKind::Rope {
             self.longest_context = self.context;
         }
@@ -122,12 +125,12 @@ impl Family for GptSpec {
             let help = "give the data the same context";
             return Err(refuse("context", self.context, &expected, help));
         }
-        if let Some((name, most)) = self
-            .context_limit()
-            .filter(|(_, most)| self.context > *most)
-        {
-            let expected = format!("at most {most}, as the model's {} says", SettingName(name));
-            let help = "longer contexts change what attention sees, which is not supported here";
+        let most = self.usable_context();
+        if self.context > most {
+            let name = SettingName("rope-scaling");
+            let expected = format!("at most {most}, as the model's {name} says");
+            let help =
+                "longer contexts turn queries and keys by other angles, which is not supported";
             return Err(refuse("context", self.context, &expected, help));
         }
         let padded = self.vocab.max(data.outputs);
@@ -137,6 +140,9 @@ impl Family for GptSpec {
             embedding = embedding.with_positions(self.context);
         }
         embedding = embedding.untrained(&self.untrained_tokens);
+        if self.scale_embedding {
+            embedding = embedding.scaled((self.width as f64).sqrt());
+        }
         if data.documents {
             embedding = embedding.of_documents();
         }
@@ -160,22 +166,13 @@ impl GptSpec {
         self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
     }
 
-    /// The longest context that is supported, and the setting that limits it.
-    fn context_limit(&self) -> Option<(&'static str, usize)> {
-        let scaling = rope_scaling(&self.rope_scaling);
-        let longrope = scaling.filter(|(kind, _)| *kind == "longrope");
-        let longrope = longrope.map(|(_, numbers)| ("rope-scaling", numbers[0] as usize));
-        let window = Some(("window", self.window)).filter(|_| self.window != 0);
-        longrope
-            .into_iter()
-            .chain(window)
-            .min_by_key(|(_, most)| *most)
-    }
-
     /// `context`, or the longest one that is supported.
     pub fn usable_context(&self) -> usize {
-        let limit = self.context_limit().map_or(usize::MAX, |(_, most)| most);
-        self.context.min(limit)
+        let scaling = rope_scaling(&self.rope_scaling);
+        let longrope = scaling.filter(|(kind, _)| *kind == "longrope");
+        longrope.map_or(self.context, |(_, numbers)| {
+            self.context.min(numbers[0] as usize)
+        })
     }
 
     fn blocks(&self) -> Blocks {
