@@ -14,14 +14,14 @@ use crate::models::ModelSpec;
 #[derive(Clone, Debug)]
 pub(crate) struct InitialWeights {
     /// The folder with the values: of a run, that of its best checkpoint.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Its model. Its dropout is NaN if flags must decide it.
     pub(crate) model: ModelSpec,
     dropout_refusal: Option<String>,
 }
 
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
-const FREE: [&str; 2] = ["dropout", "recompute"];
+const FREE: [&str; 4] = ["dropout", "export-class", "longest-context", "recompute"];
 
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.

@@ -66,7 +66,7 @@ pub use digest::{DIGEST, digest_mix, digest_quanta};
 pub use dropout::{DropoutKey, dropout, dropout_into};
 pub use embedding::{
     EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,
-    embedding_sums_of,
+    embedding_sums_of, split_documents_into,
 };
 pub use gather::gather_rows;
 pub use linear::{
@@ -83,7 +83,7 @@ pub use norm::{
 pub use patches::{
     Patches, patches_backward_into, patches_into, token_mean_backward_into, token_mean_into,
 };
-pub use rope::{rope_backward_into, rope_into, rope_table};
+pub use rope::{rope_backward_into, rope_frequencies, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
 pub(crate) use sources::SOURCES;
 pub use step::{

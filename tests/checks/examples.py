@@ -30,7 +30,8 @@ def run(programs, examples, folder, is_verbose, tours_on=(1, 2, 4)):
             continue
         # Runs are not overwritten: these begin in a new folder.
         words = {"my_train": f"--model mine,depth=3 --steps 20 --out {folder}/mine", "own_model": f"{folder}/spirals",
-                 "nanogpt": f"--model nanogpt,blocks=2,width=32,context=32 --data tests/golden/text.txt --steps 10 --batch-size 8 --out {folder}/nanogpt"}
+                 "nanogpt": f"--model nanogpt,blocks=2,width=32,context=32 --data tests/golden/text.txt --steps 10 --batch-size 8 --out {folder}/nanogpt",
+                 "resnet": f"--model resnet,blocks=1,channels=8 --data glyphs,rows=64 --steps 2 --batch-size 8 --out {folder}/resnet"}
         said(is_verbose, program, *words.get(example, "").split())
         if example in ON_GPUS:
             said(is_verbose, *simulated(ON_GPUS[example]), program)

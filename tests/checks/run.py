@@ -62,16 +62,16 @@ class Checks:
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
-        # slice of the jobs' cases is run in both ways. A third of the jobs. --long runs all of them in both ways.
+        # slice of the jobs' cases is run in both ways. A fifth of the jobs. --long runs all of them in both ways.
         turn = self.selected("launcher", 60)[0]
         by_mpirun = (turn + turn // 10) % 2 == 1
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
         # Unit tests take their turn, and run where the last commit changed their crate.
-        halves = self.selected("unit tests", 2)
+        thirds = self.selected("unit tests", 3)
         turns = {"ddp-simcuda": 9 in self.selected("ways", 10) or changed("tests/simcuda")}
-        for half, folders in enumerate(["kernels ddp/nn ddp/tools", "comm ddp/data ddp/tables ddp/engine"]):
-            turns.update({f"ddp-{os.path.basename(it)}": half in halves or changed(f"{it}/src") for it in folders.split()})
+        for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn ddp/tables", "ddp/data ddp/engine"]):
+            turns.update({f"ddp-{os.path.basename(it)}": third in thirds or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, waits=True)
@@ -84,18 +84,18 @@ class Checks:
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
             if target == "jobs" and not self.is_long:
-                beside(f"tests of ddp: jobs, part {turn % 3 + 1} of 3", self.programs.some, package, target, 3, turn % 3, env=mostly_waits)
+                beside(f"tests of ddp: jobs, part {turn % 5 + 1} of 5", self.programs.some, package, target, 5, turn % 5, env=mostly_waits)
                 continue
             beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
-        for which in self.selected("documents", 3):
-            beside(f"the commands of README.md and docs/, part {which + 1} of 3", ["tests/readme/run", self.built, f"{which + 1}/3"])
-        for which in self.selected("report", 2):
-            beside(f"tests/report, part {which + 1} of 2", ["tests/report/run", f"{which + 1}/2"])
+        for which in self.selected("documents", 5):
+            beside(f"the commands of README.md and docs/, part {which + 1} of 5", ["tests/readme/run", self.built, f"{which + 1}/5"])
+        for which in self.selected("report", 4):
+            beside(f"tests/report, part {which + 1} of 4", ["tests/report/run", f"{which + 1}/4"])
         beside("examples", self.run_examples)
-        # Where unit tests of kernels have no turn, and for sm_90 where the commit changed kernels.
+        # In one of three commits, where unit tests of kernels have no turn; and for sm_90 where the commit changed kernels.
         architectures = {["sm_90", "sm_75", "sm_80", "sm_90", "sm_100"][which] for which in self.selected("architectures", 5)}
-        if 1 not in halves:
+        if 1 not in thirds:
             architectures = set()
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         if architectures:
@@ -128,19 +128,19 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
-        """What GPUs do: a third of the operations and a tenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: a sixth of the operations and a fifteenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        # Every kernel in three commits: each case of a test is run on one of the GPUs.
-        thirds = [0, 1, 2] if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 3)
-        for which in thirds:
-            beside(f"operations, 2 simulated GPUs, part {which + 1} of 3", some, "kernels", 2, 3, which)
-        for which in self.selected("trainer", 10):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
-        for which in self.selected("ranks", 4):
+        # Every kernel in six commits: each case of a test is run on one of the GPUs.
+        sixths = list(range(6)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 6)
+        for which in sixths:
+            beside(f"operations, 2 simulated GPUs, part {which + 1} of 6", some, "kernels", 2, 6, which)
+        for which in self.selected("trainer", 15):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
+        for which in self.selected("ranks", 8):
             what = ["ranks::", "zero::", "split", "golden::four"]
-            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 4", some, "ddp", 4, 4, which, *what)
+            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 8", some, "ddp", 4, 8, which, *what)
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
         for which in self.selected("transfers", 2):
             targets = ["transfers warnings faults", "planted waits"][which]
@@ -156,12 +156,12 @@ class Checks:
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
         for which in self.selected("ways", 10):
             self.another_way(which)
-        for which in self.selected("operations again", 15):
-            self.again("kernels", which // 3, which % 3)
-        for which in self.selected("ZeRO-1 again", 9):
-            name, value = ORDERS[which // 3]
-            what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 3 + 1} of 3"
-            beside(what, some, "ddp", 4, 3, which % 3, "zero::", "split::", env={f"SIMCUDA_{name}": value})
+        for which in self.selected("operations again", 30):
+            self.again("kernels", which // 6, which % 6)
+        for which in self.selected("ZeRO-1 again", 18):
+            name, value = ORDERS[which // 6]
+            what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
+            beside(what, some, "ddp", 4, 6, which % 6, "zero::", "split::", env={f"SIMCUDA_{name}": value})
 
     def another_way(self, which):
         """One of ten things that ten commits in a row do together."""
@@ -182,14 +182,14 @@ class Checks:
             beside(what, self.programs.some_on_gpus, "kernels", 1, 4, which - 5, env={"SIMCUDA_INTRA": "1"})
         # The tenth: the simulator's unit tests, in run_all.
 
-    def again(self, package, way, third):
-        """A third of the GPU tests of one package, with other GPUs or in another order."""
+    def again(self, package, way, sixth):
+        """A sixth of the GPU tests of one package, with other GPUs or in another order."""
         devices, (name, value) = [(1, ("SEED", "0")), (4, ("SEED", "0")), *((1, order) for order in ORDERS)][way]
         left_out = [] if self.is_long and way < 2 else WITHOUT_RANKS
         what = "trainer" if package == "ddp" else "operations"
         env, title = {f"SIMCUDA_{name}": value}, f"{what}, {devices} simulated GPUs, SIMCUDA_{name}={value}"
-        self.steps.beside(f"{title}, part {third + 1} of 3", self.programs.some_on_gpus, package, devices, 3, third, *left_out, env=env)
-        if (package, third) == ("kernels", 0):
+        self.steps.beside(f"{title}, part {sixth + 1} of 6", self.programs.some_on_gpus, package, devices, 6, sixth, *left_out, env=env)
+        if (package, sixth) == ("kernels", 0):
             steady = lambda: self.programs.on_gpus(devices, "cuda_steady_state", package="kernels")
             self.steps.beside(f"{title}, steady state", steady, env=env)
 
@@ -198,8 +198,8 @@ class Checks:
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
         step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):
-            for third in range(3):
-                self.again("ddp", way, third)
+            for sixth in range(6):
+                self.again("ddp", way, sixth)
         strict = {"RUSTDOCFLAGS": "-D warnings"}
         step("documentation of programs", ["cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked"], env=strict)
         # They need up to 9 GB of memory.

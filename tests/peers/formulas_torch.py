@@ -61,6 +61,16 @@ CASES = [
     ("slices", [5], [2], lambda x, w: torch.cat([x[:, 1:3] * w, x[:, 2:5]], 1)),
     ("layer_norm", [2, 7], [7], lambda x, w: F.layer_norm(x, [7], w)),
     ("attention", [4, 6], [6], attention),
+    ("every", [7], [4], lambda x, w: x[:, ::2] * w),
+    ("windows", [8], [3], lambda x, w: x.unfold(1, 3, 2) * w),
+    ("pad", [2, 3], [2, 6], lambda x, w: F.pad(x, [1, 2]) * w),
+    ("conv1d", [4, 7], [6, 2, 3], lambda x, w: F.conv1d(x, w, stride=2, padding=1, groups=2)),
+    ("conv2d", [2, 5, 6], [3, 2, 3, 3], lambda x, w: F.conv2d(x, w, padding=1)),
+    ("conv2d_apart", [4, 5, 5], [4, 1, 3, 3], lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4)),
+    ("conv2d_patches", [3, 4, 4], [5, 3, 2, 2], lambda x, w: F.conv2d(x, w, stride=2)),
+    ("max_pool2d", [2, 5, 6], [2, 3, 3], lambda x, w: F.max_pool2d(x + torch.arange(60).reshape(2, 5, 6) / 65536, 3, 2, 1) * w),
+    ("avg_pool2d", [2, 4, 5], [2, 2, 2], lambda x, w: F.avg_pool2d(x, 2, 2) * w),
+    ("group_norm", [4, 3, 2], [4], lambda x, w: F.group_norm(x, 2, w)),
 ]
 
 

@@ -175,7 +175,13 @@ impl Dataset for NoRows {
 }
 
 /// The target of positions that have none, which `CrossEntropy` ignores by default, as in PyTorch.
-const IGNORED: i64 = -100;
+pub const IGNORED: i64 = -100;
+
+/// How many of these targets, i64 in host memory, count.
+pub fn counted(targets: &Tensor) -> Result<usize> {
+    let count = |all: &[i64]| all.iter().filter(|target| **target != IGNORED).count();
+    Ok(targets.with_slice(count)?)
+}
 
 /// Rows that are given as tensors: row r is `inputs[r]` with `targets[r]`.
 #[derive(Debug)]
@@ -205,7 +211,7 @@ impl InMemory {
     /// Rows of `inputs` (N, I…) and `targets` in host memory, which must not be written to later.
     /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 (N,
     /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs). Tokens
-    /// are i64 (N, T), and so are their targets.
+    /// are i64 (N, T), and so are their targets, of which -100 are ignored.
     pub fn new(inputs: Tensor, targets: Tensor, task: TaskSpec) -> Result<InMemory> {
         for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
             let help = "copy them with .to(Device::Cpu); batches are copied to the GPU ahead";
@@ -239,7 +245,8 @@ impl InMemory {
                 check_all(what, tensor, "finite numbers", |x: &f32| x.is_finite())?;
             }
             if are_tokens {
-                let fits = |token: &i64| range.contains(token);
+                let fits =
+                    |token: &i64| range.contains(token) || (what == "targets" && *token == IGNORED);
                 check_all(what, tensor, format!("a token, in {range:?}"), fits)?;
             } else if task.classes().is_some() && what == "targets" {
                 check_all(what, tensor, format!("a class, in {range:?}"), is_class)?;

@@ -37,6 +37,7 @@ static FORMATS: &[&Format] = &[
     &numpy::NPY,
     &numpy::NPZ,
     &tables::CSV,
+    &tables::JSONL,
     &tables::PARQUET,
     &GZIP,
     &tokens::LLM_C,
@@ -129,8 +130,8 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
     let named = named(path).map(|(format, _)| format);
     let is_packed = ending == "gz";
     match (found, named) {
-        // Tables are read while they are unpacked.
-        (Some(found), Some(named)) if found.is(&GZIP) && is_packed && named.is_table() => Ok(named),
+        // They are read while they are unpacked.
+        (Some(found), Some(named)) if found.is(&GZIP) && is_packed && named.is_text() => Ok(named),
         (Some(found), _) => Ok(found),
         _ if is_packed => {
             bail!("its name ends in .gz, but it is not compressed; help: rename it without .gz")
@@ -163,7 +164,7 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
                 _ => (".npy, IDX or .csv in a .gz file", inner),
             }
         }
-        Holds::Table(_) | Holds::Tokens(_) => ("a file of arrays", format),
+        Holds::Table(_) | Holds::Tokens(_) | Holds::Conversations => ("a file of arrays", format),
     };
     let help = match got.is(&tokens::TEXT) {
         true => "; help: rename a table of text to .csv",
@@ -214,11 +215,27 @@ pub fn table_format(path: &Path) -> Result<TableFormat> {
     }
 }
 
-/// Whether the file at `path` itself says that it holds tokens.
-pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
+/// What a file's rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowKind {
+    Features,
+    Tokens,
+    /// Texts, which a tokenizer turns into tokens.
+    Conversations,
+}
+
+/// What the file at `path` itself says that it holds. Where there is a tokenizer, a table is of
+/// texts.
+pub(crate) fn row_kind(path: &Path, has_tokenizer: bool) -> Result<RowKind> {
     let format = format(path)?;
     let is_shard = || flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some());
-    Ok(matches!(format.holds, Holds::Tokens(_)) || format.is(&flat::FLAT) && is_shard())
+    Ok(match format.holds {
+        Holds::Conversations => RowKind::Conversations,
+        Holds::Table(TableFormat::Parquet) if has_tokenizer => RowKind::Conversations,
+        Holds::Tokens(_) => RowKind::Tokens,
+        _ if format.is(&flat::FLAT) && is_shard() => RowKind::Tokens,
+        _ => RowKind::Features,
+    })
 }
 
 /// The tokens of the file at `path`. `stated` is their type where the file has no header; without

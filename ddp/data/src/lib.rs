@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod built_in;
+pub mod chat;
 mod dataset;
 pub mod error;
 mod facts;
@@ -36,7 +37,8 @@ pub mod text;
 mod tokens;
 pub mod words;
 
-pub use dataset::{Dataset, InMemory, RowSpec, read_rows, sampled_hash};
+pub use chat::{LossOn, Packing};
+pub use dataset::{Dataset, IGNORED, InMemory, RowSpec, counted, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
 pub use features::{
     AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Normalize, TableSettings,

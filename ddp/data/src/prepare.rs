@@ -2,8 +2,11 @@
 //! (`resolve`) and opened (`open`), all rows are read once (`scan`), and they become a dataset. All
 //! ranks do it together, so that whatever is wrong is one error for all, before training begins.
 
+mod chats;
+mod kind;
 mod tokens;
 
+use self::kind::{Kind, kind};
 pub use self::tokens::{TokenSummary, summarize as summarize_tokens};
 use crate::built_in::BuiltIn;
 use crate::error::{Error, Result, ensure};
@@ -26,13 +29,14 @@ pub fn prepare(
     ranks: &dyn Ranks,
 ) -> Result<Data> {
     request.check(ranks)?;
-    let tokens = tokens::named(&request.data, DATA, ranks)?;
-    request.check_kind(tokens.is_some())?;
+    let kind = kind(request, &request.data, DATA, ranks)?;
+    request.check_kind(kind.is_of_tokens())?;
     let is_built_in = matches!(request.data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
-    let mut data = match (&tokens, &request.data) {
-        (None, DataSpec::Files(spec)) => of_files(request, spec, tables, ranks),
-        (None, _) => built_in(request),
-        (Some(spec), _) => tokens::prepare(request, spec, ranks),
+    let mut data = match (&kind, &request.data) {
+        (Kind::Features, DataSpec::Files(spec)) => of_files(request, spec, tables, ranks),
+        (Kind::Features, _) => built_in(request),
+        (Kind::Tokens(spec), _) => tokens::prepare(request, spec, ranks),
+        (Kind::Conversations(path), _) => chats::prepare(request, path, tables, ranks),
     }?;
     let (rows, others) = (data.train.rows(), data.held_out.rows());
     let (all, name) = (ranks.size() as u64, &request.data);

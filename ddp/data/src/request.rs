@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::chat::LossOn;
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
 use crate::features::{FeaturePlan, Missing, Normalization, Normalize, TableSettings};
@@ -70,9 +71,12 @@ pub struct DataRequest {
     pub context: Option<usize>,
     /// The size of the model's vocabulary, if it states one: data that state none have the same.
     pub vocabulary: Option<usize>,
-    /// A token that must not occur in training data: transformers does not train its row of the
-    /// embedding, and this program would.
-    pub untrained_token: Option<u64>,
+    /// The folder or file of the tokenizer that makes tokens of conversations.
+    pub tokenizer: Option<PathBuf>,
+    /// Which tokens of conversations are trained.
+    pub loss_on: LossOn,
+    /// Whether several conversations share a row.
+    pub packed: bool,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.

@@ -11,10 +11,16 @@ use crate::labels::FileLabels;
 use crate::resolve::FoundFiles;
 use crate::task::LabelName;
 
+/// What takes rows with their numbers.
+pub type RecordSink<'a> = &'a mut dyn FnMut(u64, &str) -> Result<()>;
+
 /// A reader of tables.
 pub trait Tables: fmt::Debug + Sync {
     /// The names of the columns of the table at `path`.
     fn columns(&self, path: &Path) -> Result<Vec<String>>;
+
+    /// Gives the rows of the table at `path` to `each`, as JSON objects with their numbers.
+    fn records(&self, path: &Path, each: RecordSink<'_>) -> Result<()>;
 
     /// The table at `path` as a flat file in the cache.
     fn flatten(&self, path: &Path, wanted: &WantedColumns<'_>) -> Result<FileParts>;

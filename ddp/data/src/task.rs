@@ -32,7 +32,15 @@ pub enum TaskSpec {
         /// The tokenizer of the texts, if the data name it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tokenizer: Option<TokenizerId>,
+        /// Whether a row holds several documents: then its tokens say where theirs begins, and the
+        /// model keeps documents apart.
+        #[serde(default, skip_serializing_if = "is_false")]
+        packed: bool,
     },
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A tokenizer, as shards and checkpoints know it.

@@ -12,9 +12,9 @@
 //! shard contains a hash of its texts and of the vocabulary. So a restarted run reads the texts
 //! again, but does not tokenize those of finished shards.
 
-mod documents;
+pub(crate) mod documents;
 mod folder;
-mod tokenizer;
+pub(crate) mod tokenizer;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub use self::documents::{Piece, ReadOptions, ReadTexts, TextSink, documents};
 use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
-pub use self::tokenizer::{Encoder, TOKENIZER_FILE, TextStream, Vocabulary};
+pub use self::tokenizer::{CHAT_FILES, Encoder, TOKENIZER_FILE, TextStream, Vocabulary};
 use crate::error::{Error, Result, ensure};
 use crate::files::io::reading;
 use crate::files::tokens::write_shard;

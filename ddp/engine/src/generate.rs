@@ -279,6 +279,7 @@ mod tests {
                 image: &[],
                 dtype: DType::I64,
                 outputs,
+                documents: false,
             };
             let layers = Box::new(spec.layers(&shape).unwrap());
             Model::new(layers, &[4], DType::F32, Device::Cpu, 0, &|_| true).unwrap()

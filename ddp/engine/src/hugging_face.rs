@@ -1,21 +1,23 @@
 //! Models of the family `gpt` from and to folders of Hugging Face's transformers: `config.json` and
 //! tensors in `.safetensors` files.
 //!
-//! `config.rs` reads and writes settings, `names.rs` says which tensors there make which parameter
-//! here, `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the values. Settings
-//! that this program does not support are refused by name, never ignored.
+//! `architecture.rs` reads the tables of keys and names of each class, keys.txt first; `config.rs`
+//! and `special.rs` read and write settings by them, and `names.rs` says which tensors there make
+//! which parameter here. `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the
+//! values. Settings that this program does not support are refused by name, never ignored.
 
+mod architecture;
 mod config;
 mod export;
 mod folder;
+mod keys;
 mod load;
 mod names;
+mod special;
 
 use std::path::Path;
 
-use ddp_kernels::named;
-
-pub use self::config::{describe, untrained_token};
+pub use self::config::describe;
 pub use self::export::{export, is_conv1d, modules, write_folder};
 pub use self::load::load;
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
@@ -29,23 +31,6 @@ pub const CONFIG_FILE: &str = "config.json";
 pub fn is_folder(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
     (has(CONFIG_FILE) || has(ADAPTER_FILE)) && !has(STATE_FILE) && !has(MANIFEST_FILE)
-}
-
-named! {
-    /// A class of transformers.
-    enum Architecture {
-        Gpt2 = "GPT2LMHeadModel",
-        Llama = "LlamaForCausalLM",
-    }
-}
-
-impl Architecture {
-    fn model_type(self) -> &'static str {
-        match self {
-            Architecture::Gpt2 => "gpt2",
-            Architecture::Llama => "llama",
-        }
-    }
 }
 
 #[cfg(test)]

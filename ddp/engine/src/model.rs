@@ -1,12 +1,13 @@
 //! The model of a run: for training, and for use after training.
 
-use ddp_data::RowSpec;
+use ddp_data::{RowSpec, TaskSpec};
 use ddp_kernels::Device;
 use ddp_nn::models::{DataShape, Model, ModelSpec};
 use ddp_nn::params::Precision;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lora::LoraSetting;
+use crate::setting::DEVICES_PER_RANK;
 use crate::tasks::LossOptions;
 
 /// A model and its loss. Input and output widths follow from the data.
@@ -31,6 +32,7 @@ pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
         image: &rows.image,
         dtype: rows.inputs.dtype,
         outputs: rows.task.outputs(),
+        documents: matches!(rows.task, TaskSpec::NextToken { packed: true, .. }),
     }
 }
 
@@ -44,6 +46,13 @@ impl ModelOptions {
         frozen: &dyn Fn(&str) -> bool,
         shares: usize,
     ) -> Result<Vec<Model>> {
+        if data.documents && devices.len() > 1 {
+            return Err(Error::Usage(format!(
+                "rows of several documents: expected a model on one device, got {} devices; help: \
+                 leave out {DEVICES_PER_RANK}, or give each document a row of its own",
+                devices.len()
+            )));
+        }
         let mut layers = self.spec.layers(data)?;
         if let Some(lora) = &self.lora {
             layers = layers.adapted(lora.of_model(&self.spec));

@@ -7,6 +7,7 @@
 //! value's last use. `Module::layer` makes it a [`Layer`], for a `Sequential` and all that takes
 //! one.
 
+mod convolution;
 mod custom;
 mod derivatives;
 mod formulas;
@@ -30,6 +31,7 @@ use plan::{Action, Plan, Run};
 use scope::Declared;
 use trace::Op;
 
+pub use convolution::Convolution;
 pub use custom::CustomOp;
 pub use scope::Scope;
 pub use trace::Var;

@@ -27,13 +27,13 @@ pub mod pass;
 pub mod scratch;
 pub mod vocabulary;
 
-pub use activate::{Activate, Dropout, Swiglu};
-pub use attention::SelfAttention;
+pub use activate::{Activate, Dropout, Geglu, Swiglu};
+pub use attention::{NormOver, Rope, SelfAttention};
 pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{CustomOp, Module, Scope, Traced, Var};
+pub use forward::{Convolution, CustomOp, Module, Scope, Traced, Var};
 pub use layer::Layer;
 pub use linear::Linear;
 pub use lora::Lora;

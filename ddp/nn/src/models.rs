@@ -7,6 +7,7 @@ pub mod family;
 pub mod gpt;
 pub mod mlp;
 pub mod model;
+mod rope;
 pub mod vit;
 
 use std::any::Any;

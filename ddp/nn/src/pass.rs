@@ -72,6 +72,8 @@ pub struct Saved {
     uses_done: Vec<usize>,
     /// A gradient and the sums of its blocks of rows, for the layer that gets it.
     row_sums: Option<(Tensor, Tensor)>,
+    /// i32 (B·T): where in its row the document of each token begins, if rows hold several.
+    documents: Option<Tensor>,
 }
 
 /// Where a layer writes a parameter's gradient.
@@ -111,6 +113,7 @@ impl<'a> Pass<'a> {
         saved.stack.clear();
         saved.marks.clear();
         saved.row_sums = None;
+        saved.documents = None;
         saved.uses_done.clear();
         saved.uses_done.extend_from_slice(&params.uses_above);
         Pass::resume(params, scratch, saved, options, listener)
@@ -158,6 +161,17 @@ impl<'a> Pass<'a> {
             cache: Some(cache),
             ..self
         }
+    }
+
+    /// Keeps where in its row the document of each token begins, i32 (B·T), for forward and
+    /// backward.
+    pub(crate) fn set_documents(&mut self, begins: Tensor) {
+        self.saved.documents = Some(begins);
+    }
+
+    /// What `set_documents` kept in this pass.
+    pub(crate) fn documents(&self) -> Option<Tensor> {
+        self.saved.documents.clone()
     }
 
     /// In decoding: the keys and values of the tokens before this pass.

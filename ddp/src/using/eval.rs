@@ -11,7 +11,7 @@ use super::choose::described;
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
 use crate::config::Config;
-use crate::data::{LabelName, Normalization};
+use crate::data::{LabelName, Normalization, counted};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::nn::Loss;
@@ -134,7 +134,7 @@ fn batch(
         let values = losses.to_vec::<f32>()?;
         check_finite("the loss is", &values, of_row, first)?;
         let sum = values.iter().map(|&loss| f64::from(loss)).sum();
-        let mut sums = vec![sum, values.len() as f64];
+        let mut sums = vec![sum, counted(&targets)? as f64];
         sums.extend(evaluation.count(&losses, &targets)?);
         return Ok(sums);
     }

@@ -211,12 +211,14 @@ fn of_hugging_face(
     adapter: Option<LoraSetting>,
     dtype: Option<FloatType>,
 ) -> Result<Model> {
-    let spec = hugging_face::describe(path)?.spec;
+    let mut spec = hugging_face::describe(path)?.spec;
+    spec.context = spec.usable_context();
     let shape = DataShape {
         row_shape: &[spec.context],
         image: &[],
         dtype: DType::I64,
         outputs: spec.vocab,
+        documents: false,
     };
     let config = Config {
         model: spec.clone().into(),

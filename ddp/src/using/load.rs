@@ -77,7 +77,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
         check_run(opened)?;
     }
     let trained = Config::of_checkpoint(opened)?;
-    let rows = rows(asked, world, &opened.state, trained.seed)?;
+    let rows = rows(asked, world, opened, &trained)?;
     let forward = Forward::new(model(opened, trained, rows.spec(), device, world)?)?;
     world.barrier()?;
     agree(asked, world, opened, &*rows)?;
@@ -110,7 +110,13 @@ fn choose_together(path: &Path, world: &World) -> Result<Chosen> {
 }
 
 /// The rows, as the model needs them.
-fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Arc<dyn Dataset>> {
+fn rows(
+    asked: &Asked<'_>,
+    world: &World,
+    opened: &Opened,
+    config: &Config,
+) -> Result<Arc<dyn Dataset>> {
+    let state = &opened.state;
     let trained = Trained {
         task: state.task.clone(),
         row_shape: state.row_shape.clone(),
@@ -122,8 +128,10 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
     };
     let request = DataRequest {
         labels: asked.labels.map(String::from),
-        seed,
+        seed: config.seed,
         task: state.task.kind(),
+        tokenizer: opened.has_tokenizer().then(|| opened.folder.clone()),
+        loss_on: config.loss_on,
         cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())
@@ -253,6 +261,7 @@ pub(crate) fn on_cpu(path: &Path, dtype: Option<FloatType>) -> Result<(Chosen, M
         image: &state.image,
         dtype: DType::I64,
         outputs: state.task.outputs(),
+        documents: false,
     };
     let model = saved(opened, &config, &shape, Device::Cpu)?;
     Ok((chosen, model))

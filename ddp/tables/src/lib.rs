@@ -22,7 +22,7 @@ mod table;
 use std::path::Path;
 
 use ddp_data::files::{Array, Contents};
-use ddp_data::tables::{FileParts, Tables, WantedColumns};
+use ddp_data::tables::{FileParts, RecordSink, Tables, WantedColumns};
 use ddp_data::{Error, FileLabels, Result, TableColumn};
 
 pub use crate::columns::TableRequest;
@@ -49,6 +49,10 @@ struct Reader;
 impl Tables for Reader {
     fn columns(&self, path: &Path) -> Result<Vec<String>> {
         Ok(Table::open(path)?.rows.names().to_vec())
+    }
+
+    fn records(&self, path: &Path, each: RecordSink<'_>) -> Result<()> {
+        parquet::records(path, each)
     }
 
     fn flatten(&self, path: &Path, wanted: &WantedColumns<'_>) -> Result<FileParts> {

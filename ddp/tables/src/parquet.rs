@@ -5,6 +5,7 @@ use std::path::Path;
 use ddp_data::Result;
 use ddp_data::files::io::refuse;
 use ddp_data::setting::FIELD;
+use ddp_data::tables::RecordSink;
 use ddp_data::text::TextSink;
 
 use crate::table::{TableReader, Value};
@@ -19,6 +20,15 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
         "this program was built without Parquet; help: build it with `cargo build --release -p ddp --features parquet`, \
          or save the table as CSV (pandas: to_csv(path, index=False))",
     ))
+}
+
+/// Gives each row to `each`, as an object of JSON without nulls.
+#[cfg_attr(not(feature = "parquet"), expect(unused_variables))]
+pub(crate) fn records(path: &Path, each: RecordSink<'_>) -> Result<()> {
+    #[cfg(feature = "parquet")]
+    return reading::records(path, each);
+    #[cfg(not(feature = "parquet"))]
+    open(path).map(drop)
 }
 
 /// Gives the texts of the column `name` to `each`. A null is an empty text.
@@ -73,6 +83,7 @@ mod reading {
 
     use ddp_data::files::io::{RATIO_MAX, reading, refuse};
     use ddp_data::setting::DROP;
+    use ddp_data::tables::RecordSink;
     use ddp_data::{Error, Result, bail};
 
     use crate::table::{TableReader, Value};
@@ -249,6 +260,35 @@ mod reading {
 
         fn place(&self, _: usize) -> String {
             format!("row {}", self.first_row + self.current as u64)
+        }
+    }
+
+    /// Gives each row to `each`, as an object of JSON without nulls.
+    pub(super) fn records(path: &Path, each: RecordSink<'_>) -> Result<()> {
+        let file = open(path)?;
+        let failed = |error| damaged(path, &error);
+        let mut rows = guarded(path, || file.get_row_iter(None).map_err(failed))?;
+        for number in 0.. {
+            let row = guarded(path, || rows.next().transpose().map_err(failed))?;
+            let Some(row) = row else {
+                break;
+            };
+            let mut row = row.to_json_value();
+            remove_nulls(&mut row);
+            each(number, &row.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// All structs of a column have the same fields, of which many are null.
+    fn remove_nulls(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(remove_nulls);
+            }
+            serde_json::Value::Array(values) => values.iter_mut().for_each(remove_nulls),
+            _ => {}
         }
     }
 

@@ -201,6 +201,7 @@ fn parameters_are_counted_without_data() {
         image: &[],
         dtype: DType::I64,
         outputs: CLASSES,
+        documents: false,
     };
     let count = spec(0.0).parameter_count(&shape).unwrap();
     assert_eq!(count, 16 * 8 + 8 + 8 * 2 + 2);

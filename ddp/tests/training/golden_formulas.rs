@@ -2,7 +2,7 @@
 //! golden/formulas.json.
 
 use ddp::models::Model;
-use ddp::nn::{Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
@@ -33,7 +33,7 @@ type Case = (
     fn(&mut Scope<'_>, &Var) -> Var,
 );
 
-const CASES: [Case; 32] = [
+const CASES: [Case; 42] = [
     ("add", &[5], |m, x| x + w(m, &[5])),
     ("sub", &[2, 5], |m, x| w(m, &[2, 1]) - x),
     ("mul", &[2, 5], |m, x| x * w(m, &[5])),
@@ -99,6 +99,34 @@ const CASES: [Case; 32] = [
         centred * scale * w(m, &[7])
     }),
     ("attention", &[4, 6], attention),
+    ("every", &[7], |m, x| x.every(1, 2) * w(m, &[4])),
+    ("windows", &[8], |m, x| x.windows(1, 3, 2) * w(m, &[3])),
+    ("pad", &[2, 3], |m, x| x.pad(-1, 1, 2) * w(m, &[2, 6])),
+    ("conv1d", &[4, 7], |m, x| {
+        let of = Convolution::new(6, 3).stride(2).padding(1).groups(2);
+        m.conv1d("w", x, of.without_bias())
+    }),
+    ("conv2d", &[2, 5, 6], |m, x| {
+        let of = Convolution::new(3, 3).padding(1);
+        m.conv2d("w", x, of.without_bias())
+    }),
+    ("conv2d_apart", &[4, 5, 5], |m, x| {
+        let of = Convolution::new(4, 3).stride(2).padding(1).groups(4);
+        m.conv2d("w", x, of.without_bias())
+    }),
+    ("conv2d_patches", &[3, 4, 4], |m, x| {
+        let of = Convolution::new(5, 2).stride(2);
+        m.conv2d("w", x, of.without_bias())
+    }),
+    ("max_pool2d", &[2, 5, 6], |m, x| {
+        // Of equal ones PyTorch's gradient goes to the first.
+        let apart = m.indices(60).reshape(&[2, 5, 6]) * (1.0 / 65536.0);
+        (x + apart).max_pool2d(3, 2, 1) * w(m, &[2, 3, 3])
+    }),
+    ("avg_pool2d", &[2, 4, 5], |m, x| {
+        x.avg_pool2d(2, 2) * w(m, &[2, 2, 2])
+    }),
+    ("group_norm", &[4, 3, 2], |m, x| m.group_norm("w", x, 2)),
 ];
 
 /// The output, and the gradients of the input and of `w`.

@@ -63,6 +63,7 @@ fn run(pool: Pool, channels_last: bool, dtype: DType) -> Vec<(String, Vec<f64>)>
         image: &[],
         dtype: DType::F32,
         outputs: CLASSES,
+        documents: false,
     });
     let layers = Box::new(layers.unwrap());
     let model = Model::new(layers, &[PIXELS], dtype, CPU, 1, &|_| false).unwrap();

@@ -155,10 +155,19 @@ impl Bench {
                 head_size,
                 causal: true,
                 scale: None,
+                window: None,
             };
-            let forward = || ops::attention_into(&out, &lse, &qkv, &attention);
+            let forward = || ops::attention_into(&out, &lse, &qkv, None, &attention);
             let backward = || {
-                ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, &attention)
+                ops::attention_backward_into(
+                    &dqkv,
+                    &delta,
+                    [&dout, &out],
+                    &lse,
+                    &qkv,
+                    None,
+                    &attention,
+                )
             };
             let calls = self.size(10, 1);
             // Two matmuls forward and five backward, of half of all pairs.

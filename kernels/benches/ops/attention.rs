@@ -47,10 +47,12 @@ pub(crate) fn run(
             head_size: HEAD_SIZE,
             causal,
             scale: None,
+            window: None,
         };
-        let forward = || ops::attention_into(&out, &lse, &qkv, &attention);
-        let backward =
-            || ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, &attention);
+        let forward = || ops::attention_into(&out, &lse, &qkv, None, &attention);
+        let backward = || {
+            ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, None, &attention)
+        };
         let pairs = if causal {
             time * (time + 1) / 2
         } else {

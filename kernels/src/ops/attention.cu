@@ -135,12 +135,24 @@ struct Sizes {
     u64 time, heads, kv_heads, width;
     u32 causal;
     float scale;
+    u32 window;
+    const i32* begins;
 
     INLINE u64 blocks() const { return (time + SIDE - 1) / SIDE; }
-    INLINE bool attends(u64 query, u64 key) const {
-        return query < time && key < time && (causal == 0 || key <= query);
+    /// The first key that a query attends to. It does not decrease along a sequence.
+    INLINE u32 first_key(u64 sequence, u32 query) const {
+        const u32 in_window = window != 0 && query >= window ? query + 1 - window : 0;
+        if (begins == nullptr || query >= time) return in_window;
+        return max(in_window, min((u32)max(begins[sequence * time + query], 0), query));
+    }
+    INLINE bool attends(u64 sequence, u64 query, u64 key) const {
+        return query < time && key < time && (causal == 0 || key <= query) && key >= first_key(sequence, query);
     }
 };
+
+/// Below all scores, and finite: a row may not attend to any key of its first blocks, whose scores
+/// are −∞ then and whose weights are 0.
+constexpr float LOWEST = -3e38f;
 
 template <class T, int CHUNKS>
 INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const T* __restrict__ q_array,
@@ -156,9 +168,11 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
     float largest[FOUR], sum[FOUR];
     Sums<CHUNKS> sums;
     sums.clear();
-    UNROLLED for (u32 i = 0; i < FOUR; i++) largest[i] = -infinity(), sum[i] = 0.0f;
+    UNROLLED for (u32 i = 0; i < FOUR; i++) largest[i] = LOWEST, sum[i] = 0.0f;
     const u64 end = sizes.causal != 0 && start + SIDE < time ? start + SIDE : time;
-    for (u64 keys = 0; keys < end; keys += SIDE) {
+    u32 firsts[FOUR];
+    UNROLLED for (u32 i = 0; i < FOUR; i++) firsts[i] = sizes.first_key(sequence, start + first_row() + i);
+    for (u64 keys = sizes.first_key(sequence, start) / SIDE * SIDE; keys < end; keys += SIDE) {
         float tile[FOUR][FOUR];
         scores(tile, shared, q, start, k, keys, width);
         UNROLLED for (u32 i = 0; i < FOUR; i++) {
@@ -167,7 +181,7 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
             UNROLLED for (u32 j = 0; j < FOUR; j++) {
                 const u64 key = keys + first_column() + j * SPAN;
                 // Rows after the last one have any weights.
-                const bool counts = key < time && (sizes.causal == 0 || key <= query);
+                const bool counts = key < time && (sizes.causal == 0 || key <= query) && key >= firsts[i];
                 tile[i][j] = counts ? tile[i][j] * sizes.scale : -infinity();
                 most = Largest()(most, tile[i][j]);
             }
@@ -240,7 +254,7 @@ INLINE void write_weights(Shared& shared, const Inputs<T>& in, const Sizes& size
             const u32 row = first_row() + i, column = first_column() + j * SPAN;
             const u64 query = start + (TURNED ? column : row), key = keys + (TURNED ? row : column);
             float weight = 0.0f;
-            if (sizes.attends(query, key)) {
+            if (sizes.attends(sequence, query, key)) {
                 weight = exponential(tile[i][j] * sizes.scale - in.log_sum_exp[line + query]);
                 if (WITH_GRADIENT) weight *= gradient[i][j] - in.delta[line + query];
             }
@@ -260,7 +274,7 @@ INLINE void query_gradient(T* __restrict__ dq, u64 dq_stride, const Inputs<T>& i
     Sums<CHUNKS> sums;
     sums.clear();
     const u64 end = sizes.causal != 0 && start + SIDE < time ? start + SIDE : time;
-    for (u64 keys = 0; keys < end; keys += SIDE) {
+    for (u64 keys = sizes.first_key(sequence, start) / SIDE * SIDE; keys < end; keys += SIDE) {
         write_weights<false, true>(shared, in, sizes, sequence, head, start, keys);
         sums.add(shared, k, keys, width);
     }
@@ -285,6 +299,7 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
         const Rows<T> right = VALUES ? in.dout_rows(sizes, sequence, head)
                                      : rows_of(in.q, in.q_stride, time, sequence, head, width);
         for (u64 start = sizes.causal != 0 ? keys : 0; start < time; start += SIDE) {
+            if (sizes.first_key(sequence, start) >= keys + SIDE) break;
             write_weights<true, !VALUES>(shared, in, sizes, sequence, head, start, keys);
             sums.add(shared, right, start, width);
         }
@@ -303,8 +318,9 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
 #define ATTENTION(NAME, T, CHUNKS, WIDTH, BLOCKS)                                                                      \
     KERNEL(SPAN* SPAN COMMA BLOCKS)                                                                                    \
     attention_##WIDTH##_##NAME(T* out, float* log_sum_exp, const T* q, const T* k, const T* v, u64 q_stride,           \
-                               u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) { \
-        const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
+                               u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale,   \
+                               u32 window, const i32* begins) {                                                        \
+        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins};                                \
         forward<T, CHUNKS>(out, log_sum_exp, q, k, v, q_stride, kv_stride, sizes);                                     \
     }                                                                                                                  \
     GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>(dq, dq_stride, in, sizes))            \
@@ -315,8 +331,9 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
     KERNEL(SPAN* SPAN COMMA BLOCKS)                                                                                    \
     KERNEL_NAME##_##NAME(T* dq, T* dk, T* dv, float* delta, u64 dq_stride, u64 dkv_stride, const T* q, const T* k,     \
                          const T* v, const T* out, const T* dout, const float* log_sum_exp, u64 q_stride,              \
-                         u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) {       \
-        const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
+                         u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale,         \
+                         u32 window, const i32* begins) {                                                              \
+        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins};                                \
         const Inputs<T> in{q, k, v, out, dout, log_sum_exp, delta, q_stride, kv_stride};                               \
         __VA_ARGS__;                                                                                                   \
     }

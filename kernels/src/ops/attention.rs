@@ -20,7 +20,7 @@ pub(super) mod gpu;
 mod sizes;
 
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, Versions};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, Versions};
 use crate::ops::stored::with_stored;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
@@ -38,25 +38,33 @@ const CPU_ONLY: Versions = Versions {
 /// 2·kv_heads)·head_size), whose columns are those of q, then k, then v. For backward it writes the
 /// logarithms of the sums of weights to `log_sum_exp` (B·heads, T), which is f32 where `out` is
 /// bf16.
+///
+/// Where a sequence holds several documents, `begins`, i32 (B·T), says for each token where in its
+/// sequence its document begins, which never decreases along a sequence. A token then attends to
+/// its own document alone. Causal attention only.
 #[track_caller]
 pub fn attention_into(
     out: &Tensor,
     log_sum_exp: &Tensor,
     qkv: &Tensor,
+    begins: Option<&Tensor>,
     attention: &Attention,
 ) -> Result<()> {
     let mut call = Call::new("attention");
     let qkv = call.reads("qkv", qkv);
     let out = call.writes("out", out);
     let log_sum_exp = call.writes("log_sum_exp", log_sum_exp);
-    let sizes = attention.check(&call, [qkv], [out], [log_sum_exp])?;
+    let begins = call.reads_some("begins", begins);
+    let sizes = attention.check(&call, [qkv], [out], [log_sum_exp], begins)?;
     call.run(qkv, &FLOATS_AND_BF16, |placed| {
         let [mut out, mut log_sum_exp, qkv] = placed.enter([out, log_sum_exp, qkv])?;
+        let begins = placed.enter_some(begins)?;
         if let Some(gpu) = placed.launcher() {
-            return gpu::forward(&gpu, [&out, &log_sum_exp, &qkv], sizes);
+            return gpu::forward(&gpu, [&out, &log_sum_exp, &qkv], begins.as_ref(), sizes);
         }
         with_stored!(placed.dtype, S => cpu::run_forward(&Forward {
             sizes,
+            firsts: sizes.firsts(begins.as_ref().map(Buffer::elements)),
             out: Shares::new(out.elements_mut::<S>()),
             log_sum_exp: Shares::new(log_sum_exp.elements_mut()),
             qkv: qkv.elements(),
@@ -122,7 +130,7 @@ pub fn attention_cached_into(
 }
 
 /// Writes the gradients by q, k and v to `dqkv`, from `dout` (B·T, heads·head_size) and what
-/// forward read and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is overwritten: it
+/// forward read (also `begins`) and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is overwritten: it
 /// holds the sums of `dout ∘ out` over each head's columns.
 #[track_caller]
 pub fn attention_backward_into(
@@ -131,6 +139,7 @@ pub fn attention_backward_into(
     [dout, out]: [&Tensor; 2],
     log_sum_exp: &Tensor,
     qkv: &Tensor,
+    begins: Option<&Tensor>,
     attention: &Attention,
 ) -> Result<()> {
     let mut call = Call::new("attention_backward");
@@ -138,18 +147,22 @@ pub fn attention_backward_into(
     let (dqkv, delta) = (call.writes("dqkv", dqkv), call.writes("delta", delta));
     let (dout, out) = (call.reads("dout", dout), call.reads("out", out));
     let log_sum_exp = call.reads("log_sum_exp", log_sum_exp);
-    let sizes = attention.check(&call, [qkv, dqkv], [dout, out], [delta, log_sum_exp])?;
+    let begins = call.reads_some("begins", begins);
+    let lines = [delta, log_sum_exp];
+    let sizes = attention.check(&call, [qkv, dqkv], [dout, out], lines, begins)?;
     call.run(qkv, &FLOATS_AND_BF16, |placed| {
         let [mut dqkv, mut delta] = placed.enter([dqkv, delta])?;
         let [dout, out, log_sum_exp, qkv] = placed.enter([dout, out, log_sum_exp, qkv])?;
+        let begins = placed.enter_some(begins)?;
         if let Some(gpu) = placed.launcher() {
             let inputs = [&dout, &out, &log_sum_exp, &qkv];
-            return gpu::backward(&gpu, [&dqkv, &delta], inputs, sizes);
+            return gpu::backward(&gpu, [&dqkv, &delta], inputs, begins.as_ref(), sizes);
         }
         with_stored!(placed.dtype, S => {
             write_delta::<S>(delta.elements_mut(), dout.elements(), out.elements(), sizes);
             cpu::run_backward(&Backward::<S> {
                 sizes,
+                firsts: sizes.firsts(begins.as_ref().map(Buffer::elements)),
                 dqkv: Shares::new(dqkv.elements_mut()),
                 delta: delta.elements(),
                 dout: dout.elements(),
@@ -183,6 +196,12 @@ impl Attention {
         if !scale.is_finite() {
             return Err(call.value("scale", "a finite number", scale));
         }
+        if self.window == Some(0) {
+            return Err(call.value("window", "at least 1", 0));
+        }
+        if self.window.is_some() && !self.causal {
+            return Err(call.value("window", "none, as it is for causal attention", "one"));
+        }
         Ok(Sizes {
             batch: 1,
             attention: *self,
@@ -198,6 +217,7 @@ impl Attention {
         packed: [Slot; N],
         outputs: [Slot; N],
         lines: [Slot; N],
+        begins: Option<Slot>,
     ) -> Result<Sizes> {
         let one = self.check_numbers(call)?;
         let (first, time) = (packed[0], one.time);
@@ -222,6 +242,14 @@ impl Attention {
             let shape = [batch * one.heads, time];
             call.has_shape(slot, &shape, "[batch·heads, time]")?;
             call.math_dtype(slot, first)?;
+        }
+        if let Some(begins) = begins {
+            call.has_dtype(begins, &[DType::I32])?;
+            call.has_shape(begins, &[rows], "[batch·time]")?;
+            if !self.causal {
+                let expected = "none, as they are for causal attention";
+                return Err(call.operand_error(begins, expected, "set causal"));
+            }
         }
         call.all_row_major()?;
         Ok(Sizes { batch, ..one })

@@ -221,6 +221,8 @@ struct Sizes {
     bool is_causal;
     /// Heads of q that share a head of k, and ⌈2³¹ / that⌉ for `Rows::token`.
     u32 sharing, reciprocal;
+    u32 window;
+    const i32* begins;
 
     /// The rows of head `line` of k in all sequences, or of the heads of q that share it.
     template <bool IS_SHARED, class T> INLINE Rows<T, IS_SHARED> rows(T* array, u32 stride, u32 line) const {
@@ -232,18 +234,27 @@ struct Sizes {
     template <class T> INLINE Rows<T, true> numbers(T* array, u32 line) const {
         return Rows<T, true>{array + (u64)line * sharing * time, sizeof(T), sharing, time, time * sharing, reciprocal};
     }
-    /// Keys that the queries of a token attend to.
+    /// The first key that a token attends to. It does not decrease along a sequence.
+    INLINE u32 first_key(u32 line, u32 token) const {
+        const u32 in_window = window != 0 && token >= window ? token + 1 - window : 0;
+        if (begins == nullptr || token >= time) return in_window;
+        return max(in_window, min((u32)max(begins[(u64)(line / kv_heads) * time + token], 0), token));
+    }
+    /// Keys that the queries of a token attend to, of those from its first on.
     INLINE u32 keys_of(u32 token) const { return min(token + (is_causal ? 1 : time), time); }
 };
 
-/// A block's rows of queries, and the keys they attend to.
-template <u32 TILES, u32 STEP> struct Queries {
+/// A block's rows of queries, and the keys they attend to: from the first of a token on if IS_APART.
+template <u32 TILES, u32 STEP, bool IS_APART> struct Queries {
     static constexpr u32 ROWS = WARPS * TILES * 16;
+    static constexpr bool APART = IS_APART;
     /// The head of k, counted over all sequences; the first row of the block, and of the warp.
     u32 line, start, own;
     /// How many keys: those of any row, those of all rows in whole tiles, those of any row of the
     /// warp, and those of each of the lane's rows.
     u32 end, whole, last, keys[TILES * 2];
+    /// The first key: of any row, in whole tiles; and of each of the lane's rows.
+    u32 begin, firsts[TILES * 2];
 
     INLINE Queries(const Sizes& sizes) {
         const auto rows = sizes.numbers<const float>(nullptr, 0);
@@ -253,7 +264,14 @@ template <u32 TILES, u32 STEP> struct Queries {
         end = sizes.keys_of(rows.token(start + ROWS - 1)), whole = sizes.keys_of(rows.token(start)) / STEP * STEP;
         last = sizes.keys_of(rows.token(own + TILES * 16 - 1));
         UNROLLED for (u32 row = 0; row < TILES * 2; row++) keys[row] = sizes.keys_of(rows.token(own + lane_row(row)));
+        begin = APART ? sizes.first_key(line, rows.token(start)) / STEP * STEP : 0;
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++)
+            firsts[row] = APART ? sizes.first_key(line, rows.token(own + lane_row(row))) : 0;
     }
+    /// Where the first tile of keys and values goes.
+    INLINE u32 stage(u32 tile_bytes) const { return begin / STEP % STAGES * tile_bytes; }
+    /// Whether a row attends to a key of a masked tile.
+    INLINE bool attends(u32 row, u32 key) const { return key < keys[row] && (!APART || key >= firsts[row]); }
 };
 
 /// Reduces over the four lanes of a row; all get the result.
@@ -265,11 +283,14 @@ template <class F> INLINE float row_reduce(float x, F f) {
 /// The softmax of the lane's rows over the keys so far.
 template <u32 TILES> struct Softmax {
     static constexpr float SLACK = 8.0f;
+    /// Below all scores, and finite: a row may not attend to any key of its first tiles, whose
+    /// scores are −∞ then and whose weights are 0.
+    static constexpr float LOWEST = -3e38f;
     /// What weights are relative to, in powers of 2, and the lane's part of their sum.
     float largest[TILES * 2], sum[TILES * 2];
 
     INLINE Softmax() {
-        UNROLLED for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) largest[row] = LOWEST, sum[row] = 0.0f;
     }
 
     /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
@@ -317,8 +338,12 @@ INLINE void each_tile(const Block& block, const Rows& k, const Rows& v, u32 k_ro
             use(keys, stage, is_masked);
         }
     };
-    sweep(0, block.whole, false);
-    sweep(block.whole, block.end, true);
+    if (Block::APART) {
+        sweep(block.begin, block.end, true);
+    } else {
+        sweep(0, block.whole, false);
+        sweep(block.whole, block.end, true);
+    }
 }
 
 extern __shared__ uint4 block_memory[];
@@ -326,19 +351,19 @@ extern __shared__ uint4 block_memory[];
 // ---- kernels ----
 
 /// Forward for a block of rows of queries.
-template <u32 WIDTH, u32 TILES, u32 STEP>
+template <u32 WIDTH, u32 TILES, u32 STEP, bool APART>
 INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf16* k_array, const bf16* v_array, u32 q_stride,
                     u32 kv_stride, const Sizes& sizes) {
     constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
-    const Queries<TILES, STEP> block(sizes);
+    const Queries<TILES, STEP, APART> block(sizes);
     u8* memory = reinterpret_cast<u8*>(block_memory);
     const u32 q_rows = (u32)__cvta_generic_to_shared(memory), k_rows = q_rows + block.ROWS * pitch(WIDTH);
     const u32 v_rows = k_rows + STAGES * TILE_BYTES;
     const auto q = sizes.rows<true>(q_array, q_stride, block.line);
     const auto k = sizes.rows<false>(k_array, kv_stride, block.line), v = sizes.rows<false>(v_array, kv_stride, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
-    k.template copy<WIDTH, STEP>(k_rows, 0);
-    v.template copy<WIDTH, STEP>(v_rows, 0);
+    k.template copy<WIDTH, STEP>(k_rows + block.stage(TILE_BYTES), block.begin);
+    v.template copy<WIDTH, STEP>(v_rows + block.stage(TILE_BYTES), block.begin);
     constexpr bool HELD = WIDTH <= 64;
     // Wider rows are first read with the first tile, which waits for all of these copies.
     if (HELD) finish_copies();
@@ -353,7 +378,7 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
         left.add_scores(scores, k_rows + stage);
         if (is_masked) {
             scores.each([&](float& score, u32 row, u32 column) {
-                if (keys + lane_column(column) >= block.keys[row]) score = -infinity();
+                if (!block.attends(row, keys + lane_column(column))) score = -infinity();
             });
         }
         softmax.add(scores, sums, sizes.scale * LOG2);
@@ -383,9 +408,9 @@ struct Operands {
 };
 
 /// dq for a block of rows of queries, and delta, the sums of dout · out over a row.
-template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
+template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
     constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
-    const Queries<TILES, STEP> block(sizes);
+    const Queries<TILES, STEP, APART> block(sizes);
     u8* memory = reinterpret_cast<u8*>(block_memory);
     const u32 q_rows = (u32)__cvta_generic_to_shared(memory), dout_rows = q_rows + block.ROWS * pitch(WIDTH);
     const u32 k_rows = dout_rows + block.ROWS * pitch(WIDTH), v_rows = k_rows + STAGES * TILE_BYTES;
@@ -396,8 +421,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     const auto logs = sizes.numbers(in.log_sum_exp, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     dout.template copy<WIDTH, block.ROWS>(dout_rows, block.start);
-    k.template copy<WIDTH, STEP>(k_rows, 0);
-    v.template copy<WIDTH, STEP>(v_rows, 0);
+    k.template copy<WIDTH, STEP>(k_rows + block.stage(TILE_BYTES), block.begin);
+    v.template copy<WIDTH, STEP>(v_rows + block.stage(TILE_BYTES), block.begin);
     finish_copies();
     OwnRows<WIDTH, TILES, true> left, left_dout;
     left.begin(q_rows), left_dout.begin(dout_rows);
@@ -426,7 +451,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
         left_dout.add_scores(gradients, v_rows + stage);
         scores.each([&](float& score, u32 row, u32 column) {
             score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
-            if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
+            if (is_masked && !block.attends(row, keys + lane_column(column))) score = 0.0f;
             score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
         });
         Left<TILES, STEP / 16> weights;
@@ -438,7 +463,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
 
 /// dk and dv for a block of keys: sums over the rows of queries, in their order. Scores are turned:
 /// keys are rows.
-template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operands& in, const Sizes& sizes) {
+template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(const Operands& in, const Sizes& sizes) {
     constexpr u32 ROWS = WARPS * TILES * 16, TILE_BYTES = STEP * pitch(WIDTH);
     const u32 blocks = (sizes.time + ROWS - 1) / ROWS, line = blockIdx.x / blocks, start = blockIdx.x % blocks * ROWS;
     u8* memory = reinterpret_cast<u8*>(block_memory);
@@ -459,6 +484,15 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     // Rows before the first attend to none of these keys, and from `whole` on to all.
     const u32 first = sizes.is_causal ? start * sizes.sharing : 0, masked = ((ROWS - 1) * sizes.sharing + STEP - 1) / STEP * STEP;
     const u32 whole = sizes.is_causal ? min(first + masked, q.count) : 0, own = start + warp_row<TILES>();
+    // From `end` on tokens attend to later keys only.
+    u32 end = q.count;
+    for (u32 low = first; APART && low < end;) {
+        const u32 middle = low + (end - low) / 2;
+        if (sizes.first_key(line, q.token(middle)) >= start + ROWS)
+            end = middle;
+        else
+            low = middle + 1;
+    }
     sizes.rows<false>(in.k, in.kv_stride, line).template copy<WIDTH, ROWS>(k_rows, start);
     sizes.rows<false>(in.v, in.kv_stride, line).template copy<WIDTH, ROWS>(v_rows, start);
     copy(0, first);
@@ -470,9 +504,12 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
         for (u32 row = from; row < to; row += STEP) {
             const u32 stage = (row - first) / STEP % STAGES, tile = stage * TILE_BYTES;
             finish_copies();
-            if (row + STEP < q.count) copy(1 - stage, row + STEP);
+            if (row + STEP < end) copy(1 - stage, row + STEP);
             if (is_masked && row + STEP <= own * sizes.sharing) continue;
             const float* logs = numbers + stage * 2 * STEP;
+            u32 firsts[STEP / 4];
+            UNROLLED for (u32 column = 0; APART && column < STEP / 4; column++)
+                firsts[column] = sizes.first_key(line, q.token(row + lane_column(column)));
             Sums<TILES, STEP / 8> scores, gradients;
             scores.clear();
             left_k.add_scores(scores, q_rows + tile);
@@ -480,6 +517,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
                 const u32 query = row + lane_column(column);
                 score = exp2_of(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
                 if (is_masked && query < (own + lane_row(key)) * sizes.sharing) score = 0.0f;
+                if (APART && own + lane_row(key) < firsts[column]) score = 0.0f;
             });
             Left<TILES, STEP / 16> weights;
             weights.narrow(scores);
@@ -493,37 +531,48 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
             add_weighted<WIDTH>(dk_sums, weights, q_rows + tile);
         }
     };
-    sweep(first, whole, true);
-    sweep(whole, q.count, false);
+    if (APART) {
+        sweep(first, end, true);
+    } else {
+        sweep(first, whole, true);
+        sweep(whole, end, false);
+    }
     float one[TILES * 2], factor[TILES * 2];
     UNROLLED for (u32 row = 0; row < TILES * 2; row++) one[row] = 1.0f, factor[row] = sizes.scale;
     sizes.rows<false>(in.dk, in.dkv_stride, line).template write<WIDTH>(start, dk_sums, factor, memory);
     sizes.rows<false>(in.dv, in.dkv_stride, line).template write<WIDTH>(start, dv_sums, one, memory);
 }
 
-/// Kernels for heads of at most WIDTH columns. A warp keeps two tiles of 16 rows in forward, where
-/// a tile of keys has STEP, and TILES in backward: with two, what it reads from shared memory is
-/// used twice, but registers do not suffice where both gradients of 128 columns are summed. A
-/// multiprocessor holds two blocks (one where it has 100 KiB), with 255 registers for a thread.
-#define ATTENTION(WIDTH, STEP, TILES)                                                                                  \
+/// Kernels for heads of at most WIDTH columns. A warp keeps ROW_TILES tiles of 16 rows in forward,
+/// where a tile of keys has STEP, and TILES in backward: with two, what it reads from shared memory
+/// is used twice, but registers do not suffice where both gradients of 128 columns are summed, or
+/// rows of 128 columns have a first key of their own. A multiprocessor holds two blocks (one where
+/// it has 100 KiB), with 255 registers for a thread.
+#define ATTENTION(WIDTH, NAME, ROW_TILES, STEP, TILES, APART)                                                          \
     KERNEL(THREADS COMMA 2)                                                                                            \
-    attention_tensor_##WIDTH##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,        \
-                                    u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width,         \
-                                    u32 causal, float scale) {                                                         \
-        forward<WIDTH, 2, STEP>(out, log_sum_exp, q, k, v, q_stride, kv_stride, SIZES);                                \
+    attention_tensor_##NAME##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,         \
+                                   u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width,          \
+                                   u32 causal, float scale, u32 window, const i32* begins) {                           \
+        forward<WIDTH, ROW_TILES, STEP, APART>(out, log_sum_exp, q, k, v, q_stride, kv_stride, SIZES);                 \
     }                                                                                                                  \
-    GRADIENT(attention_tensor_dq_##WIDTH, query_gradient<WIDTH COMMA TILES COMMA BACKWARD_STEP>)                       \
-    GRADIENT(attention_tensor_dkv_##WIDTH, key_gradients<WIDTH COMMA TILES COMMA BACKWARD_STEP>)
+    GRADIENT(attention_tensor_dq_##NAME, query_gradient<WIDTH COMMA TILES COMMA BACKWARD_STEP COMMA APART>)            \
+    GRADIENT(attention_tensor_dkv_##NAME, key_gradients<WIDTH COMMA TILES COMMA BACKWARD_STEP COMMA APART>)
 #define COMMA ,
-#define SIZES Sizes{time, heads, kv_heads, width, scale, causal != 0, heads / kv_heads, 0x7fffffffu / (heads / kv_heads) + 1}
+#define SIZES                                                                                                          \
+    Sizes{time,        heads,           kv_heads, width, scale, causal != 0, heads / kv_heads,                         \
+          0x7fffffffu / (heads / kv_heads) + 1, window, begins}
 #define GRADIENT(NAME, FUNCTION)                                                                                       \
     KERNEL(THREADS COMMA 2)                                                                                            \
     NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, float* delta, u32 dq_stride, u32 dkv_stride, const bf16* q,              \
                 const bf16* k, const bf16* v, const bf16* out, const bf16* dout, const float* log_sum_exp,             \
-                u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {  \
+                u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale,    \
+                u32 window, const i32* begins) {                                                                       \
         FUNCTION(Operands{dq, dk, dv, delta, q, k, v, out, dout, log_sum_exp, dq_stride, dkv_stride, q_stride,         \
                           kv_stride}, SIZES);                                                                          \
     }
-ATTENTION(64, 64, 2)
-ATTENTION(128, 32, 1)
+ATTENTION(64, 64, 2, 64, 2, false)
+ATTENTION(128, 128, 2, 32, 1, false)
+// For windows, and sequences of several documents.
+ATTENTION(64, apart_64, 2, 64, 2, true)
+ATTENTION(128, apart_128, 1, 32, 1, true)
 #endif

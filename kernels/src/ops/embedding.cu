@@ -202,3 +202,11 @@ embedding_join(
         dtable[key * columns + column] = dtable[key * columns + column] + total;
     }
 }
+
+KERNEL(BLOCK_THREADS) split_documents(i64* tokens, i32* begins, const i64* codes, u64 rows) {
+    for (u64 row = first_index(); row < rows; row += grid_threads()) {
+        const i64 code = codes[row];
+        tokens[row] = code & 0xffffffffll;
+        begins[row] = (i32)(code >> 32);
+    }
+}

@@ -10,7 +10,7 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
+use crate::ops::call::{Buffer, Call, EVERY_DTYPE, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
 use crate::ops::linear::{add_rows, gpu};
@@ -95,6 +95,42 @@ pub fn embedding_into(
                 }
             });
         });
+        Ok(())
+    })
+}
+
+/// Splits `codes` i64 (R), which say of each token what it is and where in its sequence its document
+/// begins: the lower half goes to `tokens` i64 (R), the upper half to `begins` i32 (R).
+///
+/// Backward: none; integers have no gradient.
+#[track_caller]
+pub fn split_documents_into(tokens: &Tensor, begins: &Tensor, codes: &Tensor) -> Result<()> {
+    let mut call = Call::new("split_documents");
+    let (tokens, begins) = (call.writes("tokens", tokens), call.writes("begins", begins));
+    let codes = call.reads("codes", codes);
+    let [rows] = call.dims(codes, "[tokens]")?;
+    for (slot, dtype) in [
+        (codes, DType::I64),
+        (tokens, DType::I64),
+        (begins, DType::I32),
+    ] {
+        call.has_dtype(slot, &[dtype])?;
+        call.has_shape(slot, &[rows], "[tokens]")?;
+    }
+    call.all_row_major()?;
+    call.run(codes, &EVERY_DTYPE, |placed| {
+        let [mut tokens, mut begins, codes] = placed.enter([tokens, begins, codes])?;
+        if let Some(gpu) = placed.launcher() {
+            let (args, grid) = (args![tokens, begins, codes, rows], Grid::elements(rows));
+            return gpu.launch(&SOURCE, "split_documents", grid, args);
+        }
+        let outputs = tokens
+            .elements_mut::<i64>()
+            .iter_mut()
+            .zip(begins.elements_mut::<i32>());
+        for ((token, begin), &code) in outputs.zip(codes.elements::<i64>()) {
+            (*token, *begin) = (code & i64::from(u32::MAX), (code >> 32) as i32);
+        }
         Ok(())
     })
 }

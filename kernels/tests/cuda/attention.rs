@@ -28,12 +28,14 @@ fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool
         head_size,
         causal,
         scale: None,
+        window: None,
     }
 }
 
 /// `qkv`, `dout`, `out`, `log_sum_exp`, `delta` and `dqkv` on a device.
 struct Run {
     attention: Attention,
+    begins: Option<Tensor>,
     tensors: [Tensor; 6],
 }
 
@@ -65,13 +67,30 @@ impl Run {
             full(&lines, DType::F32),
             full(&[rows, all], dtype),
         ];
-        Run { attention, tensors }
+        Run {
+            attention,
+            begins: None,
+            tensors,
+        }
+    }
+
+    /// The same with documents that begin at these tokens of each sequence.
+    fn with_documents(self, starts: &[usize]) -> Run {
+        let (time, rows) = (self.attention.time, self.tensors[0].shape()[0]);
+        let begin = |row: usize| *starts.iter().rfind(|&&it| it <= row % time).unwrap() as i32;
+        let begins: Vec<i32> = (0..rows).map(begin).collect();
+        let begins = Tensor::from_slice(&begins, &[rows], self.tensors[0].device()).unwrap();
+        Run {
+            begins: Some(begins),
+            ..self
+        }
     }
 
     fn packed(&self) {
         let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
-        attention_into(out, lse, qkv, &self.attention).unwrap();
-        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &self.attention).unwrap();
+        let (begins, of) = (self.begins.as_ref(), &self.attention);
+        attention_into(out, lse, qkv, begins, of).unwrap();
+        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, begins, of).unwrap();
     }
 
     fn check(&self) {
@@ -86,7 +105,9 @@ impl Run {
             _ => 0.0,
         };
         let epsilon = f64::from(f32::EPSILON) / 2.0;
-        Reference::new(&self.attention, &qkv, &dout).check(
+        let begins = self.begins.as_ref().map(|begins| begins.to_vec().unwrap());
+        let begins = begins.unwrap_or_default();
+        Reference::new(&self.attention, &begins, &qkv, &dout).check(
             &self.attention,
             epsilon,
             narrow,
@@ -142,6 +163,59 @@ fn both_directions_are_within_rounding_of_the_textbook() {
             .filter_map(|dtype| Some((dtype, next_device()?)))
         {
             Run::new(batch, attention, dtype, (device, 0)).check();
+        }
+    }
+}
+
+/// Windows and documents of less than a tile, of several, and of one token, for every kernel; heads
+/// that share one of k; scores so far apart that hidden ones would show.
+#[test]
+fn windows_and_documents_are_within_rounding_of_the_textbook() {
+    let both = &[DType::F32, DType::BF16][..];
+    let windowed = |window: usize, attention: Attention| Attention {
+        window: Some(window),
+        ..attention
+    };
+    let steep = Attention {
+        scale: Some(1.0),
+        ..attention(200, [1, 1, 64], true)
+    };
+    let cases = [
+        (windowed(1, attention(70, [2, 1, 16], true)), vec![0], both),
+        (
+            windowed(65, attention(300, [4, 2, 64], true)),
+            vec![0],
+            both,
+        ),
+        (
+            windowed(9, attention(150, [3, 1, 128], true)),
+            vec![0],
+            &both[1..],
+        ),
+        (
+            attention(300, [4, 2, 16], true),
+            vec![0, 1, 2, 30, 64, 200, 299],
+            both,
+        ),
+        (
+            attention(260, [1, 1, 128], true),
+            vec![0, 129, 250],
+            &both[1..],
+        ),
+        (windowed(50, steep), vec![0, 20, 130], both),
+        (steep, vec![0, 70, 71], both),
+    ];
+    for (attention, starts, dtypes) in cases {
+        for (&dtype, device) in dtypes
+            .iter()
+            .filter_map(|dtype| Some((dtype, next_device()?)))
+        {
+            let run = Run::new(2, attention, dtype, (device, 0));
+            if starts.len() > 1 {
+                run.with_documents(&starts).check();
+            } else {
+                run.check();
+            }
         }
     }
 }

@@ -171,3 +171,24 @@ fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table()
         }
     }
 }
+
+#[test]
+fn codes_of_documents_are_split_as_on_the_cpu() {
+    const ROWS: usize = 1000;
+    let codes: Vec<i64> = (0..ROWS as i64)
+        .map(|row| (row * 77) | ((row / 9 * 9) << 32))
+        .collect();
+    for device in devices() {
+        let split = |device: Device| {
+            let codes = Tensor::from_slice(&codes, &[ROWS], device).unwrap();
+            let [tokens, begins] = [DType::I64, DType::I32]
+                .map(|dtype| Tensor::zeros(&[ROWS], dtype, device).unwrap());
+            ops::split_documents_into(&tokens, &begins, &codes).unwrap();
+            (
+                tokens.to_vec::<i64>().unwrap(),
+                begins.to_vec::<i32>().unwrap(),
+            )
+        };
+        assert_eq!(split(device), split(Device::Cpu));
+    }
+}

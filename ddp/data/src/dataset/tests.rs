@@ -96,6 +96,7 @@ fn values_that_cannot_be_trained_on_are_named_with_their_row() {
         "{text}"
     );
     let next = || TaskSpec::NextToken {
+        packed: false,
         vocabulary: 3,
         are_bytes: false,
         tokenizer: None,

@@ -33,6 +33,8 @@ pub(crate) enum Holds {
     Arrays(fn(&DataFile<'_>) -> Result<Contents>),
     /// A table, which another crate turns into a flat file.
     Table(TableFormat),
+    /// Conversations, which a tokenizer turns into tokens.
+    Conversations,
     /// Tokens, and nothing else.
     Tokens(fn(&DataFile<'_>) -> Result<TokenFile>),
     /// A file of another format, which is unpacked.
@@ -103,6 +105,11 @@ impl Format {
         std::ptr::eq(self, other)
     }
 
+    /// Whether its files are lines of text, tables or conversations.
+    pub(crate) fn is_text(&self) -> bool {
+        self.is_table() || matches!(self.holds, Holds::Conversations)
+    }
+
     /// Whether its files are tables.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.holds, Holds::Table(_))
@@ -129,7 +136,7 @@ pub struct Entry {
     pub(super) shape: Vec<usize>,
     pub(super) offset: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) xxh3: Option<String>,
+    pub(crate) xxh3: Option<String>,
 }
 
 /// What the header of a flat file says.

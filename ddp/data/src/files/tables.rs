@@ -1,4 +1,5 @@
-//! How tables are recognised. Another crate reads them (`Tables` in `tables.rs`).
+//! How tables and files of conversations are recognised. Another crate reads tables (`Tables` in
+//! `tables.rs`), `chat` reads conversations.
 
 use crate::files::format::{Format, Holds, PLAIN, TableFormat};
 
@@ -6,6 +7,13 @@ pub(super) static CSV: Format = Format {
     name: "a table of text (.csv, .tsv)",
     endings: &[".csv", ".tsv"],
     holds: Holds::Table(TableFormat::Csv),
+    ..PLAIN
+};
+
+pub(super) static JSONL: Format = Format {
+    name: "a .jsonl file",
+    endings: &[".jsonl", ".ndjson"],
+    holds: Holds::Conversations,
     ..PLAIN
 };
 

@@ -9,14 +9,14 @@ use twox_hash::XxHash3_64;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result, bail, ensure};
 use crate::file_rows::read_in_any_order;
-use crate::files::{Array, Coding, says_tokens};
+use crate::files::{Array, Coding};
 use crate::open::identity_of;
-use crate::ranks::{Alone, Ranks, SAME_FILES, SameFiles, agree, in_turn, must_be_alike};
+use crate::prepare::kind::{Kind, context, kind, task_of_model};
+use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
-use crate::resolve::files;
 use crate::scan;
-use crate::setting::{DATA, MODEL, VAL_DATA, VAL_SPLIT};
-use crate::spec::{DataSpec, FilesSpec, TokensSpec};
+use crate::setting::{DATA, VAL_DATA, VAL_SPLIT};
+use crate::spec::{DataSpec, TokensSpec};
 use crate::task::{TOKENS_MAX, TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
 use crate::tokens::{Known, TokenFiles, Windows};
@@ -48,35 +48,10 @@ pub struct TokenSummary {
 /// A model of this many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
 
-/// The files of tokens that `spec` names; `None` if it names rows of features.
-pub(super) fn named(
-    spec: &DataSpec,
-    setting: SettingName<'static>,
-    ranks: &dyn Ranks,
-) -> Result<Option<TokensSpec>> {
-    let path = match spec {
-        DataSpec::Tokens(spec) => return Ok(Some(spec.clone())),
-        DataSpec::Files(FilesSpec { path, part: None }) => path,
-        _ => return Ok(None),
-    };
-    let are_tokens = in_turn(ranks, || says_tokens(&files(path, setting)?[0]))?;
-    // Ranks with other files would wait for each other in different places.
-    let kind = match are_tokens {
-        true => "tokens",
-        false => "rows of features",
-    };
-    let what = format!("what the files of {setting} hold");
-    ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
-    Ok(are_tokens.then(|| TokensSpec {
-        path: path.clone(),
-        ..TokensSpec::default()
-    }))
-}
-
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.
 pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
     request.check(&Alone)?;
-    let Some(spec) = named(&request.data, DATA, &Alone)? else {
+    let Kind::Tokens(spec) = kind(request, &request.data, DATA, &Alone)? else {
         return Ok(None);
     };
     request.check_kind(true)?;
@@ -88,7 +63,7 @@ pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
 /// Windows to train on or to use a model on, and windows to evaluate on.
 pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Ranks) -> Result<Data> {
     let known = task_of_model(request)?;
-    let context = context(request, spec)?;
+    let context = context(request, &spec.path, spec.context)?;
     let (files, summary, tokenizer) = open(request, (DATA, spec), Some(context), known, ranks)?;
     let task = known.map_or_else(|| task(&files, &summary), |(task, _)| task.clone());
     if known.is_none() && ranks.rank() == 0 {
@@ -124,6 +99,7 @@ fn task(files: &TokenFiles, summary: &TokenSummary) -> TaskSpec {
         vocabulary: summary.vocabulary,
         are_bytes: coding.are_bytes,
         tokenizer,
+        packed: false,
     }
 }
 
@@ -140,44 +116,6 @@ fn warn_of_tokenizer(request: &DataRequest, coding: &Coding, is_found: bool) {
             "{DATA} {data}: each byte is a token, but the model has {model} tokens: if it has a \
              tokenizer, make the tokens with that"
         );
-    }
-}
-
-/// The task of the model of a request, if it is trained already.
-fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
-    match request.trained.as_ref().map(|trained| &trained.task) {
-        None => Ok(None),
-        Some(task @ TaskSpec::NextToken { .. }) => Ok(Some((task, "the model"))),
-        Some(task) => bail!(
-            "{DATA} {}: expected rows of features for a model of {task}, got tokens; help: give data like those it was \
-             trained on",
-            request.data
-        ),
-    }
-}
-
-/// How many tokens the model sees at once.
-fn context(request: &DataRequest, spec: &TokensSpec) -> Result<usize> {
-    let (data, path) = (&request.data, &spec.path);
-    let trained = request.trained.as_ref();
-    let of_model = match trained.map(|trained| &trained.row_shape[..]) {
-        Some(&[context]) if context > 0 => Some(context),
-        Some(shape) => bail!(
-            "the model has rows of the shape {shape:?}: expected a number of tokens: the checkpoint is damaged"
-        ),
-        None => request.context,
-    };
-    match (spec.context, of_model) {
-        (Some(given), Some(context)) if given != context => bail!(
-            Usage,
-            "{DATA} {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
-        ),
-        (Some(context), _) | (None, Some(context)) => Ok(context),
-        (None, None) => bail!(
-            Usage,
-            "{DATA} {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
-             choose a {MODEL} of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
-        ),
     }
 }
 
@@ -205,7 +143,7 @@ fn open_val(
     ranks: &dyn Ranks,
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
-    let Some(named) = named(spec, VAL_DATA, ranks)? else {
+    let Kind::Tokens(named) = kind(request, spec, VAL_DATA, ranks)? else {
         bail!(
             "{VAL_DATA} {spec}: expected tokens, as {DATA} has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
@@ -261,8 +199,7 @@ fn open(
         (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
         (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let untrained = request.untrained_token.filter(|_| setting == DATA);
-    let mut summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
+    let mut summary = read(&files, setting, (below, &why), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     if summary.is_vocabulary_guessed && of_model >= summary.vocabulary {
@@ -272,18 +209,18 @@ fn open(
 }
 
 /// Reads all tokens, and compares them between ranks with different files. All must be less than
-/// `below`, if it is given, and none may be `untrained`; `why` says what `below` is.
+/// `below`, if it is given; `why` says what it is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: SettingName<'_>,
-    (below, why, untrained): (Option<usize>, &str, Option<u64>),
+    (below, why): (Option<usize>, &str),
     context: Option<usize>,
     ranks: &dyn Ranks,
 ) -> Result<TokenSummary> {
     let arrays = &files.arrays;
     let ranks = SameFiles::of(ranks, &identity_of(arrays.iter()))?;
     let most = below.map_or(TOKENS_MAX, |below| below as u64);
-    let found = scan::tokens(arrays, (most, untrained), &ranks)?;
+    let found = scan::tokens(arrays, most, &ranks)?;
     // From a rank that sees it, should files differ between hosts.
     let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
@@ -326,11 +263,6 @@ fn bad_token(arrays: &[Array], (file, position): (u64, u64), (most, why): (u64, 
         ..0 => format!(
             "expected a token, a number from 0 on, got {token} (tokens are counted from 0); help: \
              give the numbers of a tokenizer's tokens"
-        ),
-        _ if token < most as i64 => format!(
-            "got {token}, config.json's pad_token_id, which must not occur in the data: transformers does not \
-             train this token's row of the embedding, and this program does; help: remove pad_token_id from config.json to \
-             train the row, or tokenize the texts with another token in its place"
         ),
         _ => format!(
             "expected a token below {most}, {why}, got {token} (tokens are counted from 0); help: \

@@ -88,23 +88,54 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
                    an object, to .txt to take it as it is";
         return Err(refuse(path, why));
     }
-    let mut bytes = reader(path, options.read_bytes)?;
+    let Some((bytes, start)) = unmarked(path, options.read_bytes)? else {
+        return file.give(String::new(), true);
+    };
+    match ends(&[".jsonl", ".ndjson"]) {
+        true => file.field_of_lines(bytes, start),
+        false => file.text(bytes, start),
+    }
+}
+
+/// Gives the lines of the `.jsonl` file at `path` to `each` with their numbers, but not the empty
+/// ones.
+pub(crate) fn json_lines(path: &Path, each: &mut dyn FnMut(u64, &str) -> Result<()>) -> Result<()> {
+    let read_bytes = &AtomicU64::new(0);
+    let options = &ReadOptions {
+        field: "",
+        lossy: false,
+        encoder: None,
+        piece_bytes: 0,
+        read_bytes,
+        columns: None,
+    };
+    let mut file = TextFile {
+        path,
+        options,
+        sink: &mut |_| Ok(()),
+    };
+    let Some((bytes, start)) = unmarked(path, read_bytes)? else {
+        return Ok(());
+    };
+    file.lines(bytes, start, |_, number, line| each(number, line))
+}
+
+/// The unpacked bytes of a file without a byte order mark, and where they start; None if there are
+/// none.
+fn unmarked<'a>(path: &Path, read: &'a AtomicU64) -> Result<Option<(impl Read + 'a, u64)>> {
+    let mut bytes = reader(path, read)?;
     let mut first = Vec::new();
     let mark = BYTE_ORDER_MARK.len() as u64;
-    let read = (&mut bytes).take(mark).read_to_end(&mut first);
-    if read.map_err(|error| unreadable(path, error))? == 0 {
-        return file.give(String::new(), true);
+    let taken = (&mut bytes).take(mark).read_to_end(&mut first);
+    if taken.map_err(|error| unreadable(path, error))? == 0 {
+        return Ok(None);
     }
     let mut start = 0;
     if first == BYTE_ORDER_MARK {
         first.clear();
         start = mark;
     }
-    let bytes = Cursor::new(first).chain(bytes);
-    match ends(&[".jsonl", ".ndjson"]) {
-        true => file.lines(bytes, start),
-        false => file.text(bytes, start),
-    }
+    Ok(Some((Cursor::new(first).chain(bytes), start)))
 }
 
 /// A file that is read.
@@ -169,8 +200,14 @@ impl TextFile<'_> {
         starts.find(|&at| encoder.is_none_or(|encoder| encoder.may_cut(text, at)))
     }
 
-    /// The lines of `.jsonl` from byte `start` on, each an object with a text.
-    fn lines(&mut self, bytes: impl Read, start: u64) -> Result<()> {
+    /// Gives the lines of `.jsonl` from byte `start` on to `each` with their numbers, but not the
+    /// empty ones.
+    fn lines(
+        &mut self,
+        bytes: impl Read,
+        start: u64,
+        mut each: impl FnMut(&mut Self, u64, &str) -> Result<()>,
+    ) -> Result<()> {
         let mut bytes = BufReader::with_capacity(1 << 18, bytes);
         let (mut line, mut start) = (Vec::new(), start);
         for number in 1.. {
@@ -184,14 +221,20 @@ impl TextFile<'_> {
             self.check_uncut(count, || format!("line {number}"))?;
             let text = self.decode(&line, start)?;
             start += count as u64;
-            if text.trim().is_empty() {
-                continue;
+            if !text.trim().is_empty() {
+                each(self, number, text.trim_end())?;
             }
-            let text = field(text.trim_end(), self.options.field);
-            let text = text.map_err(|why| self.bad(format!("line {number}: {why}")))?;
-            self.give(text, true)?;
         }
         Ok(())
+    }
+
+    /// A document in each line.
+    fn field_of_lines(&mut self, bytes: impl Read, start: u64) -> Result<()> {
+        self.lines(bytes, start, |file, number, line| {
+            let text = field(line, file.options.field);
+            let text = text.map_err(|why| file.bad(format!("line {number}: {why}")))?;
+            file.give(text, true)
+        })
     }
 
     /// The rows of a column of a `.parquet` of this many bytes.
@@ -256,13 +299,18 @@ fn begun_bytes(bytes: &[u8]) -> usize {
     }
 }
 
-/// The text in this field of an object.
-fn field(line: &str, name: &str) -> Result<String, String> {
+/// The object in a line of `.jsonl`.
+pub(crate) fn object(line: &str) -> Result<Map<String, Value>, String> {
     let object = serde_json::from_str(line).or_else(|_| serde_json::from_str(&without_nan(line)));
-    let mut object: Map<String, Value> = object.map_err(|error: serde_json::Error| {
+    object.map_err(|error: serde_json::Error| {
         let why = format!("expected a JSON object: {error}");
         why.replace(" at line 1 column ", " in column ")
-    })?;
+    })
+}
+
+/// The text in this field of an object.
+fn field(line: &str, name: &str) -> Result<String, String> {
+    let mut object = object(line)?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
         Some(Value::String(text)) => return Ok(text),

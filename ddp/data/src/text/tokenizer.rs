@@ -16,8 +16,13 @@ use crate::task::TOKENS_MAX;
 /// The name of the file beside shards, in runs and in checkpoints.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// The files beside it that say how conversations are written: special tokens, and the template.
+pub const CHAT_FILES: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
+
 /// Longer files are refused: vocabularies of 256,000 tokens take 20 to 35 MB.
 const BYTES_MAX: u64 = 256 << 20;
+/// The same of the files beside it, which take up to 2 MB.
+const CHAT_BYTES_MAX: u64 = 16 << 20;
 
 /// The token after a document in vocabularies of our own.
 pub(super) const END: &str = "<|endoftext|>";
@@ -29,6 +34,8 @@ const END_TOKENS: [&str; 4] = [END, "<|end_of_text|>", "</s>", "<eos>"];
 pub struct Vocabulary {
     /// The content of its file.
     pub file: Vec<u8>,
+    /// The content of those of `CHAT_FILES` that are beside it.
+    pub chat_files: BTreeMap<&'static str, Vec<u8>>,
     /// How many different tokens there are.
     pub size: usize,
     /// A hash of all tokens and their numbers.
@@ -72,7 +79,24 @@ impl Vocabulary {
         let long =
             || format!("expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file");
         let read = bytes.ok_or_else(long).and_then(Vocabulary::of_bytes);
-        read.map_err(|why| refuse(path, why))
+        let mut vocabulary = read.map_err(|why| refuse(path, why))?;
+        for name in CHAT_FILES {
+            let path = &path.with_file_name(name);
+            if path.is_file() {
+                let bytes = read_up_to(path, CHAT_BYTES_MAX).map_err(reading(path))?;
+                let long = || format!("expected at most {CHAT_BYTES_MAX} bytes, got a longer file");
+                let bytes = bytes.ok_or_else(|| refuse(path, long()))?;
+                vocabulary.chat_files.insert(name, bytes);
+            }
+        }
+        Ok(vocabulary)
+    }
+
+    /// All its files, by name.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let others = self.chat_files.iter();
+        let others = others.map(|(name, bytes)| (*name, &bytes[..]));
+        std::iter::once((TOKENIZER_FILE, &self.file[..])).chain(others)
     }
 
     /// That of a tokenizer with this `tokenizer.json`.
@@ -104,6 +128,7 @@ impl Vocabulary {
         let special = read.added_tokens.into_iter().filter(|token| token.special);
         Ok(Vocabulary {
             file,
+            chat_files: BTreeMap::new(),
             size,
             hash: format!("{:032x}", hash.finish_128()),
             special: special.map(|token| (token.content, token.id)).collect(),
@@ -159,8 +184,16 @@ pub enum Encoder {
     Bytes,
     /// As `tokenizer.json` says.
     #[cfg(feature = "tokenizers")]
-    Tokenizer(Box<tokenizers::Tokenizer>),
+    Tokenizer {
+        /// Without its post-processor, which only adds `begin` and cuts spaces off places.
+        tokenizer: Box<tokenizers::Tokenizer>,
+        /// What it puts before every text, such as the token that begins documents.
+        begin: Vec<u32>,
+    },
 }
+
+/// The tokens of a text, and which of its bytes each was made from.
+pub(crate) type Placed = (Vec<u32>, Vec<(usize, usize)>);
 
 impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
@@ -168,7 +201,35 @@ impl Encoder {
         match self {
             Encoder::Bytes => Ok(bytes(text)),
             #[cfg(feature = "tokenizers")]
-            Encoder::Tokenizer(tokenizer) => built::encode(tokenizer, text),
+            Encoder::Tokenizer { tokenizer, .. } => built::encode(tokenizer, text),
+        }
+    }
+
+    /// The same with the place of each token.
+    #[cfg_attr(not(feature = "tokenizers"), expect(unused_variables))]
+    pub(crate) fn encode_placed(&self, text: &str) -> Result<Placed, String> {
+        match self {
+            Encoder::Bytes => Err("expected a tokenizer.json, got bytes".into()),
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer { tokenizer, .. } => built::encode_placed(tokenizer, text),
+        }
+    }
+
+    /// The tokens that the tokenizer puts before every text.
+    pub(crate) fn begin(&self) -> &[u32] {
+        match self {
+            Encoder::Bytes => &[],
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer { begin, .. } => begin,
+        }
+    }
+
+    /// The text of one token, also of a special one.
+    pub fn text_of(&self, token: u32) -> Result<String, String> {
+        match self {
+            Encoder::Bytes => self.decode(&[token]),
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer { tokenizer, .. } => built::decode(tokenizer, &[token], false),
         }
     }
 
@@ -181,7 +242,7 @@ impl Encoder {
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
             #[cfg(feature = "tokenizers")]
-            Encoder::Tokenizer(tokenizer) => built::decode(tokenizer, tokens),
+            Encoder::Tokenizer { tokenizer, .. } => built::decode(tokenizer, tokens, true),
         }
     }
 
@@ -228,9 +289,9 @@ mod built {
     use tokenizers::models::TrainerWrapper;
     use tokenizers::models::bpe::{BPE, BpeTrainer};
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-    use tokenizers::{AddedToken, Tokenizer};
+    use tokenizers::{AddedToken, PostProcessorWrapper, Tokenizer};
 
-    use super::{END, Encoder, Vocabulary, check_gaps};
+    use super::{END, Encoder, Placed, Vocabulary, check_gaps};
 
     impl Encoder {
         /// That of a `tokenizer.json`.
@@ -239,7 +300,10 @@ mod built {
                 let mut tokenizer = Tokenizer::from_bytes(&vocabulary.file)?;
                 // Documents are taken whole.
                 tokenizer.with_truncation(None)?.with_padding(None);
-                Ok(Encoder::Tokenizer(Box::new(tokenizer)))
+                let begin = tokenizer.encode_fast("", true)?.get_ids().to_vec();
+                tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+                let tokenizer = Box::new(tokenizer);
+                Ok(Encoder::Tokenizer { tokenizer, begin })
             });
             read.map_err(|error| format!("expected a tokenizer.json: {error}"))
         }
@@ -251,8 +315,19 @@ mod built {
         encoded.map_err(|error| format!("the tokenizer: {error}"))
     }
 
-    pub(super) fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String, String> {
-        let text = guarded(|| tokenizer.decode(tokens, true));
+    pub(super) fn encode_placed(tokenizer: &Tokenizer, text: &str) -> Result<Placed, String> {
+        check_gaps(text)?;
+        let encoded = guarded(|| tokenizer.encode(text, false));
+        let encoded = encoded.map_err(|error| format!("the tokenizer: {error}"))?;
+        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
+    }
+
+    pub(super) fn decode(
+        tokenizer: &Tokenizer,
+        tokens: &[u32],
+        skips_special: bool,
+    ) -> Result<String, String> {
+        let text = guarded(|| tokenizer.decode(tokens, skips_special));
         text.map_err(|error| format!("the tokenizer: {error}"))
     }
 
@@ -292,7 +367,7 @@ mod built {
 mod not_built {
     use super::{Encoder, Vocabulary};
 
-    const WHY: &str = "this program was built without tokenizers; help: build it with `cargo build \
+    pub(crate) const WHY: &str = "this program was built without tokenizers; help: build it with `cargo build \
          --release -p ddp --features tokenizers`";
 
     impl Encoder {

@@ -19,7 +19,7 @@ use super::files::{
 use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
-use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_data::text::{CHAT_FILES, TOKENIZER_FILE, Vocabulary};
 use ddp_kernels::files::Contents;
 
 /// The version that is written.
@@ -74,10 +74,13 @@ impl Opened {
 
     /// The tokenizer of the model's tokens, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
-        if self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
-            return Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?));
-        }
-        Ok(None)
+        let read = || Vocabulary::read(&self.folder.join(TOKENIZER_FILE));
+        Ok(self.has_tokenizer().then(read).transpose()?)
+    }
+
+    /// Whether the checkpoint has the tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.files.iter().any(|entry| entry.name == TOKENIZER_FILE)
     }
 
     /// The files with the optimizer's moments, in the order of their parts.
@@ -198,7 +201,7 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
         .chain([MODEL_FILE.to_string(), STATE_FILE.to_string()])
         .collect();
     let mut found = names(&manifest);
-    found.remove(TOKENIZER_FILE);
+    found.retain(|name| name != TOKENIZER_FILE && !CHAT_FILES.contains(&&**name));
     if state.step != manifest.step || found != expected {
         return Err(damaged(
             folder,

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::setting::{OUT, ZERO};
-use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_data::text::Vocabulary;
 use ddp_kernels::files;
 
 /// How long a network file system may take to show a file of another host.
@@ -157,7 +157,8 @@ impl Writer {
             synced.map_err(files::failed("make durable", path))?;
         }
         if let Some(tokenizer) = &self.tokenizer {
-            write(TOKENIZER_FILE, &tokenizer.file, &mut entries)?;
+            let mut files = tokenizer.files();
+            files.try_for_each(|(name, bytes)| write(name, bytes, &mut entries))?;
         }
         let state = &job.state;
         write(STATE_FILE, &state.to_bytes(), &mut entries)?;

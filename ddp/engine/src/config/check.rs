@@ -31,6 +31,7 @@ impl Config {
         require(has_name, "out", "", name)?;
         check_utf8("out", Some(&self.out))?;
         check_utf8("cache-dir", self.cache_dir.as_deref())?;
+        check_utf8("tokenizer", self.tokenizer.as_deref())?;
         check_utf8("init-from", self.init_from.as_deref())?;
         let Some(lora) = &self.lora else {
             return Ok(());

@@ -1,11 +1,14 @@
 //! What follows from the settings of a run: defaults, and the parts that the trainer builds.
 
+use std::path::{Path, PathBuf};
+
+use ddp_data::text::TOKENIZER_FILE;
 use ddp_data::{DataRequest, TableSettings};
 use ddp_nn::optim::{Group, Rule};
 
 use super::Config;
+use super::values::Packing;
 use crate::error::Result;
-use crate::hugging_face;
 use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
 
@@ -116,9 +119,7 @@ impl Config {
 
     /// The request for the data.
     pub fn data_request(&self) -> DataRequest {
-        // The model that training begins with has no gradient for some tokens.
         let initial = self.init_from.as_deref();
-        let trained_from = initial.filter(|_| self.steps != Some(0));
         DataRequest {
             labels: self.labels.clone(),
             val_data: self.val_data.clone(),
@@ -129,7 +130,16 @@ impl Config {
             task: self.task,
             context: self.model.context(),
             vocabulary: self.model.vocabulary(),
-            untrained_token: trained_from.and_then(hugging_face::untrained_token),
+            tokenizer: self.tokenizer.clone().or(initial.and_then(tokenizer_of)),
+            loss_on: self.loss_on,
+            packed: match self.packing {
+                Packing::On => true,
+                Packing::Off => false,
+                // A model that is split over devices takes one document a row.
+                Packing::Auto => {
+                    self.devices_per_rank == 1 && self.model.value("position") == "rope"
+                }
+            },
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),
@@ -140,4 +150,10 @@ impl Config {
             ..DataRequest::new(self.data.clone())
         }
     }
+}
+
+/// The tokenizer of a model that training begins with, if it has one.
+fn tokenizer_of(model: &Path) -> Option<PathBuf> {
+    let file = model.join(TOKENIZER_FILE);
+    file.is_file().then_some(file)
 }

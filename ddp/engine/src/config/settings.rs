@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LoraSetting, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
-    Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing,
+    Precision, Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -84,7 +84,7 @@ impl Setting {
 
     /// Whether this command, which does not train, takes it.
     pub fn is_taken_by(&self, command: &str) -> bool {
-        self.commands.contains(&command)
+        self.commands.contains(&&*command.replace('-', "_"))
     }
 
     /// Sets it from the text of a flag. The error says what was expected.
@@ -229,7 +229,8 @@ settings! {
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of
     /// csv, npy and IDX), a folder of files or a pattern, followed by #NAME to choose one of
     /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
-    /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
+    /// vocabulary=N if the file does not say it. Conversations: .jsonl, or .parquet with a
+    /// tokenizer, with messages, prompt and completion, or text. Or built-in data: glyphs,
     /// synthetic:classification or synthetic:regression, followed by options, as in
     /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
@@ -258,9 +259,16 @@ settings! {
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
     Run normalize "HOW": Normalize = Normalize::None;
+    /// Folder with the tokenizer.json and the chat template that make tokens of conversations
+    /// [default: that of `init-from`]
+    Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
+    /// Tokens of conversations that are trained
+    Run loss_on "TOKENS" [show_tokens]: LossOn = LossOn::Assistant;
+    /// Whether several conversations share a row; auto: if the model has rotary positions
+    Run packing "WHEN" [show_tokens]: Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
-    Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;
+    Rank cache_dir "DIR" [eval predict inspect show_tokens]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]
@@ -375,7 +383,7 @@ settings! {
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
     /// Hugging Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
     /// model.safetensors that matches the model
-    Job init_from "PATH": Option<PathBuf> = None;
+    Job init_from "PATH" [show_tokens]: Option<PathBuf> = None;
 
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::f64::consts::LN_2;
 
+use ddp_data::{IGNORED, counted};
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 use serde_json::{Value, json};
@@ -27,10 +28,7 @@ impl Task for LearnNextToken {
     }
 
     fn loss(&self, _options: &LossOptions, _device: Device) -> Result<Box<dyn Loss>> {
-        Ok(Box::new(CrossEntropy {
-            ignore_index: None,
-            ..CrossEntropy::default()
-        }))
+        Ok(Box::new(CrossEntropy::default()))
     }
 
     fn figures(&self, loss: f64) -> Vec<(&'static str, f64)> {
@@ -41,7 +39,7 @@ impl Task for LearnNextToken {
 
     fn wrong_target(&self, target: f64) -> Option<String> {
         let count = self.vocabulary;
-        let is_token = (0.0..count as f64).contains(&target);
+        let is_token = (0.0..count as f64).contains(&target) || target == IGNORED as f64;
         (!is_token).then(|| format!("target {target}: expected a token from 0 to {}", count - 1))
     }
 
@@ -71,7 +69,7 @@ impl Evaluation for Tokens {
     }
 
     fn count(&mut self, _losses: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
-        Ok(vec![targets.count() as f64])
+        Ok(vec![counted(targets)? as f64])
     }
 
     fn text(&self, totals: &Totals) -> String {

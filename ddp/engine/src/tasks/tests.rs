@@ -131,6 +131,7 @@ fn a_loss_with_class_weights_is_named_and_the_plain_one_stands_beside_it() {
 fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
     let task = |are_bytes| {
         of(&TaskSpec::NextToken {
+            packed: false,
             vocabulary: 256,
             are_bytes,
             tokenizer: None,

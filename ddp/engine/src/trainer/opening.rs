@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use ddp_comm::World;
-use ddp_data::text::TOKENIZER_FILE;
 use ddp_kernels::files as disk;
 use ddp_kernels::threads;
 use ddp_nn::params::{Parameter, Params};
@@ -201,8 +200,10 @@ impl<'a> Opening<'a> {
         let Some(tokenizer) = &self.run.data.tokenizer else {
             return Ok(());
         };
-        let path = self.options.out.join(TOKENIZER_FILE);
-        Ok(disk::replace_with(&path, &tokenizer.file)?)
+        let mut files = tokenizer.files();
+        files.try_for_each(|(name, bytes)| {
+            Ok(disk::replace_with(&self.options.out.join(name), bytes)?)
+        })
     }
 
     fn write_resume(&self, log: &mut MetricsLog, opened: &Opened) -> Result<()> {

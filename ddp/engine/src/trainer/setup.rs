@@ -503,6 +503,7 @@ mod tests {
         };
         assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
         let task = TaskSpec::NextToken {
+            packed: false,
             vocabulary: 1 << 15,
             tokenizer: None,
             are_bytes: false,

@@ -112,6 +112,7 @@ fn gradients(recompute: RecomputeKind) -> (Vec<f32>, usize) {
         image: &[],
         dtype: DType::I64,
         outputs: 5,
+        documents: false,
     });
     let layers = Box::new(layers.unwrap());
     // Only some of the second block is trained, and nothing below it.

@@ -33,16 +33,26 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .for_each(|(at, &axis)| back[axis] = at);
             all(vec![d.permute(&back)])
         }
-        Op::Slice(axis, start) => all(vec![d.push(
-            Op::Join(*axis, vec![*start]),
-            &[d],
-            x[0].shape(),
-        )]),
-        Op::Join(axis, starts) => all(starts
+        Op::Slice(axis, start, step) => {
+            let op = Op::Join(*axis, vec![*start], *step);
+            all(vec![d.push(op, &[d], x[0].shape())])
+        }
+        Op::Join(axis, starts, step) => all(starts
             .iter()
             .zip(x)
-            .map(|(&start, x)| d.push(Op::Slice(*axis, start), &[d], x.shape()))
+            .map(|(&start, x)| d.push(Op::Slice(*axis, start, *step), &[d], x.shape()))
             .collect()),
+        &Op::Window(axis, step) => {
+            let shape = y.shape();
+            let (size, windows) = shape.split_last().unwrap_or((&1, &[]));
+            // Windows overlap: each place within them gives its part to the sum.
+            let of_place = |place: usize| {
+                let d = d.slice(-1, place..place + 1).reshape(windows);
+                d.push(Op::Join(axis, vec![place], step), &[&d], x[0].shape())
+            };
+            let sum = (1..*size).fold(of_place(0), |sum, place| sum + of_place(place));
+            all(vec![sum])
+        }
         &Op::MatMul([left, right]) => {
             let (a, b) = (&x[0], &x[1]);
             let product = |turned: [bool; 2], factors: [&Var; 2], like: &Var| {

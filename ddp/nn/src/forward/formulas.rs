@@ -250,7 +250,56 @@ impl Var {
             return self.refuse("slice", &[self], &expected, "give a range within the axis");
         }
         shape[axis] = range.len();
-        self.push(Op::Slice(axis, range.start), &[self], shape)
+        self.push(Op::Slice(axis, range.start, 1), &[self], shape)
+    }
+
+    /// One of every `step` indices of an axis, from the first on.
+    #[track_caller]
+    pub fn every(&self, axis: isize, step: usize) -> Var {
+        let (Some(axis), mut shape) = (self.axis("every", axis), self.shape()) else {
+            return self.clone();
+        };
+        if step == 0 {
+            return self.refuse(
+                "every",
+                &[self],
+                "a step of at least 1",
+                "give another step",
+            );
+        }
+        shape[axis] = shape[axis].div_ceil(step);
+        self.push(Op::Slice(axis, 0, step), &[self], shape)
+    }
+
+    /// Windows of `size` indices of an axis, each `step` further on. The axis then counts windows,
+    /// and what is in each is a new last axis.
+    #[track_caller]
+    pub fn windows(&self, axis: isize, size: usize, step: usize) -> Var {
+        let Some(axis) = self.axis("windows", axis) else {
+            return self.clone();
+        };
+        let mut shape = self.shape();
+        if size == 0 || step == 0 || size > shape[axis] {
+            let expected = format!("a size from 1 to {}, and a step of at least 1", shape[axis]);
+            let help = "pad the axis, or choose smaller windows";
+            return self.refuse("windows", &[self], &expected, help);
+        }
+        shape[axis] = (shape[axis] - size) / step + 1;
+        shape.push(size);
+        self.checked(Op::Window(axis, step), &[self], shape)
+    }
+
+    /// The value with this many zeros before and after it along an axis.
+    #[track_caller]
+    pub fn pad(&self, axis: isize, before: usize, after: usize) -> Var {
+        let (Some(axis), mut shape) = (self.axis("pad", axis), self.shape()) else {
+            return self.clone();
+        };
+        if before == 0 && after == 0 {
+            return self.clone();
+        }
+        shape[axis] = shape[axis].saturating_add(before).saturating_add(after);
+        self.checked(Op::Join(axis, vec![before], 1), &[self], shape)
     }
 
     /// Consecutive parts of an axis, of these lengths.
@@ -296,7 +345,7 @@ impl Var {
                 return first.refuse("concatenate", values, &expected, "reshape or slice them");
             }
         }
-        first.checked(Op::Join(axis, starts), values, shape)
+        first.checked(Op::Join(axis, starts, 1), values, shape)
     }
 
     /// The matrix product over the last two axes, with NumPy's broadcasting of those before.

@@ -282,7 +282,7 @@ impl Planner {
     fn is_view(&self, id: usize) -> bool {
         matches!(
             self.node(id).op,
-            Op::Expand | Op::Permute(_) | Op::Slice(..)
+            Op::Expand | Op::Permute(_) | Op::Slice(..) | Op::Window(..)
         )
     }
 
@@ -594,7 +594,14 @@ impl Planner {
             Op::Permute(axes) => {
                 view.strides = axes.iter().map(|&axis| view.strides[axis]).collect()
             }
-            Op::Slice(axis, start) => view.offset += start * view.strides[axis],
+            Op::Slice(axis, start, step) => {
+                view.offset += start * view.strides[axis];
+                view.strides[axis] *= step;
+            }
+            Op::Window(axis, step) => {
+                view.strides.push(view.strides[axis]);
+                view.strides[axis] *= step;
+            }
             _ => view.strides = within(self.shape(input), &view.strides, &node.shape),
         }
         Ok((root, view))
@@ -712,13 +719,15 @@ impl Planner {
             self.run(Action::GradientColumns(*parameter), id, vec![], vec![x]);
             return Ok(());
         }
-        if let Op::Join(axis, starts) = &node.op {
-            let strides = whole(&node.shape);
+        if let Op::Join(axis, starts, step) = &node.op {
+            let mut strides = whole(&node.shape);
+            let along = strides[*axis];
+            strides[*axis] *= step;
             let (mut chains, mut inputs, mut covered) = (Vec::new(), Vec::new(), 0);
             for (&input, start) in node.inputs.iter().zip(starts) {
                 let (root, view) = self.read(input, false)?;
                 let to = View {
-                    offset: start * strides[*axis],
+                    offset: start * along,
                     strides: strides.clone(),
                 };
                 chains.push(copy(self.shape(input), view, to)?);

@@ -33,10 +33,12 @@ pub(super) enum Op {
     Stop,
     /// Axis i of the value is this axis of its input.
     Permute(Vec<usize>),
-    /// From this index of an axis on.
-    Slice(usize, usize),
-    /// Inputs one after the other along an axis, each from an index on. The rest is 0.
-    Join(usize, Vec<usize>),
+    /// From this index of an axis on, one of so many.
+    Slice(usize, usize, usize),
+    /// Along an axis, inputs each from an index on, one of so many. The rest is 0.
+    Join(usize, Vec<usize>, usize),
+    /// Windows of an axis, each so many further on, and what is in each as a new last axis.
+    Window(usize, usize),
     /// (S, M, K) with (S, K, N), each of which may be transposed.
     MatMul([bool; 2]),
     /// A layer with a backward, by its number, and that backward.

@@ -81,6 +81,8 @@ pub struct DataShape<'a> {
     pub dtype: DType,
     /// How many numbers the model gives for each prediction: one for each class, or the targets.
     pub outputs: usize,
+    /// Whether a row of tokens may hold several documents ([`crate::Embedding::of_documents`]).
+    pub documents: bool,
 }
 
 impl DataShape<'_> {

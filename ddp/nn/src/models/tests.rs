@@ -9,6 +9,7 @@ fn digits() -> DataShape<'static> {
         image: &[28, 28],
         dtype: DType::F32,
         outputs: 10,
+        documents: false,
     }
 }
 

@@ -63,6 +63,7 @@ pub fn gpt(model: &ModelSpec, batch: u64, micro_batch: u64) -> Result<Subject> {
         image: &[],
         dtype: DType::I64,
         outputs: vocabulary,
+        documents: false,
     };
     let sizes = ["layers", "heads", "width"].map(|name| model.value(name).to_string());
     Ok(Subject {

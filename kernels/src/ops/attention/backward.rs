@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores,
-    soften_backward,
+    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, first_block, hide, padded,
+    scores, soften_backward,
 };
-use super::sizes::{Columns, Sizes};
+use super::sizes::{Columns, Firsts, Sizes};
 use crate::ops::matmul::{Real, TileKernel};
 use crate::ops::stored::{self, Stored};
 use crate::simd::multiversion;
@@ -19,6 +19,7 @@ use crate::threads::{self, Shares};
 /// The operands of a backward pass.
 pub(super) struct Backward<'a, S: Stored> {
     pub(super) sizes: Sizes,
+    pub(super) firsts: Firsts<'a>,
     /// (B·T, (heads + 2·kv_heads)·head_size)
     pub(super) dqkv: Shares<'a, S>,
     /// (B·heads, T)
@@ -135,6 +136,7 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
                 dout_copied: dout.copy::<K>(dout_copied),
                 log_sum_exp: work.line(work.log_sum_exp, of_head, &rows),
                 delta: work.line(work.delta, of_head, &rows),
+                firsts: work.firsts.of_block(sizes, place.0, &rows),
             };
             // SAFETY: the caller's promises.
             unsafe {
@@ -171,6 +173,7 @@ struct Queries<'a, T> {
     dout_copied: Lines<'a, T>,
     log_sum_exp: [T; BLOCK],
     delta: [T; BLOCK],
+    firsts: [u32; BLOCK],
 }
 
 /// A block of scores, one of their gradients, and sums: dq of a block of queries, dk and dv of all
@@ -202,7 +205,8 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     } else {
         keys.end
     };
-    for first_key in (keys.first..end).step_by(BLOCK) {
+    let start = keys.first.max(first_block(&queries.firsts, rows.len()));
+    for first_key in (start..end).step_by(BLOCK) {
         let extent = Extent {
             keys: BLOCK.min(end - first_key),
             queries: rows.len(),
@@ -214,6 +218,7 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
         unsafe {
             let (k, v) = (keys.k.from(index), keys.v.from(index));
             scores::<T, K>(sums.scores, k, queries.q, extent, scale);
+            hide(sums.scores, extent, first_key, &queries.firsts);
             scores::<T, K>(sums.gradients, v, queries.dout, extent, T::ONE);
             for part in extent.parts() {
                 let lines = (&queries.log_sum_exp, &queries.delta);

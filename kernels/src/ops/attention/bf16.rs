@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::backward::{Backward, Sweep};
-use super::blocks::{BLOCK, Extent, Running, finish, soften, soften_backward};
+use super::blocks::{BLOCK, Extent, Running, finish, first_block, hide, soften, soften_backward};
 use super::forward::{Forward, rescale};
 use super::sizes::{Columns, Sizes};
 use crate::dtype::bf16;
@@ -110,7 +110,9 @@ pub(super) unsafe fn forward(
             let (mut running, [sums, ..]) = (Running::new(), &mut rooms.sums);
             zeros(sums, BLOCK * width);
             let end = if sizes.causal { rows.end } else { sizes.time };
-            for first_key in (0..end).step_by(BLOCK) {
+            let firsts = work.firsts.of_block(sizes, place.0, &rows);
+            let first = first_block(&firsts, rows.len());
+            for first_key in (first..end).step_by(BLOCK) {
                 let extent = Extent {
                     keys: BLOCK.min(end - first_key),
                     queries: rows.len(),
@@ -118,10 +120,11 @@ pub(super) unsafe fn forward(
                 };
                 let weights = &mut rooms.weights;
                 weights.score(block(&rooms.k, first_key, width), q, scale);
+                hide(&mut weights.wide, extent, first_key, &firsts);
                 extent
                     .parts()
                     .for_each(|part| soften(&mut weights.wide, part, &mut running));
-                if first_key > 0 {
+                if first_key > first {
                     rescale(sums, &running.rescale);
                 }
                 let v = block(&rooms.v, first_key, width);
@@ -171,7 +174,9 @@ pub(super) unsafe fn backward(
             } else {
                 keys.end
             };
-            for first_key in (keys.start..end).step_by(BLOCK) {
+            let firsts = work.firsts.of_block(sizes, place.0, &rows);
+            let start = keys.start.max(first_block(&firsts, rows.len()));
+            for first_key in (start..end).step_by(BLOCK) {
                 let extent = Extent {
                     keys: BLOCK.min(end - first_key),
                     queries: rows.len(),
@@ -181,6 +186,7 @@ pub(super) unsafe fn backward(
                 let (k, v) = (block(&rooms.k, index, width), block(&rooms.v, index, width));
                 let (weights, gradients) = (&mut rooms.weights, &mut rooms.gradients);
                 weights.score(k, q, scale);
+                hide(&mut weights.wide, extent, first_key, &firsts);
                 gradients.score(v, dout, 1.0);
                 for part in extent.parts() {
                     let lines = (&lines[0], &lines[1]);

@@ -79,6 +79,10 @@ fn lanes<T>(block: &mut [T], key: usize, first: usize) -> &mut [T; GROUP] {
     lanes.expect("a group lies within its block")
 }
 
+/// Below all scores, and finite: a query may not attend to any key of its first blocks, whose
+/// scores are −∞ then and whose weights are 0.
+const LOWEST: f64 = -3e38;
+
 /// The largest score and the sum of weights of each query of a block, over the keys so far.
 pub(super) struct Running<T> {
     pub(super) largest: [T; BLOCK],
@@ -90,7 +94,7 @@ pub(super) struct Running<T> {
 impl<T: Float> Running<T> {
     pub(super) fn new() -> Running<T> {
         Running {
-            largest: [T::NEG_INFINITY; BLOCK],
+            largest: [T::from_f64(LOWEST); BLOCK],
             sum: [T::ZERO; BLOCK],
             rescale: [T::ONE; BLOCK],
         }
@@ -150,6 +154,38 @@ multiversion! {
         part.clear_after(scores);
         *group_mut(&mut running.largest, first) = largest;
         *group_mut(&mut running.sum, first) = sum;
+    }
+}
+
+/// The first block of keys that these queries attend to: its first key.
+pub(super) fn first_block(firsts: &[u32; BLOCK], queries: usize) -> usize {
+    let first = firsts[..queries]
+        .iter()
+        .min()
+        .map_or(0, |&first| first as usize);
+    first / BLOCK * BLOCK
+}
+
+/// Hides the keys of a block, of which `first_key` is the first, that come before the first of
+/// each query.
+pub(super) fn hide<T: Float>(
+    scores: &mut [T],
+    extent: Extent,
+    first_key: usize,
+    firsts: &[u32; BLOCK],
+) {
+    if firsts.iter().any(|&first| first as usize > first_key) {
+        hide_before(scores, extent.keys, first_key as u32, firsts);
+    }
+}
+
+multiversion! {
+    fn hide_before[T: Float](scores: &mut [T], keys: usize, first_key: u32, firsts: &[u32; BLOCK]) {
+        for (key, scores) in (first_key..).zip(scores.chunks_exact_mut(BLOCK).take(keys)) {
+            for (score, &first) in scores.iter_mut().zip(firsts) {
+                *score = if key < first { T::NEG_INFINITY } else { *score };
+            }
+        }
     }
 }
 

@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Room, Running, add_over_keys, finish, padded, scores, soften,
+    BLOCK, Extent, Head, Room, Running, add_over_keys, finish, first_block, hide, padded, scores,
+    soften,
 };
-use super::sizes::{HEAD_SIZE_MAX, Sizes};
+use super::sizes::{Firsts, HEAD_SIZE_MAX, Sizes};
 use crate::Element;
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::matmul::{Real, TileKernel};
@@ -17,6 +18,7 @@ use crate::threads::{self, PARALLEL_MIN, Shares};
 /// The operands of a forward pass.
 pub(super) struct Forward<'a, S: Stored> {
     pub(super) sizes: Sizes,
+    pub(super) firsts: Firsts<'a>,
     /// (B·T, heads·head_size)
     pub(super) out: Shares<'a, S>,
     /// (B·heads, T)
@@ -68,7 +70,9 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
             let mut running = Running::new();
             sums.fill(T::ZERO);
             let end = if sizes.causal { rows.end } else { sizes.time };
-            for first_key in (0..end).step_by(BLOCK) {
+            let firsts = work.firsts.of_block(sizes, sequence, &rows);
+            let first = first_block(&firsts, rows.len());
+            for first_key in (first..end).step_by(BLOCK) {
                 let extent = Extent {
                     keys: BLOCK.min(end - first_key),
                     queries: rows.len(),
@@ -78,10 +82,11 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
                 unsafe {
                     let k = k.from(first_key);
                     scores::<T, K>(block, k, q, extent, T::from_f64(sizes.scale));
+                    hide(block, extent, first_key, &firsts);
                     extent
                         .parts()
                         .for_each(|part| soften(block, part, &mut running));
-                    if first_key > 0 {
+                    if first_key > first {
                         rescale(sums, &running.rescale);
                     }
                     add_over_keys::<T, K>(sums, block, (v, first_key), extent, T::ONE);
@@ -161,12 +166,14 @@ pub(super) fn run_cached<S: Stored>(work: &Cached<'_, S>) {
         for head in threads::cut(heads, 1, pieces, piece) {
             let key = head / sizes.group() * head_size;
             for row in 0..work.rows {
-                let seen = time - work.rows + row + 1;
+                let end = time - work.rows + row + 1;
+                let seen = end.min(sizes.window.unwrap_or(end));
                 let q = &work.qkv[row * (width + kv_width) + head * head_size..][..head_size];
                 let start = row * width + head * head_size;
                 // SAFETY: each piece has its own heads.
                 let out = unsafe { work.out.part(start..start + head_size) };
-                let [keys, values] = [key, key + kv_width / 2].map(|first| &work.cache[first..]);
+                let first = (end - seen) * kv_width + key;
+                let [keys, values] = [first, first + kv_width / 2].map(|at| &work.cache[at..]);
                 attend(out, &mut weights[..seen], q, keys, values, kv_width, scale);
             }
         }

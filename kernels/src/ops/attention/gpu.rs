@@ -65,9 +65,35 @@ static TENSOR_128: Kernels = Kernels {
     ..TENSOR_64
 };
 
+/// For windows, and sequences of several documents.
+static TENSOR_APART_64: Kernels = Kernels {
+    shared_bytes: 384 * 144 + 512,
+    forward: "attention_tensor_apart_64",
+    backward: &[
+        "attention_tensor_dq_apart_64",
+        "attention_tensor_dkv_apart_64",
+    ],
+    ..TENSOR_64
+};
+static TENSOR_APART_128: Kernels = Kernels {
+    rows: [64, 64],
+    shared_bytes: 256 * 272 + 512,
+    forward: "attention_tensor_apart_128",
+    backward: &[
+        "attention_tensor_dq_apart_128",
+        "attention_tensor_dkv_apart_128",
+    ],
+    ..TENSOR_128
+};
+
 impl Kernels {
     /// Those for these heads on this GPU, where packs are read at these addresses.
-    fn of(gpu: &Launcher, dtype: DType, sizes: Sizes, addresses: &[u64]) -> &'static Kernels {
+    fn of(
+        gpu: &Launcher,
+        dtype: DType,
+        (sizes, begins): (Sizes, Option<&Buffer<'_>>),
+        addresses: &[u64],
+    ) -> &'static Kernels {
         static SAID: Once = Once::new();
         let (head_size, sharing) = (sizes.head_size, sizes.group());
         let is_aligned = |address: &u64| address.is_multiple_of(PACK_BYTES);
@@ -105,7 +131,10 @@ impl Kernels {
             let text = format!("attention does not run on tensor cores and is slow: {reason}");
             SAID.call_once(|| warn(&text));
         }
+        let is_apart = begins.is_some() || sizes.window.is_some();
         match (is_bf16 && reason.is_none(), head_size) {
+            (true, ..=64) if is_apart => &TENSOR_APART_64,
+            (true, _) if is_apart => &TENSOR_APART_128,
             (true, ..=64) => &TENSOR_64,
             (true, _) => &TENSOR_128,
             (false, ..=64) if !is_bf16 => &PLAIN_64,
@@ -120,7 +149,7 @@ impl Kernels {
         &self,
         gpu: &Launcher,
         name: (&'static str, DType),
-        (sizes, is_of_keys): (Sizes, bool),
+        (sizes, begins, is_of_keys): (Sizes, Option<&Buffer<'_>>, bool),
         block_rows: usize,
         args: &[u64],
     ) -> Result<()> {
@@ -141,7 +170,11 @@ impl Kernels {
         let grid = (grid, self.shared_bytes);
         let (causal, scale) = (sizes.causal, sizes.scale as f32);
         let (heads, kv_heads, width) = (sizes.heads, sizes.kv_heads, sizes.head_size);
-        let sizes = args![sizes.time, heads, kv_heads, width, causal, scale];
+        // 0 for all: no window is longer than a sequence.
+        let window = sizes.window.map_or(0, |window| window.min(sizes.time));
+        let sizes = args![
+            sizes.time, heads, kv_heads, width, causal, scale, window, begins
+        ];
         let (mut all, count) = ([0; PARAMETERS_MAX], args.len() + sizes.len());
         all[..args.len()].copy_from_slice(args);
         all[args.len()..count].copy_from_slice(sizes);
@@ -160,13 +193,14 @@ fn heads(buffer: &Buffer<'_>, sizes: Sizes) -> [u64; 3] {
 pub(super) fn forward(
     gpu: &Launcher,
     [out, log_sum_exp, qkv]: [&Buffer<'_>; 3],
+    begins: Option<&Buffer<'_>>,
     sizes: Sizes,
 ) -> Result<()> {
     let ([q, k, v], stride) = (heads(qkv, sizes), sizes.packed_width());
-    let kernels = Kernels::of(gpu, out.dtype, sizes, &[out.address(), q, k, v]);
+    let kernels = Kernels::of(gpu, out.dtype, (sizes, begins), &[out.address(), q, k, v]);
     let args = args![out, log_sum_exp, q, k, v, stride, stride];
     let name = (kernels.forward, out.dtype);
-    kernels.launch(gpu, name, (sizes, false), kernels.rows[0], args)
+    kernels.launch(gpu, name, (sizes, begins, false), kernels.rows[0], args)
 }
 
 /// Writes dq, dk and dv; the kernel of dq, which comes first, writes `delta` too.
@@ -174,17 +208,18 @@ pub(super) fn backward(
     gpu: &Launcher,
     [dqkv, delta]: [&Buffer<'_>; 2],
     [dout, out, sums, qkv]: [&Buffer<'_>; 4],
+    begins: Option<&Buffer<'_>>,
     sizes: Sizes,
 ) -> Result<()> {
     let ([q, k, v], stride) = (heads(qkv, sizes), sizes.packed_width());
     let [dq, dk, dv] = heads(dqkv, sizes);
     let addresses = [dout.address(), out.address(), q, k, v, dq, dk, dv];
-    let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
+    let kernels = Kernels::of(gpu, out.dtype, (sizes, begins), &addresses);
     let args = args![
         dq, dk, dv, delta, stride, stride, q, k, v, out, dout, sums, stride, stride
     ];
     for (index, kernel) in kernels.backward.iter().enumerate() {
-        let of = (sizes, index > 0);
+        let of = (sizes, begins, index > 0);
         kernels.launch(gpu, (kernel, out.dtype), of, kernels.rows[1], args)?;
     }
     Ok(())

@@ -49,6 +49,7 @@ fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool
         head_size,
         causal,
         scale: None,
+        window: None,
     }
 }
 
@@ -73,6 +74,7 @@ fn cases() -> Vec<(usize, Attention)> {
 /// Inputs of one attention, and tensors for its outputs.
 struct Run<T> {
     attention: Attention,
+    begins: Option<Tensor>,
     qkv: Vec<T>,
     dout: Vec<T>,
     tensors: [Tensor; 6],
@@ -101,6 +103,7 @@ impl<T: Element> Run<T> {
         ];
         Run {
             attention,
+            begins: None,
             qkv,
             dout,
             tensors,
@@ -110,14 +113,28 @@ impl<T: Element> Run<T> {
     /// `out`, `log_sum_exp` and `dqkv`, from packed tensors.
     fn packed(&self) -> [Vec<T>; 3] {
         let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
-        attention_into(out, lse, qkv, &self.attention).unwrap();
-        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &self.attention).unwrap();
+        let (begins, of) = (self.begins.as_ref(), &self.attention);
+        attention_into(out, lse, qkv, begins, of).unwrap();
+        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, begins, of).unwrap();
         [out, lse, dqkv].map(|tensor| tensor.to_vec().unwrap())
     }
 
     fn reference(&self) -> Reference {
         let wide = |x: &[T]| x.iter().map(|x| x.to_f64()).collect::<Vec<f64>>();
-        Reference::new(&self.attention, &wide(&self.qkv), &wide(&self.dout))
+        let begins = self.begins.as_ref().map(|begins| begins.to_vec().unwrap());
+        let (begins, qkv) = (begins.unwrap_or_default(), wide(&self.qkv));
+        Reference::new(&self.attention, &begins, &qkv, &wide(&self.dout))
+    }
+
+    /// The same with documents that begin at these tokens of each sequence.
+    fn with_documents(self, starts: &[usize]) -> Run<T> {
+        let (time, rows) = (self.attention.time, self.tensors[0].shape()[0]);
+        let begin = |row: usize| *starts.iter().rfind(|&&it| it <= row % time).unwrap() as i32;
+        let begins: Vec<i32> = (0..rows).map(begin).collect();
+        Run {
+            begins: Some(cpu_of(&begins, &[rows])),
+            ..self
+        }
     }
 
     fn check(&self, epsilon: f64) {
@@ -131,8 +148,15 @@ impl<T: Element> Run<T> {
 
 #[test]
 fn bf16_is_within_its_roundings_of_the_textbook_in_both_orders() {
-    for (batch, attention) in cases() {
-        let run = Run::<f32>::new(batch, attention, |x| bf16_wide(bf16_nearest(x)));
+    let windowed = Attention {
+        window: Some(50),
+        ..attention(230, [2, 1, 16], true)
+    };
+    for (batch, attention) in cases().into_iter().chain([(2, windowed)]) {
+        let mut run = Run::<f32>::new(batch, attention, |x| bf16_wide(bf16_nearest(x)));
+        if attention.window.is_some() {
+            run = run.with_documents(&[0, 20, 120]);
+        }
         let narrow = run
             .tensors
             .each_ref()
@@ -140,8 +164,9 @@ fn bf16_is_within_its_roundings_of_the_textbook_in_both_orders() {
         let ([qkv, dout, out, .., dqkv], [.., lse, delta, _]) = (&narrow, &run.tensors);
         for order in [Bf16Order::Amx, Bf16Order::Dpbf16] {
             with_bf16_order(order, || {
-                attention_into(out, lse, qkv, &attention).unwrap();
-                attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &attention).unwrap();
+                let (begins, of) = (run.begins.as_ref(), &attention);
+                attention_into(out, lse, qkv, begins, of).unwrap();
+                attention_backward_into(dqkv, delta, [dout, out], lse, qkv, begins, of).unwrap();
             });
             let wide = |x: &Tensor| x.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
             let [out, lse, dqkv] = [out, lse, dqkv].map(wide);
@@ -165,6 +190,84 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     Run::<f32>::new(2, scaled, |x| x).check(f64::from(f32::EPSILON) / 2.0);
 }
 
+/// Windows and documents: within a block, over several, of one token, at the edges of blocks.
+#[test]
+fn windows_and_documents_are_within_rounding_of_the_textbook() {
+    let half_ulp = f64::from(f32::EPSILON) / 2.0;
+    for window in [1, 2, 40, 96, 97, 150, 1000] {
+        let attention = Attention {
+            window: Some(window),
+            ..attention(250, [2, 1, 16], true)
+        };
+        Run::<f32>::new(2, attention, |x| x).check(half_ulp);
+        Run::<f64>::new(1, attention, f64::from).check(f64::EPSILON / 2.0);
+    }
+    let starts: [&[usize]; 4] = [&[0], &[0, 1, 2, 40, 95, 96], &[0, 97, 230], &[0, 192, 249]];
+    for starts in starts {
+        for window in [None, Some(60)] {
+            let attention = Attention {
+                window,
+                ..attention(250, [2, 1, 16], true)
+            };
+            let run = Run::<f32>::new(2, attention, |x| x).with_documents(starts);
+            run.check(half_ulp);
+        }
+    }
+}
+
+#[test]
+fn a_document_has_the_gradients_that_it_has_alone() {
+    const LENGTHS: [usize; 4] = [30, 1, 140, 79];
+    let starts: Vec<usize> = (0..LENGTHS.len())
+        .map(|of| LENGTHS[..of].iter().sum())
+        .collect();
+    let time = LENGTHS.iter().sum();
+    let whole = Run::<f64>::new(1, attention(time, [2, 1, 8], true), f64::from);
+    let whole = whole.with_documents(&starts);
+    let [out, _, dqkv] = whole.packed();
+    for (&start, length) in starts.iter().zip(LENGTHS) {
+        let mut alone = Run::<f64>::new(1, attention(length, [2, 1, 8], true), f64::from);
+        let rows = |of: &[f64], width: usize| of[start * width..(start + length) * width].to_vec();
+        alone.tensors[0] = cpu_of(&rows(&whole.qkv, 32), &[length, 32]);
+        alone.tensors[1] = cpu_of(&rows(&whole.dout, 16), &[length, 16]);
+        let [out_alone, _, dqkv_alone] = alone.packed();
+        let differs = |a: &[f64], b: &[f64]| a.iter().zip(b).any(|(a, b)| (a - b).abs() > 1e-13);
+        assert!(!differs(&rows(&out, 16), &out_alone), "{length}");
+        assert!(!differs(&rows(&dqkv, 32), &dqkv_alone), "{length}");
+    }
+}
+
+#[test]
+fn a_cache_with_a_window_gives_the_rows_of_the_whole() {
+    let attention = Attention {
+        window: Some(7),
+        ..attention(40, [2, 1, 8], true)
+    };
+    let run = Run::<f64>::new(1, attention, f64::from);
+    let [expected, ..] = run.packed();
+    let (cache, out) = (
+        cpu_of(&[0.0f64; 40 * 16], &[40, 16]),
+        cpu_of(&[0.0f64; 20 * 16], &[20, 16]),
+    );
+    for first in [0, 20] {
+        let (cache, qkv) = (
+            cache.slice(0..first + 20).unwrap(),
+            run.tensors[0].slice(first..first + 20).unwrap(),
+        );
+        let attention = Attention {
+            time: first + 20,
+            ..attention
+        };
+        attention_cached_into(&out, &cache, &qkv, &attention).unwrap();
+        let got = out.to_vec::<f64>().unwrap();
+        let expected = &expected[first * 16..(first + 20) * 16];
+        assert!(
+            got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-13),
+            "{first}"
+        );
+    }
+}
+
 #[test]
 fn gradients_are_the_slopes_of_the_output() {
     for (batch, attention) in [
@@ -176,7 +279,7 @@ fn gradients_are_the_slopes_of_the_output() {
         let [_, _, out, lse, ..] = &run.tensors;
         let loss = |qkv: &[f64]| -> f64 {
             let qkv = cpu_of(qkv, run.tensors[0].shape().dims());
-            attention_into(out, lse, &qkv, &attention).unwrap();
+            attention_into(out, lse, &qkv, None, &attention).unwrap();
             let out = out.to_vec::<f64>().unwrap();
             out.iter()
                 .zip(&run.dout)
@@ -235,6 +338,7 @@ fn every_kernel_has_the_same_bits() {
             let mut lse = vec![f32::NAN; expected_lse.len()];
             let work = Forward {
                 sizes,
+                firsts: sizes.firsts(None),
                 out: Shares::new(&mut out),
                 log_sum_exp: Shares::new(&mut lse),
                 qkv: &run.qkv,
@@ -245,6 +349,7 @@ fn every_kernel_has_the_same_bits() {
             let mut dqkv = vec![f32::NAN; expected_dqkv.len()];
             let work = Backward {
                 sizes,
+                firsts: sizes.firsts(None),
                 dqkv: Shares::new(&mut dqkv),
                 delta: &delta,
                 dout: &run.dout,
@@ -310,7 +415,7 @@ fn wrong_calls_name_what_is_wrong() {
     let run = Run::<f32>::new(2, good, |x| x);
     let [qkv, dout, out, lse, delta, dqkv] = &run.tensors;
     let message = |attention: Attention, out: &Tensor, lse: &Tensor, qkv: &Tensor| {
-        let result = attention_into(out, lse, qkv, &attention);
+        let result = attention_into(out, lse, qkv, None, &attention);
         result.unwrap_err().to_string()
     };
     let cases = [
@@ -342,6 +447,21 @@ fn wrong_calls_name_what_is_wrong() {
                 ..good
             },
             "scale: expected a finite number, got NaN",
+        ),
+        (
+            Attention {
+                window: Some(0),
+                ..good
+            },
+            "window: expected at least 1, got 0",
+        ),
+        (
+            Attention {
+                window: Some(2),
+                causal: false,
+                ..good
+            },
+            "window: expected none, as it is for causal attention, got one",
         ),
         (
             Attention { time: 3, ..good },
@@ -380,8 +500,15 @@ fn wrong_calls_name_what_is_wrong() {
     );
     let text = message(good, qkv, lse, qkv);
     assert!(text.contains("expected shape [8, 12]"), "{text}");
+    let begins = cpu_of(&[0i32; 4], &[4]);
+    let text = attention_into(out, lse, qkv, Some(&begins), &good).unwrap_err();
+    let text = text.to_string();
+    assert!(
+        text.contains("begins") && text.contains("expected shape [8]"),
+        "{text}"
+    );
     let backward = |to: &Tensor, dout: &Tensor| {
-        let result = attention_backward_into(to, delta, [dout, out], lse, qkv, &good);
+        let result = attention_backward_into(to, delta, [dout, out], lse, qkv, None, &good);
         result.unwrap_err().to_string()
     };
     let text = backward(qkv, dout);

@@ -209,3 +209,14 @@ fn operands_that_do_not_fit_are_named() {
         "sums f32[1, 2] on cpu: expected shape [2, 2], that is two rows for each 64 tokens";
     assert!(error.to_string().contains(expected), "{error}");
 }
+
+#[test]
+fn codes_are_split_into_tokens_and_where_documents_begin() {
+    let codes = cpu_of(&[5i64, (3 << 32) | 7, (9 << 32) | 0xffff_ffff], &[3]);
+    let (tokens, begins) = (cpu_of(&[0i64; 3], &[3]), cpu_of(&[0i32; 3], &[3]));
+    split_documents_into(&tokens, &begins, &codes).unwrap();
+    assert_eq!(vec::<i64>(&tokens), [5, 7, 0xffff_ffff]);
+    assert_eq!(vec::<i32>(&begins), [0, 3, 9]);
+    let error = split_documents_into(&begins, &begins, &codes).unwrap_err();
+    assert!(error.to_string().contains("tokens"), "{error}");
+}

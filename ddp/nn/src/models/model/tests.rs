@@ -295,6 +295,7 @@ fn a_tied_weight_counts_in_each_layer_that_uses_it() {
         image: &[],
         dtype: DType::I64,
         outputs: 600,
+        documents: false,
     };
     let counts = |parts: usize| -> Vec<usize> {
         let layers = spec.layers(&data).unwrap();

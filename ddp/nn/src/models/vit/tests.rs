@@ -22,6 +22,7 @@ fn shape<'a>(row_shape: &'a [usize], image: &'a [usize]) -> DataShape<'a> {
         image,
         dtype: DType::F32,
         outputs: 3,
+        documents: false,
     }
 }
 

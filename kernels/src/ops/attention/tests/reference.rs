@@ -13,8 +13,13 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// `qkv` is packed.
-    pub(super) fn new(attention: &Attention, qkv: &[f64], dout: &[f64]) -> Reference {
+    /// `qkv` is packed; `begins` is empty where sequences are one document.
+    pub(super) fn new(
+        attention: &Attention,
+        begins: &[i32],
+        qkv: &[f64],
+        dout: &[f64],
+    ) -> Reference {
         let &Attention {
             time,
             heads,
@@ -32,7 +37,7 @@ impl Reference {
         };
         for sequence in 0..batch {
             for head in 0..heads {
-                reference.head(attention, qkv, dout, (sequence, head));
+                reference.head(attention, begins, [qkv, dout], (sequence, head));
             }
         }
         reference
@@ -41,8 +46,8 @@ impl Reference {
     fn head(
         &mut self,
         attention: &Attention,
-        qkv: &[f64],
-        dout: &[f64],
+        begins: &[i32],
+        [qkv, dout]: [&[f64]; 2],
         (sequence, head): (usize, usize),
     ) {
         let &Attention {
@@ -52,6 +57,7 @@ impl Reference {
             head_size,
             causal,
             scale,
+            window,
         } = attention;
         let scale = scale.unwrap_or(1.0 / (head_size as f64).sqrt());
         let width = (heads + 2 * kv_heads) * head_size;
@@ -67,7 +73,13 @@ impl Reference {
         let o = |row: usize| ((sequence * time + row) * heads + head) * head_size;
         for i in 0..time {
             let keys = if causal { i + 1 } else { time };
-            let scores: Vec<f64> = (0..keys)
+            let begin = begins
+                .get(sequence * time + i)
+                .map_or(0, |&begin| begin as usize);
+            let first = window
+                .map_or(0, |window| (i + 1).saturating_sub(window))
+                .max(begin);
+            let scores: Vec<f64> = (first..keys)
                 .map(|j| {
                     let products = (0..head_size).map(|c| qkv[q(i) + c] * qkv[k(j) + c]);
                     let size: f64 = products.clone().map(f64::abs).sum();
@@ -80,7 +92,7 @@ impl Reference {
             let log_sum = largest + sum.ln();
             self.log_sum_exp[(sequence * heads + head) * time + i] = [log_sum, log_sum.abs() + 1.0];
             let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
-            for (j, &weight) in weights.iter().enumerate() {
+            for (j, &weight) in (first..).zip(&weights) {
                 for c in 0..head_size {
                     add(&mut self.out[o(i) + c], weight * qkv[v(j) + c]);
                     add(&mut self.dqkv[v(j) + c], weight * dout[o(i) + c]);
@@ -89,7 +101,7 @@ impl Reference {
             let out = &self.out[o(i)..o(i) + head_size];
             let dout = &dout[o(i)..o(i) + head_size];
             let delta: f64 = out.iter().zip(dout).map(|(out, dout)| out[0] * dout).sum();
-            for (j, &weight) in weights.iter().enumerate() {
+            for (j, &weight) in (first..).zip(&weights) {
                 let columns = || out.iter().zip(dout).zip(&qkv[v(j)..]);
                 let dweight: f64 = columns().map(|((_, dout), v)| dout * v).sum();
                 let size: f64 = columns()

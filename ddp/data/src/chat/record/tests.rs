@@ -1,0 +1,341 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::chat::template::ChatFormat;
+use crate::text::Vocabulary;
+
+/// In the style of Qwen 2.5: a default system prompt, tools as JSON.
+pub(crate) const CHATML: &str = r#"
+{%- if tools %}
+    {{- '<|im_start|>system\nTools:' }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- elif messages[0]['role'] != 'system' %}
+    {{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"#;
+
+/// The same with the assistant's words marked.
+pub(crate) const MARKED: &str = "{% for message in messages %}
+    {% if message['role'] == 'assistant' %}
+        {{- '<|im_start|>assistant\n' -}}
+        {% generation %}{{- message['content'] + '<|im_end|>' -}}{% endgeneration %}
+        {{- '\n' -}}
+    {% else %}
+        {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' -}}
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' -}}
+{% endif %}
+";
+
+/// In the style of Llama 3: the date, trimmed contents, headers.
+const LLAMA: &str = r#"
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "1 Jan 2000" %}
+    {%- endif %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\nToday Date: " + date_string + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}
+        {{- '{"name": "' + tool_call.name + '", ' }}
+        {{- '"parameters": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- "}" }}
+        {{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"#;
+
+/// In the style of Mistral: no header for answers, an end after each, and roles that alternate.
+const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("After the optional system message, conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token}}
+    {%- endif %}
+{%- endfor %}
+"#;
+
+/// In the style of Qwen 3: thoughts of answers before the last question are left out.
+const THINKING: &str = r#"
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+            {%- endif %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index %}
+            {%- if loop.last or (not loop.last and reasoning_content) %}
+                {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {%- else %}
+                {{- '<|im_start|>' + message.role + '\n' + content }}
+            {%- endif %}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"#;
+
+/// In the style of Phi 3: the end of documents after the last message.
+const PHI: &str = "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}\
+    {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}";
+
+fn format(template: &str) -> ChatFormat {
+    let mut vocabulary = Vocabulary::bytes();
+    let config = json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" }, "chat_template": template });
+    let config = config.to_string().into_bytes();
+    vocabulary.chat_files = BTreeMap::from([("tokenizer_config.json", config)]);
+    ChatFormat::of(&vocabulary).unwrap()
+}
+
+/// The text of a record, with what is trained in ‹ ›.
+fn shown(template: &str, record: &Value, loss_on: LossOn) -> Result<String, String> {
+    let format = format(template);
+    let written = write(&record.to_string(), format.template.as_ref(), loss_on)?;
+    let mut text = written.text;
+    for range in written.trained.iter().rev() {
+        text.insert(range.end, '›');
+        text.insert(range.start, '‹');
+    }
+    Ok(text)
+}
+
+fn chat(turns: &[(&str, &str)]) -> Value {
+    let message = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
+    json!({ "messages": turns.iter().map(message).collect::<Vec<_>>() })
+}
+
+fn two_turns() -> Value {
+    chat(&[
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", " Why? "),
+        ("assistant", "So."),
+    ])
+}
+
+fn trained(template: &str, record: &Value) -> String {
+    shown(template, record, LossOn::Assistant).unwrap()
+}
+
+#[test]
+fn what_the_assistant_says_is_found_without_marks() {
+    assert_eq!(
+        trained(CHATML, &two_turns()),
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n‹Hello<|im_end|>\n›\
+         <|im_start|>user\n Why? <|im_end|>\n<|im_start|>assistant\n‹So.<|im_end|>\n›"
+    );
+    assert_eq!(
+        trained(MISTRAL, &two_turns()),
+        "<s>[INST] Hi[/INST]‹ Hello</s>›[INST]  Why? [/INST]‹ So.</s>›"
+    );
+    assert_eq!(
+        trained(PHI, &two_turns()),
+        "<|user|>\nHi<|end|>\n<|assistant|>\n‹Hello<|end|>\n›<|user|>\n Why? <|end|>\n<|assistant|>\n‹So.<|end|>\n</s>›"
+    );
+    let header = |role| format!("<|start_header_id|>{role}<|end_header_id|>\n\n");
+    let [system, user, assistant] = ["system", "user", "assistant"].map(header);
+    assert_eq!(
+        trained(LLAMA, &two_turns()),
+        format!(
+            "<s>{system}Today Date: 26 Jul 2024<|eot_id|>{user}Hi<|eot_id|>{assistant}‹Hello<|eot_id|>›\
+             {user}Why?<|eot_id|>{assistant}‹So.<|eot_id|>›"
+        )
+    );
+}
+
+#[test]
+fn what_a_template_marks_is_trained() {
+    assert_eq!(
+        trained(MARKED, &two_turns()),
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n‹Hello<|im_end|>›\n<|im_start|>user\n Why? <|im_end|>\n\
+         <|im_start|>assistant\n‹So.<|im_end|>›\n"
+    );
+    let all = shown(MARKED, &two_turns(), LossOn::All).unwrap();
+    assert!(
+        all.starts_with("‹<|im_start|>user") && all.ends_with("<|im_end|>\n›"),
+        "{all}"
+    );
+}
+
+#[test]
+fn thoughts_of_earlier_answers_may_be_left_out() {
+    let answer = "<think>\nHm.\n</think>\n\nHello";
+    let record = chat(&[
+        ("user", "Hi"),
+        ("assistant", answer),
+        ("user", "Why?"),
+        ("assistant", "So."),
+    ]);
+    assert_eq!(
+        trained(THINKING, &record),
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n‹Hello<|im_end|>\n›<|im_start|>user\nWhy?<|im_end|>\n\
+         <|im_start|>assistant\n‹<think>\n\n</think>\n\nSo.<|im_end|>\n›"
+    );
+    let record = chat(&[
+        ("user", "Hi"),
+        ("assistant", " \n Hello"),
+        ("user", "Why?"),
+        ("assistant", "So."),
+    ]);
+    assert!(
+        trained(THINKING, &record).contains("assistant\n‹ \n Hello<|im_end|>\n›<|im_start|>user")
+    );
+    let mut one = chat(&[("user", "Hi"), ("assistant", answer)]);
+    assert!(trained(THINKING, &one).ends_with("‹<think>\nHm.\n</think>\n\nHello<|im_end|>\n›"));
+    // The template then begins answers with empty thoughts, which are part of the prompt.
+    one["chat_template_kwargs"] = json!({ "enable_thinking": false });
+    one["messages"][1]["content"] = json!("Hello");
+    assert!(
+        trained(THINKING, &one).ends_with("assistant\n<think>\n\n</think>\n\n‹Hello<|im_end|>\n›")
+    );
+}
+
+#[test]
+fn tools_are_written_as_python_writes_json() {
+    let mut record = two_turns();
+    record["tools"] = json!([{ "type": "function", "b": [1, 2.5, true, null], "a": "é<" }]);
+    let expected =
+        "Tools:\n{\"type\": \"function\", \"b\": [1, 2.5, true, null], \"a\": \"é<\"}<|im_end|>";
+    assert!(
+        trained(CHATML, &record).contains(expected),
+        "{}",
+        trained(CHATML, &record)
+    );
+    // As a text, too.
+    record["tools"] = json!(record["tools"].to_string());
+    assert!(trained(CHATML, &record).contains(expected));
+    let call = json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "add", "arguments": { "x": 1, "y": [] } } }] });
+    let record = json!({ "messages": [{ "role": "user", "content": "Add" }, call] });
+    let expected = "\n\n‹{\"name\": \"add\", \"parameters\": {\"x\": 1, \"y\": []}}<|eot_id|>›";
+    assert!(
+        trained(LLAMA, &record).ends_with(expected),
+        "{}",
+        trained(LLAMA, &record)
+    );
+}
+
+#[test]
+fn prompts_are_completed() {
+    let record = json!({ "prompt": [{ "role": "user", "content": "Hi" }], "completion": [{ "role": "assistant", "content": "Yo" }] });
+    assert!(trained(CHATML, &record).ends_with("<|im_start|>assistant\n‹Yo<|im_end|>\n›"));
+    assert!(trained(MARKED, &record).ends_with("<|im_start|>assistant\n‹Yo<|im_end|>\n›"));
+    let record = json!({ "prompt": "1 + 1 =", "completion": " 2" });
+    assert_eq!(trained(CHATML, &record), "1 + 1 =‹ 2›");
+    assert_eq!(shown(CHATML, &record, LossOn::All).unwrap(), "‹1 + 1 = 2›");
+    assert_eq!(trained(CHATML, &json!({ "text": "abc" })), "‹abc›");
+}
+
+#[test]
+fn records_that_cannot_be_learned_from_are_refused() {
+    let refused =
+        |template: &str, record: &Value| shown(template, record, LossOn::Assistant).unwrap_err();
+    // The system message comes with the last question: parts are no beginnings of the whole.
+    let system = [
+        ("system", "S"),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", "Why?"),
+        ("assistant", "So."),
+    ];
+    let error = refused(MISTRAL, &chat(&system));
+    let expected = "message 3: expected the chat template to write the same text up to it as for the whole conversation, \
+                    got \"S\\n\\nHi[/INST]\" in place of \"Hi[/INST] Hello</s>[INST]\"";
+    assert!(
+        error.starts_with(expected) && error.contains("--loss-on all") || error.contains("loss-on"),
+        "{error}"
+    );
+    let error = refused(MISTRAL, &chat(&[("user", "a"), ("user", "b")]));
+    assert!(
+        error.starts_with("the chat template, line 10: After the optional system message"),
+        "{error}"
+    );
+    let error = refused(CHATML, &json!({ "instruction": "a", "output": "b" }));
+    assert!(
+        error.ends_with("got the fields [instruction, output]; help: rename the fields"),
+        "{error}"
+    );
+    let error = refused(CHATML, &json!({ "messages": ["Hi"] }));
+    assert!(
+        error.starts_with("message 1: expected an object with a role, got \"Hi\""),
+        "{error}"
+    );
+    let error = write("{\"messages\": [{\"role\": \"user\"}]}", None, LossOn::All).unwrap_err();
+    assert!(
+        error.contains("got messages and a tokenizer without"),
+        "{error}"
+    );
+}

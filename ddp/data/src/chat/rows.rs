@@ -1,0 +1,163 @@
+//! Conversations as rows of tokens: one or several in a row, then padding. A row's inputs are
+//! tokens with the position at which their document begins; its targets are the next tokens that
+//! are trained.
+
+use std::sync::Arc;
+
+use ddp_kernels::{DType, Tensor};
+
+use super::convert::{ChatFile, Document, TRAINED};
+use super::pack::best_fit;
+use crate::dataset::{Dataset, IGNORED, RowSpec, check_gather};
+use crate::error::{Result, bail};
+use crate::file_rows::ChangeWatch;
+use crate::task::{TaskSpec, TensorSpec};
+
+/// Rows of conversations.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatRows {
+    pub(crate) files: Arc<[ChatFile]>,
+    /// Those of all rows, row by row.
+    documents: Arc<[Document]>,
+    /// The first document of each row, then the number of all.
+    firsts: Arc<[usize]>,
+    spec: RowSpec,
+    /// What identifies the rows besides their sizes.
+    content: String,
+    padding: u32,
+    is_packed: bool,
+    watch: Arc<ChangeWatch>,
+}
+
+impl ChatRows {
+    /// Rows of `context` tokens with these documents, of which longer ones are cut at the end.
+    pub(crate) fn new(
+        files: Arc<[ChatFile]>,
+        mut documents: Vec<Document>,
+        context: usize,
+        task: TaskSpec,
+        (content, padding): (String, u32),
+    ) -> ChatRows {
+        let is_packed = matches!(task, TaskSpec::NextToken { packed: true, .. });
+        for document in &mut documents {
+            document.tokens = document.tokens.min(context);
+        }
+        let mut firsts: Vec<usize> = (0..=documents.len()).collect();
+        if is_packed {
+            let lengths: Vec<usize> = documents.iter().map(|document| document.tokens).collect();
+            let rows = best_fit(&lengths, context);
+            let ends = rows.iter().scan(0, |end, row| {
+                *end += row.len();
+                Some(*end)
+            });
+            firsts = std::iter::once(0).chain(ends).collect();
+            documents = rows
+                .concat()
+                .iter()
+                .map(|&number| documents[number as usize])
+                .collect();
+        }
+        let watched = files.iter().map(|file| file.codes.mapped.clone());
+        let tokens = || TensorSpec::new(DType::I64, &[context]);
+        ChatRows {
+            watch: Arc::new(ChangeWatch::over(watched.collect())),
+            files,
+            documents: documents.into(),
+            firsts: firsts.into(),
+            spec: RowSpec {
+                inputs: tokens(),
+                targets: tokens(),
+                task,
+                image: Vec::new(),
+            },
+            content,
+            padding,
+            is_packed,
+        }
+    }
+
+    /// The share of all rows that is padding.
+    pub(crate) fn padding_share(&self) -> f64 {
+        let tokens: usize = self.documents.iter().map(|document| document.tokens).sum();
+        1.0 - tokens as f64 / (self.rows() as f64 * self.spec.inputs.elements() as f64)
+    }
+
+    /// Reads a row: `inputs` and `targets` (context).
+    fn read(&self, row: u64, inputs: &mut [i64], targets: &mut [i64]) -> Result<()> {
+        let (vocabulary, context) = (self.spec.task.outputs() as i64, inputs.len());
+        let documents = self.firsts[row as usize]..self.firsts[row as usize + 1];
+        targets.fill(IGNORED);
+        let mut at = 0;
+        for document in &self.documents[documents] {
+            let (place, codes) = (at..at + document.tokens, &self.files[document.file].codes);
+            codes.read_i64(document.first, &mut inputs[place.clone()])?;
+            for position in place.clone() {
+                let code = inputs[position] as u32;
+                let token = i64::from(code & !TRAINED);
+                // Tokens were checked at start-up; a model must never see one that it has no row
+                // for.
+                if token >= vocabulary {
+                    bail!(
+                        "{}: expected tokens below {vocabulary}, as at the start, got {token}: the file has changed since \
+                         the start",
+                        codes.name()
+                    );
+                }
+                inputs[position] = token | self.start(at);
+                if position > at && code & TRAINED != 0 {
+                    targets[position - 1] = token;
+                }
+            }
+            at = place.end;
+        }
+        if at < context {
+            inputs[at..].fill(i64::from(self.padding) | self.start(at));
+        }
+        Ok(())
+    }
+
+    /// The beginning of a document at this position, as inputs have it.
+    fn start(&self, position: usize) -> i64 {
+        if self.is_packed {
+            (position as i64) << 32
+        } else {
+            0
+        }
+    }
+}
+
+impl Dataset for ChatRows {
+    fn rows(&self) -> u64 {
+        self.firsts.len() as u64 - 1
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.spec
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        Ok(format!(
+            "{} conversations in {} {}rows of {} tokens, {}, {}",
+            self.documents.len(),
+            self.rows(),
+            if self.is_packed { "packed " } else { "" },
+            self.spec.inputs.elements(),
+            self.spec.task,
+            self.content
+        ))
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        check_gather(self, rows, inputs, targets);
+        self.watch.check()?;
+        let context = self.spec.inputs.elements();
+        inputs.with_slice_mut(|inputs: &mut [i64]| {
+            targets.with_slice_mut(|targets: &mut [i64]| {
+                let inputs = inputs.chunks_exact_mut(context);
+                let places = inputs.zip(targets.chunks_exact_mut(context));
+                let mut rows = rows.iter().zip(places);
+                rows.try_for_each(|(&row, (inputs, targets))| self.read(row, inputs, targets))
+            })
+        })??
+    }
+}
