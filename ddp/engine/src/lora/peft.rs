@@ -81,7 +81,7 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let layers = header.entries.iter().filter_map(|entry| of(&entry.name));
     let layers: BTreeSet<String> = layers.collect();
     let is_used = |on: &String| layers.iter().any(|layer| matches(on, layer, layer));
-    // Ends of names; what has no layer is dropped, as in PEFT. A text there is a pattern of Python's.
+    // Ends of names; one without a layer is dropped, as in PEFT. A text is a pattern of Python's.
     let targets = keys.get("target_modules").unwrap_or(&Value::Null);
     let targets = serde_json::from_value::<Vec<String>>(targets.clone());
     let targets = targets.unwrap_or_else(|_| layers.iter().cloned().collect());
