@@ -212,7 +212,14 @@ fn completions(shell: clap_complete::Shell) -> String {
     let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
     for command in [
-        "compare", "export", "inspect", "report", "resume", "tokenize", "watch",
+        "compare",
+        "export",
+        "inspect",
+        "report",
+        "resume",
+        "show-tokens",
+        "tokenize",
+        "watch",
     ] {
         let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";

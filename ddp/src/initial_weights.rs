@@ -14,7 +14,7 @@ use crate::models::ModelSpec;
 #[derive(Clone, Debug)]
 pub(crate) struct InitialWeights {
     /// The folder with the values: of a run, that of its best checkpoint.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Its model. Its dropout is NaN if flags must decide it.
     pub(crate) model: ModelSpec,
     dropout_refusal: Option<String>,

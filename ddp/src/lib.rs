@@ -76,6 +76,8 @@ mod program;
 #[cfg(feature = "tools")]
 pub mod progress;
 #[cfg(feature = "program")]
+mod show_tokens;
+#[cfg(feature = "program")]
 mod start;
 #[cfg(feature = "program")]
 mod tokenize;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result, ShownError, remedy_text};
 use crate::flags::spell_settings_as_flags;
 use crate::models::{self, Family};
 use crate::train::TrainProgram;
-use crate::{dry_run, export, progress, start, tokenize, train, using};
+use crate::{dry_run, export, progress, show_tokens, start, tokenize, train, using};
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
 const SHORT_S: f64 = 60.0;
@@ -175,6 +175,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         }
         Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
+        Command::ShowTokens(flags) => show_tokens::show_tokens(&flags, world, &mut say),
         Command::Inspect(it) => inspect::inspect(&it.path, &it.settings, it.json, &mut say),
         Command::Report(it) => {
             report::report(&it.folders, it.out.as_deref(), it.csv.as_deref(), &mut say)

@@ -18,8 +18,9 @@ pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, m
 pub use table::ReadConfig;
 pub use values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting,
-    Groups, List, LogLevel, LoraSetting, Missing, NcclChoice, Normalize, OptimizerKind, Overlap,
-    Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
+    Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind,
+    Overlap, Packing, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind,
+    When,
 };
 
 use crate::checkpoint::{Opened, STATE_FILE, State, damaged};

@@ -17,14 +17,13 @@ mod special;
 
 use std::path::Path;
 
-use ddp_nn::models::ModelSpec;
-use ddp_nn::models::gpt::GptSpec;
-
-pub use self::config::{ADAPTER_FILE, describe};
-pub use self::export::{export, is_conv1d, write_folder};
+pub use self::config::describe;
+pub use self::export::{export, is_conv1d, modules, write_folder};
 pub use self::load::load;
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
 
+/// The file that says that a folder has adapters alone.
+pub const ADAPTER_FILE: &str = "adapter_config.json";
 /// The file with a model's settings.
 pub const CONFIG_FILE: &str = "config.json";
 
@@ -32,13 +31,6 @@ pub const CONFIG_FILE: &str = "config.json";
 pub fn is_folder(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
     (has(CONFIG_FILE) || has(ADAPTER_FILE)) && !has(STATE_FILE) && !has(MANIFEST_FILE)
-}
-
-/// The layers of transformers that the linear layer `layer` of a model is made of. None if it has no
-/// such class or layer.
-pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
-    let architecture = config::architecture_of(model.get::<GptSpec>()?).ok()?;
-    names::modules(architecture, layer)
 }
 
 #[cfg(test)]

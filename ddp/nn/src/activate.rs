@@ -9,8 +9,7 @@ use ddp_kernels::ops::{self, Activation, Chain, DropoutKey, Function, Step, View
 use crate::build::Build;
 use crate::error::Result;
 use crate::layer::Layer;
-use crate::linear::with_last_of;
-use crate::pass::Pass;
+use crate::pass::{Pass, with_last_of};
 
 /// An activation, applied to each element.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use crate::flags::tools::{
     self, CompareFlags, DoctorFlags, InspectFlags, ReportFlags, WarmUpFlags, WatchFlags,
 };
 use crate::flags::{PlaceFlags, RankFlags};
+use crate::show_tokens::{self, ShowTokensFlags};
 use crate::tokenize::{self, TokenizeFlags};
 use crate::using::eval::{self, EvalFlags};
 use crate::using::generate::{self, GenerateFlags};
@@ -32,6 +33,9 @@ pub(crate) enum Command {
     /// Turn texts into files of tokens
     #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
     Tokenize(TokenizeFlags),
+    /// Show the tokens of data, and which of them are trained
+    #[command(name = "show-tokens", after_help = show_tokens::EXAMPLES, max_term_width = 120)]
+    ShowTokens(ShowTokensFlags),
     /// Describe a checkpoint, a model, a run or a dataset
     #[command(after_help = tools::INSPECT_EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
@@ -107,6 +111,7 @@ impl Command {
             Command::Generate(_) => "generate",
             Command::Export(_) => "export",
             Command::Tokenize(_) => "tokenize",
+            Command::ShowTokens(_) => "show-tokens",
             Command::Inspect(_) => "inspect",
             Command::Report(_) => "report",
             Command::Compare(_) => "compare",

@@ -96,7 +96,8 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
+                --override --init-from m.safetensors --lora rank=4,alpha=2,on=0,2 --tokenizer t --loss-on all \
+                --packing off --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
         model: ModelSpec::from(MlpSpec {
@@ -132,6 +133,7 @@ fn every_flag_of_training_arrives() {
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
         freeze: vec!["0".into(), "2.bias".into()],
+        lora: Some("rank=4,alpha=2,on=0,2".parse().unwrap()),
         device: DeviceChoice::Cuda,
         devices_per_rank: 2,
         share_gpus: true,
@@ -171,6 +173,9 @@ fn every_flag_of_training_arrives() {
         resume: Resume::Auto,
         override_: true,
         init_from: Some("m.safetensors".into()),
+        tokenizer: Some("t".into()),
+        loss_on: LossOn::All,
+        packing: Packing::Off,
         tensorboard: true,
         trace: Some("3..".parse().unwrap()),
     };
@@ -435,9 +440,13 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
-        ("--lora", &["--lora: ", "no adapters", "--freeze"]),
-        ("--qlora", &["--qlora: ", "no adapters"]),
-        ("--peft true", &["--peft: ", "no adapters"]),
+        ("--lora-r 4", &["--lora-r: ", "--lora rank=16"]),
+        ("--qlora", &["--qlora: ", "not quantized", "--lora rank=16"]),
+        ("--peft true", &["--peft: ", "--lora from=FOLDER"]),
+        (
+            "--assistant_only_loss",
+            &["--assistant_only_loss: ", "--loss-on all"],
+        ),
         (
             "--load_in_4bit",
             &["--load_in_4bit: ", "not quantized", "--recompute block"],

@@ -1,5 +1,5 @@
-//! Adapters beside a frozen model (`--lora`): they are trained, saved and exported as PEFT's, on any
-//! ranks.
+//! Adapters beside a frozen model (`--lora`): they are trained, saved and exported as PEFT's, on
+//! any ranks.
 
 use std::fs;
 

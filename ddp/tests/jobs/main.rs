@@ -11,6 +11,8 @@ mod alone;
 mod audit;
 mod bad_data;
 mod benches;
+#[cfg(feature = "tokenizers")]
+mod chats;
 mod command_line;
 mod compare;
 mod continuing;

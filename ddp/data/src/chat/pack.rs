@@ -1,9 +1,9 @@
-//! Puts documents into rows: best fit, the longest first. Each goes into the row with the least room
-//! that holds it.
+//! Puts documents into rows: best fit, the longest first. Each goes into the row with the least
+//! room that holds it.
 
 use std::collections::BTreeMap;
 
-/// The documents of each row, by their numbers, for rows of `context` tokens. No document is longer.
+/// The documents of each row, by their numbers, for rows of `context` tokens. None is longer.
 pub(super) fn best_fit(lengths: &[usize], context: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..lengths.len() as u32).collect();
     // Equal ones stay in their order.

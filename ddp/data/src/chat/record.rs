@@ -32,8 +32,8 @@ pub(super) struct Written {
     pub(super) text: String,
     /// The bytes that are trained.
     pub(super) trained: Vec<Range<usize>>,
-    /// Whether it is a text, which a tokenizer begins and ends as it does with every text; templates
-    /// write these tokens themselves.
+    /// Whether it is a text, which a tokenizer begins and ends as it does with every text;
+    /// templates write these tokens themselves.
     pub(super) is_plain: bool,
     /// Why nothing would be trained, for messages.
     pub(super) why_none: &'static str,
@@ -88,7 +88,7 @@ pub(super) fn write(
     let (messages, prompt) = match Record::of(&object)? {
         Record::Text(text) => {
             return Ok(Written {
-                trained: vec![0..text.len()],
+                trained: one(0..text.len()),
                 text: text.into(),
                 is_plain: true,
                 why_none: "the text is empty, or one token",
@@ -101,7 +101,7 @@ pub(super) fn write(
                 LossOn::All => 0,
             };
             return Ok(Written {
-                trained: vec![start..text.len()],
+                trained: one(start..text.len()),
                 text,
                 is_plain: true,
                 why_none: "the completion is empty",
@@ -165,9 +165,9 @@ impl Conversation<'_> {
         let (text, all) = (whole.text, 0..self.messages.len());
         let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
         let (trained, why_none) = match (loss_on, prompt) {
-            (LossOn::All, _) => (vec![0..text.len()], "the template writes nothing"),
+            (LossOn::All, _) => (one(0..text.len()), "the template writes nothing"),
             (LossOn::Assistant, Some(prompt)) => (
-                vec![self.start(prompt, &text)?..text.len()],
+                one(self.start(prompt, &text)?..text.len()),
                 "the completion is empty",
             ),
             (LossOn::Assistant, None) if has_marks => (
@@ -208,9 +208,16 @@ impl Conversation<'_> {
         };
         let rest = &whole[start..];
         let ended = turn.strip_suffix(self.end).unwrap_or(turn);
-        let thought = ended.rsplit_once(THOUGHTS[1]);
-        let thought = thought.map_or(ended, |(_, answer)| answer.trim_start());
-        let mut known = [turn, ended, thought].into_iter();
+        let answer = ended
+            .rsplit_once(THOUGHTS[1])
+            .map_or("", |(_, answer)| answer);
+        // Some of the space between them is left out, too.
+        let spaces = answer.len() - answer.trim_start().len();
+        let answers = answer.char_indices().map(|(at, _)| at);
+        let answers = answers
+            .take_while(|at| *at <= spaces)
+            .map(|at| &answer[at..]);
+        let mut known = [turn, ended].into_iter().chain(answers);
         let found = known.find(|turn| !turn.is_empty() && rest.starts_with(turn));
         let found = found.ok_or_else(|| self.differs(message, &alone, whole))?;
         Ok(start + found.len())
@@ -232,6 +239,11 @@ impl Conversation<'_> {
             after(whole)
         )
     }
+}
+
+/// One range, as a list.
+fn one(range: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(range).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Conversations as rows of tokens: one or several in a row, then padding. A row's inputs are tokens
-//! with the position at which their document begins; its targets are the next tokens that are
-//! trained.
+//! Conversations as rows of tokens: one or several in a row, then padding. A row's inputs are
+//! tokens with the position at which their document begins; its targets are the next tokens that
+//! are trained.
 
 use std::sync::Arc;
 
@@ -94,7 +94,8 @@ impl ChatRows {
             for position in place.clone() {
                 let code = inputs[position] as u32;
                 let token = i64::from(code & !TRAINED);
-                // Tokens were checked at start-up; a model must never see one that it has no row for.
+                // Tokens were checked at start-up; a model must never see one that it has no row
+                // for.
                 if token >= vocabulary {
                     bail!(
                         "{}: expected tokens below {vocabulary}, as at the start, got {token}: the file has changed since \

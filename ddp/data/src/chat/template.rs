@@ -80,6 +80,7 @@ impl ChatFormat {
 }
 
 /// Begins and ends what a template marks by `{% generation %}`: no text has these characters.
+#[cfg(feature = "tokenizers")]
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// The template with filters in place of `{% generation %}`, and whether it has that.
@@ -111,6 +112,7 @@ pub(crate) struct Marked {
     pub(crate) ranges: Vec<std::ops::Range<usize>>,
 }
 
+#[cfg(feature = "tokenizers")]
 impl Marked {
     fn of(marked: &str) -> Marked {
         let (mut text, mut ranges) = (String::new(), Vec::new());
@@ -148,8 +150,8 @@ mod built {
 
     use super::{MARKS, Marked, with_marks};
 
-    /// The parts of the date that templates are told, by their letters in `strftime`. It is the same
-    /// every day, so that the same data give the same tokens: that of Llama 3's templates.
+    /// The parts of the date that templates are told, by their letters in `strftime`. It is the
+    /// same every day, so that the same data give the same tokens: that of Llama 3's templates.
     const DATE: [(char, &str); 12] = [
         ('d', "26"),
         ('m', "07"),
@@ -376,16 +378,16 @@ mod not_built {
         }
     }
 
-    pub(crate) struct Chat;
+    pub(crate) struct Chat<'a>(std::marker::PhantomData<&'a Template>);
 
-    impl Chat {
-        pub(crate) fn new(
-            _: &Template,
+    impl Chat<'_> {
+        pub(crate) fn new<'a>(
+            _: &'a Template,
             _: &[Value],
             _: Option<&Value>,
             _: Option<&Map<String, Value>>,
-        ) -> Chat {
-            Chat
+        ) -> Chat<'a> {
+            Chat(std::marker::PhantomData)
         }
 
         pub(crate) fn text(&self, _: usize, _: bool) -> Result<Marked, String> {

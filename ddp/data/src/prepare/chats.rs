@@ -14,7 +14,7 @@ use crate::ranks::{Ranks, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
 use crate::resolve::files;
 use crate::sampler::Split;
-use crate::setting::{DATA, INIT_FROM, TOKENIZER, VAL_DATA};
+use crate::setting::{CONTEXT, DATA, INIT_FROM, TOKENIZER, VAL_DATA};
 use crate::tables::Tables;
 use crate::task::{TaskSpec, TokenizerId};
 
@@ -181,7 +181,7 @@ impl Rows<'_> {
             ensure!(
                 document.first_trained < context,
                 "{}: expected a token to train on among the first {context}, the context, got the first at {} of {}: the \
-                 rest is cut; help: give a larger --context, or remove the line",
+                 rest is cut; help: give a larger {CONTEXT}, or remove the line",
                 place(),
                 document.first_trained,
                 document.tokens

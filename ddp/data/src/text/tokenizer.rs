@@ -206,6 +206,7 @@ impl Encoder {
     }
 
     /// The same with the place of each token.
+    #[cfg_attr(not(feature = "tokenizers"), expect(unused_variables))]
     pub(crate) fn encode_placed(&self, text: &str) -> Result<Placed, String> {
         match self {
             Encoder::Bytes => Err("expected a tokenizer.json, got bytes".into()),

@@ -84,7 +84,7 @@ impl Setting {
 
     /// Whether this command, which does not train, takes it.
     pub fn is_taken_by(&self, command: &str) -> bool {
-        self.commands.contains(&command)
+        self.commands.contains(&&*command.replace('-', "_"))
     }
 
     /// Sets it from the text of a flag. The error says what was expected.
@@ -261,14 +261,14 @@ settings! {
     Run normalize "HOW": Normalize = Normalize::None;
     /// Folder with the tokenizer.json and the chat template that make tokens of conversations
     /// [default: that of `init-from`]
-    Job tokenizer "FOLDER": Option<PathBuf> = None;
+    Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
     /// Tokens of conversations that are trained
-    Run loss_on "TOKENS": LossOn = LossOn::Assistant;
+    Run loss_on "TOKENS" [show_tokens]: LossOn = LossOn::Assistant;
     /// Whether several conversations share a row; auto: if the model has rotary positions
-    Run packing "WHEN": Packing = Packing::Auto;
+    Run packing "WHEN" [show_tokens]: Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
-    Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;
+    Rank cache_dir "DIR" [eval predict inspect show_tokens]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]
@@ -383,7 +383,7 @@ settings! {
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
     /// Hugging Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
     /// model.safetensors that matches the model
-    Job init_from "PATH": Option<PathBuf> = None;
+    Job init_from "PATH" [show_tokens]: Option<PathBuf> = None;
 
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed

@@ -9,15 +9,13 @@ use ddp_nn::models::family::{Field, Settings};
 use ddp_nn::models::gpt::GptSpec;
 use serde_json::{Map, Value, json};
 
-use super::CONFIG_FILE;
 use super::architecture::Architecture;
 use super::keys::Keys;
 use super::special;
+use super::{ADAPTER_FILE, CONFIG_FILE};
 use crate::checkpoint::refuse;
 use crate::error::{Error, Result};
-
-/// Where transformers finds weights that it adds to those of the folder.
-pub const ADAPTER_FILE: &str = "adapter_config.json";
+use crate::setting::LORA;
 
 /// What a folder says its model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +32,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
     if folder.join(ADAPTER_FILE).exists() {
         let why = format!(
             "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
-             it; help: give its base model, and the adapter as --lora from=FOLDER"
+             it; help: give its base model, and the adapter as {LORA} from=FOLDER"
         );
         return Err(refuse(folder, why));
     }

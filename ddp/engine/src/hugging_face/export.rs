@@ -51,6 +51,12 @@ fn known(model: &ModelSpec) -> Result<(&GptSpec, &'static Architecture)> {
     Ok((spec, architecture_of(spec)?))
 }
 
+/// The layers of transformers that the linear layer `layer` of a model is made of. None if it has
+/// no such class or layer.
+pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
+    names::modules(known(model).ok()?.1, layer)
+}
+
 /// Whether the class of a model stores weights of linear layers as (I, O).
 pub fn is_conv1d(model: &ModelSpec) -> Result<bool> {
     Ok(names::is_conv1d(known(model)?.1))

@@ -1,4 +1,5 @@
 use std::iter::once;
+use std::sync::Arc;
 
 use ddp_kernels::{DType, Device, Random};
 

@@ -245,6 +245,15 @@ fn thoughts_of_earlier_answers_may_be_left_out() {
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n‹Hello<|im_end|>\n›<|im_start|>user\nWhy?<|im_end|>\n\
          <|im_start|>assistant\n‹<think>\n\n</think>\n\nSo.<|im_end|>\n›"
     );
+    let record = chat(&[
+        ("user", "Hi"),
+        ("assistant", " \n Hello"),
+        ("user", "Why?"),
+        ("assistant", "So."),
+    ]);
+    assert!(
+        trained(THINKING, &record).contains("assistant\n‹ \n Hello<|im_end|>\n›<|im_start|>user")
+    );
     let mut one = chat(&[("user", "Hi"), ("assistant", answer)]);
     assert!(trained(THINKING, &one).ends_with("‹<think>\nHm.\n</think>\n\nHello<|im_end|>\n›"));
     // The template then begins answers with empty thoughts, which are part of the prompt.
@@ -294,7 +303,7 @@ fn prompts_are_completed() {
 fn records_that_cannot_be_learned_from_are_refused() {
     let refused =
         |template: &str, record: &Value| shown(template, record, LossOn::Assistant).unwrap_err();
-    // The system message comes with the last question: texts of parts are no beginnings of the whole.
+    // The system message comes with the last question: parts are no beginnings of the whole.
     let system = [
         ("system", "S"),
         ("user", "Hi"),

@@ -417,7 +417,7 @@ fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_o
             let begin = packed.len();
             let tokens: Vec<i64> = (begin..begin + length).map(token).collect();
             let targets = (begin..begin + length).map(|index| token(3 * index + 1));
-            packed.extend(tokens.iter().map(|token| token | (begin as i64) << 32));
+            packed.extend(tokens.iter().map(|token| token | ((begin as i64) << 32)));
             packed_targets.extend(targets.clone());
             alone.extend(tokens.iter().copied().chain(vec![0; 20 - length]));
             alone_targets.extend(targets.chain(vec![-100; 20 - length]));

@@ -1,0 +1,318 @@
+//! Conversations: trained alike on any number of ranks, packed or not, and from any checkpoint;
+//! refused where nothing would be trained; and shown token by token.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::job::{Folder, all_at_once};
+use crate::support::metrics_log::number;
+use crate::using::evaluated;
+
+const MODEL: &str =
+    "--model gpt,layers=1,heads=2,width=16,context=96,position=rope --device cpu --threads 1";
+
+const TEMPLATE: &str = "{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}";
+
+/// The tokenizer of the golden texts with tokens for chats.
+fn tokenizer() -> Value {
+    let golden = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/golden/tokenizer/tokenizer.json"
+    );
+    let mut json: Value = serde_json::from_str(&fs::read_to_string(golden).unwrap()).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    for (id, content) in [(400, "<|im_start|>"), (401, "<|im_end|>")] {
+        let mut token = added[0].clone();
+        (token["id"], token["content"]) = (json!(id), json!(content));
+        added.push(token);
+    }
+    json
+}
+
+/// A conversation of several questions, each with an answer of some words.
+fn conversation(number: usize) -> Value {
+    let message = |role: &str, count: usize| {
+        let words = ["to be", "is", "of the", "über"]
+            .iter()
+            .cycle()
+            .skip(number);
+        let content: Vec<_> = words.take(count).copied().collect();
+        json!({ "role": role, "content": content.join(" ") })
+    };
+    let turns = (0..=number % 3).flat_map(|turn| {
+        [
+            message("user", 1 + (number + turn) % 4),
+            message("assistant", 1 + number % 5),
+        ]
+    });
+    json!({ "messages": turns.collect::<Vec<_>>() })
+}
+
+fn lines(records: impl IntoIterator<Item = Value>) -> String {
+    records
+        .into_iter()
+        .map(|record| format!("{record}\n"))
+        .collect()
+}
+
+/// A folder with a tokenizer in `chat`, and conversations in `train.jsonl` and `val.jsonl`.
+fn with_chats(name: &str) -> Folder {
+    let folder = Folder::new(name);
+    let write = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("chat/tokenizer.json", tokenizer().to_string());
+    let config = json!({ "eos_token": "<|im_end|>", "chat_template": TEMPLATE });
+    write("chat/tokenizer_config.json", config.to_string());
+    write("train.jsonl", lines((0..40).map(conversation)));
+    write("val.jsonl", lines((40..53).map(conversation)));
+    folder
+}
+
+fn losses(folder: &Folder) -> (Vec<f64>, f64) {
+    let log = folder.metrics_log();
+    let held_out = number(log.all("eval").last().unwrap(), "loss");
+    (log.of_steps("loss"), held_out)
+}
+
+fn model(folder: &Folder, step: u64) -> Vec<u8> {
+    fs::read(folder.checkpoint(step).join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn conversations_are_trained_alike_on_any_number_of_ranks_and_after_a_resume() {
+    let folder = with_chats("chats");
+    let train = format!(
+        "{MODEL} --tokenizer chat --data train.jsonl --val-data val.jsonl --batch-size 4 --schedule constant --warmup-steps 1 --log-every 1 \
+         --same-bits 4"
+    );
+    let ended = folder.alone(&format!("{train} --steps 3 --out OUT")).run();
+    ended.assert_well();
+    assert!(ended.stderr.contains("40 conversations of"), "{ended}");
+    // Tokens were made once.
+    let is_copy = |name: &str| name.starts_with("train.jsonl-");
+    let names = fs::read_dir(folder.path().join(".ddp-cache")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| is_copy(name)).count(), 1);
+    let resumed = folder.ranks(2, &format!("{train} --steps 6 --out OUT --resume auto"));
+    resumed.run().assert_well();
+    let (of_run, held_out) = losses(&folder);
+    let found = evaluated(folder.alone("eval --checkpoint OUT --data val.jsonl --json"));
+    assert!(
+        (number(&found, "loss") - held_out).abs() < 1e-6,
+        "{found} {held_out}"
+    );
+    // What is trained of the conversations: each has a token of its own for each end.
+    let tokens = found["tokens"].as_u64().unwrap();
+    assert!(
+        tokens > 100 && tokens < found["rows"].as_u64().unwrap() * 96 / 2,
+        "{found}"
+    );
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let of_folder = |path: std::path::PathBuf| fs::read(path.join(name)).unwrap();
+        let own = of_folder(folder.path().join("chat"));
+        assert!(
+            of_folder(folder.out()) == own && of_folder(folder.checkpoint(6)) == own,
+            "{name}"
+        );
+    }
+    let resumed = model(&folder, 6);
+    fs::rename(folder.out(), folder.path().join("before")).unwrap();
+    folder
+        .ranks(3, &format!("{train} --steps 6 --out OUT"))
+        .run()
+        .assert_well();
+    assert!(model(&folder, 6) == resumed, "the bits of one run");
+    assert_eq!(losses(&folder), (of_run, held_out));
+}
+
+/// Also where ranks have different numbers of trained tokens, which `--same-bits` hides.
+#[test]
+fn the_loss_is_the_mean_over_the_trained_tokens_of_all_ranks_packed_or_not() {
+    let folder = with_chats("chats-mean");
+    // Without learning every step has the loss of the first model.
+    let run = |ranks: usize, flags: &str| {
+        let train = format!(
+            "{MODEL} --tokenizer chat --data train.jsonl --val-data val.jsonl --lr 0 --steps 1 --warmup-steps 0 {flags} --out OUT"
+        );
+        folder.ranks(ranks, &train).run().assert_well();
+        let found = losses(&folder);
+        fs::remove_dir_all(folder.out()).unwrap();
+        found
+    };
+    let all = "--batch-size 40";
+    let (expected, held_out) = run(1, &format!("--packing off {all}"));
+    for (ranks, flags) in [
+        (3, "--packing off"),
+        (1, "--packing on"),
+        (3, "--packing on --micro-batch 1"),
+    ] {
+        let (steps, of_val) = run(ranks, &format!("{flags} {all}"));
+        assert!(
+            (steps[0] - expected[0]).abs() < 1e-6,
+            "{flags}: {steps:?} {expected:?}"
+        );
+        assert!(
+            (of_val - held_out).abs() < 1e-6,
+            "{flags}: {of_val} {held_out}"
+        );
+    }
+    let (all_tokens, _) = run(1, &format!("--packing on --loss-on all {all}"));
+    assert!(
+        (all_tokens[0] - expected[0]).abs() > 1e-4,
+        "{all_tokens:?} {expected:?}"
+    );
+}
+
+#[test]
+fn conversations_that_teach_nothing_are_refused_by_line() {
+    let folder = with_chats("chats-refused");
+    let write = |name: &str, records: &[Value]| {
+        fs::write(folder.path().join(name), lines(records.iter().cloned())).unwrap();
+    };
+    let silent = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    write("silent.jsonl", &[conversation(1), silent]);
+    let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(200) }, { "role": "assistant", "content": "y" }] });
+    write("long.jsonl", &[long]);
+    write(
+        "others.jsonl",
+        &[json!({ "instruction": "a", "output": "b" })],
+    );
+    fs::write(folder.path().join("empty.jsonl"), "\n").unwrap();
+    fs::create_dir(folder.path().join("plain")).unwrap();
+    fs::write(
+        folder.path().join("plain/tokenizer.json"),
+        tokenizer().to_string(),
+    )
+    .unwrap();
+    let train = |flags: &str| format!("{MODEL} {flags} --steps 1 --out OUT");
+    let cases = [
+        (
+            train("--tokenizer chat --data silent.jsonl"),
+            65,
+            "silent.jsonl, line 2: expected a token to train on, got none of",
+        ),
+        (
+            train("--tokenizer chat --data silent.jsonl"),
+            65,
+            "no message is the assistant's",
+        ),
+        (
+            train("--tokenizer chat --data long.jsonl"),
+            65,
+            "long.jsonl, line 1: expected a token to train on among the first 96",
+        ),
+        (
+            train("--tokenizer chat --data others.jsonl"),
+            65,
+            "got the fields [instruction, output]",
+        ),
+        (
+            train("--tokenizer chat --data empty.jsonl"),
+            65,
+            "expected conversations, got none",
+        ),
+        (
+            train("--tokenizer plain --data train.jsonl"),
+            65,
+            "line 1: expected text, or a tokenizer with a chat template",
+        ),
+        (
+            train("--data train.jsonl"),
+            2,
+            "expected a tokenizer, which turns conversations into tokens",
+        ),
+        (
+            train("--tokenizer no --data train.jsonl"),
+            74,
+            "cannot read no: ",
+        ),
+        (
+            train("--tokenizer chat --data train.jsonl --vocab 401"),
+            65,
+            "train.jsonl, line 1: expected tokens below 401",
+        ),
+        (
+            train("--tokenizer chat --data train.jsonl --position learned --packing on"),
+            2,
+            "expected rotary positions",
+        ),
+    ];
+    all_at_once(cases, |(words, exit_code, part)| {
+        let ended = folder.alone(&words).run();
+        assert_eq!(ended.exit_code(), Some(exit_code), "{words}: {ended}");
+        assert!(ended.stderr.contains(part), "{words}: {ended}");
+    });
+    assert!(!folder.out().exists());
+    // Longer ones are cut, and counted.
+    let ended = folder
+        .alone(&train("--tokenizer chat --data train.jsonl --context 48"))
+        .run();
+    ended.assert_well();
+    assert!(
+        ended
+            .stderr
+            .contains("are longer than the context of 48 tokens and are cut at the end"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn each_token_is_shown_with_what_it_is_for() {
+    let folder = with_chats("chats-shown");
+    let record = json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "To be" }] });
+    let text = json!({ "text": "is" });
+    fs::write(folder.path().join("two.jsonl"), lines([record, text])).unwrap();
+    let show = "show-tokens two.jsonl --tokenizer chat --context 64";
+    let ended = folder.alone(&format!("{show} --packing on --json")).run();
+    ended.assert_well();
+    let tokens: Vec<Value> = ended
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(tokens.len(), 64);
+    let of_document = |document: u64, only_trained: bool| -> String {
+        let tokens = tokens.iter().filter(|one| one["document"] == document);
+        let tokens = tokens.filter(|one| !only_trained || one["trained"] == true);
+        tokens.map(|one| one["text"].as_str().unwrap()).collect()
+    };
+    assert_eq!(
+        of_document(0, false),
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nTo be<|im_end|>\n"
+    );
+    assert_eq!(of_document(0, true), "To be<|im_end|>\n");
+    // The second is a text, whose first token nothing predicts.
+    assert_eq!(
+        (of_document(1, false), of_document(1, true)),
+        ("is<|im_end|>".into(), "s<|im_end|>".into())
+    );
+    assert_eq!(of_document(2, true), "");
+    let first = tokens.iter().find(|one| one["document"] == 1).unwrap();
+    assert_eq!(first["position"], 0);
+    assert_eq!(
+        first["index"],
+        tokens.iter().filter(|one| one["document"] == 0).count()
+    );
+    // For people, rows of one conversation.
+    let ended = folder
+        .alone(&format!("{show} --packing off --rows 2"))
+        .run();
+    ended.assert_well();
+    for part in [
+        "row 0, document 0: 64 tokens",
+        "|<|im_end|>|\\n›",
+        "row 1, document 0: 64 tokens, 2 trained",
+        "i|‹s|<|im_end|>›|<|im_end|>×61",
+    ] {
+        assert!(ended.stdout.contains(part), "{part}: {ended}");
+    }
+}
