@@ -284,7 +284,7 @@ pub(super) fn write(architecture: &Architecture, spec: &GptSpec, keys: &mut Map<
     add("sliding_window", json!(window));
     if spec.window_skip != 0 {
         let kinds = ["sliding_attention", "full_attention"];
-        let kind = |index: usize| kinds[usize::from(index % spec.window_skip == 0)];
+        let kind = |index: usize| kinds[usize::from(index.is_multiple_of(spec.window_skip))];
         add("layer_types", (1..=spec.layers).map(kind).collect());
     }
     add("rope_theta", spec.rope_base.into());

@@ -38,7 +38,7 @@ pub fn rope_scaling(text: &str) -> Option<(&'static str, Vec<f64>)> {
     fits.then_some((kind, numbers))
 }
 
-/// What turns `columns` columns of a head, for a `scaling` that [`rope_scaling`] can read or "none".
+/// What turns `columns` columns of a head. `scaling` is "none" or what [`rope_scaling`] can read.
 /// The error is what was expected of it.
 pub(super) fn rope(columns: usize, base: f64, scaling: &str) -> Result<Rope, String> {
     let frequencies = ops::rope_frequencies(columns, base);
