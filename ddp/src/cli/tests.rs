@@ -58,7 +58,7 @@ fn train_is_what_happens_without_a_command() {
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
                    --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block \
                    --head-size 10 --longest-context 64 --norm-place after --qk-norm head --qkv-bias true --rope-scaling linear:2 \
-                   --rope-share 0.5 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
+                   --rope-share 0.4 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
 const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
@@ -238,7 +238,7 @@ fn every_flag_of_training_arrives() {
         qk_norm: QkNorm::Head,
         qkv_bias: true,
         rope_scaling: "linear:2".into(),
-        rope_share: 0.5,
+        rope_share: 0.4,
         rope_skip: 3,
         window: 32,
         window_skip: 4,
