@@ -7,7 +7,7 @@ use ddp_comm::World;
 use ddp_kernels::setting::SettingValue;
 use serde_json::json;
 
-use crate::config::Config;
+use crate::config::{Config, Packing};
 use crate::data::chat::token_and_start;
 use crate::data::text::Encoder;
 use crate::data::{self, Alone, Data, DataSpec, IGNORED, TaskSpec, read_rows};
@@ -76,6 +76,8 @@ pub(crate) fn show_tokens(flags: &ShowTokensFlags, world: &World, say: Say<'_>) 
     }
     let mut request = config.data_request();
     request.context = context;
+    // Most models have rotary positions.
+    request.packed |= config.init_from.is_none() && config.packing == Packing::Auto;
     let data = data::prepare(&request, Some(READER), &Alone)?;
     let encoder = encoder(&data, &flags.data)?;
     if !flags.json {

@@ -224,10 +224,14 @@ impl Params {
     }
 
     /// Fills each parameter as declared, from a random stream that follows from its name and the
-    /// seed: its initial weights do not depend on the rest of the model.
+    /// seed: its initial weights do not depend on the rest of the model. The base is left at 0: it
+    /// is always read.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
-        let own = declared.iter().zip(&self.master_views);
-        for (declared, target) in own.filter(|(declared, _)| !declared.is_borrowed) {
+        for (id, declared) in declared.iter().enumerate() {
+            if declared.is_borrowed || self.parameter(ParamId(id)).is_base {
+                continue;
+            }
+            let target = &self.master_views[id];
             if let Init::Constant(value) = declared.init {
                 ops::fill_into(target, value)?;
                 continue;

@@ -453,7 +453,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ),
         (
             "--chat-template a",
-            &["--chat-template: ", "ddp-train tokenize"],
+            &["--chat-template: ", "--tokenizer FOLDER"],
         ),
         ("--bs 3", &["--bs: ", "--batch-size ROWS"]),
         ("--drop-last yes", &["'yes'", "--drop-last", "true, false"]),

@@ -316,3 +316,31 @@ fn each_token_is_shown_with_what_it_is_for() {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
 }
+
+/// From conversations to a model, to adapters beside it, to a folder with both: each reads what the
+/// one before wrote, the chat template too.
+#[test]
+fn a_model_s_folder_keeps_its_chat_template_on_the_way_to_adapters_and_back() {
+    let folder = with_chats("chats-adapted");
+    let run = |words: &str| {
+        let ended = folder.alone(words).run();
+        ended.assert_well();
+        ended.stdout
+    };
+    let steps = "--data train.jsonl --device cpu --threads 1 --batch-size 4 --steps 3";
+    let llama = "--model gpt,layers=1,heads=2,width=16,context=96,position=rope,norm=rms,mlp=swiglu,bias=false";
+    run(&format!("{steps} {llama} --tokenizer chat --out OUT"));
+    run("export --format hf --checkpoint out base");
+    let lora = "--lora rank=2,alpha=4,on=all-linear";
+    run(&format!("{steps} --init-from base {lora} --out out2"));
+    run("export --format hf --checkpoint out2 --merge merged");
+    let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let [first, last] = ["chat", "merged"].map(|of| read(&format!("{of}/{name}")));
+        assert_eq!(first, last, "{name}");
+    }
+    let shown = ["--tokenizer chat --context 96", "--init-from merged"]
+        .map(|from| run(&format!("show-tokens val.jsonl {from} --packing on --json")));
+    assert_eq!(shown[0], shown[1]);
+    assert!(shown[0].contains("\"trained\":true"));
+}

@@ -78,6 +78,11 @@ impl Record<'_> {
     }
 }
 
+/// The part of a text from `start` on.
+fn rest_of(text: &str, start: usize) -> Vec<Range<usize>> {
+    std::iter::once(start..text.len()).collect()
+}
+
 /// Writes a record, a line of JSON, as text.
 pub(super) fn write(
     line: &str,
@@ -88,7 +93,7 @@ pub(super) fn write(
     let (messages, prompt) = match Record::of(&object)? {
         Record::Text(text) => {
             return Ok(Written {
-                trained: one(0..text.len()),
+                trained: rest_of(text, 0),
                 text: text.into(),
                 is_plain: true,
                 why_none: "the text is empty, or one token",
@@ -101,7 +106,7 @@ pub(super) fn write(
                 LossOn::All => 0,
             };
             return Ok(Written {
-                trained: one(start..text.len()),
+                trained: rest_of(&text, start),
                 text,
                 is_plain: true,
                 why_none: "the completion is empty",
@@ -165,9 +170,9 @@ impl Conversation<'_> {
         let (text, all) = (whole.text, 0..self.messages.len());
         let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
         let (trained, why_none) = match (loss_on, prompt) {
-            (LossOn::All, _) => (one(0..text.len()), "the template writes nothing"),
+            (LossOn::All, _) => (rest_of(&text, 0), "the template writes nothing"),
             (LossOn::Assistant, Some(prompt)) => (
-                one(self.start(prompt, &text)?..text.len()),
+                rest_of(&text, self.start(prompt, &text)?),
                 "the completion is empty",
             ),
             (LossOn::Assistant, None) if has_marks => (
@@ -241,10 +246,5 @@ impl Conversation<'_> {
     }
 }
 
-/// One range, as a list.
-fn one(range: Range<usize>) -> Vec<Range<usize>> {
-    std::iter::once(range).collect()
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;

@@ -79,57 +79,11 @@ impl ChatFormat {
     }
 }
 
-/// Begins and ends what a template marks by `{% generation %}`: no text has these characters.
-#[cfg(feature = "tokenizers")]
-const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
-
-/// The template with filters in place of `{% generation %}`, and whether it has that.
-#[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
-fn with_marks(source: &str) -> (String, bool) {
-    let (mut text, mut rest, mut has_marks) = (String::new(), source, false);
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
-        };
-        let (before, tag) = (&rest[..start], &rest[start..start + length]);
-        let is_edge = |c: char| c.is_whitespace() || "{%-+".contains(c);
-        text += before;
-        text += &match tag.trim_matches(is_edge) {
-            word @ "generation" => tag.replace(word, "filter generation"),
-            word @ "endgeneration" => tag.replace(word, "endfilter"),
-            _ => tag.into(),
-        };
-        has_marks |= tag.trim_matches(is_edge) == "generation";
-        rest = &rest[start + length..];
-    }
-    (text + rest, has_marks)
-}
-
 /// A text without marks, and the ranges between them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Marked {
     pub(crate) text: String,
     pub(crate) ranges: Vec<std::ops::Range<usize>>,
-}
-
-#[cfg(feature = "tokenizers")]
-impl Marked {
-    fn of(marked: &str) -> Marked {
-        let (mut text, mut ranges) = (String::new(), Vec::new());
-        for part in marked.split_inclusive(MARKS) {
-            text += part.trim_end_matches(MARKS);
-            match part.chars().next_back() {
-                Some(last) if last == MARKS[0] => ranges.push(text.len()..text.len()),
-                Some(last) if last == MARKS[1] => {
-                    if let Some(range) = ranges.last_mut() {
-                        range.end = text.len();
-                    }
-                }
-                _ => {}
-            }
-        }
-        Marked { text, ranges }
-    }
 }
 
 #[cfg(feature = "tokenizers")]
@@ -148,7 +102,50 @@ mod built {
     use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
     use serde_json::{Map, Value};
 
-    use super::{MARKS, Marked, with_marks};
+    use super::Marked;
+
+    /// Begins and ends what a template marks by `{% generation %}`: no text has these characters.
+    const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+    /// The template with filters in place of `{% generation %}`, and whether it has that.
+    fn with_marks(source: &str) -> (String, bool) {
+        let (mut text, mut rest, mut has_marks) = (String::new(), source, false);
+        while let Some(start) = rest.find("{%") {
+            let Some(length) = rest[start..].find("%}") else {
+                break;
+            };
+            let (before, tag) = (&rest[..start], &rest[start..start + length]);
+            let is_edge = |c: char| c.is_whitespace() || "{%-+".contains(c);
+            text += before;
+            text += &match tag.trim_matches(is_edge) {
+                word @ "generation" => tag.replace(word, "filter generation"),
+                word @ "endgeneration" => tag.replace(word, "endfilter"),
+                _ => tag.into(),
+            };
+            has_marks |= tag.trim_matches(is_edge) == "generation";
+            rest = &rest[start + length..];
+        }
+        (text + rest, has_marks)
+    }
+
+    impl Marked {
+        fn of(marked: &str) -> Marked {
+            let (mut text, mut ranges) = (String::new(), Vec::new());
+            for part in marked.split_inclusive(MARKS) {
+                text += part.trim_end_matches(MARKS);
+                match part.chars().next_back() {
+                    Some(last) if last == MARKS[0] => ranges.push(text.len()..text.len()),
+                    Some(last) if last == MARKS[1] => {
+                        if let Some(range) = ranges.last_mut() {
+                            range.end = text.len();
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Marked { text, ranges }
+        }
+    }
 
     /// The parts of the date that templates are told, by their letters in `strftime`. It is the
     /// same every day, so that the same data give the same tokens: that of Llama 3's templates.
@@ -348,6 +345,9 @@ mod built {
             Ok(Marked::of(&text.map_err(|error| shown(&error))?))
         }
     }
+
+    #[cfg(test)]
+    mod tests;
 }
 
 #[cfg(not(feature = "tokenizers"))]
@@ -378,16 +378,16 @@ mod not_built {
         }
     }
 
-    pub(crate) struct Chat<'a>(std::marker::PhantomData<&'a Template>);
+    pub(crate) struct Chat<'a>(#[expect(dead_code)] &'a Template);
 
     impl Chat<'_> {
         pub(crate) fn new<'a>(
-            _: &'a Template,
+            template: &'a Template,
             _: &[Value],
             _: Option<&Value>,
             _: Option<&Map<String, Value>>,
         ) -> Chat<'a> {
-            Chat(std::marker::PhantomData)
+            Chat(template)
         }
 
         pub(crate) fn text(&self, _: usize, _: bool) -> Result<Marked, String> {
@@ -395,6 +395,3 @@ mod not_built {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -117,9 +117,10 @@ fn write(
         let class = "PreTrainedTokenizerFast";
         let about = json!({ "tokenizer_class": class, "eos_token": end });
         let about = format!("{about:#}\n");
-        // A tokenizer with a file of this name, which comes later, keeps it.
-        let own = std::iter::once((CHAT_FILES[0], about.as_bytes()));
-        for (name, bytes) in own.chain(vocabulary.files()) {
+        // A tokenizer with a file of this name keeps it.
+        let has_own = vocabulary.files().any(|(name, _)| name == CHAT_FILES[0]);
+        let made = (!has_own).then_some((CHAT_FILES[0], about.as_bytes()));
+        for (name, bytes) in made.into_iter().chain(vocabulary.files()) {
             disk::write_file(&folder.join(name), |output| output.write(bytes))?;
         }
     }
