@@ -52,6 +52,7 @@ pub(crate) struct ShowTokensFlags {
 /// A token of a row.
 struct Shown {
     document: usize,
+    /// In the row.
     index: usize,
     /// In its document.
     position: usize,
@@ -147,9 +148,6 @@ fn tokens(data: &Data, row: u64, encoder: &Encoder) -> Result<Vec<Shown>> {
     inputs.iter().enumerate().map(one).collect()
 }
 
-/// Columns of text in a line, without the index.
-const WIDTH: usize = 92;
-
 /// The fewest equal tokens that are counted instead of shown.
 const SAME_MIN: usize = 4;
 
@@ -160,40 +158,26 @@ fn lines(tokens: &[Shown], is_coloured: bool) -> Vec<String> {
         true => ["\x1b[32m", "\x1b[0m"],
         false => ["‹", "›"],
     };
-    let is_same =
-        |one: &Shown, next: &Shown| (one.token, one.is_trained) == (next.token, next.is_trained);
-    let runs = tokens.chunk_by(is_same);
-    let runs = runs.flat_map(|run| run.chunks(if run.len() < SAME_MIN { 1 } else { run.len() }));
-    let (mut lines, mut width, mut was_trained) = (Vec::<String>::new(), WIDTH, false);
-    for run in runs {
-        let first = &run[0];
-        let times = match run.len() {
-            1 => String::new(),
-            count => format!("×{count}"),
-        };
-        let text = shown(&first.text) + &times;
-        let is_new = width + text.chars().count() > WIDTH;
-        let ends = was_trained && (is_new || !first.is_trained);
-        let begins = first.is_trained && (is_new || !was_trained);
-        if let Some(line) = lines.last_mut() {
-            *line += if ends { off } else { "" };
-            *line += if is_new { "" } else { "|" };
+    let texts = |run: &[Shown]| match run.len() {
+        SAME_MIN.. => format!("{}×{}", shown(&run[0].text), run.len()),
+        count => vec![shown(&run[0].text); count].join("|"),
+    };
+    let part = |part: &[Shown]| {
+        let runs = part.chunk_by(|one, next| one.token == next.token);
+        let text = runs.map(texts).collect::<Vec<_>>().join("|");
+        if part[0].is_trained {
+            format!("{on}{text}{off}")
+        } else {
+            text
         }
-        if is_new {
-            lines.push(format!("{:>6}  ", first.index));
-            width = 0;
-        }
-        let line = lines.last_mut().expect("there is one");
-        *line += if begins { on } else { "" };
-        *line += &text;
-        width += 1 + text.chars().count();
-        was_trained = first.is_trained;
-        if first.text.contains('\n') {
-            width = WIDTH;
-        }
-    }
-    if let Some(line) = lines.last_mut().filter(|_| was_trained) {
-        *line += off;
-    }
-    lines
+    };
+    let line = |line: &[Shown]| {
+        let parts = line.chunk_by(|one, next| one.is_trained == next.is_trained);
+        let text = parts.map(part).collect::<Vec<_>>().join("|");
+        format!("{:>6}  {text}", line[0].index)
+    };
+    tokens
+        .split_inclusive(|one| one.text.contains('\n'))
+        .map(line)
+        .collect()
 }

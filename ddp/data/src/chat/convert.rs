@@ -70,7 +70,7 @@ impl Coder {
         let folder = path.parent().unwrap_or(Path::new(""));
         let bad = |why| refuse(folder, why);
         let format = ChatFormat::of(&vocabulary).map_err(bad)?;
-        let end = vocabulary.end_of_text(format.special.get("eos_token").map(String::as_str))?;
+        let end = vocabulary.end_of_text(format.end.as_deref())?;
         Ok(Coder {
             encoder: Encoder::of(&vocabulary).map_err(bad)?,
             vocabulary: Arc::new(vocabulary),

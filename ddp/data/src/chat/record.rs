@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::template::{Chat, Template};
+use super::template::{Marked, Template};
 use crate::error::bail;
 use crate::setting::LOSS_ON;
 use crate::text::documents::object;
@@ -90,27 +90,17 @@ pub(super) fn write(
     loss_on: LossOn,
 ) -> Result<Written, String> {
     let object = object(line)?;
+    let plain = |text: String, start: usize, why_none| Written {
+        trained: rest_of(&text, if loss_on == LossOn::All { 0 } else { start }),
+        text,
+        is_plain: true,
+        why_none,
+    };
     let (messages, prompt) = match Record::of(&object)? {
-        Record::Text(text) => {
-            return Ok(Written {
-                trained: rest_of(text, 0),
-                text: text.into(),
-                is_plain: true,
-                why_none: "the text is empty, or one token",
-            });
-        }
+        Record::Text(text) => return Ok(plain(text.into(), 0, "the text is empty")),
         Record::Completion(prompt, completion) => {
             let text = [prompt, completion].concat();
-            let start = match loss_on {
-                LossOn::Assistant => prompt.len(),
-                LossOn::All => 0,
-            };
-            return Ok(Written {
-                trained: rest_of(&text, start),
-                text,
-                is_plain: true,
-                why_none: "the completion is empty",
-            });
+            return Ok(plain(text, prompt.len(), "the completion is empty"));
         }
         Record::Messages(messages) => (messages.to_vec(), None),
         Record::Turns(prompt, completion) => ([prompt, completion].concat(), Some(prompt.len())),
@@ -119,39 +109,36 @@ pub(super) fn write(
         "expected text, or a tokenizer with a chat template, got messages and a tokenizer without; help: give the \
          folder of a model that is made for chats, or put a chat_template.jinja beside tokenizer.json",
     )?;
-    let is_message = |message: &Value| message["role"].is_string();
-    if let Some(bad) = messages.iter().position(|message| !is_message(message)) {
-        bail!(
-            "message {}: expected an object with a role, got {}",
-            bad + 1,
-            messages[bad]
-        );
+    let has_role = |message: &Value| message["role"].is_string();
+    if let Some(bad) = messages.iter().position(|message| !has_role(message)) {
+        let (number, got) = (bad + 1, &messages[bad]);
+        bail!("message {number}: expected an object with a role, got {got}");
     }
-    // Some files hold tools as JSON in a text.
-    let tools = match object.get("tools") {
-        Some(Value::String(text)) if !text.is_empty() => {
-            let read = serde_json::from_str(text);
-            Some(read.map_err(|error| format!("tools: expected JSON, got {text:?}: {error}"))?)
-        }
-        Some(list @ Value::Array(tools)) if !tools.is_empty() => Some(list.clone()),
-        _ => None,
-    };
     let variables = object
         .get("chat_template_kwargs")
         .and_then(Value::as_object);
-    let chat = Conversation {
-        chat: Chat::new(template, &messages, tools.as_ref(), variables),
-        end: &template.end,
-        messages: &messages,
+    let mut variables = variables.cloned().unwrap_or_default();
+    // Some files hold tools as JSON in a text.
+    let tools = match object.get("tools") {
+        Some(Value::String(text)) => serde_json::from_str(text)
+            .map_err(|error| format!("tools: expected JSON, got {text:?}: {error}"))?,
+        other => other.cloned().unwrap_or_default(),
     };
-    chat.write(prompt, template.has_marks, loss_on)
+    if tools.as_array().is_some_and(|tools| !tools.is_empty()) {
+        variables.insert("tools".into(), tools);
+    }
+    let conversation = Conversation {
+        template,
+        messages: &messages,
+        variables: &variables,
+    };
+    conversation.write(prompt, loss_on)
 }
 
 struct Conversation<'a> {
-    chat: Chat<'a>,
-    /// The text of the token that ends documents.
-    end: &'a str,
+    template: &'a Template,
     messages: &'a [Value],
+    variables: &'a Map<String, Value>,
 }
 
 /// What models think is between these. Templates may begin it for them, and leave out that of
@@ -159,32 +146,33 @@ struct Conversation<'a> {
 const THOUGHTS: [&str; 2] = ["<think>", "</think>"];
 
 impl Conversation<'_> {
+    /// The first `count` messages; with the beginning of an answer if it `answers`.
+    fn text(&self, count: usize, answers: bool) -> Result<Marked, String> {
+        self.template
+            .text(&self.messages[..count], self.variables, answers)
+    }
+
     /// `prompt` messages are a prompt, if it is given, and the others its completion.
-    fn write(
-        &self,
-        prompt: Option<usize>,
-        has_marks: bool,
-        loss_on: LossOn,
-    ) -> Result<Written, String> {
-        let whole = self.chat.text(self.messages.len(), false)?;
-        let (text, all) = (whole.text, 0..self.messages.len());
-        let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
+    fn write(&self, prompt: Option<usize>, loss_on: LossOn) -> Result<Written, String> {
+        let count = self.messages.len();
+        let Marked { text, ranges } = self.text(count, false)?;
         let (trained, why_none) = match (loss_on, prompt) {
             (LossOn::All, _) => (rest_of(&text, 0), "the template writes nothing"),
-            (LossOn::Assistant, Some(prompt)) => (
-                rest_of(&text, self.start(prompt, &text)?),
-                "the completion is empty",
-            ),
-            (LossOn::Assistant, None) if has_marks => (
-                whole.ranges,
+            (LossOn::Assistant, Some(prompt)) => {
+                let start = self.start(prompt, &text)?;
+                (rest_of(&text, start), "the completion is empty")
+            }
+            (LossOn::Assistant, None) if self.template.has_marks => (
+                ranges,
                 "the template's {% generation %} marks nothing in it",
             ),
             (LossOn::Assistant, None) => {
-                let ranges = all.filter(is_answer).map(|index| {
+                let mut ranges = Vec::new();
+                let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
+                for index in (0..count).filter(is_answer) {
                     let start = self.start(index, &text)?;
-                    Ok(start..self.end(index, start, &text)?)
-                });
-                let ranges = ranges.collect::<Result<_, String>>()?;
+                    ranges.push(start..self.end(index, start, &text)?);
+                }
                 (ranges, "no message is the assistant's")
             }
         };
@@ -198,7 +186,7 @@ impl Conversation<'_> {
 
     /// Where the message begins in the text of all: after what opens an answer.
     fn start(&self, message: usize, whole: &str) -> Result<usize, String> {
-        let before = self.chat.text(message, true)?.text;
+        let before = self.text(message, true)?.text;
         let opened = before.rfind(THOUGHTS[0]);
         let mut known = [before.len(), opened.unwrap_or(before.len())].into_iter();
         let found = known.find(|end| whole.starts_with(&before[..*end]));
@@ -207,21 +195,18 @@ impl Conversation<'_> {
 
     /// Where the message that begins at `start` ends.
     fn end(&self, message: usize, start: usize, whole: &str) -> Result<usize, String> {
-        let alone = self.chat.text(message + 1, false)?.text;
+        let alone = self.text(message + 1, false)?.text;
         let Some(turn) = alone.strip_prefix(&whole[..start]) else {
             return Err(self.differs(message, &alone, whole));
         };
         let rest = &whole[start..];
-        let ended = turn.strip_suffix(self.end).unwrap_or(turn);
+        let ended = turn.strip_suffix(self.template.end()).unwrap_or(turn);
         let answer = ended
             .rsplit_once(THOUGHTS[1])
             .map_or("", |(_, answer)| answer);
         // Some of the space between them is left out, too.
         let spaces = answer.len() - answer.trim_start().len();
-        let answers = answer.char_indices().map(|(at, _)| at);
-        let answers = answers
-            .take_while(|at| *at <= spaces)
-            .map(|at| &answer[at..]);
+        let answers = (0..=spaces).filter_map(|at| answer.get(at..));
         let mut known = [turn, ended].into_iter().chain(answers);
         let found = known.find(|turn| !turn.is_empty() && rest.starts_with(turn));
         let found = found.ok_or_else(|| self.differs(message, &alone, whole))?;
