@@ -1,6 +1,6 @@
-//! A ResNet for small images by its formula, as a family with every command and flag of `ddp-train`.
-//! It has group norms: they do not depend on what else is in a batch, so a run has the same bits on
-//! any number of ranks.
+//! A ResNet for small images by its formula, as a family with every command and flag of
+//! `ddp-train`. It has group norms: they do not depend on what else is in a batch, so a run has the
+//! same bits on any number of ranks.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example resnet

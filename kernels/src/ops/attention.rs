@@ -130,8 +130,8 @@ pub fn attention_cached_into(
 }
 
 /// Writes the gradients by q, k and v to `dqkv`, from `dout` (B·T, heads·head_size) and what
-/// forward read (also `begins`) and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is overwritten: it
-/// holds the sums of `dout ∘ out` over each head's columns.
+/// forward read (also `begins`) and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is
+/// overwritten: it holds the sums of `dout ∘ out` over each head's columns.
 #[track_caller]
 pub fn attention_backward_into(
     dqkv: &Tensor,

@@ -244,7 +244,7 @@ struct Sizes {
     INLINE u32 keys_of(u32 token) const { return min(token + (is_causal ? 1 : time), time); }
 };
 
-/// A block's rows of queries, and the keys they attend to: from the first of a token on if IS_APART.
+/// A block's rows of queries, and the keys they attend to: from a token's first one on if IS_APART.
 template <u32 TILES, u32 STEP, bool IS_APART> struct Queries {
     static constexpr u32 ROWS = WARPS * TILES * 16;
     static constexpr bool APART = IS_APART;

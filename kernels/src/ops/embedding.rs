@@ -99,8 +99,8 @@ pub fn embedding_into(
     })
 }
 
-/// Splits `codes` i64 (R), which say of each token what it is and where in its sequence its document
-/// begins: the lower half goes to `tokens` i64 (R), the upper half to `begins` i32 (R).
+/// Splits `codes` i64 (R), which say of each token what it is and where in its sequence its
+/// document begins: the lower half goes to `tokens` i64 (R), the upper half to `begins` i32 (R).
 ///
 /// Backward: none; integers have no gradient.
 #[track_caller]
