@@ -21,7 +21,7 @@ pub(crate) struct InitialWeights {
 }
 
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
-const FREE: [&str; 2] = ["dropout", "recompute"];
+const FREE: [&str; 4] = ["dropout", "export-class", "longest-context", "recompute"];
 
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.

@@ -173,6 +173,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Generate(flags) => {
             output::unless_reader_left(using::generate::generate(&flags, world))
         }
+        Command::Chat(flags) => output::unless_reader_left(using::chat::chat(&flags, world)),
         Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::ShowTokens(flags) => show_tokens::show_tokens(&flags, world, &mut say),

@@ -8,6 +8,7 @@
 //! rows in order with at most one batch of each rank in memory. The output is the same to the bit
 //! on any number of ranks.
 
+pub(crate) mod chat;
 pub(crate) mod choose;
 pub(crate) mod eval;
 mod forward;

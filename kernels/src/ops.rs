@@ -83,7 +83,7 @@ pub use norm::{
 pub use patches::{
     Patches, patches_backward_into, patches_into, token_mean_backward_into, token_mean_into,
 };
-pub use rope::{rope_backward_into, rope_into, rope_table};
+pub use rope::{rope_backward_into, rope_frequencies, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
 pub(crate) use sources::SOURCES;
 pub use step::{

@@ -209,7 +209,12 @@ impl Block {
             weight: f32_zeros(&[WIDTH])?,
             stats: f32_zeros(&[BATCH, Norm::Layer.statistics()])?,
             weight_sums: f32_zeros(&[ops::norm_blocks_of(BATCH), WIDTH])?,
-            angles: ops::rope_table(BATCH / 2, 64, 1e4, Device::Cpu)?,
+            angles: ops::rope_table(
+                BATCH / 2,
+                &ops::rope_frequencies(64, 1e4)?,
+                1.0,
+                Device::Cpu,
+            )?,
             rows: [rows()?, rows()?, rows()?],
             half: f32_zeros(&[BATCH, WIDTH / 2])?,
         })
@@ -225,12 +230,12 @@ impl Block {
         };
         ops::embedding_into(a, &self.table, &self.tokens, Some(&self.positions))?;
         ops::add_norm_into(b, c, &self.stats, [a, b], &options)?;
-        ops::rope_into(c, c, &self.angles, 4)?;
+        ops::rope_into(c, c, &self.angles, [4, 64])?;
         ops::swiglu_into(&self.half, c)?;
         ops::swiglu_backward_into(c, &self.half, c)?;
         ops::activate_into(a, c, Activation::ReluSquared)?;
         ops::activate_backward_into(c, c, a, Activation::ReluSquared)?;
-        ops::rope_backward_into(c, c, &self.angles, 4)?;
+        ops::rope_backward_into(c, c, &self.angles, [4, 64])?;
         let gradients = NormGradients {
             dx: a,
             dresidual: Some(a),

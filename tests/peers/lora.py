@@ -15,7 +15,9 @@ import tempfile
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
+
+from families import MODELS as FAMILIES, gpt2, llama
 
 PROGRAM = os.path.abspath(sys.argv[1])
 GOLDEN = os.path.join(os.path.dirname(__file__), "../golden/lora.json")
@@ -36,17 +38,6 @@ def by_formula(count, first):
     return (((np.arange(first, first + count) * 37 + 11) % 101 - 50) / 250).astype(np.float32)
 
 
-def llama(**changes):
-    settings = dict(vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-                    max_position_embeddings=CONTEXT, initializer_range=0.1, bos_token_id=None, eos_token_id=None)
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))
-
-
-def gpt2():
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=24, n_layer=2, n_head=3, resid_pdrop=0, embd_pdrop=0,
-                                      attn_pdrop=0, initializer_range=0.1, bos_token_id=None, eos_token_id=None))
-
-
 def fill(model, wanted):
     first = 0
     for name, values in sorted(model.named_parameters()):
@@ -56,6 +47,8 @@ def fill(model, wanted):
             first += values.numel()
 
 
+# Trained in one way.
+OTHERS = ["Qwen2", "Qwen3", "Mistral", "SmolLM3", "OLMo2", "Phi-3", "Gemma 3"]
 # A model, settings of PEFT, and whether its weights come from the formula.
 MODELS = {
     "Llama by formula, all-linear": (llama, dict(r=4, lora_alpha=8, target_modules="all-linear"), True),
@@ -63,6 +56,7 @@ MODELS = {
     "Llama, MLPs": (llama, dict(r=4, lora_alpha=4, target_modules=["gate_proj", "up_proj", "down_proj"]), False),
     "GPT-2, all-linear": (gpt2, dict(r=4, lora_alpha=8, target_modules="all-linear"), False),
     "Llama in bf16 on disk": (lambda: llama().to(torch.bfloat16), dict(r=4, lora_alpha=8, target_modules="all-linear"), False),
+    **{name: (FAMILIES[name][0], dict(r=4, lora_alpha=8, target_modules="all-linear"), False) for name in OTHERS},
 }
 
 
@@ -126,7 +120,7 @@ def check(name, make, settings, is_by_formula, folder):
         rows.append(f"| {name} | {what} | {apart:.1e} |")
         is_well &= bool(apart <= most)
 
-    for how, (ranks, more) in HOW.items():
+    for how, (ranks, more) in list(HOW.items())[: 1 if name in OTHERS else None]:
         run([*train, *more, "--steps", str(STEPS), "--out", at(how)], ranks)
         ours = our_losses(at(how))
         assert len(ours) == STEPS

@@ -18,6 +18,8 @@ use crate::stop::{self, Termination};
 use crate::transport::failure::alerts::{Alerts, WorkNews};
 use crate::transport::failure::{Failure, GRACE};
 
+/// Longer than it takes on a busy machine until one signal has reached all ranks.
+const NEXT_SIGNAL: Duration = Duration::from_secs(5);
 /// How often the watch looks at the board. The end of a process wakes it earlier.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -58,7 +60,7 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
         let lost_elsewhere = || failure.alerts.as_ref().and_then(Alerts::lost);
         if let Some(lost) = lost_here.or_else(lost_elsewhere) {
             // A second Ctrl-C ends ranks one after the other: this one may be next.
-            if stop::is_interrupted() && cancelled.within(GRACE) {
+            if stop::is_interrupted() && cancelled.within(NEXT_SIGNAL) {
                 return;
             }
             if failure.client.is_some() && lost.rank != failure.identity.rank {

@@ -10,10 +10,15 @@ mod record;
 mod rows;
 mod template;
 
+use std::path::Path;
+
+use serde_json::Value;
+
 pub(crate) use self::convert::{ChatFile, Coder, Document};
 pub use self::record::LossOn;
 pub(crate) use self::rows::ChatRows;
 pub(crate) use self::template::Template;
+use crate::error::{Error, Result};
 
 ddp_kernels::choices! {
     /// Whether several conversations share a row.
@@ -24,6 +29,27 @@ ddp_kernels::choices! {
         On = "on",
         /// One in a row, padded to the context
         Off = "off",
+    }
+}
+
+/// Writes conversations for a model to answer, as the chat template of its tokenizer does.
+pub struct ChatWriter(Coder);
+
+impl ChatWriter {
+    /// With the tokenizer in this folder.
+    pub fn open(folder: &Path) -> Result<ChatWriter> {
+        Ok(ChatWriter(Coder::open(folder, LossOn::Assistant)?))
+    }
+
+    /// The tokens of these messages and of the beginning of an answer.
+    pub fn prompt(&self, messages: &[Value]) -> Result<Vec<u32>> {
+        let wrong = |why| Error::Usage(format!("the conversation: {why}"));
+        self.0.prompt(messages).map_err(wrong)
+    }
+
+    /// The token that ends an answer.
+    pub fn end(&self) -> u32 {
+        self.0.end
     }
 }
 

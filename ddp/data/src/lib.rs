@@ -37,7 +37,7 @@ pub mod text;
 mod tokens;
 pub mod words;
 
-pub use chat::{LossOn, Packing};
+pub use chat::{ChatWriter, LossOn, Packing};
 pub use dataset::{Dataset, IGNORED, InMemory, RowSpec, counted, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
 pub use features::{

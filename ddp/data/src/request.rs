@@ -77,9 +77,6 @@ pub struct DataRequest {
     pub loss_on: LossOn,
     /// Whether several conversations share a row.
     pub packed: bool,
-    /// A token that must not occur in training data: transformers does not train its row of the
-    /// embedding, and this program would.
-    pub untrained_token: Option<u64>,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.

@@ -421,13 +421,8 @@ impl TokensFound {
     }
 }
 
-/// Reads the tokens of all files, which must be below `bound` and not `refused`. All ranks share
-/// the work.
-pub(crate) fn tokens(
-    files: &[Array],
-    (bound, refused): (u64, Option<u64>),
-    ranks: &dyn Ranks,
-) -> Result<TokensFound> {
+/// Reads the tokens of all files, which must be below `bound`. All ranks share the work.
+pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<TokensFound> {
     // The first block of each file, then the number of all blocks. A block is in one file.
     let mut blocks = vec![0];
     for file in files {
@@ -435,7 +430,6 @@ pub(crate) fn tokens(
     }
     let all = 0..blocks[files.len()];
     let segments = SEGMENTS.min(all.end);
-    let is_bad = |token: u64| token >= bound || Some(token) == refused;
     let read = |segment| {
         let mut found = TokensFound::default();
         // A tensor, because it lends its bytes.
@@ -452,11 +446,8 @@ pub(crate) fn tokens(
                 let mut tokens = tokens.iter().map(|token| token.cast_unsigned());
                 let largest = tokens.clone().fold(0, u64::max);
                 found.largest = found.largest.max(largest);
-                // Without a branch inside, most blocks are looked at fast.
-                let has_refused =
-                    refused.is_some_and(|one| tokens.clone().any(|token| token == one));
-                if largest >= bound || has_refused {
-                    let position = tokens.position(is_bad);
+                if largest >= bound {
+                    let position = tokens.position(|token| token >= bound);
                     found.bad = position.map(|position| (file as u64, first + position as u64));
                 }
                 Ok::<_, Error>(())

@@ -146,58 +146,114 @@ pub fn generate(
     options: &GenerateOptions,
     each: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Generated> {
-    let mut new = coding.prompt(prompt, model)?;
-    let (context, prompt_tokens) = (model.input_shape[0], new.len());
-    let room = (prompt_tokens - 1).saturating_add(options.tokens_max);
-    let mut decoder = Decoder::new(model, context.min(room))?;
-    let mut random = Random::new(options.seed);
-    let mut stream = TextStream::after(&coding.encoder, &new);
-    let mut output = TextOutput {
-        stop: &options.stop,
-        held: String::new(),
-        each,
-    };
-    let (mut tokens, mut times) = (0, [Duration::ZERO; 2]);
-    let mut ended = loop {
-        heartbeat::beat(Work::Computes);
-        let began = Instant::now();
-        let ids: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
-        let logits = decoder.next(&ids)?;
-        let uniform = Tensor::rand(&[1], DType::F64, Device::Cpu, &mut random)?.item()?;
-        let size = coding.size.min(logits.len());
-        let chosen = options.sampling.choose(&logits[..size], uniform);
-        let Some(token) = chosen.and_then(|token| u32::try_from(token).ok()) else {
-            let what = "the model gives a number that is not finite";
-            let text =
-                format!("token {tokens} of the text: {what}; help: use an earlier checkpoint");
-            return Err(Error::NonFinite(text));
-        };
-        times[tokens.min(1)] += began.elapsed();
-        tokens += 1;
-        if Some(token) == coding.end {
-            break Ended::EndToken;
-        }
-        if output.push(&stream.push(token).map_err(Error::Data)?)? {
-            break Ended::Stop;
-        }
-        if tokens == options.tokens_max {
-            break Ended::Length;
-        }
-        if decoder.room() == 0 {
-            break Ended::Context(context);
-        }
-        new = vec![token];
-    };
-    if ended != Ended::Stop && output.finish(&stream.finish().map_err(Error::Data)?)? {
-        ended = Ended::Stop;
+    let tokens = coding.prompt(prompt, model)?;
+    let room = (tokens.len() - 1).saturating_add(options.tokens_max);
+    Writer::new(model, coding, options, room)?.after(&tokens, None, each)
+}
+
+/// Continues texts, and remembers what the model has read of the last one.
+pub struct Writer<'a> {
+    model: &'a Model,
+    coding: &'a Coding,
+    options: &'a GenerateOptions,
+    room: usize,
+    decoder: Decoder<'a>,
+    /// The tokens that the decoder has read.
+    read: Vec<u32>,
+    random: Random,
+}
+
+impl<'a> Writer<'a> {
+    /// For texts of at most `room` tokens.
+    pub fn new(
+        model: &'a Model,
+        coding: &'a Coding,
+        options: &'a GenerateOptions,
+        room: usize,
+    ) -> Result<Writer<'a>> {
+        let room = room.min(model.input_shape.first().copied().unwrap_or(0));
+        Ok(Writer {
+            model,
+            coding,
+            options,
+            room,
+            decoder: Decoder::new(model, room)?,
+            read: Vec::new(),
+            random: Random::new(options.seed),
+        })
     }
-    Ok(Generated {
-        prompt_tokens,
-        prompt_time: times[0],
-        tokens,
-        time: times[1],
-        ended,
-    })
+
+    /// Continues `prompt`, not empty, up to the text's end or the token `end`. What it begins with
+    /// and the model has read is not read again.
+    pub fn after(
+        &mut self,
+        prompt: &[u32],
+        end: Option<u32>,
+        each: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Generated> {
+        let (coding, options) = (self.coding, self.options);
+        if prompt.len() > self.room {
+            return Err(Error::Usage(format!(
+                "prompt: expected at most {} tokens, the model's context, got {}; help: give a \
+                 shorter one",
+                self.room,
+                prompt.len()
+            )));
+        }
+        // The last token is read again for what follows it.
+        if !prompt[..prompt.len() - 1].starts_with(&self.read) {
+            (self.decoder, self.read) = (Decoder::new(self.model, self.room)?, Vec::new());
+        }
+        let mut new = prompt[self.read.len()..].to_vec();
+        let mut stream = TextStream::after(&coding.encoder, prompt);
+        let mut output = TextOutput {
+            stop: &options.stop,
+            held: String::new(),
+            each,
+        };
+        let (mut tokens, mut times) = (0, [Duration::ZERO; 2]);
+        let mut ended = loop {
+            heartbeat::beat(Work::Computes);
+            let began = Instant::now();
+            let ids: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
+            let logits = self.decoder.next(&ids)?;
+            self.read.append(&mut new);
+            let uniform = Tensor::rand(&[1], DType::F64, Device::Cpu, &mut self.random)?.item()?;
+            let size = coding.size.min(logits.len());
+            let chosen = options.sampling.choose(&logits[..size], uniform);
+            let Some(token) = chosen.and_then(|token| u32::try_from(token).ok()) else {
+                let what = "the model gives a number that is not finite";
+                let text =
+                    format!("token {tokens} of the text: {what}; help: use an earlier checkpoint");
+                return Err(Error::NonFinite(text));
+            };
+            times[tokens.min(1)] += began.elapsed();
+            tokens += 1;
+            if [coding.end, end].contains(&Some(token)) {
+                break Ended::EndToken;
+            }
+            if output.push(&stream.push(token).map_err(Error::Data)?)? {
+                break Ended::Stop;
+            }
+            if tokens == options.tokens_max {
+                break Ended::Length;
+            }
+            if self.decoder.room() == 0 {
+                break Ended::Context(self.room);
+            }
+            new.push(token);
+        };
+        if ended != Ended::Stop && output.finish(&stream.finish().map_err(Error::Data)?)? {
+            ended = Ended::Stop;
+        }
+        Ok(Generated {
+            prompt_tokens: prompt.len(),
+            prompt_time: times[0],
+            tokens,
+            time: times[1],
+            ended,
+        })
+    }
 }
 
 /// Passes text on, except for what may be the beginning of the text to stop at.

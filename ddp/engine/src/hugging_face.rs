@@ -1,28 +1,29 @@
 //! Models of the family `gpt` from and to folders of Hugging Face's transformers: `config.json` and
 //! tensors in `.safetensors` files.
 //!
-//! `config.rs` reads and writes settings, `names.rs` says which tensors there make which parameter
-//! here, `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the values. Settings
-//! that this program does not support are refused by name, never ignored.
+//! `architecture.rs` reads the tables of keys and names of each class, keys.txt first; `config.rs`
+//! and `special.rs` read and write settings by them, and `names.rs` says which tensors there make
+//! which parameter here. `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the
+//! values. Settings that this program does not support are refused by name, never ignored.
 
+mod architecture;
 mod config;
 mod export;
 mod folder;
+mod keys;
 mod load;
 mod names;
+mod special;
 
 use std::path::Path;
 
-use ddp_kernels::named;
-use ddp_nn::models::ModelSpec;
-use ddp_nn::models::gpt::GptSpec;
-
-pub use self::config::ADAPTER_FILE;
-pub use self::config::{describe, untrained_token};
-pub use self::export::{export, is_conv1d, write_folder};
+pub use self::config::describe;
+pub use self::export::{export, is_conv1d, modules, write_folder};
 pub use self::load::load;
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
 
+/// The file that says that a folder has adapters alone.
+pub const ADAPTER_FILE: &str = "adapter_config.json";
 /// The file with a model's settings.
 pub const CONFIG_FILE: &str = "config.json";
 
@@ -30,30 +31,6 @@ pub const CONFIG_FILE: &str = "config.json";
 pub fn is_folder(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
     (has(CONFIG_FILE) || has(ADAPTER_FILE)) && !has(STATE_FILE) && !has(MANIFEST_FILE)
-}
-
-/// The layers of transformers that the linear layer `layer` of a model is made of. None if it has no
-/// such class or layer.
-pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
-    let architecture = config::architecture_of(model.get::<GptSpec>()?).ok()?;
-    names::modules(architecture, layer)
-}
-
-named! {
-    /// A class of transformers.
-    enum Architecture {
-        Gpt2 = "GPT2LMHeadModel",
-        Llama = "LlamaForCausalLM",
-    }
-}
-
-impl Architecture {
-    fn model_type(self) -> &'static str {
-        match self {
-            Architecture::Gpt2 => "gpt2",
-            Architecture::Llama => "llama",
-        }
-    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(crate) fn load_base(
     match then.filter(|then| **then != now) {
         None => Ok(Some(now)),
         Some(then) => Err(Error::Data(format!(
-            "{INIT_FROM} {}: expected the base model that the adapters ({LORA}) were trained on, of \
+            "{INIT_FROM} {}: expected the base model that the adapters were trained on ({LORA}), of \
              digest {then}, got other weights, of digest {now}; help: put back the folder as it was",
             path.display()
         ))),

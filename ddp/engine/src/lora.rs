@@ -29,7 +29,7 @@ const ALL_LINEAR: &str = "all-linear";
 const RANK_MAX: usize = 4096;
 
 /// Which layers get adapters, and how.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LoraSetting {
     /// The inner size of the two matrices; 0 until `from` was read.
@@ -67,41 +67,23 @@ impl FromStr for LoraSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<LoraSetting, String> {
-        let mut read = LoraSetting {
-            rank: 0,
-            alpha: 0.0,
-            on: Vec::new(),
-            dropout: 0.0,
-            rslora: false,
-            from: None,
-        };
+        let mut read = LoraSetting::default();
         let mut given = Vec::new();
         for part in text.split(',') {
             // A list has commas, too: on=q_proj,v_proj.
-            let (name, value) = match (part.split_once('='), given.last()) {
-                (None, Some(&"on")) => ("on", part),
-                (None, _) => return Err(wrong(part)),
-                (Some((name, _)), _) if given.contains(&name) => {
-                    return Err(format!(
-                        "{name}: expected once, got it twice; help: remove one"
-                    ));
-                }
-                (Some((name, value)), _) => {
+            let (name, value) = match part.split_once('=') {
+                None if given.last() == Some(&"on") => ("on", part),
+                Some((name, _)) if given.contains(&name) => return Err(wrong(part)),
+                Some((name, value)) => {
                     given.push(name);
                     (name, value)
                 }
-            };
-            let number = |from: f64, below: f64| {
-                let number = value.parse().ok().filter(|it| (from..below).contains(it));
-                number.ok_or_else(|| wrong(part))
+                None => return Err(wrong(part)),
             };
             match name {
-                "rank" => {
-                    let rank = value.parse().ok().filter(|it| (1..=RANK_MAX).contains(it));
-                    read.rank = rank.ok_or_else(|| wrong(part))?;
-                }
-                "alpha" => read.alpha = number(f64::MIN_POSITIVE, 1e6)?,
-                "dropout" => read.dropout = number(0.0, 1.0)?,
+                "rank" => read.rank = within(part, value, 1..RANK_MAX + 1)?,
+                "alpha" => read.alpha = within(part, value, f64::MIN_POSITIVE..1e6)?,
+                "dropout" => read.dropout = within(part, value, 0.0..1.0)?,
                 "rslora" => read.rslora = value.parse().map_err(|_| wrong(part))?,
                 "from" if !value.is_empty() => read.from = Some(value.into()),
                 "on" if Group::new(value, None, None).is_ok() && !value.is_empty() => {
@@ -110,16 +92,9 @@ impl FromStr for LoraSetting {
                 _ => return Err(wrong(part)),
             }
         }
-        match (&read.from, read.rank) {
-            (Some(_), 0) if given != ["from"] => {
-                return Err(
-                    "rank, alpha and on follow from the folder; help: give from=FOLDER \
-                            alone"
-                        .into(),
-                );
-            }
-            (None, 0) => return Err("expected a rank; help: as in rank=16,alpha=32".into()),
-            _ => {}
+        if read.rank == 0 && given != ["from"] {
+            let help = "help: as in rank=16,alpha=32, or give from=FOLDER alone";
+            return Err(format!("expected a rank; {help}"));
         }
         if read.alpha == 0.0 {
             read.alpha = 2.0 * read.rank as f64;
@@ -131,10 +106,17 @@ impl FromStr for LoraSetting {
     }
 }
 
+/// The number `value`, if it is within `range`.
+fn within<T: FromStr + PartialOrd>(part: &str, value: &str, range: Range<T>) -> Result<T, String> {
+    let number = value.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| wrong(part))
+}
+
 fn wrong(part: &str) -> String {
     format!(
         "{part:?}: expected rank=N (up to {RANK_MAX}), alpha=X, on={ALL_LINEAR} or names or patterns \
-         of layers, dropout=P (below 1), rslora=true or from=FOLDER, separated by commas"
+         of layers, dropout=P (below 1), rslora=true, from=FOLDER, each at most once, separated by \
+         commas"
     )
 }
 
@@ -179,15 +161,12 @@ impl LoraSetting {
 
     /// Refuses names that no layer has.
     pub(crate) fn check(&self, model: &ModelSpec, params: &[&Params]) -> Result<()> {
-        let mut names = Vec::new();
-        for (layer, weight, _) in params.iter().flat_map(|params| layers(params)) {
+        let of = |(layer, _, weight): (_, _, &Parameter)| {
             let units = units(model, layer, &weight.matrices).into_iter();
-            names.extend(units.map(|(name, _)| (layer, name)));
-        }
-        let is_unknown = |on: &&String| {
-            let mut known = names.iter();
-            !known.any(|(layer, name)| matches(on, layer, name))
+            units.map(move |(name, _)| (layer, name))
         };
+        let names: Vec<_> = layers(params).into_iter().flat_map(of).collect();
+        let is_unknown = |on: &&String| !names.iter().any(|(layer, name)| matches(on, layer, name));
         let Some(unknown) = self.on.iter().find(is_unknown) else {
             return Ok(());
         };
@@ -224,36 +203,47 @@ fn matches(on: &str, layer: &str, name: &str) -> bool {
     on == ALL_LINEAR || patterns.iter().flatten().any(is_one)
 }
 
-/// The linear layers that may have adapters: name, weight, and where there are some, A and B.
-fn layers<'a>(params: &'a Params) -> Vec<(&'a str, &'a Parameter, Option<[&'a Parameter; 2]>)> {
-    let of = |weight: &'a Parameter| {
-        let (layer, _) = weight.name.rsplit_once('.')?;
-        let [a, b] = [LORA_A, LORA_B].map(|leaf| params.find(&format!("{layer}.{leaf}")).ok());
-        Some((layer, weight, a.zip(b).map(|(a, b)| [a, b])))
+/// The linear layers that may have adapters, by name, with their weights.
+fn layers<'a>(params: &[&'a Params]) -> Vec<(&'a str, &'a Params, &'a Parameter)> {
+    let of = |params: &&'a Params| {
+        let params: &'a Params = params;
+        let list = params.in_order().into_iter();
+        let hidden = list.filter(|weight| weight.is_base && !weight.matrices.is_empty());
+        hidden.filter_map(move |weight| Some((weight.name.rsplit_once('.')?.0, params, weight)))
     };
-    let list = params.in_order().into_iter();
-    let hidden = list.filter(|weight| weight.is_base && !weight.matrices.is_empty());
-    hidden.filter_map(of).collect()
+    params.iter().flat_map(of).collect()
+}
+
+/// A layer with adapters: its model, its weight, A and B, and what these are in transformers.
+type Adapted<'a> = (&'a Params, &'a Parameter, [&'a Parameter; 2], Vec<Unit>);
+
+/// All layers with adapters.
+fn adapted<'a>(
+    lora: &LoraSetting,
+    model: &ModelSpec,
+    params: &[&'a Params],
+) -> Result<Vec<Adapted<'a>>> {
+    let of = |(layer, params, weight): (&str, &'a Params, &'a Parameter)| {
+        let units = lora.units(model, layer, &weight.matrices);
+        let find = |leaf: &str| params.find(&format!("{layer}.{leaf}"));
+        (!units.is_empty()).then(|| Ok((params, weight, [find(LORA_A)?, find(LORA_B)?], units)))
+    };
+    layers(params).into_iter().filter_map(of).collect()
 }
 
 /// Adds the adapters to the weights of a model in f32 on the CPU: W + scale · B·A.
 pub fn merge(lora: &LoraSetting, model: &ModelSpec, params: &Params) -> Result<()> {
-    for (layer, weight, adapters) in layers(params) {
-        let Some(adapters) = adapters else { continue };
-        let [a, b] = adapters.map(|parameter| params.master(parameter.id));
+    for (params, weight, ab, units) in adapted(lora, model, &[params])? {
+        let [a, b] = ab.map(|parameter| params.master(parameter.id));
         let mut start = 0;
-        let units = lora.units(model, layer, &weight.matrices);
         for (index, (_, rows)) in units.into_iter().enumerate() {
             let a = a.slice(index * lora.rank..(index + 1) * lora.rank)?;
             let b = b.slice(start..start + rows.len())?;
             start += rows.len();
             let product = Tensor::zeros(&[rows.len(), weight.shape[1]], DType::F32, Device::Cpu)?;
             ops::linear_backward_input_into(&product, &b, &a, None)?;
-            ops::axpy(
-                &params.master(weight.id).slice(rows)?,
-                lora.scale(),
-                &product,
-            )?;
+            let weight = params.master(weight.id).slice(rows)?;
+            ops::axpy(&weight, lora.scale(), &product)?;
         }
     }
     Ok(())

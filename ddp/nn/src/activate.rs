@@ -4,13 +4,12 @@
 //! the row's position in the global batch, and not on the number of ranks or on micro-batches.
 
 use ddp_kernels::Tensor;
-use ddp_kernels::ops::{self, Activation, DropoutKey};
+use ddp_kernels::ops::{self, Activation, Chain, DropoutKey, Function, Step, View};
 
 use crate::build::Build;
 use crate::error::Result;
 use crate::layer::Layer;
-use crate::linear::with_last_of;
-use crate::pass::Pass;
+use crate::pass::{Pass, with_last_of};
 
 /// An activation, applied to each element.
 #[derive(Debug)]
@@ -112,6 +111,80 @@ impl Layer for Swiglu {
         let (dy_rows, _) = rows(dy)?;
         let dx = pass.take(x.shape())?;
         ops::swiglu_backward_into(&dx, &dy_rows, &x)?;
+        Ok(Some(with_last_of(&dx, dy, x.shape()[1])?))
+    }
+}
+
+/// gelu(gate)·up, approximated with tanh, of (…, 2·H): as [`Swiglu`] with another function.
+#[derive(Clone, Copy, Debug)]
+pub struct Geglu;
+
+impl Geglu {
+    /// Writes what `steps` compute to the columns of `out` (R, …) from the one with this number on.
+    /// They load gate and up, the halves of a row of `x` (R, 2·H), then dy (R, H), if there is one.
+    fn run(
+        [out, x]: [&Tensor; 2],
+        dy: Option<&Tensor>,
+        column: usize,
+        steps: &[Step],
+    ) -> Result<()> {
+        let [rows, columns] = [x.shape()[0], x.shape()[1] / 2];
+        let view = |of: &Tensor, offset| View {
+            offset,
+            strides: vec![of.shape()[1], 1],
+        };
+        let mut loads = vec![view(x, 0), view(x, columns)];
+        loads.extend(dy.map(|dy| view(dy, 0)));
+        // Without dy, the gate is loaded in its place, and not used.
+        let load = |number| Step::Load(number);
+        let last = loads.len() - 1;
+        let steps = [&[load(0), load(1), load(last)], steps].concat();
+        let views = [loads, vec![view(out, column)]];
+        let chain = Chain::new("geglu", &[rows, columns], 0, steps, views)?;
+        let inputs: Vec<&Tensor> = [x, x].into_iter().chain(dy).collect();
+        Ok(ops::chain_into(&chain, &[out], &inputs)?)
+    }
+}
+
+impl Layer for Geglu {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        Swiglu.build(build, shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        use Function::{GeluTanh, Mul};
+        let (rows, columns) = rows(x)?;
+        let y = pass.take(&[rows.shape()[0], columns / 2])?;
+        let steps = [
+            Step::Apply(GeluTanh, [0; 3]),
+            Step::Apply(Mul, [3, 1, 0]),
+            Step::Store(0, 4),
+        ];
+        Geglu::run([&y, &rows], None, 0, &steps)?;
+        if pass.is_training() {
+            pass.save(&rows);
+        }
+        with_last_of(&y, x, columns / 2)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        use Function::{GeluTanh, GeluTanhSlope, Mul};
+        let x = pass.restore();
+        let (dy_rows, columns) = rows(dy)?;
+        let dx = pass.take(x.shape())?;
+        let of_gate = [
+            Step::Apply(GeluTanhSlope, [0; 3]),
+            Step::Apply(Mul, [2, 1, 0]),
+            Step::Apply(Mul, [4, 3, 0]),
+            Step::Store(0, 5),
+        ];
+        let of_up = [
+            Step::Apply(GeluTanh, [0; 3]),
+            Step::Apply(Mul, [2, 3, 0]),
+            Step::Store(0, 4),
+        ];
+        Geglu::run([&dx, &x], Some(&dy_rows), 0, &of_gate)?;
+        Geglu::run([&dx, &x], Some(&dy_rows), columns, &of_up)?;
         Ok(Some(with_last_of(&dx, dy, x.shape()[1])?))
     }
 }

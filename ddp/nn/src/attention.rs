@@ -2,35 +2,83 @@
 //! mixes the outputs of the heads. Letters: B sequences, T tokens, C columns, H heads, K heads of
 //! keys and values, D columns of a head.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use ddp_kernels::Tensor;
-use ddp_kernels::ops::{self, Attention};
+use ddp_kernels::ops::{self, Attention, Chain, Step, View};
 use ddp_kernels::transfer::announced;
+use ddp_kernels::{Device, Tensor};
 
 use crate::build::Build;
 use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::loss::math_dtype;
+use crate::norm::Normalize;
 use crate::pass::Pass;
 
+/// Rotary positions. Clones share their tables.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// The angle between neighbouring positions, for each pair of columns that is turned.
+    frequencies: Vec<f64>,
+    /// What the turned columns are multiplied by.
+    scale: f64,
+    /// A table for each device and length, once it was needed.
+    tables: Arc<Mutex<Vec<Tensor>>>,
+}
+
+impl Rope {
+    /// Turns a pair of columns for each of `frequencies`, the angles between neighbouring
+    /// positions, and multiplies them by `scale`.
+    pub fn new(frequencies: Vec<f64>, scale: f64) -> Rope {
+        Rope {
+            frequencies,
+            scale,
+            tables: Arc::default(),
+        }
+    }
+
+    /// The table of this many positions on `device`.
+    fn table(&self, positions: usize, device: Device) -> Result<Tensor> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |it: &&Tensor| it.device() == device && it.shape()[0] == positions;
+        if let Some(table) = tables.iter().find(is_it) {
+            return Ok(table.clone());
+        }
+        let made = announced("rotary positions", || {
+            ops::rope_table(positions, &self.frequencies, self.scale, device)
+        })?;
+        tables.push(made.clone());
+        Ok(made)
+    }
+}
+
+/// What a norm of queries or keys is taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormOver {
+    /// The columns of each head, which share weights.
+    Head,
+    /// All columns of all heads.
+    Heads,
+}
+
 /// Self-attention over (B, T, C). Its linear layers are called "qkv" and "out"; rows of `qkv`'s
-/// weight are the queries' H·D, then the keys' K·D, then the values' K·D.
+/// weight are the queries' H·D, then the keys' K·D, then the values' K·D. Norms of queries and keys
+/// are called "q_norm" and "k_norm".
 #[derive(Debug)]
 pub struct SelfAttention {
-    heads: usize,
-    kv_heads: usize,
-    causal: bool,
-    /// The base of rotary positions, if these are wanted, and their table once it was needed.
-    rotary: Option<(f64, OnceLock<Tensor>)>,
+    /// `time` is 0 until it is built.
+    attention: Attention,
+    /// Rotary positions, if these are wanted.
+    rotary: Option<Rope>,
+    /// Norms of queries and keys, if these are wanted, each with the columns of a row of it.
+    norms: Option<[(Normalize, usize); 2]>,
     qkv: Linear,
     out: Linear,
-    built: Option<Attention>,
 }
 
 impl SelfAttention {
-    /// Causal attention with this many heads, each of C / `heads` columns, of which `kv_heads` have
+    /// Causal attention with this many heads of C / `heads` columns, of which `kv_heads` have
     /// separate keys and values. `linear` makes a linear layer with this many outputs; the first
     /// makes queries, keys and values, the second the output.
     pub fn causal(
@@ -39,52 +87,145 @@ impl SelfAttention {
         kv_heads: usize,
         linear: [&dyn Fn(usize) -> Linear; 2],
     ) -> SelfAttention {
-        let head_size = width / heads.max(1);
+        SelfAttention::of_heads([heads, kv_heads, width / heads.max(1)], width, linear)
+    }
+
+    /// As [`SelfAttention::causal`], with `[H, K, D]`: D need not be C / H. It returns `width`
+    /// columns.
+    pub fn of_heads(
+        [heads, kv_heads, head_size]: [usize; 3],
+        width: usize,
+        linear: [&dyn Fn(usize) -> Linear; 2],
+    ) -> SelfAttention {
         let parts = [heads, kv_heads, kv_heads].map(|heads| heads * head_size);
         SelfAttention {
-            heads,
-            kv_heads,
-            causal: true,
+            attention: Attention {
+                time: 0,
+                heads,
+                kv_heads,
+                head_size,
+                causal: true,
+                scale: None,
+                window: None,
+            },
             rotary: None,
+            norms: None,
             qkv: linear[0](parts.iter().sum()).in_parts(&parts),
             out: linear[1](width),
-            built: None,
         }
     }
 
     /// The same attention in which each token sees all of its sequence.
     pub fn full(mut self) -> SelfAttention {
-        self.causal = false;
+        self.attention.causal = false;
         self
     }
 
-    /// The same attention whose queries and keys are turned by their positions, with this base.
-    pub fn rotary(mut self, base: f64) -> SelfAttention {
-        self.rotary = Some((base, OnceLock::new()));
+    /// The same attention whose queries and keys are turned by their positions.
+    pub fn rotary(mut self, rope: Rope) -> SelfAttention {
+        self.rotary = Some(rope);
         self
     }
 
-    /// The table of rotary positions on the device of `like`. Made when it is first needed.
-    fn rotary_table(&self, like: &Tensor) -> Result<Option<&Tensor>> {
-        let Some((base, table)) = &self.rotary else {
-            return Ok(None);
-        };
-        if let Some(table) = table.get() {
-            return Ok(Some(table));
-        }
-        let &Attention {
-            time, head_size, ..
-        } = self.built();
-        let made = announced("rotary positions", || {
-            ops::rope_table(time, head_size, *base, like.device())
-        })?;
-        Ok(Some(table.get_or_init(|| made)))
+    /// The same attention in which each token sees at most this many, itself and those before it.
+    pub fn windowed(mut self, tokens: usize) -> SelfAttention {
+        self.attention.window = Some(tokens);
+        self
+    }
+
+    /// The same attention that multiplies q·k by `scale` instead of 1/√D.
+    pub fn scaled(mut self, scale: f64) -> SelfAttention {
+        self.attention.scale = Some(scale);
+        self
+    }
+
+    /// The same attention whose queries and keys are normalized, before they are turned.
+    pub fn normed(mut self, norm: &Normalize, over: NormOver) -> SelfAttention {
+        let Attention {
+            heads,
+            kv_heads,
+            head_size,
+            ..
+        } = self.attention;
+        self.norms = Some([heads, kv_heads].map(|heads| match over {
+            NormOver::Head => (norm.clone(), head_size),
+            NormOver::Heads => (norm.clone(), heads * head_size),
+        }));
+        self
+    }
+
+    /// The table of rotary positions on the device of `like`.
+    fn rotary_table(&self, like: &Tensor) -> Result<Option<Tensor>> {
+        let table = |rope: &Rope| rope.table(self.built().time, like.device());
+        self.rotary.as_ref().map(table).transpose()
     }
 
     fn built(&self) -> &Attention {
-        self.built
-            .as_ref()
-            .expect("a layer is built (Model::new) before it is run")
+        assert_ne!(
+            self.attention.time, 0,
+            "a layer is built (Model::new) before it is run"
+        );
+        &self.attention
+    }
+
+    /// Which heads of a row of queries, keys and values are turned, and their columns.
+    fn turned(&self) -> [usize; 2] {
+        let Attention {
+            heads,
+            kv_heads,
+            head_size,
+            ..
+        } = self.attention;
+        [heads + kv_heads, head_size]
+    }
+
+    /// Puts `of` each norm of queries and keys in their place in `qkv` (B·T, (H + 2K)·D). `of` gets
+    /// a copy of the queries or keys as rows of the norm.
+    fn each_norm<'a>(
+        &'a self,
+        pass: &mut Pass<'_>,
+        qkv: &Tensor,
+        order: impl Iterator<Item = usize>,
+        of: impl Fn(&'a Normalize, &mut Pass<'_>, &Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        let Some(norms) = &self.norms else {
+            return Ok(());
+        };
+        let [rows, stride] = [qkv.shape()[0], qkv.shape()[1]];
+        let Attention {
+            heads,
+            kv_heads,
+            head_size,
+            ..
+        } = self.attention;
+        for index in order {
+            let columns = [heads, kv_heads][index] * head_size;
+            let strides = vec![stride, 1];
+            let there = View {
+                offset: [0, heads * head_size][index],
+                strides,
+            };
+            let here = View::whole(&[rows, columns]);
+            let copy = |from: &View, to: &View| {
+                let (steps, views) = (vec![Step::Load(0), Step::Store(0, 0)], [from, to]);
+                let views = views.map(|view| vec![view.clone()]);
+                Chain::new("heads", &[rows, columns], 0, steps, views)
+            };
+            let (norm, row) = &norms[index];
+            let x = pass.take(&[rows * columns / row, *row])?;
+            ops::chain_into(&copy(&there, &here)?, &[&x], &[qkv])?;
+            let y = of(norm, pass, &x)?;
+            ops::chain_into(&copy(&here, &there)?, &[qkv], &[&y])?;
+        }
+        Ok(())
+    }
+
+    /// Queries, keys and values (B·T, (H + 2K)·D) of `x`, normalized but not turned.
+    fn queries_keys_values(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let qkv = self.qkv.forward(pass, x)?;
+        let qkv = qkv.reshape(&[qkv.count() / self.qkv.outputs, self.qkv.outputs])?;
+        self.each_norm(pass, &qkv, 0..2, |norm, pass, x| norm.forward(pass, x))?;
+        Ok(qkv)
     }
 
     /// What the heads return for new tokens, whose queries, keys and values are in `qkv`, after
@@ -97,7 +238,7 @@ impl SelfAttention {
         let before = cache.tokens;
         if let Some(table) = self.rotary_table(qkv)? {
             let table = table.slice(before..before + rows)?;
-            ops::rope_into(qkv, qkv, &table, self.heads + self.kv_heads)?;
+            ops::rope_into(qkv, qkv, &table, self.turned())?;
         }
         let time = before + rows;
         let kept = cache.next(rows, 2 * built.kv_heads * built.head_size, qkv.dtype())?;
@@ -114,8 +255,12 @@ impl SelfAttention {
 
 impl Layer for SelfAttention {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let divides = |by: usize, of: usize| by > 0 && of.is_multiple_of(by);
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let Attention {
+            heads,
+            kv_heads,
+            head_size,
+            ..
+        } = self.attention;
         let &[time, width] = shape else {
             return Err(build.refuse(
                 "rows of two dimensions, [tokens, columns]",
@@ -123,44 +268,48 @@ impl Layer for SelfAttention {
                 "attention is between the tokens of a row",
             ));
         };
-        if !divides(heads, width) || !divides(kv_heads, heads) {
+        if heads * kv_heads * head_size == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(build.refuse(
-                format!("heads that divide {width} columns, and kv_heads that divide them"),
-                format!("{heads} heads and {kv_heads} kv_heads"),
+                format!("heads of some of {width} columns, and kv_heads that divide them"),
+                format!("{heads} heads of {head_size} columns and {kv_heads} kv_heads"),
                 "choose another number of heads, or another width",
             ));
         }
-        if self.rotary.is_some() && !(width / heads).is_multiple_of(2) {
+        let turned = self
+            .rotary
+            .as_ref()
+            .map_or(0, |rope| 2 * rope.frequencies.len());
+        if turned > head_size {
             return Err(build.refuse(
-                "heads of an even number of columns, for rotary positions",
-                format!("{}", width / heads),
+                format!("rotary positions of at most {head_size} columns, those of a head"),
+                format!("{turned}"),
                 "choose another number of heads, or another width",
             ));
         }
-        self.built = Some(Attention {
-            time,
-            heads,
-            kv_heads,
-            head_size: width / heads,
-            causal: self.causal,
-            scale: None,
-            window: None,
-        });
+        self.attention.time = time;
         build.scope("qkv", |build| self.qkv.build(build, shape))?;
-        build.scope("out", |build| self.out.build(build, shape))
+        for (index, (norm, row)) in self.norms.iter_mut().flatten().enumerate() {
+            let name = ["q_norm", "k_norm"][index];
+            build.scope(name, |build| norm.build(build, &[*row]))?;
+        }
+        build.scope("out", |build| {
+            self.out.build(build, &[time, heads * head_size])
+        })
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let width = x.shape()[2];
-        let qkv = self.qkv.forward(pass, x)?;
-        let rows = x.count() / width;
-        let qkv = qkv.reshape(&[rows, self.qkv.outputs])?;
+        let qkv = self.queries_keys_values(pass, x)?;
+        let &Attention {
+            heads, head_size, ..
+        } = self.built();
+        let (rows, width) = (qkv.shape()[0], heads * head_size);
+        let shape = [x.shape()[0], x.shape()[1], width];
         if pass.cache().is_some() {
             let mixed = self.mix_new(pass, &qkv)?;
-            return self.out.forward(pass, &mixed.reshape(x.shape())?);
+            return self.out.forward(pass, &mixed.reshape(&shape)?);
         }
         if let Some(table) = self.rotary_table(x)? {
-            ops::rope_into(&qkv, &qkv, table, self.heads + self.kv_heads)?;
+            ops::rope_into(&qkv, &qkv, &table, self.turned())?;
         }
         let mixed = pass.take(&[rows, width])?;
         let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
@@ -171,7 +320,7 @@ impl Layer for SelfAttention {
                 pass.save(tensor);
             }
         }
-        self.out.forward(pass, &mixed.reshape(x.shape())?)
+        self.out.forward(pass, &mixed.reshape(&shape)?)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
@@ -185,8 +334,11 @@ impl Layer for SelfAttention {
         let (inputs, begins) = ([&dmixed, &mixed], begins.as_ref());
         ops::attention_backward_into(&dqkv, &delta, inputs, &sums, &qkv, begins, self.built())?;
         if let Some(table) = self.rotary_table(dy)? {
-            ops::rope_backward_into(&dqkv, &dqkv, table, self.heads + self.kv_heads)?;
+            ops::rope_backward_into(&dqkv, &dqkv, &table, self.turned())?;
         }
+        self.each_norm(pass, &dqkv, (0..2).rev(), |norm, pass, dy| {
+            norm.backward_sum(pass, dy, None)
+        })?;
         let shape = [dy.shape()[0], dy.shape()[1], qkv.shape()[1]];
         self.qkv.backward(pass, &dqkv.reshape(&shape)?)
     }

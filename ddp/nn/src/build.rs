@@ -2,6 +2,7 @@
 //! and initial weights, where each parameter is used, and the number formats of a model. `Params`
 //! allocates them.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,6 @@ use ddp_kernels::ops::F32Math;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use crate::error::{Error, Result};
-use crate::lora::Lora;
 
 /// Identifies a parameter or buffer of a model: its number in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +31,40 @@ pub enum Init {
         /// The standard deviation.
         deviation: f64,
     },
+}
+
+/// The outputs of a layer that have an adapter each: by the layer's name, and how many outputs each
+/// of its parts has.
+pub type Adapted = dyn Fn(&str, &[usize]) -> Vec<Range<usize>> + Send + Sync;
+
+/// The adapters of a model. All its other parameters are frozen.
+#[derive(Clone)]
+pub struct Lora {
+    /// R
+    pub rank: usize,
+    /// What an adapter's output is multiplied by.
+    pub scale: f64,
+    /// The probability that an element of an adapter's input is dropped in training.
+    pub dropout: f64,
+    /// Which outputs of which layers are adapted.
+    pub adapted: Arc<Adapted>,
+}
+
+impl fmt::Debug for Lora {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lora of rank {}", self.rank)
+    }
+}
+
+/// The names of an adapter's parameters, after that of its layer.
+pub const LORA_A: &str = "lora_a";
+/// See `LORA_A`.
+pub const LORA_B: &str = "lora_b";
+
+/// Whether a parameter is an adapter's.
+pub fn is_adapter(name: &str) -> bool {
+    let leaf = name.rsplit('.').next();
+    leaf == Some(LORA_A) || leaf == Some(LORA_B)
 }
 
 /// A declared parameter or buffer.

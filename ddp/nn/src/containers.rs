@@ -19,11 +19,10 @@ use ddp_kernels::ops;
 use ddp_kernels::{DType, Tensor};
 
 use crate::activate::Activate;
-use crate::build::{Build, UseIndex};
+use crate::build::{Build, Lora, UseIndex};
 use crate::error::Result;
 use crate::layer::{Layer, described};
 use crate::linear::Linear;
-use crate::lora::Lora;
 use crate::norm::Normalize;
 use crate::pass::{Pass, observe};
 

@@ -27,8 +27,8 @@ pub mod pass;
 pub mod scratch;
 pub mod vocabulary;
 
-pub use activate::{Activate, Dropout, Swiglu};
-pub use attention::SelfAttention;
+pub use activate::{Activate, Dropout, Geglu, Swiglu};
+pub use attention::{NormOver, Rope, SelfAttention};
 pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};
 pub use decode::{Decoder, Sampling};

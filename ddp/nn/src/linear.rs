@@ -2,14 +2,13 @@
 //! (all its dimensions but the last), I inputs, O outputs.
 
 use ddp_kernels::ops::{self, Activation};
-use ddp_kernels::shape::RANK_MAX;
 use ddp_kernels::{Device, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::lora::Adapters;
-use crate::pass::Pass;
+use crate::pass::{Pass, with_last_of};
 
 /// A linear layer on the last dimension. Weight (O, I) and bias (O) start uniform between ±1/√I, as
 /// in `torch.nn.Linear`.
@@ -210,15 +209,6 @@ impl Linear {
         }
         Ok(())
     }
-}
-
-/// `matrix` (B, last) in the shape of `like`, except for the last dimension.
-pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
-    let mut dims = [0; RANK_MAX];
-    let rank = like.shape().rank();
-    dims[..rank].copy_from_slice(like.shape());
-    dims[rank - 1] = last;
-    Ok(matrix.reshape(&dims[..rank])?)
 }
 
 impl Layer for Linear {

@@ -1,59 +1,23 @@
-//! LoRA: adapters of low rank beside frozen linear layers, y = x·Wᵀ + b + scale · d(x)·Aᵀ·Bᵀ, where
-//! d is dropout. Letters: B rows, I inputs, O outputs of the layer, R rank, N adapters of the layer,
-//! P outputs that they cover.
+//! LoRA: adapters of low rank beside frozen linear layers, y = x·Wᵀ + b + scale · d(x)·Aᵀ·Bᵀ,
+//! where d is dropout. Letters: B rows, I inputs, O outputs of the layer, R rank, N adapters of the
+//! layer, P outputs that they cover.
 //!
-//! A layer in place of several (queries, keys and values) has an adapter for each, as PEFT has. Their
-//! A's are one parameter, so that all are one matmul; so are their B's, whose matmul is with a matrix
-//! of blocks: some zeros cost less than a matmul for each. They share what dropout drops.
+//! A layer in place of several (queries, keys and values) has an adapter for each, as PEFT has.
+//! Their A's are one parameter, so that all are one matmul; so are their B's, whose matmul is with
+//! a matrix of blocks: some zeros cost less than a matmul for each. They share what dropout drops.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Chain, Step, View};
 
 use crate::activate::Dropout;
 use crate::build::{Build, Init, ParamId};
+pub use crate::build::{LORA_A, LORA_B, Lora, is_adapter};
 use crate::error::Result;
 use crate::layer::Layer;
-use crate::linear::with_last_of;
 use crate::loss::math_dtype;
-use crate::pass::Pass;
-
-/// The outputs of a layer that have an adapter each: by the layer's name, and how many outputs each
-/// of its parts has.
-pub type Adapted = dyn Fn(&str, &[usize]) -> Vec<Range<usize>> + Send + Sync;
-
-/// The adapters of a model. All its other parameters are frozen.
-#[derive(Clone)]
-pub struct Lora {
-    /// R
-    pub rank: usize,
-    /// What an adapter's output is multiplied by.
-    pub scale: f64,
-    /// The probability that an element of an adapter's input is dropped in training.
-    pub dropout: f64,
-    /// Which outputs of which layers are adapted.
-    pub adapted: Arc<Adapted>,
-}
-
-impl fmt::Debug for Lora {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lora of rank {}", self.rank)
-    }
-}
-
-/// The names of an adapter's parameters, after that of its layer.
-pub const LORA_A: &str = "lora_a";
-/// See `LORA_A`.
-pub const LORA_B: &str = "lora_b";
-
-/// Whether a parameter is an adapter's.
-pub fn is_adapter(name: &str) -> bool {
-    let leaf = name.rsplit('.').next();
-    leaf == Some(LORA_A) || leaf == Some(LORA_B)
-}
+use crate::pass::{Pass, with_last_of};
 
 /// The adapters of one layer.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ pub mod family;
 pub mod gpt;
 pub mod mlp;
 pub mod model;
+mod rope;
 pub mod vit;
 
 use std::any::Any;
@@ -21,9 +22,8 @@ pub use family::{DataShape, Family, OwnLayers};
 pub use mlp::Mlp;
 pub use model::Model;
 
-use crate::build::{Declarations, Declared};
+use crate::build::{Declarations, Declared, is_adapter};
 use crate::error::Result;
-use crate::lora::is_adapter;
 use crate::{Build, Layer, Lora, Sequential};
 use family::Setting;
 

@@ -30,10 +30,9 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-use crate::build::{Declarations, Declared, Init, UseIndex};
+use crate::build::{Declarations, Declared, Init, UseIndex, is_adapter};
 pub use crate::build::{Format, ParamId, Precision};
 use crate::error::{Error, Result};
-use crate::lora::is_adapter;
 
 /// A parameter or buffer, and where it lies.
 #[derive(Clone, Debug)]
@@ -225,10 +224,14 @@ impl Params {
     }
 
     /// Fills each parameter as declared, from a random stream that follows from its name and the
-    /// seed: its initial weights do not depend on the rest of the model.
+    /// seed: its initial weights do not depend on the rest of the model. The base is left at 0: it
+    /// is always read.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
-        let own = declared.iter().zip(&self.master_views);
-        for (declared, target) in own.filter(|(declared, _)| !declared.is_borrowed) {
+        for (id, declared) in declared.iter().enumerate() {
+            if declared.is_borrowed || self.parameter(ParamId(id)).is_base {
+                continue;
+            }
+            let target = &self.master_views[id];
             if let Init::Constant(value) = declared.init {
                 ops::fill_into(target, value)?;
                 continue;
@@ -429,8 +432,8 @@ impl Params {
         Ok(ChunkTable::new(trained.filter_map(chunk).collect())?)
     }
 
-    /// A hash of the bits of all masters, without the base: equal on replicas that are equal. Copies them to the
-    /// host.
+    /// A hash of the bits of all masters, without the base: equal on replicas that are equal.
+    /// Copies them to the host.
     pub fn values_hash(&self) -> Result<u64> {
         let mut hash = XxHash3_64::new();
         for (_, part) in self.value_hashes()? {
@@ -470,8 +473,8 @@ impl Params {
 }
 
 /// Lays out trained parameters in reverse order of declaration, because backward completes a
-/// gradient at the parameter's first use; then frozen ones, then buffers; apart from these, those of
-/// the base. Returns them, borrowed ones, and the end of the trained part.
+/// gradient at the parameter's first use; then frozen ones, then buffers; apart from these, those
+/// of the base. Returns them, borrowed ones, and the end of the trained part.
 fn lay_out(
     declared: &[Declared],
     dtype: DType,

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use ddp_kernels::shape::RANK_MAX;
 use ddp_kernels::{DType, Tensor, ops};
 
 use crate::build::{ParamId, UseIndex};
@@ -411,6 +412,15 @@ impl std::fmt::Debug for Pass<'_> {
         let saved = self.saved_count();
         write!(f, "Pass {:?}, {saved} tensors saved", self.options)
     }
+}
+
+/// `matrix` (B, last) in the shape of `like`, except for the last dimension.
+pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
+    let mut dims = [0; RANK_MAX];
+    let rank = like.shape().rank();
+    dims[..rank].copy_from_slice(like.shape());
+    dims[rank - 1] = last;
+    Ok(matrix.reshape(&dims[..rank])?)
 }
 
 /// Receives a tensor's description, and the tensor.

@@ -30,6 +30,10 @@ pub struct Embedding {
     /// The longest sequence, if positions are learned.
     context: Option<usize>,
     deviation: f64,
+    /// What the rows are multiplied by.
+    scale: f64,
+    /// Tokens whose rows get no gradient here.
+    untrained: Vec<usize>,
     tie: Option<Tie>,
     /// Whether inputs also say where documents begin.
     has_documents: bool,
@@ -50,6 +54,8 @@ impl Embedding {
             columns,
             context: None,
             deviation: 1.0,
+            scale: 1.0,
+            untrained: Vec::new(),
             tie: None,
             has_documents: false,
             built: None,
@@ -74,6 +80,18 @@ impl Embedding {
     /// The same layer whose rows start normal with this standard deviation.
     pub fn normal(self, deviation: f64) -> Embedding {
         Embedding { deviation, ..self }
+    }
+
+    /// The same layer that returns its rows times `scale`.
+    pub fn scaled(self, scale: f64) -> Embedding {
+        Embedding { scale, ..self }
+    }
+
+    /// The same layer in which the rows of `tokens` get no gradient, as that of `padding_idx` of
+    /// `torch.nn.Embedding`.
+    pub fn untrained(mut self, tokens: &[usize]) -> Embedding {
+        self.untrained = tokens.to_vec();
+        self
     }
 
     /// The same layer with a table that all layers of this tie share.
@@ -144,6 +162,9 @@ impl Layer for Embedding {
             *all = all.slice(cache.tokens..cache.tokens + ids.count())?;
         }
         ops::embedding_into(&y, table, &ids, positions.as_ref())?;
+        if self.scale != 1.0 {
+            ops::scale_into(&y, &y, self.scale)?;
+        }
         if pass.is_training() {
             pass.save(&ids);
         }
@@ -153,7 +174,12 @@ impl Layer for Embedding {
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let Built { tokens, positions } = self.built();
         let ids = pass.restore();
-        let dy = dy.reshape(&[ids.count(), self.columns])?;
+        let mut dy = dy.reshape(&[ids.count(), self.columns])?;
+        if self.scale != 1.0 {
+            let scaled = pass.take(dy.shape())?;
+            ops::scale_into(&scaled, &dy, self.scale)?;
+            dy = scaled;
+        }
         if let Some(positions) = positions {
             if let Some(gradient) = pass.gradient(positions) {
                 let Gradient { tensor, accumulate } = gradient;
@@ -169,7 +195,25 @@ impl Layer for Embedding {
                     tensor.dtype(),
                 )?,
             };
+            let rows = self
+                .untrained
+                .iter()
+                .map(|&token| tensor.slice(token..token + 1));
+            let rows = rows.collect::<Result<Vec<_>, _>>()?;
+            // A tied head may have added to them.
+            let mut before = Vec::new();
+            for row in rows.iter().filter(|_| accumulate) {
+                let copy = pass.take_as(row.shape(), row.dtype())?;
+                copy.copy_from(row)?;
+                before.push(copy);
+            }
             ops::embedding_backward_into(tensor, &dy, &ids, scratch, accumulate)?;
+            for (index, row) in rows.iter().enumerate() {
+                match before.get(index) {
+                    Some(before) => row.copy_from(before)?,
+                    None => ops::zero(row)?,
+                }
+            }
         }
         pass.finished(tokens)?;
         // Tokens have no gradient.

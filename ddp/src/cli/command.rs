@@ -11,6 +11,7 @@ use crate::flags::tools::{
 use crate::flags::{PlaceFlags, RankFlags};
 use crate::show_tokens::{self, ShowTokensFlags};
 use crate::tokenize::{self, TokenizeFlags};
+use crate::using::chat::{self, ChatFlags};
 use crate::using::eval::{self, EvalFlags};
 use crate::using::generate::{self, GenerateFlags};
 use crate::using::predict::{self, PredictFlags};
@@ -27,6 +28,9 @@ pub(crate) enum Command {
     /// Continue texts with a saved transformer
     #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
     Generate(GenerateFlags),
+    /// Talk with a saved transformer
+    #[command(after_help = chat::EXAMPLES, max_term_width = 120)]
+    Chat(ChatFlags),
     /// Write a saved model for other programs
     #[command(after_help = export::EXAMPLES, max_term_width = 120)]
     Export(ExportFlags),
@@ -109,6 +113,7 @@ impl Command {
             Command::Eval(_) => "eval",
             Command::Predict(_) => "predict",
             Command::Generate(_) => "generate",
+            Command::Chat(_) => "chat",
             Command::Export(_) => "export",
             Command::Tokenize(_) => "tokenize",
             Command::ShowTokens(_) => "show-tokens",

@@ -9,7 +9,9 @@ use crate::flags::tools::{DoctorFlags, InspectFlags};
 use crate::flags::{PlaceFlags, Taken};
 use crate::kernels::ops::Activation;
 use crate::models::ModelSpec;
-use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
+use crate::models::gpt::{
+    GptSpec, MlpKind, NormKind, NormPlace, PositionKind, QkNorm, RecomputeKind,
+};
 use crate::models::mlp::MlpSpec;
 use crate::models::vit::{Pool, VitSpec};
 use crate::optim::Method;
@@ -54,7 +56,9 @@ fn train_is_what_happens_without_a_command() {
 
 /// Every flag of a transformer.
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
-                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block";
+                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block \
+                   --head-size 10 --longest-context 64 --norm-place after --qk-norm head --qkv-bias true --rope-scaling linear:2 \
+                   --rope-share 0.4 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
 const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
@@ -92,7 +96,7 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --lora rank=4,alpha=8,on=all-linear --tokenizer t --loss-on all \
+                --override --init-from m.safetensors --lora rank=4,alpha=2,on=0,2 --tokenizer t --loss-on all \
                 --packing off --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
@@ -129,6 +133,7 @@ fn every_flag_of_training_arrives() {
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
         freeze: vec!["0".into(), "2.bias".into()],
+        lora: Some("rank=4,alpha=2,on=0,2".parse().unwrap()),
         device: DeviceChoice::Cuda,
         devices_per_rank: 2,
         share_gpus: true,
@@ -168,7 +173,6 @@ fn every_flag_of_training_arrives() {
         resume: Resume::Auto,
         override_: true,
         init_from: Some("m.safetensors".into()),
-        lora: Some("rank=4,alpha=8,on=all-linear".parse().unwrap()),
         tokenizer: Some("t".into()),
         loss_on: LossOn::All,
         packing: Packing::Off,
@@ -228,6 +232,21 @@ fn every_flag_of_training_arrives() {
         norm_epsilon: 0.5,
         rope_base: 7.0,
         recompute: RecomputeKind::Block,
+        head_size: 10,
+        longest_context: 64,
+        norm_place: NormPlace::After,
+        qk_norm: QkNorm::Head,
+        qkv_bias: true,
+        rope_scaling: "linear:2".into(),
+        rope_share: 0.4,
+        rope_skip: 3,
+        window: 32,
+        window_skip: 4,
+        window_rope_base: 9.0,
+        attention_scalar: 5,
+        scale_embedding: true,
+        untrained_tokens: vec![2],
+        export_class: "Qwen3ForCausalLM".into(),
     };
     assert_eq!(train(GPT).model, ModelSpec::from(expected.clone()));
     let patches = VitSpec {
@@ -421,12 +440,12 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
-        ("--lora 16", &["--lora", "rank="]),
-        ("--qlora", &["--qlora: ", "not quantized", "--lora rank="]),
-        ("--peft true", &["--peft: ", "--lora rank="]),
+        ("--lora-r 4", &["--lora-r: ", "--lora rank=16"]),
+        ("--qlora", &["--qlora: ", "not quantized", "--lora rank=16"]),
+        ("--peft true", &["--peft: ", "--lora from=FOLDER"]),
         (
             "--assistant_only_loss",
-            &["--assistant_only_loss: ", "--loss-on assistant"],
+            &["--assistant_only_loss: ", "--loss-on all"],
         ),
         (
             "--load_in_4bit",

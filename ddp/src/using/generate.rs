@@ -49,6 +49,20 @@ pub(crate) struct GenerateFlags {
     /// A file with a prompt a line
     #[arg(long, value_name = "FILE", group = "text")]
     pub prompts: Option<PathBuf>,
+    /// End the text before this one
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(hide_default_value = true)]
+    pub stop: String,
+    /// tokenizer.json of Hugging Face, or bytes, for a model that has none
+    #[arg(long, value_name = "TOKENIZER")]
+    pub tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) how: SamplingFlags,
+}
+
+/// How texts are made.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(crate) struct SamplingFlags {
     /// The most tokens to make
     #[arg(long, value_name = "N", default_value = "200", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
     pub(crate) max_tokens: usize,
@@ -65,13 +79,6 @@ pub(crate) struct GenerateFlags {
     /// Seed of the random numbers that choose tokens
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
-    /// End the text before this one
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    #[arg(hide_default_value = true)]
-    pub stop: String,
-    /// tokenizer.json of Hugging Face, or bytes, for a model that has none
-    #[arg(long, value_name = "TOKENIZER")]
-    pub tokenizer: Option<PathBuf>,
     /// Precision of the model's computation: f32 or bf16 [default: that of the checkpoint]
     #[arg(long, value_name = "TYPE", value_parser = choice::<FloatType>())]
     pub dtype: Option<FloatType>,
@@ -90,19 +97,12 @@ fn share(text: &str) -> Result<f64, String> {
 /// Writes the texts to standard output, and how fast that was to the log.
 pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     check_alone("generate", world)?;
-    threads::set_count(flags.settings.thread_count(world))?;
+    threads::set_count(flags.how.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
-    let (model, coding) = in_phase(Phase::Setup, || model_and_coding(flags))?;
-    let options = GenerateOptions {
-        tokens_max: flags.max_tokens,
-        sampling: Sampling {
-            temperature: flags.temperature,
-            top_k: flags.top_k,
-            top_p: flags.top_p,
-        },
-        seed: flags.seed,
-        stop: flags.stop.clone(),
-    };
+    let (path, tokenizer) = (&flags.checkpoint, flags.tokenizer.as_deref());
+    let opened = in_phase(Phase::Setup, || opened(path, tokenizer, flags.how.dtype))?;
+    let Opened { model, coding, .. } = opened;
+    let options = flags.how.options(&flags.stop);
     let run = |prompt: &str, each: &mut dyn FnMut(&str) -> Result<()>| {
         in_phase(Phase::Evaluation, || {
             generate::generate(&model, &coding, prompt, &options, each)
@@ -128,6 +128,21 @@ pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
         describe(&generated);
     }
     Ok(())
+}
+
+impl SamplingFlags {
+    pub(super) fn options(&self, stop: &str) -> GenerateOptions {
+        GenerateOptions {
+            tokens_max: self.max_tokens,
+            sampling: Sampling {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+            },
+            seed: self.seed,
+            stop: stop.into(),
+        }
+    }
 }
 
 /// The prompts of a file, each with the number of its line. Lines without text are left out.
@@ -165,35 +180,45 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
     }
 }
 
-/// The model, and what its tokens mean.
-fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
-    let path = &flags.checkpoint;
+/// A model, what its tokens mean, and the folder that its tokenizer is in.
+pub(super) struct Opened {
+    pub(super) model: Model,
+    pub(super) coding: Coding,
+    pub(super) folder: PathBuf,
+}
+
+/// The model in a folder, and what its tokens mean; with the tokenizer that is given, if one is.
+pub(super) fn opened(
+    path: &Path,
+    tokenizer: Option<&Path>,
+    dtype: Option<FloatType>,
+) -> Result<Opened> {
     let of_file = |path: &Path| Coding::of_tokenizer(&Vocabulary::read(path)?, None);
-    let given = flags.tokenizer.as_deref().map(|path| match path.to_str() {
+    let given = tokenizer.map(|path| match path.to_str() {
         Some("bytes") => Ok(Coding::of_bytes()),
         _ => of_file(path),
     });
     let given = given.transpose()?;
     let adapter = path.join(hugging_face::ADAPTER_FILE).exists();
     let adapter = adapter.then(|| lora::describe(path)).transpose()?;
-    let (model, coding) = if hugging_face::is_folder(path) {
+    let (model, coding, folder) = if hugging_face::is_folder(path) {
         let (adapter, base) = adapter.unzip();
-        let base = base.flatten().map_or(path.clone(), PathBuf::from);
+        let base = base.flatten().map_or(path.to_path_buf(), PathBuf::from);
         let file = base.join(TOKENIZER_FILE);
         let coding = match given {
             None if file.exists() => Some(of_file(&file)?),
             given => given,
         };
-        (of_hugging_face(&base, adapter, flags.dtype)?, coding)
+        (of_hugging_face(&base, adapter, dtype)?, coding, base)
     } else {
-        let (chosen, model) = load::on_cpu(path, flags.dtype)?;
+        let (chosen, model) = load::on_cpu(path, dtype)?;
         tracing::info!("{}", described(&chosen));
         let opened = &chosen.opened;
         let coding = match given {
             None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
             given => given,
         };
-        (model, coding)
+        (model, coding, chosen.opened.folder)
     };
     let coding = coding.ok_or_else(|| {
         Error::Usage(format!(
@@ -202,7 +227,11 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
             path.display()
         ))
     });
-    Ok((model, coding?))
+    Ok(Opened {
+        model,
+        coding: coding?,
+        folder,
+    })
 }
 
 /// The model of a folder of Hugging Face, with the adapters that belong to it.
@@ -211,7 +240,8 @@ fn of_hugging_face(
     adapter: Option<LoraSetting>,
     dtype: Option<FloatType>,
 ) -> Result<Model> {
-    let spec = hugging_face::describe(path)?.spec;
+    let mut spec = hugging_face::describe(path)?.spec;
+    spec.context = spec.usable_context();
     let shape = DataShape {
         row_shape: &[spec.context],
         image: &[],
@@ -234,7 +264,7 @@ fn of_hugging_face(
 }
 
 /// Logs how fast a text was made, and why it ended.
-fn describe(generated: &Generated) {
+pub(super) fn describe(generated: &Generated) {
     let rate = |tokens: usize, time: Duration| {
         let seconds = time.as_secs_f64().max(1e-9);
         format!("{} tokens/s", significant(tokens as f64 / seconds, 3))

@@ -49,6 +49,54 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
     }
 }
 
+/// What downloaded models have beyond a plain Llama: norms of queries and keys, norms after a part,
+/// windows, gates of GELU, stretched and partial rotary positions, tokens that are not trained.
+#[test]
+fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = with_text();
+    let llama = "--model gpt,layers=2,heads=2,width=16,context=16,vocab=256,norm=rms,position=rope,\
+                 bias=false";
+    for (name, settings) in [
+        (
+            "qwen",
+            "mlp=swiglu,qkv-bias=true,head-size=12,qk-norm=head,rope-scaling=llama3:8:1:4:8",
+        ),
+        (
+            "olmo",
+            "mlp=swiglu,norm-place=after,qk-norm=heads,rope-skip=2,untrained-tokens=101",
+        ),
+        (
+            "gemma",
+            "mlp=geglu,norm-place=both,window=5,window-skip=2,window-rope-base=50,\
+             scale-embedding=true,attention-scalar=3,rope-share=0.5,kv-heads=1",
+        ),
+    ] {
+        let run = |how: &str| {
+            let out = format!("{name}{}", how.replace(' ', ""));
+            let words = format!(
+                "{llama},{settings} --data t.txt --batch-size 4 --threads 1 --steps 4 --lr 0.01 \
+                 --log-every 1 --device {how} --out {out}"
+            );
+            folder.alone(&words).on_gpus().run().assert_well();
+            let out = folder.path().join(out);
+            (MetricsLog::read(&out).losses(), model_bytes(&out, 4))
+        };
+        let cpu = run("cpu");
+        for (dtype, apart_max) in [("f32", 1e-4), ("bf16", 0.05)] {
+            let captured = run(&format!("cuda --dtype {dtype} --graph on"));
+            assert!(captured == run(&format!("cuda --dtype {dtype} --graph off")));
+            for (gpu, cpu) in captured.0.iter().zip(&cpu.0) {
+                let apart = (gpu - cpu).abs();
+                assert!(
+                    apart < apart_max,
+                    "{name}, {dtype}: {gpu} on the GPU, {cpu}"
+                );
+            }
+        }
+    }
+}
+
 /// Of layers in one part and in three, with dropout, beside a base in f32 or bf16.
 #[test]
 fn adapters_learn_as_on_the_cpu_captured_eager_and_split() {

@@ -316,3 +316,79 @@ fn each_token_is_shown_with_what_it_is_for() {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
 }
+
+/// From conversations to a model, to adapters beside it, to a folder with both: each reads what the
+/// one before wrote, the chat template too.
+#[test]
+fn a_model_s_folder_keeps_its_chat_template_on_the_way_to_adapters_and_back() {
+    let folder = with_chats("chats-adapted");
+    let run = |words: &str| {
+        let ended = folder.alone(words).run();
+        ended.assert_well();
+        ended.stdout
+    };
+    let steps = "--data train.jsonl --device cpu --threads 1 --batch-size 4 --steps 3";
+    let llama = "--model gpt,layers=1,heads=2,width=16,context=96,position=rope,norm=rms,mlp=swiglu,bias=false";
+    run(&format!("{steps} {llama} --tokenizer chat --out OUT"));
+    run("export --format hf --checkpoint out base");
+    let lora = "--lora rank=2,alpha=4,on=all-linear";
+    run(&format!("{steps} --init-from base {lora} --out out2"));
+    run("export --format hf --checkpoint out2 --merge merged");
+    let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let [first, last] = ["chat", "merged"].map(|of| read(&format!("{of}/{name}")));
+        assert_eq!(first, last, "{name}");
+    }
+    let shown = ["--tokenizer chat --context 96", "--init-from merged"]
+        .map(|from| run(&format!("show-tokens val.jsonl {from} --packing on --json")));
+    assert_eq!(shown[0], shown[1]);
+    assert!(shown[0].contains("\"trained\":true"));
+}
+
+#[test]
+fn a_chat_writes_what_the_template_and_generate_would() {
+    let folder = with_chats("chats-spoken");
+    let words = format!(
+        "{MODEL} --data train.jsonl --tokenizer chat --batch-size 4 --steps 3 --threads 1 --out OUT"
+    );
+    folder
+        .alone(&words.replacen("--threads 1 ", "", 1))
+        .run()
+        .assert_well();
+    let said = |messages: &str, words: &str| -> Vec<String> {
+        fs::write(folder.path().join("messages.txt"), messages).unwrap();
+        let ended = folder.in_shell("exec <messages.txt", words).run();
+        ended.assert_well();
+        ended.stdout.lines().map(String::from).collect()
+    };
+    let how = "--temperature 0 --max-tokens 5";
+    let of_template = |text: &str| {
+        fs::write(folder.path().join("prompt.txt"), text).unwrap();
+        let words = format!("generate --checkpoint out {how} --prompt");
+        let command = folder.in_shell("set -- \"$@\" \"$(cat prompt.txt)\"", &words);
+        let ended = command.run();
+        ended.assert_well();
+        ended.stdout.trim_end_matches('\n').to_string()
+    };
+    let user = |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+    let answers = said("to be\nof the\n\nof the\n", &format!("chat out {how}"));
+    assert_eq!(answers.len(), 3, "{answers:?}");
+    assert_eq!(answers[0], of_template(&user("to be")));
+    let both = format!(
+        "{}{}<|im_end|>\n{}",
+        user("to be"),
+        answers[0],
+        user("of the")
+    );
+    assert_eq!(answers[1], of_template(&both));
+    assert_eq!(answers[2], of_template(&user("of the")));
+    let system = said("to be\n", &format!("chat out {how} --system is"));
+    let expected = format!("<|im_start|>system\nis<|im_end|>\n{}", user("to be"));
+    assert_eq!(system, [of_template(&expected)]);
+    let bytes = "--model gpt,layers=1,heads=2,width=16,context=96 --data train.txt --device cpu --steps 1 --out bytes";
+    fs::write(folder.path().join("train.txt"), "is ".repeat(400)).unwrap();
+    folder.alone(bytes).run().assert_well();
+    let ended = folder.alone("chat bytes").run();
+    let cause = ended.assert_fails(74);
+    assert!(cause.contains("tokenizer.json"), "{cause}");
+}

@@ -1,5 +1,5 @@
-//! Adapters beside a frozen model (`--lora`): they are trained, saved and exported as PEFT's, on any
-//! ranks.
+//! Adapters beside a frozen model (`--lora`): they are trained, saved and exported as PEFT's, on
+//! any ranks.
 
 use std::fs;
 
@@ -240,10 +240,10 @@ fn an_export_has_the_keys_of_peft_and_merges_to_the_same_model() {
     let config: Value = serde_json::from_str(&config).unwrap();
     // up_proj of block 1 has no adapter, so ends of names do not suffice.
     let layers = [
-        "0.mlp.gate_proj",
-        "0.mlp.up_proj",
         "0.self_attn.q_proj",
         "0.self_attn.v_proj",
+        "0.mlp.gate_proj",
+        "0.mlp.up_proj",
         "1.self_attn.q_proj",
         "1.self_attn.v_proj",
     ]

@@ -161,11 +161,11 @@ impl Bench {
             let backward = || {
                 ops::attention_backward_into(
                     &dqkv,
-                    None,
                     &delta,
                     [&dout, &out],
                     &lse,
                     &qkv,
+                    None,
                     &attention,
                 )
             };

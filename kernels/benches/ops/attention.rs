@@ -51,7 +51,7 @@ pub(crate) fn run(
         };
         let forward = || ops::attention_into(&out, &lse, &qkv, None, &attention);
         let backward = || {
-            ops::attention_backward_into(&dqkv, None, &delta, [&dout, &out], &lse, &qkv, &attention)
+            ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, None, &attention)
         };
         let pairs = if causal {
             time * (time + 1) / 2

@@ -176,7 +176,7 @@ fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table()
 fn codes_of_documents_are_split_as_on_the_cpu() {
     const ROWS: usize = 1000;
     let codes: Vec<i64> = (0..ROWS as i64)
-        .map(|row| row * 77 | (row / 9 * 9) << 32)
+        .map(|row| (row * 77) | ((row / 9 * 9) << 32))
         .collect();
     for device in devices() {
         let split = |device: Device| {

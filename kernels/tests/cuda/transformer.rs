@@ -59,19 +59,23 @@ fn swiglu_and_its_gradient_have_the_cpu_s_bits() {
 
 #[test]
 fn rotary_positions_have_the_cpu_s_bits() {
-    // Sequences, positions, heads, size of a head, columns after the heads.
+    // Sequences, positions, heads, size of a head, columns of it that are turned, and after heads.
     let calls = Cell::new(false);
-    for [sequences, positions, heads, head_size, rest] in [
-        [0, 3, 2, 4, 0],
-        [1, 1, 1, 2, 0],
-        [2, 3, 2, 6, 5],
-        [2, 5, 3, 16, 8],
-        [1, 2, 0, 4, 3],
-        [1, 3, 40, 64, 0],
+    for [sequences, positions, heads, head_size, turned, rest] in [
+        [0, 3, 2, 4, 4, 0],
+        [1, 1, 1, 2, 2, 0],
+        [2, 3, 2, 6, 6, 5],
+        [2, 5, 3, 16, 16, 8],
+        [1, 2, 0, 4, 4, 3],
+        [1, 3, 40, 64, 64, 0],
+        [2, 3, 3, 7, 4, 2],
+        [2, 5, 3, 16, 8, 8],
+        [2, 5, 2, 10, 8, 4],
     ] {
         let (rows, columns) = (sequences * positions, heads * head_size + rest);
         let x = cpu(&random_f32(rows * columns, 95), &[rows, columns]);
-        let of_table = ops::rope_table(positions, head_size, 500.0, Device::Cpu).unwrap();
+        let frequencies = ops::rope_frequencies(turned, 500.0).unwrap();
+        let of_table = ops::rope_table(positions, &frequencies, 1.0, Device::Cpu).unwrap();
         // At an odd address for every other operand in turn.
         let table = |x: &Tensor| {
             upload(
@@ -80,6 +84,7 @@ fn rotary_positions_have_the_cpu_s_bits() {
                 usize::from(calls.replace(!calls.get())),
             )
         };
+        let heads = [heads, head_size];
         let turn = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_into(out, x, &table(x), heads);
         check("rope", turn, &[rows, columns], [&x, &x], true);
         let back =

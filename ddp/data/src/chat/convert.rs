@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::setting::Choice;
+use serde_json::Value;
 use twox_hash::XxHash3_128;
 
 use super::record::{self, LossOn, Written};
-use super::template::ChatFormat;
+use super::template::{Chat, ChatFormat};
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::io::refuse;
 use crate::files::{Array, Element, cache, flat, is_table};
@@ -77,6 +78,16 @@ impl Coder {
             loss_on,
             end,
         })
+    }
+
+    /// The tokens of these messages and of the beginning of an answer.
+    pub(super) fn prompt(&self, messages: &[Value]) -> Result<Vec<u32>, String> {
+        let template = self.format.template.as_ref().ok_or(
+            "expected a tokenizer with a chat template, got one without; help: give a model that is made for \
+             chats, or put a chat_template.jinja beside tokenizer.json",
+        )?;
+        let text = Chat::new(template, messages, None, None).text(messages.len(), true)?;
+        Ok(self.encoder.encode_placed(&text.text)?.0)
     }
 
     /// Everything on which tokens depend, besides the records.

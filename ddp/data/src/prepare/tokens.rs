@@ -203,8 +203,7 @@ fn open(
         (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
         (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let untrained = request.untrained_token.filter(|_| setting == DATA);
-    let mut summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
+    let mut summary = read(&files, setting, (below, &why), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     if summary.is_vocabulary_guessed && of_model >= summary.vocabulary {
@@ -214,18 +213,18 @@ fn open(
 }
 
 /// Reads all tokens, and compares them between ranks with different files. All must be less than
-/// `below`, if it is given, and none may be `untrained`; `why` says what `below` is.
+/// `below`, if it is given; `why` says what it is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: SettingName<'_>,
-    (below, why, untrained): (Option<usize>, &str, Option<u64>),
+    (below, why): (Option<usize>, &str),
     context: Option<usize>,
     ranks: &dyn Ranks,
 ) -> Result<TokenSummary> {
     let arrays = &files.arrays;
     let ranks = SameFiles::of(ranks, &identity_of(arrays.iter()))?;
     let most = below.map_or(TOKENS_MAX, |below| below as u64);
-    let found = scan::tokens(arrays, (most, untrained), &ranks)?;
+    let found = scan::tokens(arrays, most, &ranks)?;
     // From a rank that sees it, should files differ between hosts.
     let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
@@ -268,11 +267,6 @@ fn bad_token(arrays: &[Array], (file, position): (u64, u64), (most, why): (u64, 
         ..0 => format!(
             "expected a token, a number from 0 on, got {token} (tokens are counted from 0); help: \
              give the numbers of a tokenizer's tokens"
-        ),
-        _ if token < most as i64 => format!(
-            "got {token}, config.json's pad_token_id, which must not occur in the data: transformers does not \
-             train this token's row of the embedding, and this program does; help: remove pad_token_id from config.json to \
-             train the row, or tokenize the texts with another token in its place"
         ),
         _ => format!(
             "expected a token below {most}, {why}, got {token} (tokens are counted from 0); help: \

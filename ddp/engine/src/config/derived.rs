@@ -9,7 +9,6 @@ use ddp_nn::optim::{Group, Rule};
 use super::Config;
 use super::values::Packing;
 use crate::error::Result;
-use crate::hugging_face;
 use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
 
@@ -120,9 +119,7 @@ impl Config {
 
     /// The request for the data.
     pub fn data_request(&self) -> DataRequest {
-        // The model that training begins with has no gradient for some tokens.
         let initial = self.init_from.as_deref();
-        let trained_from = initial.filter(|_| self.steps != Some(0));
         DataRequest {
             labels: self.labels.clone(),
             val_data: self.val_data.clone(),
@@ -143,7 +140,6 @@ impl Config {
                     self.devices_per_rank == 1 && self.model.value("position") == "rope"
                 }
             },
-            untrained_token: trained_from.and_then(hugging_face::untrained_token),
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),

@@ -346,7 +346,7 @@ settings! {
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
     /// CPU threads of a rank [default: its share of the cores]
-    Rank threads "N" [eval predict generate mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
+    Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB

@@ -13,10 +13,11 @@ use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
 use serde_json::json;
 
+use super::CONFIG_FILE;
+use super::architecture::Architecture;
 use super::config::{self, architecture_of};
 use super::load::transpose;
 use super::names::{self, Part};
-use super::{Architecture, CONFIG_FILE};
 use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
@@ -35,11 +36,11 @@ pub fn export(
     write_folder(folder, |folder| {
         write(folder, spec, vocabulary, architecture, params, tokenizer)
     })?;
-    Ok(architecture.name())
+    Ok(architecture.class())
 }
 
 /// The settings and the class of a model. Refuses one that transformers does not have.
-fn known(model: &ModelSpec) -> Result<(&GptSpec, Architecture)> {
+fn known(model: &ModelSpec) -> Result<(&GptSpec, &'static Architecture)> {
     let spec = model.get::<GptSpec>().ok_or_else(|| {
         Error::Usage(format!(
             "a model of the family {}: expected gpt, which transformers has; help: for other \
@@ -50,9 +51,15 @@ fn known(model: &ModelSpec) -> Result<(&GptSpec, Architecture)> {
     Ok((spec, architecture_of(spec)?))
 }
 
+/// The layers of transformers that the linear layer `layer` of a model is made of. None if it has
+/// no such class or layer.
+pub fn modules(model: &ModelSpec, layer: &str) -> Option<Vec<String>> {
+    names::modules(known(model).ok()?.1, layer)
+}
+
 /// Whether the class of a model stores weights of linear layers as (I, O).
 pub fn is_conv1d(model: &ModelSpec) -> Result<bool> {
-    Ok(known(model)?.1 == Architecture::Gpt2)
+    Ok(names::is_conv1d(known(model)?.1))
 }
 
 /// Writes a new folder, whole or not at all. An empty one is replaced.
@@ -100,7 +107,7 @@ fn write(
     folder: &Path,
     spec: &GptSpec,
     vocabulary: usize,
-    architecture: Architecture,
+    architecture: &Architecture,
     params: &Params,
     tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<()> {
@@ -110,9 +117,10 @@ fn write(
         let class = "PreTrainedTokenizerFast";
         let about = json!({ "tokenizer_class": class, "eos_token": end });
         let about = format!("{about:#}\n");
-        // A tokenizer with a file of this name, which comes later, keeps it.
-        let own = std::iter::once((CHAT_FILES[0], about.as_bytes()));
-        for (name, bytes) in own.chain(vocabulary.files()) {
+        // A tokenizer with a file of this name keeps it.
+        let has_own = vocabulary.files().any(|(name, _)| name == CHAT_FILES[0]);
+        let made = (!has_own).then_some((CHAT_FILES[0], about.as_bytes()));
+        for (name, bytes) in made.into_iter().chain(vocabulary.files()) {
             disk::write_file(&folder.join(name), |output| output.write(bytes))?;
         }
     }
@@ -127,9 +135,9 @@ fn write(
         if names::has_token_rows(&parameter.name) {
             shape[0] = vocabulary;
         }
-        let parts = names::parts(architecture, &parameter.name, &shape);
+        let parts = names::parts(architecture, spec, &parameter.name, &shape);
         let parts = parts.ok_or_else(|| {
-            let class = architecture.name();
+            let class = architecture.class();
             Error::Internal(format!("{class} has nothing for {}", parameter.name))
         })?;
         let mut start = 0;
@@ -158,6 +166,9 @@ fn there(here: &[f32], part: &Part) -> Result<Tensor> {
             transpose(here, values, part.shape[1]);
         } else {
             values.copy_from_slice(here);
+        }
+        if part.shift != 0.0 {
+            values.iter_mut().for_each(|value| *value -= part.shift);
         }
     })?;
     Ok(there)

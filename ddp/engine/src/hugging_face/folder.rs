@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ddp_data::safetensors::Entry;
 use serde::Deserialize;
 
-use super::Architecture;
+use super::architecture::Architecture;
 use super::names::{is_constant, with_prefix};
 use crate::checkpoint::{FileDType, MODEL_FILE, ReadFrom, header_of, refuse, unreadable};
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub(super) struct Tensors {
 
 impl Tensors {
     /// Opens the files and reads where their tensors are.
-    pub(super) fn open(folder: &Path, architecture: Architecture) -> Result<Tensors> {
+    pub(super) fn open(folder: &Path, architecture: &Architecture) -> Result<Tensors> {
         let mut tensors = Tensors {
             found: BTreeMap::new(),
             files: Vec::new(),
@@ -56,7 +56,7 @@ impl Tensors {
         path: &Path,
         entry: &Entry,
         data_start: u64,
-        architecture: Architecture,
+        architecture: &Architecture,
     ) -> Result<()> {
         let name = with_prefix(architecture, &entry.name);
         if is_constant(architecture, &name) {

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use ddp_nn::params::{Parameter, Params};
 
-use super::Architecture;
-use super::config::describe;
+use super::architecture::Architecture;
+use super::config::{Described, describe};
 use super::folder::{Found, Tensors};
 use super::names::{self, Part};
 use crate::checkpoint::{Foreign, fill, initial, refuse};
@@ -22,7 +22,7 @@ pub fn load(folder: &Path, params: &[&Params]) -> Result<String> {
     let tensors = Tensors::open(folder, architecture)?;
     let list = initial(params);
     let parameters = list.iter().map(|(_, parameter)| *parameter);
-    let sources = sources(architecture, parameters);
+    let sources = sources(&described, parameters);
     let sources = sources.map_err(|why| refuse(folder, why))?;
     let checked = check(architecture, &tensors, &sources, described.spec.context);
     checked.map_err(|why| refuse(folder, why))?;
@@ -47,16 +47,19 @@ pub fn load(folder: &Path, params: &[&Params]) -> Result<String> {
 
 /// The tensors that make each parameter.
 fn sources<'a>(
-    architecture: Architecture,
+    described: &Described,
     parameters: impl Iterator<Item = &'a Parameter>,
 ) -> Result<Vec<Vec<Part>>, String> {
     let of = |parameter: &Parameter| {
-        let parts = names::parts(architecture, &parameter.name, &parameter.shape);
+        let Described {
+            architecture, spec, ..
+        } = described;
+        let parts = names::parts(architecture, spec, &parameter.name, &parameter.shape);
         parts.ok_or_else(|| {
             format!(
                 "{} has nothing for {}; help: leave the model's settings out: they follow from \
                  the folder",
-                architecture.name(),
+                architecture.class(),
                 parameter.name
             )
         })
@@ -67,7 +70,7 @@ fn sources<'a>(
 /// Refuses a folder whose tensors are not exactly those of its config.json, with this many
 /// positions.
 fn check(
-    architecture: Architecture,
+    architecture: &Architecture,
     tensors: &Tensors,
     sources: &[Vec<Part>],
     positions: usize,
@@ -81,7 +84,7 @@ fn check(
     }
     let mut known: BTreeSet<&str> = parts().map(|part| part.name.as_str()).collect();
     let [_, head] = names::tied(architecture);
-    known.insert(head);
+    known.insert(&head);
     let names = tensors.found.keys().map(String::as_str);
     let others: Vec<&str> = names.filter(|name| !known.contains(name)).collect();
     if !others.is_empty() {
@@ -109,9 +112,9 @@ fn check(
 }
 
 /// Refuses a head that differs from the embedding where both are one weight.
-fn check_tied(folder: &Path, architecture: Architecture, tensors: &Tensors) -> Result<()> {
+fn check_tied(folder: &Path, architecture: &Architecture, tensors: &Tensors) -> Result<()> {
     let [embedding, head] = names::tied(architecture);
-    let (Some(embedding), Some(head)) = (tensors.found.get(embedding), tensors.found.get(head))
+    let (Some(embedding), Some(head)) = (tensors.found.get(&embedding), tensors.found.get(&head))
     else {
         return Ok(());
     };
@@ -139,12 +142,16 @@ impl Read {
     /// Reads a tensor as the rows `here` of a parameter.
     fn part(&mut self, tensors: &Tensors, part: &Part, here: &mut [f32]) -> Result<()> {
         let found = &tensors.found[&part.name];
-        if !part.is_transposed {
-            return tensors.read(found, here, &mut self.bytes);
+        if part.is_transposed {
+            self.there.resize(here.len(), 0.0);
+            tensors.read(found, &mut self.there, &mut self.bytes)?;
+            transpose(&self.there, here, part.shape[0]);
+        } else {
+            tensors.read(found, here, &mut self.bytes)?;
         }
-        self.there.resize(here.len(), 0.0);
-        tensors.read(found, &mut self.there, &mut self.bytes)?;
-        transpose(&self.there, here, part.shape[0]);
+        if part.shift != 0.0 {
+            here.iter_mut().for_each(|value| *value += part.shift);
+        }
         Ok(())
     }
 }

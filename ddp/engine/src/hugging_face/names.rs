@@ -1,16 +1,17 @@
-//! Which tensors of transformers make which parameter here.
-//!
-//! `gpt2.txt` and `llama.txt` have a line for each layer: its name here, then the layers of
-//! transformers whose rows follow each other in it. `#` is the number of a block.
+//! Which tensors of transformers make which parameter here: the lines `layer` of an architecture.
+//! `#` is the number of a block.
 
-use super::Architecture;
+use ddp_nn::models::gpt::GptSpec;
+
+use super::architecture::Architecture;
 
 /// The weight that a tied head shares, and the head's.
-pub(super) fn tied(architecture: Architecture) -> [&'static str; 2] {
-    match architecture {
-        Architecture::Gpt2 => ["transformer.wte.weight", "lm_head.weight"],
-        Architecture::Llama => ["model.embed_tokens.weight", "lm_head.weight"],
-    }
+pub(super) fn tied(architecture: &Architecture) -> [String; 2] {
+    let layers = architecture.all_words("layer");
+    ["embedding.tokens", "head"].map(|here| {
+        let there = layers.iter().find(|layer| layer[0] == here);
+        format!("{}.weight", there.expect("each class has both")[1])
+    })
 }
 
 /// Whether the parameter `name` has a row for each token.
@@ -19,7 +20,7 @@ pub(super) fn has_token_rows(name: &str) -> bool {
 }
 
 /// A tensor of transformers, which is some rows of a parameter here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     /// Its name there.
     pub(super) name: String,
@@ -27,6 +28,8 @@ pub(super) struct Part {
     pub(super) shape: Vec<usize>,
     /// Whether it is transposed there, as weights of GPT-2's `Conv1D`.
     pub(super) is_transposed: bool,
+    /// What is added to its values here.
+    pub(super) shift: f32,
 }
 
 impl Part {
@@ -47,42 +50,45 @@ impl Part {
 
 /// The tensors that make the parameter `name` of this shape, in the order of its rows. None if the
 /// architecture has no such parameter.
-pub(super) fn parts(architecture: Architecture, name: &str, shape: &[usize]) -> Option<Vec<Part>> {
+pub(super) fn parts(
+    architecture: &Architecture,
+    spec: &GptSpec,
+    name: &str,
+    shape: &[usize],
+) -> Option<Vec<Part>> {
     let (layer, leaf) = name.rsplit_once('.')?;
     let there = modules(architecture, layer)?;
     let is_in_block = layer.starts_with("blocks.");
-    let is_conv1d = architecture == Architecture::Gpt2 && is_in_block && shape.len() == 2;
+    let is_conv1d = is_conv1d(architecture) && is_in_block && shape.len() == 2;
+    let is_shifted = layer.ends_with("norm") && !architecture.words("shifted").is_empty();
+    let shift = f32::from(u8::from(is_shifted));
     let part = |(there, rows): (&String, usize)| Part {
         name: format!("{there}.{leaf}"),
         shape: [&[rows], &shape[1..]].concat(),
         is_transposed: is_conv1d,
+        shift,
     };
-    let rows = rows_of_parts(shape, there.len());
+    // Three parts are queries, keys and values.
+    let rows = match there.len() {
+        3 => [spec.heads, spec.kv_heads(), spec.kv_heads()]
+            .map(|heads| heads * spec.head_size())
+            .to_vec(),
+        parts => vec![shape[0] / parts; parts],
+    };
     Some(there.iter().zip(rows).map(part).collect())
 }
 
-/// The layers of transformers that the layer `name` is made of.
-pub(super) fn modules(architecture: Architecture, name: &str) -> Option<Vec<String>> {
-    let (layer, block) = without_number(name);
-    let table = match architecture {
-        Architecture::Gpt2 => include_str!("gpt2.txt"),
-        Architecture::Llama => include_str!("llama.txt"),
-    };
-    let mut lines = table.lines().map(str::split_whitespace);
-    let there = lines.find_map(|mut line| (line.next()? == layer).then_some(line))?;
-    Some(there.map(|name| name.replace('#', block)).collect())
+/// Whether weights of linear layers are (I, O).
+pub(super) fn is_conv1d(architecture: &Architecture) -> bool {
+    architecture.model_type() == "gpt2"
 }
 
-/// How the rows of a parameter are divided. Three parts are queries, keys and values: there are as
-/// many queries as columns, and as many keys as values.
-fn rows_of_parts(shape: &[usize], parts: usize) -> Vec<usize> {
-    match (parts, shape) {
-        (3, [rows, columns]) => {
-            let keys = rows.saturating_sub(*columns) / 2;
-            vec![*columns, keys, keys]
-        }
-        _ => vec![shape[0] / parts; parts],
-    }
+/// The layers of transformers that the layer `name` is made of.
+pub(super) fn modules(architecture: &Architecture, name: &str) -> Option<Vec<String>> {
+    let (layer, block) = without_number(name);
+    let layers = architecture.all_words("layer");
+    let there = &layers.iter().find(|it| it[0] == layer)?[1..];
+    Some(there.iter().map(|name| name.replace('#', block)).collect())
 }
 
 /// `blocks.#.mlp` and `7` of `blocks.7.mlp`.
@@ -96,24 +102,22 @@ fn without_number(layer: &str) -> (String, &str) {
 
 /// The name of a tensor with the prefix that the whole model has: models without a head were saved
 /// without it.
-pub(super) fn with_prefix(architecture: Architecture, name: &str) -> String {
-    let prefix = match architecture {
-        Architecture::Gpt2 => "transformer.",
-        Architecture::Llama => "model.",
-    };
-    if name.starts_with(prefix) || name.starts_with("lm_head.") {
+pub(super) fn with_prefix(architecture: &Architecture, name: &str) -> String {
+    let [embedding, _] = tied(architecture);
+    let (prefix, _) = embedding.split_once('.').expect("the name has a prefix");
+    if name.starts_with(&format!("{prefix}.")) || name.starts_with("lm_head.") {
         return name.to_string();
     }
-    format!("{prefix}{name}")
+    format!("{prefix}.{name}")
 }
 
 /// Whether a tensor holds no values of the model, but a mask or angles, which old versions saved.
-pub(super) fn is_constant(architecture: Architecture, name: &str) -> bool {
-    let (start, ends): (_, &[&str]) = match architecture {
-        Architecture::Gpt2 => ("transformer.h.", &["attn.bias", "attn.masked_bias"]),
-        Architecture::Llama => ("model.layers.", &["self_attn.rotary_emb.inv_freq"]),
-    };
-    let of_block = name.strip_prefix(start);
-    let of_block = of_block.and_then(|rest| rest.split_once('.'));
-    of_block.is_some_and(|(_, rest)| ends.contains(&rest))
+pub(super) fn is_constant(architecture: &Architecture, name: &str) -> bool {
+    architecture.all_words("constant").iter().any(|constant| {
+        let (start, end) = constant[0].split_once('#').expect("each block has one");
+        let number = name
+            .strip_prefix(start)
+            .and_then(|rest| rest.strip_suffix(end));
+        number.is_some_and(|number| number.parse::<usize>().is_ok())
+    })
 }

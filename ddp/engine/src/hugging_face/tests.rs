@@ -1,13 +1,20 @@
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ddp_data::safetensors::Header;
 use ddp_kernels::files::testing::Scratch;
+use ddp_kernels::{DType, Device};
+use ddp_nn::Decoder;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
+use ddp_nn::models::{DataShape, Family, Model, ModelSpec};
 use serde_json::{Value, json};
 
-use super::config::{Described, architecture_of, text, treatments};
+use super::architecture::Architecture;
+use super::config::{Described, architecture_of, text};
 use super::names::{Part, parts};
 use super::*;
+use crate::checkpoint::MODEL_FILE;
 
 fn gpt2() -> Value {
     json!({
@@ -25,6 +32,12 @@ fn llama() -> Value {
     })
 }
 
+/// The class of transformers with this model_type.
+fn class(model_type: &str) -> &'static Architecture {
+    let mut all = Architecture::all().iter();
+    all.find(|one| one.model_type() == model_type).unwrap()
+}
+
 fn described(config: &Value) -> crate::Result<Described> {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), config.to_string()).unwrap();
@@ -36,11 +49,14 @@ fn gpt2_spec() -> GptSpec {
         layers: 3,
         heads: 2,
         kv_heads: 2,
+        head_size: 4,
+        attention_scalar: 4,
         width: 8,
         mlp_width: 32,
         context: 16,
         vocab: 50,
         norm_epsilon: 1e-3,
+        export_class: "GPT2LMHeadModel".into(),
         ..GptSpec::default()
     }
 }
@@ -48,13 +64,17 @@ fn gpt2_spec() -> GptSpec {
 fn llama_spec() -> GptSpec {
     GptSpec {
         heads: 4,
+        head_size: 2,
+        attention_scalar: 2,
         mlp_width: 12,
+        longest_context: 16,
         norm: NormKind::Rms,
         position: PositionKind::Rope,
         mlp: MlpKind::Swiglu,
         bias: false,
         tied: false,
         rope_base: 500.0,
+        export_class: "LlamaForCausalLM".into(),
         ..gpt2_spec()
     }
 }
@@ -95,15 +115,20 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     refused(llama(), "hidden_act", json!("gelu"));
     refused(llama(), "attention_bias", json!(true));
     refused(llama(), "mlp_bias", json!(true));
-    refused(llama(), "head_dim", json!(4));
+    refused(llama(), "head_dim", json!("wide"));
     refused(llama(), "sliding_window", json!(4096));
-    refused(
-        llama(),
-        "rope_scaling",
-        json!({ "type": "linear", "factor": 2.0 }),
-    );
-    let scaled = json!({ "rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0 });
-    refused(llama(), "rope_parameters", scaled);
+    for scaling in [
+        json!({ "type": "dynamic", "factor": 2.0 }),
+        json!({ "type": "longrope", "short_factor": [1.0], "long_factor": [1.0] }),
+        json!({ "type": "linear", "factor": "2" }),
+        json!({ "type": "linear", "factor": 2.0, "beta_fast": 3.0 }),
+        json!({ "rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0 }),
+    ] {
+        refused(llama(), "rope_scaling", scaling.clone());
+        let mut without = llama();
+        without["rope_parameters"] = Value::Null;
+        refused(without, "rope_parameters", scaling);
+    }
     let impossible = json!({ "architectures": ["GPT2LMHeadModel"], "n_head": 7 });
     let text = described(&impossible).unwrap_err().to_string();
     assert!(text.contains("`heads` 7: expected a divisor"), "{text}");
@@ -118,41 +143,52 @@ fn keys_there() -> Value {
 #[test]
 fn every_key_of_transformers_has_a_treatment_which_is_kept() {
     let there = keys_there();
-    let mut before_5 = llama();
-    before_5.as_object_mut().unwrap().remove("rope_parameters");
-    before_5["rope_theta"] = json!(500.0);
-    for (architecture, config) in [
-        (Architecture::Gpt2, gpt2()),
-        (Architecture::Llama, before_5),
-    ] {
-        let class = &there[architecture.name()];
-        let treatment = |key: &str| {
-            let known = treatments().find(|(known, _)| *known == key);
-            known.map(|(_, of)| of[architecture as usize])
+    for architecture in Architecture::all() {
+        let (name, class) = (architecture.class(), &there[architecture.class()]);
+        let mut config = match architecture.model_type() {
+            "gpt2" => gpt2(),
+            _ => llama(),
         };
+        config["architectures"] = json!([name]);
+        config["model_type"] = json!(architecture.model_type());
+        // As before version 5.
+        if config
+            .as_object_mut()
+            .unwrap()
+            .remove("rope_parameters")
+            .is_some()
+        {
+            config["rope_theta"] = json!(500.0);
+            config["pad_token_id"] = json!(3);
+        }
+        if architecture.model_type() == "phi3" {
+            let factors = json!({ "type": "su", "short_factor": [1.5], "long_factor": [2] });
+            config["rope_scaling"] = factors;
+        }
+        let treatment = |key: &str| architecture.treatment(key).map(|(found, _)| found);
         let defaults = class["fields"].as_object().unwrap();
         for key in defaults.keys() {
             let found = treatment(key);
             let is_used = found.is_some_and(|found| found != "refused");
-            assert!(is_used, "{architecture:?} {key}: {found:?}");
+            assert!(is_used, "{name} {key}: {found:?}");
         }
         for key in class["others"].as_array().unwrap() {
             let key = key.as_str().unwrap();
-            assert!(treatment(key).is_some(), "{architecture:?} {key}");
+            assert!(treatment(key).is_some(), "{name} {key}");
         }
         // All defaults are those of transformers.
         let of_class = |mut config: Value| {
-            config["architectures"] = json!([architecture.name()]);
-            if architecture == Architecture::Gpt2 {
+            config["architectures"] = json!([name]);
+            if name == "GPT2LMHeadModel" {
                 config["attn_pdrop"] = json!(0);
             }
             described(&config).unwrap()
         };
         let all = of_class(Value::Object(defaults.clone()));
-        assert_eq!(all, of_class(json!({})));
+        assert_eq!(all, of_class(json!({})), "{name}");
 
         let base = described(&config).unwrap();
-        for (key, of) in treatments() {
+        for (key, treatment, only) in architecture.keys() {
             let changed = |value: Value| {
                 let mut config = config.clone();
                 config[key] = value;
@@ -166,25 +202,25 @@ fn every_key_of_transformers_has_a_treatment_which_is_kept() {
                 json!("other"),
             ] {
                 let result = changed(value.clone());
-                let what = format!("{architecture:?} {key} {value}: {result:?}");
+                let what = format!("{name} {key} {value}: {result:?}");
                 let is_named = || {
                     let text = result.as_ref().unwrap_err().to_string();
                     text.contains(&format!("{key} ")) || text.contains(&format!("{key}:"))
                 };
-                match of[architecture as usize] {
+                match treatment {
                     "irrelevant" => {
                         assert_eq!(result.as_ref().ok(), Some(&base), "{what}")
                     }
                     "refused" => assert!(result.is_err() && is_named(), "{what}"),
-                    "same" => {
+                    "setting" | "special" => {
                         let now = config.get(key).or(defaults.get(key));
                         let is_base = result.as_ref().ok() == Some(&base);
                         assert_eq!(is_base, now == Some(&value), "{what}");
                     }
-                    "true" | "false" if value == json!(of[architecture as usize] == "true") => {
+                    "only" if value == only => {
                         assert_eq!(result.as_ref().ok(), Some(&base), "{what}");
                     }
-                    "true" | "false" => assert!(result.is_err() && is_named(), "{what}"),
+                    "only" => assert!(result.is_err() && is_named(), "{what}"),
                     other => panic!("{key}: {other}"),
                 }
             }
@@ -266,14 +302,15 @@ fn parameters_are_rows_of_tensors_there() {
         name: name.into(),
         shape: shape.into(),
         is_transposed,
+        shift: 0.0,
     };
     let qkv = "blocks.12.attention.mix.qkv.weight";
     assert_eq!(
-        parts(Architecture::Gpt2, qkv, &[24, 8]).unwrap(),
+        parts(class("gpt2"), &gpt2_spec(), qkv, &[24, 8]).unwrap(),
         [part("transformer.h.12.attn.c_attn.weight", &[24, 8], true)]
     );
     assert_eq!(
-        parts(Architecture::Llama, qkv, &[16, 8]).unwrap(),
+        parts(class("llama"), &llama_spec(), qkv, &[16, 8]).unwrap(),
         [
             part("model.layers.12.self_attn.q_proj.weight", &[8, 8], false),
             part("model.layers.12.self_attn.k_proj.weight", &[4, 8], false),
@@ -281,14 +318,105 @@ fn parameters_are_rows_of_tensors_there() {
         ]
     );
     assert_eq!(
-        parts(Architecture::Llama, "blocks.0.mlp.up.weight", &[24, 8]).unwrap(),
+        parts(
+            class("llama"),
+            &llama_spec(),
+            "blocks.0.mlp.up.weight",
+            &[24, 8]
+        )
+        .unwrap(),
         [
             part("model.layers.0.mlp.gate_proj.weight", &[12, 8], false),
             part("model.layers.0.mlp.up_proj.weight", &[12, 8], false),
         ]
     );
     assert_eq!(
-        parts(Architecture::Llama, "embedding.positions.weight", &[16, 8]),
+        parts(
+            class("llama"),
+            &llama_spec(),
+            "embedding.positions.weight",
+            &[16, 8]
+        ),
         None
     );
+}
+
+/// Writes a folder with the tensors of these names and shapes, filled as by
+/// tests/peers/families.py.
+fn write_filled(folder: &Path, config: &Value, shapes: &Value) {
+    fs::write(folder.join(CONFIG_FILE), config.to_string()).unwrap();
+    let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_value(shapes.clone()).unwrap();
+    let named = shapes.iter().map(|(name, shape)| (&name[..], &shape[..]));
+    let mut bytes = Header::of(named).to_bytes();
+    let mut numbers = 0u64..;
+    for (name, shape) in &shapes {
+        let is_norm = name.ends_with("weight") && (name.contains("ln_") || name.contains("norm"));
+        for _ in 0..shape.iter().product() {
+            let hash = numbers.next().unwrap() * 2_654_435_761 % (1 << 32);
+            let hash = (hash ^ (hash >> 15)).wrapping_mul(2_246_822_519) % (1 << 32);
+            let value = (hash >> 16) as f32 / 65536.0 - 0.5 + f32::from(is_norm);
+            bytes.extend(value.to_le_bytes());
+        }
+    }
+    fs::write(folder.join(MODEL_FILE), bytes).unwrap();
+}
+
+/// The model of a folder, for rows of 16 tokens.
+fn model_of(folder: &Path) -> (GptSpec, Model) {
+    let spec = GptSpec {
+        context: 16,
+        ..describe(folder).unwrap().spec
+    };
+    let shape = DataShape {
+        row_shape: &[16],
+        image: &[],
+        dtype: DType::I64,
+        outputs: spec.vocab,
+        documents: false,
+    };
+    let layers = Box::new(spec.layers(&shape).unwrap());
+    let model = Model::new(layers, &[16], DType::F32, Device::Cpu, 0, &|_| true).unwrap();
+    load(folder, &[&model.params]).unwrap();
+    (spec, model)
+}
+
+#[test]
+fn every_family_has_the_logits_of_transformers_and_comes_back() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/families.json");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let mut classes: Vec<&str> = Vec::new();
+    for (name, one) in golden.as_object().unwrap() {
+        let scratch = Scratch::new();
+        let there = scratch.path();
+        write_filled(there, &one["config"], &one["tensors"]);
+        let (spec, model) = model_of(there);
+        classes.push(one["config"]["architectures"][0].as_str().unwrap());
+        let tokens: Vec<i64> = (0..16).map(|at| at * 7 % 61).collect();
+        let mut decoder = Decoder::new(&model, 16).unwrap();
+        let rows = one["logits"].as_array().unwrap();
+        for (row, range) in rows.iter().zip([0..1, 1..9, 9..16]) {
+            let logits = decoder.next(&tokens[range]).unwrap();
+            let expected: Vec<f32> = serde_json::from_value(row.clone()).unwrap();
+            let apart = logits.iter().step_by(6).zip(&expected);
+            let apart = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            // The tables of angles there are computed in f32, and logits are up to 10.
+            assert!(apart <= 1e-5, "{name}: {apart}");
+        }
+        let exported = there.join("exported");
+        export(
+            &exported,
+            &ModelSpec::from(spec.clone()),
+            61,
+            &model.params,
+            None,
+        )
+        .unwrap();
+        let (spec_again, again) = model_of(&exported);
+        assert_eq!(spec_again, spec, "{name}");
+        let values = |model: &Model| model.params.values().to_vec::<f32>().unwrap();
+        assert!(values(&model) == values(&again), "{name}");
+    }
+    for architecture in Architecture::all() {
+        assert!(classes.contains(&architecture.class()), "{architecture:?}");
+    }
 }

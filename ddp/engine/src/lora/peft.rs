@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ddp_data::safetensors::Header;
@@ -12,7 +11,7 @@ use ddp_nn::models::ModelSpec;
 use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value, json};
 
-use super::{LoraSetting, RANK_MAX, layers, matches};
+use super::{LoraSetting, RANK_MAX, adapted, layers, matches};
 use crate::checkpoint::{
     FileDType, Foreign, ReadFrom, fill, header_of, refuse, unreadable, write_file,
 };
@@ -28,83 +27,65 @@ const PREFIX: &str = "base_model.model.";
 const BASE_KEY: &str = "base_model_name_or_path";
 /// Keys that do not change what is computed, or say which layers are adapted: that follows from the
 /// tensors.
-const IRRELEVANT: [&str; 14] = [
-    BASE_KEY,
-    "auto_mapping",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-];
+const IRRELEVANT: &str = "base_model_name_or_path auto_mapping corda_config ensure_weight_tying \
+                          eva_config exclude_modules fan_in_fan_out inference_mode layers_pattern \
+                          layers_to_transform megatron_core peft_version qalora_group_size \
+                          revision target_modules task_type";
 
 /// The settings of the adapters in a folder, and the base model that it names.
 pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let path = folder.join(ADAPTER_FILE);
     let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
     let unknown = |key: &str, got: &Value, expected: &str| {
+        let path = path.display();
+        let help = "give another adapter";
         Error::Data(format!(
-            "{}: {key} {got}: expected {expected}; help: give another adapter",
-            path.display()
+            "{path}: {key} {got}: expected {expected}; help: {help}"
         ))
     };
     let keys: Map<String, Value> = serde_json::from_str(&text)
         .map_err(|error| unknown("it", &error.to_string().into(), "a JSON object"))?;
-    let (mut rank, mut alpha, mut dropout, mut rslora) = (8, 8.0, 0.0, false);
+    let mut setting = LoraSetting {
+        rank: 8,
+        alpha: 8.0,
+        from: Some(folder.to_path_buf()),
+        ..LoraSetting::default()
+    };
     for (key, value) in &keys {
         let number = |from: f64, most: f64| {
             let number = value.as_f64().filter(|it| (from..=most).contains(it));
             number.ok_or_else(|| unknown(key, value, &format!("a number from {from} to {most}")))
         };
-        let is_unset = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Object(map) => map.is_empty(),
-            _ => false,
-        };
+        let is_unset = [json!(null), json!(false), json!({})].contains(value);
         match (key.as_str(), value.as_str()) {
-            ("r", _) => rank = number(1.0, RANK_MAX as f64)? as usize,
-            ("lora_alpha", _) => alpha = number(f64::MIN_POSITIVE, 1e6)?,
-            ("lora_dropout", _) => dropout = number(0.0, 0.999)?,
-            ("use_rslora", _) => rslora = value == true,
-            ("target_modules" | "task_type", _)
-            | ("peft_type", Some("LORA"))
+            ("r", _) => setting.rank = number(1.0, RANK_MAX as f64)? as usize,
+            ("lora_alpha", _) => setting.alpha = number(f64::MIN_POSITIVE, 1e6)?,
+            ("lora_dropout", _) => setting.dropout = number(0.0, 0.999)?,
+            ("use_rslora", _) => setting.rslora = value == true,
+            ("peft_type", Some("LORA"))
             | ("bias", Some("none"))
             | ("init_lora_weights", None | Some("gaussian" | "orthogonal" | "eva")) => {}
-            (key, _) if is_unset || IRRELEVANT.contains(&key) => {}
+            (key, _) if is_unset || IRRELEVANT.split_whitespace().any(|it| it == key) => {}
             _ => return Err(unknown(key, value, "plain LoRA, without this")),
         }
     }
     let (_, _, header) = open(folder)?;
-    let layers = header.entries.iter().filter_map(|entry| {
-        let (layer, _) = entry.name.strip_prefix(PREFIX)?.split_once(".lora_")?;
-        Some(layer)
-    });
-    let layers: BTreeSet<&str> = layers.collect();
-    let is_used = |target: &&str| layers.iter().any(|layer| matches(target, layer, layer));
-    // Ends of names. A text is a pattern of Python's: the names of all layers mean the same.
-    let on: BTreeSet<&str> = match keys.get("target_modules").and_then(Value::as_array) {
-        Some(targets) => targets
-            .iter()
-            .filter_map(Value::as_str)
-            .filter(is_used)
-            .collect(),
-        None => layers.clone(),
+    let of = |name: &'_ str| {
+        Some(
+            name.strip_prefix(PREFIX)?
+                .split_once(".lora_")?
+                .0
+                .to_string(),
+        )
     };
-    let setting = LoraSetting {
-        rank,
-        alpha,
-        on: on.into_iter().map(String::from).collect(),
-        dropout,
-        rslora,
-        from: Some(folder.to_path_buf()),
-    };
+    let layers = header.entries.iter().filter_map(|entry| of(&entry.name));
+    let layers: BTreeSet<String> = layers.collect();
+    let is_used = |on: &String| layers.iter().any(|layer| matches(on, layer, layer));
+    // Ends of names; one without a layer is dropped, as in PEFT. A text is a pattern of Python's.
+    let targets = keys.get("target_modules").unwrap_or(&Value::Null);
+    let targets = serde_json::from_value::<Vec<String>>(targets.clone());
+    let targets = targets.unwrap_or_else(|_| layers.iter().cloned().collect());
+    setting.on = targets.into_iter().filter(is_used).collect();
     let base = keys.get(BASE_KEY).and_then(Value::as_str);
     Ok((setting, base.map(String::from)))
 }
@@ -121,33 +102,25 @@ fn open(folder: &Path) -> Result<(PathBuf, File, Header)> {
 type Parts<'a> = (&'a Params, &'a Parameter, Vec<(String, [usize; 2])>);
 
 /// All parameters of adapters in these parts of a model.
-fn parts<'a>(lora: &LoraSetting, model: &ModelSpec, parts: &[&'a Params]) -> Vec<Parts<'a>> {
+fn parts<'a>(
+    lora: &LoraSetting,
+    model: &ModelSpec,
+    params: &[&'a Params],
+) -> Result<Vec<Parts<'a>>> {
     let mut all = Vec::new();
-    for params in parts {
-        for (layer, weight, adapters) in layers(params) {
-            let units = lora.units(model, layer, &weight.matrices);
-            for (parameter, is_a) in adapters
-                .into_iter()
-                .flat_map(|[a, b]| [(a, true), (b, false)])
-            {
-                let tensor = |(name, rows): &(String, Range<usize>)| {
-                    if is_a {
-                        (
-                            format!("{PREFIX}{name}.lora_A.weight"),
-                            [lora.rank, weight.shape[1]],
-                        )
-                    } else {
-                        (
-                            format!("{PREFIX}{name}.lora_B.weight"),
-                            [rows.len(), lora.rank],
-                        )
-                    }
-                };
-                all.push((*params, parameter, units.iter().map(tensor).collect()));
-            }
-        }
+    for (params, weight, [a, b], units) in adapted(lora, model, params)? {
+        let (rank, inputs) = (lora.rank, weight.shape[1]);
+        let named = |which: &str, shape: &dyn Fn(usize) -> [usize; 2]| {
+            let name = |name: &str| format!("{PREFIX}{name}.lora_{which}.weight");
+            let units = units.iter();
+            units
+                .map(|(of, rows)| (name(of), shape(rows.len())))
+                .collect()
+        };
+        all.push((params, a, named("A", &|_| [rank, inputs])));
+        all.push((params, b, named("B", &|rows| [rows, rank])));
     }
-    all
+    Ok(all)
 }
 
 /// Fills the adapters of a model with those of the folder that `lora` names, if it names one.
@@ -160,14 +133,11 @@ pub fn load(lora: &LoraSetting, model: &ModelSpec, params: &[&Params]) -> Result
         let help = "give the adapter and the base model that belong together";
         refuse(&path, format!("{why}; help: {help}"))
     };
-    let all = parts(lora, model, params);
+    let all = parts(lora, model, params)?;
     let here = all.iter().flat_map(|(_, _, tensors)| tensors);
     let here: BTreeSet<&str> = here.map(|(name, _)| name.as_str()).collect();
-    let there = header
-        .entries
-        .iter()
-        .map(|entry| entry.name.as_str())
-        .collect();
+    let entries = header.entries.iter();
+    let there = entries.map(|entry| entry.name.as_str()).collect();
     let different: Vec<&str> = here.symmetric_difference(&there).copied().collect();
     if !different.is_empty() {
         return Err(refused(format!(
@@ -222,7 +192,7 @@ pub fn export(
         "bias": "none",
         "inference_mode": true,
     });
-    let all = parts(lora, model, &[params]);
+    let all = parts(lora, model, &[params])?;
     let tensors = all.iter().flat_map(|(_, _, tensors)| tensors);
     let header = Header::of(tensors.map(|(name, shape)| (name.as_str(), &shape[..])));
     hugging_face::write_folder(folder, |folder| {
@@ -230,31 +200,28 @@ pub fn export(
             output.write(format!("{config:#}\n").as_bytes())
         })?;
         // The tensors of a parameter follow each other there, too.
-        let values = all
-            .iter()
-            .map(|(params, parameter, _)| Ok(params.master(parameter.id).clone()));
+        let value = |(params, parameter, _): &Parts<'_>| Ok(params.master(parameter.id).clone());
+        let values = all.iter().map(value);
         write_file(&folder.join(TENSORS_FILE), &header, values).map(drop)
     })
 }
 
 /// The shortest names that mean exactly the adapted layers to PEFT: their ends, if no other layer
 /// has these.
-fn targets(lora: &LoraSetting, model: &ModelSpec, params: &Params) -> BTreeSet<String> {
-    let named = |lora: &LoraSetting| -> BTreeSet<String> {
-        let layers = layers(params).into_iter();
-        let units =
-            layers.flat_map(|(layer, weight, _)| lora.units(model, layer, &weight.matrices));
-        units.map(|(name, _)| name).collect()
+fn targets(lora: &LoraSetting, model: &ModelSpec, params: &Params) -> Vec<String> {
+    let named = |on: &[String]| -> Vec<String> {
+        let (mut names, on) = (Vec::new(), on.to_vec());
+        let lora = LoraSetting { on, ..lora.clone() };
+        for (layer, _, weight) in layers(&[params]) {
+            names.extend(lora.units(model, layer, &weight.matrices));
+        }
+        names
+            .into_iter()
+            .map(|(name, _): (String, _)| name)
+            .collect()
     };
-    let end = |name: &String| name.rsplit('.').next().unwrap_or_default().to_string();
-    let adapted = named(lora);
-    let ends: BTreeSet<String> = adapted.iter().map(end).collect();
-    let ended = LoraSetting {
-        on: ends.iter().cloned().collect(),
-        ..lora.clone()
-    };
-    if named(&ended) == adapted {
-        return ends;
-    }
-    adapted
+    let all = named(&lora.on);
+    let ends = all.iter().filter_map(|name| name.rsplit('.').next());
+    let ends = Vec::from_iter(ends.map(String::from).collect::<BTreeSet<_>>());
+    if named(&ends) == all { ends } else { all }
 }

@@ -1,5 +1,7 @@
 //! The text that a transformer in training writes at evaluations, on rank 0.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use ddp_data::Data;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::announced;
@@ -27,6 +29,8 @@ pub(super) struct Sample {
     options: GenerateOptions,
     /// The whole model on the CPU, into which values are copied: in bf16 if the run is.
     copy: Model,
+    /// Whether it has the frozen weights that adapters are added to: they are copied once.
+    has_base: AtomicBool,
 }
 
 impl Sample {
@@ -75,15 +79,17 @@ impl Sample {
                 stop: String::new(),
             },
             copy,
+            has_base: AtomicBool::new(false),
         }))
     }
 
     /// What follows the prompt, with the gathered values of `step`.
     pub(super) fn text(&self, step: &Step) -> Result<String> {
-        let copy = &self.copy.params;
+        let (copy, has_base) = (&self.copy.params, self.has_base.swap(true, Relaxed));
         announced("the copy of the model that writes a sample", || {
             for params in step.params() {
-                for parameter in params.list() {
+                let list = params.list().iter();
+                for parameter in list.filter(|it| !(it.is_base && has_base)) {
                     let target = copy.master(copy.find(&parameter.name)?.id);
                     target.copy_from(params.master(parameter.id))?;
                 }

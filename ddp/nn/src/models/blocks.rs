@@ -10,10 +10,11 @@ use ddp_kernels::choices;
 use ddp_kernels::ops::Activation;
 
 use super::family::{check_size, refuse};
+use super::rope::rope;
 use crate::error::{HEADS, Result, WIDTH};
 use crate::{
-    Activate, Dropout, Layer, Linear, Normalize, Recompute, Residual, SelfAttention, Sequential,
-    Swiglu, family_settings,
+    Activate, Dropout, Geglu, Layer, Linear, NormOver, Normalize, Recompute, Residual, Rope,
+    SelfAttention, Sequential, Swiglu, family_settings,
 };
 
 family_settings! {
@@ -25,22 +26,32 @@ family_settings! {
         heads "N": usize = 4;
         /// Heads of keys and values, each shared by equally many heads; 0 for one per head
         kv_heads "N": usize = 0;
+        /// Columns of a head; 0 for `width` divided by `heads`
+        head_size "N": usize = 0;
         /// Columns of the residual stream
         width "N": usize = 128;
         /// Width of the perceptrons; 0 for 4 times `width`
         mlp_width "N": usize = 0;
         /// Tokens that the model sees at once
         context "N": usize = 128;
+        /// Longest context of the model, for programs that it is exported to; 0 for `context`
+        longest_context "N": usize = 0;
         /// Different tokens; 0 for as many as the data have
         vocab "N": usize = 0;
-        /// Norm before each part
+        /// Norm of each part
         norm "NAME": NormKind = NormKind::Layer;
+        /// Where each part has its norm
+        norm_place "WHERE": NormPlace = NormPlace::Before;
+        /// RMSNorm of queries and keys
+        qk_norm "OVER": QkNorm = QkNorm::None;
         /// How the model knows positions
         position "NAME": PositionKind = PositionKind::Learned;
         /// Activation function of the perceptrons
         mlp "NAME": MlpKind = MlpKind::GeluTanh;
         /// Whether linear layers and norms have a bias
         bias "BOOL": bool = true;
+        /// Whether queries, keys and values have a bias even without `bias`
+        qkv_bias "BOOL": bool = false;
         /// Whether the last layer's weight is that of the embedding
         tied "BOOL": bool = true;
         /// Probability of dropping an element
@@ -49,6 +60,26 @@ family_settings! {
         norm_epsilon "X": f64 = 1e-5;
         /// Base of rotary positions
         rope_base "X": f64 = 10_000.0;
+        /// How rotary positions are stretched, as in llama3:8:1:4:8192, or none
+        rope_scaling "TEXT": String = "none".into();
+        /// Share of a head's columns that have rotary positions
+        rope_share "X": f64 = 1.0;
+        /// Every how many blocks one has no rotary positions; 0 for never
+        rope_skip "N": usize = 0;
+        /// Base of rotary positions of blocks with a window; 0 for that of the others
+        window_rope_base "X": f64 = 0.0;
+        /// Tokens that each token sees, with itself; 0 for all before it
+        window "N": usize = 0;
+        /// Every how many blocks one has no window; 0 for never
+        window_skip "N": usize = 0;
+        /// What q·k is divided by the root of; 0 for `head-size`
+        attention_scalar "N": usize = 0;
+        /// Whether rows of the embedding are multiplied by the root of `width`
+        scale_embedding "BOOL": bool = false;
+        /// Tokens whose rows of the embedding get no gradient where they are inputs
+        untrained_tokens "N,…": Vec<usize> = Vec::new();
+        /// Class of transformers that export prefers; none for the first that has such models
+        export_class "NAME": String = "none".into(), changes_results: false;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
     }
@@ -67,6 +98,34 @@ choices! {
 }
 
 choices! {
+    /// Where a part of a transformer has its norm.
+    #[derive(Default)]
+    pub enum NormPlace {
+        /// Before it
+        #[default]
+        Before = "before",
+        /// After it, before its output is added to the stream
+        After = "after",
+        /// Two norms, one before it and one after it
+        Both = "both",
+    }
+}
+
+choices! {
+    /// What the norms of queries and keys are taken over.
+    #[derive(Default)]
+    pub enum QkNorm {
+        /// There are none
+        #[default]
+        None = "none",
+        /// Each head
+        Head = "head",
+        /// All heads together
+        Heads = "heads",
+    }
+}
+
+choices! {
     /// The activation function of a transformer's perceptrons.
     #[derive(Default)]
     pub enum MlpKind {
@@ -79,6 +138,8 @@ choices! {
         Relu2 = "relu2",
         /// silu(gate)·up, with one more matrix
         Swiglu = "swiglu",
+        /// As `swiglu`, with `gelu-tanh` instead of silu
+        Geglu = "geglu",
     }
 }
 
@@ -124,6 +185,36 @@ impl GptSpec {
             kv_heads => kv_heads,
         }
     }
+
+    /// Columns of a head.
+    pub fn head_size(&self) -> usize {
+        match self.head_size {
+            0 => self.width / self.heads.max(1),
+            head_size => head_size,
+        }
+    }
+
+    /// What turns queries and keys, of blocks without a window and of those with one.
+    pub(super) fn rope(&self) -> Result<[Rope; 2]> {
+        // As in transformers, which rounds down.
+        let columns = (self.head_size() as f64 * self.rope_share) as usize;
+        if !(0.0..=1.0).contains(&self.rope_share) || !columns.is_multiple_of(2) {
+            let expected = format!("a share of {} columns, an even number", self.head_size());
+            let help = "rotary positions turn pairs of a head's columns";
+            return Err(refuse("rope-share", self.rope_share, &expected, help));
+        }
+        let help = "leave it out if the context was not stretched";
+        let of = |base: f64, scaling: &str| {
+            let made = rope(columns, base, scaling);
+            made.map_err(|expected| refuse("rope-scaling", scaling, &expected, help))
+        };
+        let all = of(self.rope_base, &self.rope_scaling)?;
+        let windowed = match self.window_rope_base {
+            0.0 => all.clone(),
+            base => of(base, "none")?,
+        };
+        Ok([all, windowed])
+    }
 }
 
 /// The most blocks.
@@ -159,9 +250,9 @@ impl Blocks {
         ] {
             check_size(name, size, most)?;
         }
-        if !spec.width.is_multiple_of(spec.heads) {
+        if spec.head_size == 0 && !spec.width.is_multiple_of(spec.heads) {
             let expected = format!("a divisor of {WIDTH}, which is {}", spec.width);
-            let help = "each head has an equal part of the columns";
+            let help = "each head has an equal part of the columns, without head-size";
             return Err(refuse("heads", spec.heads, &expected, help));
         }
         if !spec.heads.is_multiple_of(spec.kv_heads()) {
@@ -169,7 +260,11 @@ impl Blocks {
             let help = "equally many heads share each head of keys and values";
             return Err(refuse("kv-heads", spec.kv_heads(), &expected, help));
         }
-        if spec.width / spec.heads > HEAD_SIZE_MAX {
+        if spec.head_size > HEAD_SIZE_MAX {
+            let (expected, help) = (format!("at most {HEAD_SIZE_MAX}"), "choose more heads");
+            return Err(refuse("head-size", spec.head_size, &expected, help));
+        }
+        if spec.head_size() > HEAD_SIZE_MAX {
             let expected = format!("at least {}", spec.width.div_ceil(HEAD_SIZE_MAX));
             let help = format!("a head has at most {HEAD_SIZE_MAX} columns");
             return Err(refuse("heads", spec.heads, &expected, &help));
@@ -190,26 +285,28 @@ impl Blocks {
     pub(super) fn flop_of_a_token(&self, time: usize) -> f64 {
         let spec = &self.spec;
         let (width, mlp_width) = (spec.width as f64, spec.mlp_width() as f64);
-        let qkv = width + 2.0 * width * spec.kv_heads() as f64 / spec.heads as f64;
+        let mixed = (spec.heads * spec.head_size()) as f64;
+        let qkv = mixed + 2.0 * (spec.kv_heads() * spec.head_size()) as f64;
         let matrices = match spec.mlp {
-            MlpKind::Swiglu => 3.0,
+            MlpKind::Swiglu | MlpKind::Geglu => 3.0,
             MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => 2.0,
         };
         let seen = time as f64 / if self.causal { 2.0 } else { 1.0 };
-        let block = width * (qkv + width + matrices * mlp_width) + 2.0 * width * seen;
+        let block = width * (qkv + mixed + matrices * mlp_width) + 2.0 * mixed * seen;
         6.0 * spec.layers as f64 * block
     }
 
     /// Adds the blocks and the last norm to `layers`.
     pub(super) fn push(&self, layers: &mut Sequential) {
         let recompute = self.spec.recompute;
+        let rope = match self.spec.position {
+            PositionKind::Learned => None,
+            PositionKind::Rope => Some(self.spec.rope().expect("it was checked")),
+        };
         for index in 0..self.spec.layers {
-            let attention = match recompute {
-                RecomputeKind::Attention => Residual::new(Recompute::new(self.attention())),
-                RecomputeKind::None | RecomputeKind::Block => Residual::new(self.attention()),
-            };
-            let attention = attention.after(self.norm());
-            let mlp = Residual::new(self.perceptron()).after(self.norm());
+            let again = recompute == RecomputeKind::Attention;
+            let attention = self.part(self.attention(index, rope.as_ref()), again);
+            let mlp = self.part(self.perceptron(), false);
             let name = format!("blocks.{index}");
             if recompute == RecomputeKind::Block {
                 let block = Sequential::new().named("attention", attention);
@@ -223,18 +320,50 @@ impl Blocks {
         layers.push_named("norm", Box::new(self.norm()));
     }
 
-    fn attention(&self) -> Sequential {
+    /// A part with its norm, around which the stream goes. `again`: whether backward computes it
+    /// again.
+    fn part(&self, mut inner: Sequential, again: bool) -> Residual {
+        let place = self.spec.norm_place;
+        if place != NormPlace::Before {
+            inner.push_named("post_norm", Box::new(self.norm()));
+        }
+        let part = if again {
+            Residual::new(Recompute::new(inner))
+        } else {
+            Residual::new(inner)
+        };
+        match place {
+            NormPlace::Before | NormPlace::Both => part.after(self.norm()),
+            NormPlace::After => part,
+        }
+    }
+
+    fn attention(&self, index: usize, rope: Option<&[Rope; 2]>) -> Sequential {
         let spec = &self.spec;
-        let linear = |outputs| self.linear(outputs);
+        let linear = |outputs| self.linear(outputs, spec.bias || spec.qkv_bias);
         let last = |outputs| self.last_linear(outputs);
-        let (heads, kv_heads) = (spec.heads, spec.kv_heads());
-        let mut mix = SelfAttention::causal(spec.width, heads, kv_heads, [&linear, &last]);
+        let heads = [spec.heads, spec.kv_heads(), spec.head_size()];
+        let mut mix = SelfAttention::of_heads(heads, spec.width, [&linear, &last]);
         if !self.causal {
             mix = mix.full();
         }
-        if spec.position == PositionKind::Rope {
-            mix = mix.rotary(spec.rope_base);
+        let is_skipped = |by: usize| by != 0 && (index + 1).is_multiple_of(by);
+        let has_window = spec.window != 0 && !is_skipped(spec.window_skip);
+        if has_window {
+            mix = mix.windowed(spec.window);
         }
+        if let Some(rope) = rope.filter(|_| !is_skipped(spec.rope_skip)) {
+            mix = mix.rotary(rope[usize::from(has_window)].clone());
+        }
+        if spec.attention_scalar != 0 {
+            mix = mix.scaled(1.0 / (spec.attention_scalar as f64).sqrt());
+        }
+        let norm = Normalize::rms().epsilon(spec.norm_epsilon);
+        mix = match spec.qk_norm {
+            QkNorm::None => mix,
+            QkNorm::Head => mix.normed(&norm, NormOver::Head),
+            QkNorm::Heads => mix.normed(&norm, NormOver::Heads),
+        };
         let mut layers = Sequential::new().named("mix", mix);
         self.push_dropout(&mut layers);
         layers
@@ -247,9 +376,12 @@ impl Blocks {
             MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
             MlpKind::Relu2 => (Box::new(Activate::new(Activation::ReluSquared)), 1),
             MlpKind::Swiglu => (Box::new(Swiglu), 2),
+            MlpKind::Geglu => (Box::new(Geglu), 2),
         };
         let parts = vec![self.spec.mlp_width(); halves];
-        let up = self.linear(parts.iter().sum()).in_parts(&parts);
+        let up = self
+            .linear(parts.iter().sum(), self.spec.bias)
+            .in_parts(&parts);
         let mut layers = Sequential::new().named("up", up);
         layers.push_named("activation", activation);
         let mut layers = layers.named("down", self.last_linear(self.spec.width));
@@ -266,12 +398,12 @@ impl Blocks {
         norm.epsilon(self.spec.norm_epsilon)
     }
 
-    fn linear(&self, outputs: usize) -> Linear {
+    fn linear(&self, outputs: usize, has_bias: bool) -> Linear {
         let linear = match self.deviation {
             Some(deviation) => Linear::new(outputs).normal(deviation),
             None => Linear::new(outputs),
         };
-        if self.spec.bias {
+        if has_bias {
             return linear;
         }
         linear.without_bias()
@@ -279,7 +411,10 @@ impl Blocks {
 
     /// The last linear layer of a part, whose output is added to the stream.
     fn last_linear(&self, outputs: usize) -> Linear {
-        let (linear, parts) = (self.linear(outputs), 2.0 * self.spec.layers as f64);
+        let (linear, parts) = (
+            self.linear(outputs, self.spec.bias),
+            2.0 * self.spec.layers as f64,
+        );
         match self.deviation {
             Some(deviation) => linear.normal(deviation / parts.sqrt()),
             None => linear,

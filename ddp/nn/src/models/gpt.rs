@@ -1,13 +1,17 @@
 //! The family `gpt`: a causal transformer over tokens, as GPT-2 or Llama. Names of its layers:
 //! `embedding.tokens.weight`, `embedding.positions.weight`, those of the blocks, `norm` and `head`.
 
-pub use super::blocks::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
+pub use super::blocks::{
+    GptSpec, MlpKind, NormKind, NormPlace, PositionKind, QkNorm, RecomputeKind,
+};
+pub use super::rope::{ROPE_SCALINGS, rope_scaling};
 
 use ddp_kernels::DType;
+use ddp_kernels::setting::SettingName;
 
 use super::blocks::{Blocks, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
-use crate::error::{Result, WIDTH};
+use crate::error::Result;
 use crate::{Embedding, Head, Sequential, Tie};
 
 /// The standard deviation of initial weights in GPT-2.
@@ -66,6 +70,15 @@ impl Family for GptSpec {
 
     fn write_out(&mut self, outputs: usize) {
         (self.kv_heads, self.mlp_width) = (self.kv_heads(), self.mlp_width());
+        if self.width.is_multiple_of(self.heads.max(1)) {
+            self.head_size = self.head_size();
+        }
+        if self.attention_scalar == 0 {
+            self.attention_scalar = self.head_size;
+        }
+        if self.longest_context == 0 && self.position == PositionKind::Rope {
+            self.longest_context = self.context;
+        }
         if self.vocab == 0 {
             self.vocab = outputs;
         }
@@ -75,16 +88,23 @@ impl Family for GptSpec {
         self.blocks().check()?;
         check_size("context", self.context, SIZE_MAX)?;
         check_size("vocab", self.vocab.max(1), SIZE_MAX)?;
-        if self.position == PositionKind::Rope && !(self.width / self.heads).is_multiple_of(2) {
-            let expected = format!("half a divisor of {WIDTH}, which is {}", self.width);
-            let help = "rotary positions turn pairs of a head's columns";
-            return Err(refuse("heads", self.heads, &expected, help));
-        }
         if !(self.rope_base > 1.0 && self.rope_base.is_finite()) {
             let (expected, help) = ("a finite number above 1", "a usual value is 10000");
             return Err(refuse("rope-base", self.rope_base, expected, help));
         }
-        Ok(())
+        if let Some(&token) = self.untrained_tokens.iter().find(|it| **it >= self.vocab) {
+            let expected = format!("tokens below {}, as `vocab` says", self.vocab);
+            return Err(refuse(
+                "untrained-tokens",
+                token,
+                &expected,
+                "give `vocab`, too",
+            ));
+        }
+        match self.position {
+            PositionKind::Learned => Ok(()),
+            PositionKind::Rope => self.rope().map(|_| ()),
+        }
     }
 
     fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
@@ -94,6 +114,7 @@ impl Family for GptSpec {
 
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         data.check_dtype(DType::I64, "gpt")?;
+        self.check()?;
         if self.vocab != 0 && self.vocab < data.outputs {
             let expected = format!("at least {}, the vocabulary of the data", data.outputs);
             let help = "give data of the model's tokenizer; in a new model, raise it";
@@ -104,11 +125,23 @@ impl Family for GptSpec {
             let help = "give the data the same context";
             return Err(refuse("context", self.context, &expected, help));
         }
+        let most = self.usable_context();
+        if self.context > most {
+            let name = SettingName("rope-scaling");
+            let expected = format!("at most {most}, as the model's {name} says");
+            let help =
+                "longer contexts turn queries and keys by other angles, which is not supported";
+            return Err(refuse("context", self.context, &expected, help));
+        }
         let padded = self.vocab.max(data.outputs);
         let tie = Tie::new();
         let mut embedding = Embedding::new(padded, self.width).normal(DEVIATION);
         if self.position == PositionKind::Learned {
             embedding = embedding.with_positions(self.context);
+        }
+        embedding = embedding.untrained(&self.untrained_tokens);
+        if self.scale_embedding {
+            embedding = embedding.scaled((self.width as f64).sqrt());
         }
         if data.documents {
             embedding = embedding.of_documents();
@@ -131,6 +164,15 @@ impl GptSpec {
     /// backward, and of causal attention as it is computed.
     pub(crate) fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
         self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
+    }
+
+    /// `context`, or the longest one that is supported.
+    pub fn usable_context(&self) -> usize {
+        let scaling = rope_scaling(&self.rope_scaling);
+        let longrope = scaling.filter(|(kind, _)| *kind == "longrope");
+        longrope.map_or(self.context, |(_, numbers)| {
+            self.context.min(numbers[0] as usize)
+        })
     }
 
     fn blocks(&self) -> Blocks {

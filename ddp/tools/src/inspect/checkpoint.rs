@@ -48,7 +48,13 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
         let text = format!("{names}: {count} parameters were not trained");
         sheet.add("frozen", text);
     }
-    let torch = config.model.torch(&state.row_shape, outputs);
+    let torch = match &config.lora {
+        None => config.model.torch(&state.row_shape, outputs),
+        Some(lora) => {
+            sheet.add("adapters", shown(&lora.to_string()));
+            None
+        }
+    };
     if let Some(torch) = &torch {
         let undone = normalized.map(|(_, text)| format!("\nin the units of the labels: {text}"));
         sheet.add("torch", torch.clone() + &undone.unwrap_or_default());

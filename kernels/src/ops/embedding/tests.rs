@@ -212,7 +212,7 @@ fn operands_that_do_not_fit_are_named() {
 
 #[test]
 fn codes_are_split_into_tokens_and_where_documents_begin() {
-    let codes = cpu_of(&[5i64, 3 << 32 | 7, 9 << 32 | 0xffff_ffff], &[3]);
+    let codes = cpu_of(&[5i64, (3 << 32) | 7, (9 << 32) | 0xffff_ffff], &[3]);
     let (tokens, begins) = (cpu_of(&[0i64; 3], &[3]), cpu_of(&[0i32; 3], &[3]));
     split_documents_into(&tokens, &begins, &codes).unwrap();
     assert_eq!(vec::<i64>(&tokens), [5, 7, 0xffff_ffff]);

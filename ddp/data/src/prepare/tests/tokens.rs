@@ -359,7 +359,7 @@ fn ranks_with_other_files_are_told_so() {
     let found = |second: &TokenFiles| {
         ranks(3, |world| {
             let files = if world.rank() == 1 { second } else { &one };
-            let read = read(files, crate::setting::DATA, (None, "", None), None, world);
+            let read = read(files, crate::setting::DATA, (None, ""), None, world);
             read.map(|summary| summary.content)
                 .map_err(|error| error.to_string())
         })

@@ -93,6 +93,113 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
     assert!(worst(&tiny(), &|name| !name.contains("norm")) < 1e-7);
     let padded = GptSpec { vocab: 9, ..tiny() };
     assert!(worst(&padded, &all) < 1e-7);
+    for spec in families(&tiny()) {
+        // A norm of few columns bends the loss more within a step of the differences.
+        let error = worst(&spec, &all);
+        assert!(error < 1e-6, "{spec:?}: {error}");
+        // Keys are normalized below what is trained, and above it.
+        assert!(worst(&spec, &|name| !name.contains("q_norm")) < 1e-6);
+    }
+}
+
+/// What families of downloaded models do beyond a plain Llama, each with the sizes of `size`.
+fn families(size: &GptSpec) -> [GptSpec; 5] {
+    let llama = GptSpec {
+        norm: NormKind::Rms,
+        position: PositionKind::Rope,
+        mlp: MlpKind::Swiglu,
+        bias: false,
+        rope_base: 100.0,
+        ..size.clone()
+    };
+    [
+        GptSpec {
+            qkv_bias: true,
+            rope_scaling: "llama3:8:1:4:16".into(),
+            ..llama.clone()
+        },
+        GptSpec {
+            head_size: 6,
+            qk_norm: QkNorm::Head,
+            rope_scaling: "yarn:4:16:32:1:1.1:1".into(),
+            ..llama.clone()
+        },
+        GptSpec {
+            norm_place: NormPlace::After,
+            qk_norm: QkNorm::Heads,
+            rope_scaling: "linear:2".into(),
+            rope_skip: 2,
+            ..llama.clone()
+        },
+        GptSpec {
+            norm_place: NormPlace::Both,
+            // Norms of small values after a part bend the loss more.
+            norm_epsilon: 0.1,
+            qk_norm: QkNorm::Head,
+            mlp: MlpKind::Geglu,
+            window: 3,
+            window_skip: 2,
+            window_rope_base: 10.0,
+            attention_scalar: 5,
+            scale_embedding: true,
+            layers: 2,
+            ..llama.clone()
+        },
+        GptSpec {
+            head_size: 7,
+            rope_share: 0.6,
+            window: 4,
+            rope_scaling: "longrope:64:1.2:1:2:3:4".into(),
+            tied: false,
+            ..llama
+        },
+    ]
+}
+
+#[test]
+fn untrained_tokens_get_gradients_from_the_head_alone() {
+    let gradients = |spec: GptSpec| {
+        let layers = Box::new(spec.layers(&shape(&[5])).unwrap());
+        let model = Model::new(layers, &[5], DType::F64, Device::Cpu, 1, &|_| false).unwrap();
+        let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
+        let options = crate::PassOptions {
+            training: true,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &position,
+        };
+        let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
+        let mut ready = |_| Ok(());
+        let params = &model.params;
+        let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
+        let tokens = Tensor::from_slice(&[2i64, 3, 2, 1, 0], &[1, 5], Device::Cpu).unwrap();
+        let y = model.forward(&mut pass, &tokens).unwrap();
+        model.backward(&mut pass, &y).unwrap();
+        let mut all = model.params.gradients().to_vec::<f64>().unwrap();
+        let table = params.find("embedding.tokens.weight").unwrap();
+        let rows: Vec<f64> = all.drain(table.range.clone()).collect();
+        let rows: Vec<_> = rows.chunks(8).map(<[f64]>::to_vec).collect();
+        (rows, all)
+    };
+    for tied in [false, true] {
+        let spec = GptSpec {
+            vocab: 7,
+            tied,
+            ..tiny()
+        };
+        let (trained, rest) = gradients(spec.clone());
+        let untrained_tokens = vec![2, 4];
+        let (untrained, other_rest) = gradients(GptSpec {
+            untrained_tokens,
+            ..spec.clone()
+        });
+        assert!(rest == other_rest);
+        for (token, (with, without)) in trained.iter().zip(&untrained).enumerate() {
+            assert_eq!(with == without, token != 2, "{token}, tied: {tied}");
+        }
+        assert_eq!(untrained[2].iter().all(|it| *it == 0.0), !tied);
+    }
 }
 
 #[test]
@@ -140,6 +247,43 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     refused(|spec| spec.width = 4096, "heads");
     refused(|spec| spec.norm_epsilon = 0.0, "norm-epsilon");
     refused(|spec| spec.rope_base = 1.0, "rope-base");
+    refused(|spec| spec.head_size = 257, "head-size");
+    refused(|spec| spec.untrained_tokens = vec![0], "untrained-tokens");
+    for (text, expected) in [
+        (
+            "llama3:8:1:4",
+            "none, or numbers as in linear:factor, llama3:",
+        ),
+        ("dynamic:2", "none, or numbers as in linear:factor, llama3:"),
+        ("longrope:8:1:2:2:2", "2 factors, got 3"),
+    ] {
+        let spec = GptSpec {
+            position: PositionKind::Rope,
+            rope_scaling: text.into(),
+            ..tiny()
+        };
+        let error = spec.check().unwrap_err().to_string();
+        let expected = format!("`rope-scaling` {text}: expected {expected}");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let odd = GptSpec {
+        position: PositionKind::Rope,
+        head_size: 7,
+        ..tiny()
+    };
+    let error = odd.check().unwrap_err().to_string();
+    assert!(
+        error.starts_with("`rope-share` 1: expected a share of 7"),
+        "{error}"
+    );
+    let longrope = GptSpec {
+        position: PositionKind::Rope,
+        rope_scaling: "longrope:4:1:2:2".into(),
+        ..tiny()
+    };
+    let error = longrope.layers(&shape(&[5])).unwrap_err().to_string();
+    let expected = "`context` 5: expected at most 4, as the model's `rope-scaling` says";
+    assert!(error.starts_with(expected), "{error}");
     let too_few = GptSpec { vocab: 6, ..tiny() };
     let error = too_few.layers(&shape(&[5])).unwrap_err().to_string();
     assert!(error.starts_with("`vocab` 6"), "{error}");
@@ -186,7 +330,8 @@ fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_toke
         vocab: 9,
         ..size.clone()
     };
-    for spec in [size, llama, relu2] {
+    let families = families(&size);
+    for spec in [size, llama, relu2].into_iter().chain(families) {
         let model = built(&spec, 7);
         let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
         let options = crate::PassOptions {
@@ -272,7 +417,7 @@ fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_o
             let begin = packed.len();
             let tokens: Vec<i64> = (begin..begin + length).map(token).collect();
             let targets = (begin..begin + length).map(|index| token(3 * index + 1));
-            packed.extend(tokens.iter().map(|token| token | (begin as i64) << 32));
+            packed.extend(tokens.iter().map(|token| token | ((begin as i64) << 32)));
             packed_targets.extend(targets.clone());
             alone.extend(tokens.iter().copied().chain(vec![0; 20 - length]));
             alone_targets.extend(targets.chain(vec![-100; 20 - length]));
