@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::setting::Choice;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use twox_hash::XxHash3_128;
 
 use super::record::{self, LossOn, Written};
-use super::template::{Chat, ChatFormat};
+use super::template::ChatFormat;
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::io::refuse;
 use crate::files::{Array, Element, cache, flat, is_table};
@@ -86,7 +86,7 @@ impl Coder {
             "expected a tokenizer with a chat template, got one without; help: give a model that is made for \
              chats, or put a chat_template.jinja beside tokenizer.json",
         )?;
-        let text = Chat::new(template, messages, None, None).text(messages.len(), true)?;
+        let text = template.text(messages, &Map::new(), true)?;
         Ok(self.encoder.encode_placed(&text.text)?.0)
     }
 
