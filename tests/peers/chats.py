@@ -5,7 +5,8 @@
 
 It needs the packages tokenizers and transformers. A template with {% generation %} is compared with return_assistant_tokens_mask,
 others with the difference of prefixes, as trl takes it. Where prefixes differ, ddp-train must refuse the conversation, or the
-template leaves out earlier thoughts, and what is trained is compared with the text of the turn.
+template leaves out earlier thoughts, and what is trained is compared with the text of the turn. The loss of a small Llama on all
+conversations must be that of transformers, in packed rows and in others.
 """
 import datetime
 import json
@@ -18,7 +19,8 @@ import sys
 import tempfile
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 PROGRAM, FOLDERS = sys.argv[1], sys.argv[2:]
@@ -157,12 +159,44 @@ def compare(name, template, kind):
     return counts["differ"] == 0
 
 
+def loss_of(folder, words):
+    """That of the first step of ddp-train, which learns nothing."""
+    out = os.path.join(folder, "out" + words.replace(" ", ""))
+    words = f"--data {folder}/chats.jsonl --init-from {folder} --batch-size 100 --steps 1 --warmup-steps 0 --lr 0 --device cpu {words} --out {out}"
+    subprocess.run([PROGRAM, *words.split()], check=True, capture_output=True)
+    events = [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl"))]
+    return next(event["loss"] for event in events if event["event"] == "step")
+
+
+def compare_loss():
+    with tempfile.TemporaryDirectory() as folder:
+        fast = tokenizer(folder, "bytes", SMALL["chatml, marked"])
+        torch.manual_seed(1)
+        config = LlamaConfig(vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                             max_position_embeddings=512, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+        model = LlamaForCausalLM(config)
+        model.save_pretrained(folder)
+        total, count = 0.0, 0
+        with open(os.path.join(folder, "chats.jsonl"), "w") as file:
+            for messages in conversations(False):
+                file.write(json.dumps({"messages": messages}) + "\n")
+                tokens, mask = expected(fast, messages, True)
+                labels = torch.tensor([token if is_trained else -100 for token, is_trained in zip(tokens[1:], mask[1:])])
+                with torch.no_grad():
+                    logits = model(torch.tensor([tokens])).logits[0, :-1]
+                total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                count += sum(mask[1:])
+        apart = {words: abs(loss_of(folder, words) - total / count) for words in ["--packing off", "--packing on", "--packing on --ranks 3"]}
+    print(f"loss of {count} tokens {total / count:.6f}; apart: " + ", ".join(f"{words} {one:.1e}" for words, one in apart.items()))
+    return max(apart.values()) < 1e-5
+
+
 def main():
     templates = dict(SMALL)
     for folder in FOLDERS:
         templates.update((path.stem, path.read_text()) for path in sorted(pathlib.Path(folder).glob("*.jinja")))
     results = [compare(name, template, kind) for name, template in templates.items() for kind in ["bytes", "spaces"]]
-    sys.exit(0 if all(results) else 1)
+    sys.exit(0 if compare_loss() and all(results) else 1)
 
 
 main()

@@ -166,9 +166,10 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
         }
         Holds::Table(_) | Holds::Tokens(_) | Holds::Conversations => ("a file of arrays", format),
     };
-    let help = match got.is(&tokens::TEXT) {
-        true => "; help: rename a table of text to .csv",
-        false => "",
+    let help = match got.holds {
+        Holds::Conversations => "; help: show-tokens shows what a tokenizer makes of it",
+        _ if got.is(&tokens::TEXT) => "; help: rename a table of text to .csv",
+        _ => "",
     };
     Err(file.bad(format!("expected {expected}, got {}{help}", got.name)))
 }

@@ -345,19 +345,17 @@ fn a_model_s_folder_keeps_its_chat_template_on_the_way_to_adapters_and_back() {
     assert!(shown[0].contains("\"trained\":true"));
 }
 
-/// Adds the text of a file to the words; a shell would leave out its last newline.
-const WITH_PROMPT: &str = "prompt=$(cat prompt.txt; echo end)\nset -- \"$@\" \"${prompt%end}\"";
-
 #[test]
 fn a_chat_writes_what_the_template_and_generate_would() {
     let folder = with_chats("chats-spoken");
     let words = format!(
-        "{MODEL} --data train.jsonl --tokenizer chat --batch-size 4 --steps 3 --threads 1 --out OUT"
+        "{MODEL} --data train.jsonl --tokenizer chat --batch-size 4 --steps 3 --threads 1 --sample über --out OUT"
     );
     folder
         .alone(&words.replacen("--threads 1 ", "", 1))
         .run()
         .assert_well();
+    // Answers may have several lines.
     let said = |messages: &str, words: &str| -> String {
         fs::write(folder.path().join("messages.txt"), messages).unwrap();
         let ended = folder.in_shell("exec <messages.txt", words).run();
@@ -368,20 +366,31 @@ fn a_chat_writes_what_the_template_and_generate_would() {
     let of_template = |text: &str| {
         fs::write(folder.path().join("prompt.txt"), text).unwrap();
         let words = format!("generate --checkpoint out {how} --prompt");
-        let command = folder.in_shell(WITH_PROMPT, &words);
-        let ended = command.run();
+        // A shell takes line breaks from the end of what a command prints.
+        let before = "text=\"$(cat prompt.txt; printf x)\"; set -- \"$@\" \"${text%x}\"";
+        let ended = folder.in_shell(before, &words).run();
         ended.assert_well();
         ended.stdout.strip_suffix('\n').unwrap().to_string()
     };
     let user = |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     let first = of_template(&user("to be"));
     let both = format!("{}{first}<|im_end|>\n{}", user("to be"), user("of the"));
-    let expected = [first, of_template(&both), of_template(&user("of the"))].join("\n") + "\n";
-    let answers = said("to be\nof the\n\nof the\n", &format!("chat out {how}"));
-    assert_eq!(answers, expected);
-    let system = said("to be\n", &format!("chat out {how} --system is"));
+    let (second, third) = (of_template(&both), of_template(&user("of the")));
+    assert_eq!(
+        said("to be\nof the\n\nof the\n", &format!("chat out {how}")),
+        format!("{first}\n{second}\n{third}\n")
+    );
     let expected = format!("<|im_start|>system\nis<|im_end|>\n{}", user("to be"));
-    assert_eq!(system, of_template(&expected) + "\n");
+    assert_eq!(
+        said("to be\n", &format!("chat out {how} --system is")),
+        of_template(&expected) + "\n"
+    );
+    // As in training.
+    let how = "--temperature 0.8 --max-tokens 64 --seed 0";
+    let answer = said("über\n", &format!("chat out {how}"));
+    let log = folder.metrics_log();
+    let sample = log.all("sample").last().unwrap()["text"].as_str();
+    assert_eq!(sample, answer.strip_suffix('\n'));
     let bytes = "--model gpt,layers=1,heads=2,width=16,context=96 --data train.txt --device cpu --steps 1 --out bytes";
     fs::write(folder.path().join("train.txt"), "is ".repeat(400)).unwrap();
     folder.alone(bytes).run().assert_well();

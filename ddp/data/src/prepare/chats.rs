@@ -53,7 +53,7 @@ pub(super) fn prepare(
     };
     let coder = agree(ranks, Coder::open(tokenizer, request.loss_on))?;
     let rows = Rows {
-        context: context(request, path, None)?,
+        context: context(request, None, &format!(", or give {CONTEXT}"))?,
         task: task(request, &coder)?,
         request,
         tables,

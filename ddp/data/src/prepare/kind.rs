@@ -73,8 +73,8 @@ pub(super) fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
     }
 }
 
-/// How many tokens the model sees at once.
-pub(super) fn context(request: &DataRequest, path: &str, given: Option<usize>) -> Result<usize> {
+/// How many tokens the model sees at once. `or` is what helps besides another model.
+pub(super) fn context(request: &DataRequest, given: Option<usize>, or: &str) -> Result<usize> {
     let data = &request.data;
     let trained = request.trained.as_ref();
     let of_model = match trained.map(|trained| &trained.row_shape[..]) {
@@ -93,7 +93,7 @@ pub(super) fn context(request: &DataRequest, path: &str, given: Option<usize>) -
         (None, None) => bail!(
             Usage,
             "{DATA} {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
-             choose a {MODEL} of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
+             choose a {MODEL} of tokens, such as gpt{or}"
         ),
     }
 }

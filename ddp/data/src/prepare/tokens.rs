@@ -63,7 +63,11 @@ pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
 /// Windows to train on or to use a model on, and windows to evaluate on.
 pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Ranks) -> Result<Data> {
     let known = task_of_model(request)?;
-    let context = context(request, &spec.path, spec.context)?;
+    let or = format!(
+        ", or give tokens:{},context=N; if it is a table, rename it to .csv",
+        spec.path
+    );
+    let context = context(request, spec.context, &or)?;
     let (files, summary, tokenizer) = open(request, (DATA, spec), Some(context), known, ranks)?;
     let task = known.map_or_else(|| task(&files, &summary), |(task, _)| task.clone());
     if known.is_none() && ranks.rank() == 0 {

@@ -397,7 +397,7 @@ settings! {
     /// [default: train all steps]
     Job stop_after "N": Option<u64> = None, COUNT;
     /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
-    /// metrics log and the report
+    /// metrics log and the report; in a run on conversations, a question to answer
     Job sample "PROMPT": Option<String> = None;
     /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;

@@ -1,17 +1,20 @@
 //! The text that a transformer in training writes at evaluations, on rank 0.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use ddp_data::Data;
+use ddp_data::text::Vocabulary;
+use ddp_data::{ChatWriter, Data};
 use ddp_kernels::Device;
 use ddp_kernels::transfer::announced;
 use ddp_nn::Sampling;
 use ddp_nn::models::{Model, ModelSpec};
 use ddp_nn::params::Precision;
+use serde_json::json;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::generate::{Coding, GenerateOptions, generate};
+use crate::generate::{Coding, GenerateOptions, Writer, generate};
 use crate::model::data_shape;
 use crate::setting::SAMPLE;
 use crate::step::Step;
@@ -25,6 +28,9 @@ const TEMPERATURE: f64 = 0.8;
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) prompt: String,
+    /// The tokens of the prompt as a question, and the token that ends an answer, if the run learns
+    /// conversations.
+    question: Option<(Vec<u32>, u32)>,
     coding: Coding,
     options: GenerateOptions,
     /// The whole model on the CPU, into which values are copied: in bf16 if the run is.
@@ -64,6 +70,13 @@ impl Sample {
             Err(Error::Usage(text)) => return refused(&text),
             other => other?,
         };
+        let is_chat = |tokenizer: &Arc<Vocabulary>| !tokenizer.chat_files.is_empty();
+        let is_chat = data.tokenizer.as_ref().is_some_and(is_chat);
+        let tokenizer = options.data_request().tokenizer.filter(|_| is_chat);
+        let chat = tokenizer.map(|path| ChatWriter::open(&path)).transpose()?;
+        let message = json!({ "role": "user", "content": prompt });
+        // A tokenizer of texts alone has no template.
+        let question = chat.and_then(|chat| Some((chat.prompt(&[message]).ok()?, chat.end())));
         let sampling = Sampling {
             temperature: TEMPERATURE,
             top_k: None,
@@ -71,6 +84,7 @@ impl Sample {
         };
         Ok(Some(Sample {
             prompt,
+            question,
             coding,
             options: GenerateOptions {
                 tokens_max: TOKENS_MAX,
@@ -102,13 +116,14 @@ impl Sample {
             text += part;
             Ok(())
         };
-        generate(
-            &self.copy,
-            &self.coding,
-            &self.prompt,
-            &self.options,
-            &mut add,
-        )?;
+        let (model, coding, options) = (&self.copy, &self.coding, &self.options);
+        match &self.question {
+            Some((tokens, end)) => {
+                let room = tokens.len() + options.tokens_max;
+                Writer::new(model, coding, options, room)?.after(tokens, Some(*end), &mut add)?
+            }
+            None => generate(model, coding, &self.prompt, options, &mut add)?,
+        };
         Ok(text)
     }
 }
