@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import families
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -55,6 +56,7 @@ MODELS = {
     "Llama, q_proj and v_proj, rsLoRA": (llama, dict(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"], use_rslora=True), False),
     "Llama, MLPs": (llama, dict(r=4, lora_alpha=4, target_modules=["gate_proj", "up_proj", "down_proj"]), False),
     "GPT-2, all-linear": (gpt2, dict(r=4, lora_alpha=8, target_modules="all-linear"), False),
+    **{name: (families.MODELS[name][0], dict(r=4, lora_alpha=8, target_modules="all-linear"), False) for name in ["Qwen3", "Phi-3", "Gemma 3"]},
     "Llama in bf16 on disk": (lambda: llama().to(torch.bfloat16), dict(r=4, lora_alpha=8, target_modules="all-linear"), False),
     **{name: (FAMILIES[name][0], dict(r=4, lora_alpha=8, target_modules="all-linear"), False) for name in OTHERS},
 }

@@ -177,9 +177,11 @@ fn read_rope(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -
         kind => kind.unwrap_or_default(),
     };
     let known = architecture.words("rope");
-    let refused = |expected: &str| {
+    let refused = |name: &str| {
         let kinds = known.join(", ");
-        let what = format!("rope_type default or {kinds}, with its numbers only: {expected}");
+        let what = format!(
+            "rope_type default or {kinds}, and that type's numbers: {name} is missing or unknown"
+        );
         keys.unknown(key, &given, &what)
     };
     let mut number = |name: &str, default: Option<f64>| match rope.remove(name) {
