@@ -125,8 +125,8 @@ fn read_layers(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec)
     Ok(())
 }
 
-/// Rotary positions. Before version 5 of transformers, `rope_theta` was a key beside `rope_scaling`;
-/// since then, `rope_parameters` has both.
+/// Rotary positions. Before version 5 of transformers, `rope_theta` was a key beside
+/// `rope_scaling`; since then, `rope_parameters` has both.
 fn read_rope(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -> Result<()> {
     let base = default_of(architecture, "rope_theta").and_then(|default| default.as_f64());
     let base: f64 = keys.take("rope_theta", base.unwrap_or(10_000.0))?;
