@@ -53,8 +53,7 @@ pub fn rope_table(
 }
 
 /// `out = x` with the first A columns of the first `heads` heads of each row turned: those of
-/// queries and keys, if a row has values after them. Heads and their size are given as
-/// `[heads, D]`.
+/// queries and keys, if a row has values after them. Heads and their size are `[heads, D]`.
 /// `out` and `x` (R, W), W >= `heads` D, of one dtype, and `out` may be `x`; `table` f32 (T, A),
 /// from [`rope_table`], A <= D; row r is at position r mod T, R a multiple of T.
 #[track_caller]

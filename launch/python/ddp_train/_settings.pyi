@@ -15,6 +15,11 @@ class Settings(TypedDict, total=False):
     freeze: Value
     """Names or patterns of layers or parameters that are not trained, separated by commas, as in
     0,2.bias or 'blocks.?,*.bias' [default: none]"""
+    lora: Value
+    """Train adapters of low rank (LoRA) beside the weights of --init-from, which stay as they are:
+    rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
+    on=q_proj,v_proj; dropout=P and rslora=true may follow. Or from=FOLDER: those that PEFT or
+    export wrote"""
     val_split: Value
     """Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
     ones); an alternative to --val-data [default: 0]"""
@@ -32,6 +37,14 @@ class Settings(TypedDict, total=False):
     normalize: Optional[Literal["none", "unit", "standard"]]
     """How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0 and
     standard deviation 1, and numeric labels, too [default: none]"""
+    tokenizer: Value
+    """Folder with the tokenizer.json and the chat template that make tokens of conversations [default:
+    that of --init-from]"""
+    loss_on: Optional[Literal["assistant", "all"]]
+    """Tokens of conversations that are trained [default: assistant]"""
+    packing: Optional[Literal["auto", "on", "off"]]
+    """Whether several conversations share a row; auto: if the model has rotary positions [default:
+    auto]"""
     cache_dir: Value
     """Folder for converted copies of files that cannot be memory-mapped [default: beside the files,
     else ~/.cache/ddp-train/data]"""
@@ -165,24 +178,55 @@ class Settings(TypedDict, total=False):
     """Activation function between the layers [default: relu]"""
     kv_heads: Value
     """Heads of keys and values, each shared by equally many heads; 0 for one per head [default: 0]"""
+    head_size: Value
+    """Columns of a head; 0 for --width divided by --heads [default: 0]"""
     context: Value
     """Tokens that the model sees at once [default: 128]"""
+    longest_context: Value
+    """Longest context of the model, for programs that it is exported to; 0 for --context [default: 0]"""
     vocab: Value
     """Different tokens; 0 for as many as the data have [default: 0]"""
     norm: Optional[Literal["layer", "rms"]]
-    """Norm before each part [default: layer]"""
+    """Norm of each part [default: layer]"""
+    norm_place: Optional[Literal["before", "after", "both"]]
+    """Where each part has its norm [default: before]"""
+    qk_norm: Optional[Literal["none", "head", "heads"]]
+    """RMSNorm of queries and keys [default: none]"""
     position: Optional[Literal["learned", "rope"]]
     """How the model knows positions [default: learned]"""
-    mlp: Optional[Literal["gelu", "gelu-tanh", "relu2", "swiglu"]]
+    mlp: Optional[Literal["gelu", "gelu-tanh", "relu2", "swiglu", "geglu"]]
     """Activation function of the perceptrons [default: gelu-tanh]"""
     bias: Optional[bool]
     """Whether linear layers and norms have a bias [default: true]"""
+    qkv_bias: Optional[bool]
+    """Whether queries, keys and values have a bias even without --bias [default: false]"""
     tied: Optional[bool]
     """Whether the last layer's weight is that of the embedding [default: true]"""
     norm_epsilon: Value
     """What norms add to the mean of squares [default: 0.00001]"""
     rope_base: Value
     """Base of rotary positions [default: 10000]"""
+    rope_scaling: Value
+    """How rotary positions are stretched, as in llama3:8:1:4:8192, or none [default: none]"""
+    rope_share: Value
+    """Share of a head's columns that have rotary positions [default: 1]"""
+    rope_skip: Value
+    """Every how many blocks one has no rotary positions; 0 for never [default: 0]"""
+    window_rope_base: Value
+    """Base of rotary positions of blocks with a window; 0 for that of the others [default: 0]"""
+    window: Value
+    """Tokens that each token sees, with itself; 0 for all before it [default: 0]"""
+    window_skip: Value
+    """Every how many blocks one has no window; 0 for never [default: 0]"""
+    attention_scalar: Value
+    """What q·k is divided by the root of; 0 for --head-size [default: 0]"""
+    scale_embedding: Optional[bool]
+    """Whether rows of the embedding are multiplied by the root of --width [default: false]"""
+    untrained_tokens: Value
+    """Tokens whose rows of the embedding get no gradient where they are inputs [default: none]"""
+    export_class: Value
+    """Class of transformers that export prefers; none for the first that has such models [default:
+    none]"""
     patch: Value
     """Side of a square patch, in pixels [default: 4]"""
     pool: Optional[Literal["mean", "class"]]

@@ -7,8 +7,8 @@ use ddp_kernels::ops;
 
 use crate::attention::Rope;
 
-/// Ways to stretch a context, and what the numbers after each mean. Those of `longrope` go on with
-/// a factor for each frequency up to `original` positions, then with as many for longer contexts.
+/// Ways to stretch a context, and what the numbers after each mean. Those of `longrope` continue
+/// with a factor for each frequency up to `original` positions, then as many for longer contexts.
 pub const ROPE_SCALINGS: [(&str, &[&str]); 4] = [
     ("linear", &["factor"]),
     (
