@@ -4,32 +4,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::text::{CHAT_FILES, Vocabulary};
-
-/// What `tokenizer_config.json` says of conversations.
-#[derive(Debug, Default, Deserialize)]
-struct TokenizerConfig {
-    chat_template: Option<Source>,
-    #[serde(flatten)]
-    others: BTreeMap<String, Value>,
-}
-
-/// A template, or several with names.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Source {
-    One(String),
-    Several(Vec<Named>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Named {
-    name: String,
-    template: String,
-}
 
 /// The name of the template of a conversation without tools, and with tools if there is another.
 const PLAIN: &str = "default";
@@ -48,27 +25,28 @@ impl ChatFormat {
     /// That of a tokenizer's files. As in transformers, the template in a file of its own counts.
     pub(crate) fn of(vocabulary: &Vocabulary) -> Result<ChatFormat, String> {
         let [config_file, template_file] = CHAT_FILES;
-        let config = vocabulary.chat_files.get(config_file);
-        let config: TokenizerConfig = match config {
-            Some(bytes) => serde_json::from_slice(bytes)
-                .map_err(|error| format!("{config_file}: {error}; help: download it again"))?,
-            None => TokenizerConfig::default(),
+        let read = |bytes: &Vec<u8>| {
+            let read = serde_json::from_slice::<Map<String, Value>>(bytes);
+            read.map_err(|error| format!("{config_file}: {error}; help: download it again"))
         };
-        let texts = config.others.into_iter().filter_map(|(name, value)| {
-            let text = value.as_str().or_else(|| value.get("content")?.as_str());
-            Some((name, text?.to_string())).filter(|(name, _)| name.ends_with("_token"))
-        });
+        let config = vocabulary.chat_files.get(config_file).map(read);
+        let config = config.transpose()?.unwrap_or_default();
+        let named = config.iter().filter(|(name, _)| name.ends_with("_token"));
+        let text = |value: &Value| Some(value.as_str().or(value["content"].as_str())?.to_string());
+        let texts = named.filter_map(|(name, value)| Some((name.clone(), text(value)?)));
         let special: BTreeMap<String, String> = texts.collect();
         let own = vocabulary.chat_files.get(template_file);
-        let own = own.map(|bytes| Source::One(String::from_utf8_lossy(bytes).into_owned()));
-        let sources = match own.or(config.chat_template) {
-            Some(Source::One(text)) => vec![(PLAIN.into(), text)],
-            Some(Source::Several(all)) => {
-                let all = all.into_iter().map(|named| (named.name, named.template));
-                all.filter(|(name, _)| [PLAIN, TOOL_USE].contains(&&**name))
-                    .collect()
+        let own = own.map(|bytes| String::from_utf8_lossy(bytes).into());
+        let sources = match own.as_ref().or(config.get("chat_template")) {
+            Some(Value::String(source)) => vec![(PLAIN.into(), source.clone())],
+            Some(Value::Array(all)) => {
+                let named = |name: &str| {
+                    let found = all.iter().find(|one| one["name"] == name)?;
+                    Some((name.to_string(), text(&found["template"])?))
+                };
+                [PLAIN, TOOL_USE].into_iter().filter_map(named).collect()
             }
-            None => Vec::new(),
+            _ => Vec::new(),
         };
         Ok(ChatFormat {
             end: special.get("eos_token").cloned(),

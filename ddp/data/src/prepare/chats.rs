@@ -217,13 +217,15 @@ impl Rows<'_> {
             }
         };
         let content = format!("{which}, {}", all.content);
+        // Of a tokenizer with more tokens than the model, any will do.
+        let padding = self.coder.end.min(self.task.outputs() as u32 - 1);
         let files = all.files.clone();
         ChatRows::new(
             files,
             documents,
             self.context,
             self.task.clone(),
-            (content, self.coder.end),
+            (content, padding),
         )
     }
 

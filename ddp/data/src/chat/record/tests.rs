@@ -289,6 +289,30 @@ fn tools_are_written_as_python_writes_json() {
 }
 
 #[test]
+fn conversations_with_tools_may_have_a_template_of_their_own() {
+    let mut vocabulary = Vocabulary::bytes();
+    let named = |name: &str| json!({ "name": name, "template": format!("{name}: {{{{ messages[0].content }}}}") });
+    let config = json!({ "chat_template": [named("default"), named("rag"), named("tool_use")] });
+    vocabulary.chat_files =
+        BTreeMap::from([("tokenizer_config.json", config.to_string().into_bytes())]);
+    let mut record = chat(&[("user", "Hi")]);
+    let text = |vocabulary: &Vocabulary, record: &Value| {
+        let format = ChatFormat::of(vocabulary).unwrap();
+        write(&record.to_string(), format.template.as_ref(), LossOn::All)
+            .unwrap()
+            .text
+    };
+    assert_eq!(text(&vocabulary, &record), "default: Hi");
+    record["tools"] = json!([{ "name": "add" }]);
+    assert_eq!(text(&vocabulary, &record), "tool_use: Hi");
+    // A file of its own counts before all of them.
+    vocabulary
+        .chat_files
+        .insert("chat_template.jinja", b"own: {{ tools[0].name }}".to_vec());
+    assert_eq!(text(&vocabulary, &record), "own: add");
+}
+
+#[test]
 fn prompts_are_completed() {
     let record = json!({ "prompt": [{ "role": "user", "content": "Hi" }], "completion": [{ "role": "assistant", "content": "Yo" }] });
     assert!(trained(CHATML, &record).ends_with("<|im_start|>assistant\n‹Yo<|im_end|>\n›"));
