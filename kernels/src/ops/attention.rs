@@ -15,6 +15,7 @@ mod backward;
 mod bf16;
 mod blocks;
 mod cpu;
+mod firsts;
 mod forward;
 pub(super) mod gpu;
 mod sizes;
@@ -25,6 +26,7 @@ use crate::ops::stored::with_stored;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
 use backward::{Backward, write_delta};
+use firsts::Firsts;
 use forward::Forward;
 pub use sizes::Attention;
 use sizes::{HEAD_SIZE_MAX, Sizes};
@@ -64,7 +66,7 @@ pub fn attention_into(
         }
         with_stored!(placed.dtype, S => cpu::run_forward(&Forward {
             sizes,
-            firsts: sizes.firsts(begins.as_ref().map(Buffer::elements)),
+            firsts: Firsts::new(sizes, begins.as_ref().map(Buffer::elements)),
             out: Shares::new(out.elements_mut::<S>()),
             log_sum_exp: Shares::new(log_sum_exp.elements_mut()),
             qkv: qkv.elements(),
@@ -162,7 +164,7 @@ pub fn attention_backward_into(
             write_delta::<S>(delta.elements_mut(), dout.elements(), out.elements(), sizes);
             cpu::run_backward(&Backward::<S> {
                 sizes,
-                firsts: sizes.firsts(begins.as_ref().map(Buffer::elements)),
+                firsts: Firsts::new(sizes, begins.as_ref().map(Buffer::elements)),
                 dqkv: Shares::new(dqkv.elements_mut()),
                 delta: delta.elements(),
                 dout: dout.elements(),

@@ -10,7 +10,8 @@ use super::blocks::{
     BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, first_block, hide, padded,
     scores, soften_backward,
 };
-use super::sizes::{Columns, Firsts, Sizes};
+use super::firsts::Firsts;
+use super::sizes::{Columns, Sizes};
 use crate::ops::matmul::{Real, TileKernel};
 use crate::ops::stored::{self, Stored};
 use crate::simd::multiversion;

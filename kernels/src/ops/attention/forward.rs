@@ -7,7 +7,8 @@ use super::blocks::{
     BLOCK, Extent, Head, Room, Running, add_over_keys, finish, first_block, hide, padded, scores,
     soften,
 };
-use super::sizes::{Firsts, HEAD_SIZE_MAX, Sizes};
+use super::firsts::Firsts;
+use super::sizes::{HEAD_SIZE_MAX, Sizes};
 use crate::Element;
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::matmul::{Real, TileKernel};

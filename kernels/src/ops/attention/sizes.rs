@@ -1,9 +1,5 @@
 //! What the CPU's and the GPU's attention share: sizes, and where q, k and v lie.
 
-use std::ops::Range;
-
-use super::blocks::BLOCK;
-
 /// The widest head.
 pub(super) const HEAD_SIZE_MAX: usize = 256;
 
@@ -43,44 +39,6 @@ impl std::ops::Deref for Sizes {
     }
 }
 
-/// The first key that each token attends to.
-#[derive(Clone, Copy)]
-pub(super) struct Firsts<'a> {
-    pub(super) window: Option<usize>,
-    /// (B·T): where in its sequence the document of a token begins.
-    pub(super) begins: Option<&'a [i32]>,
-}
-
-impl Firsts<'_> {
-    /// Of token `row` of a sequence whose first is token `start` of all. It never grows beyond the
-    /// token itself.
-    fn of(self, start: usize, row: usize) -> usize {
-        let in_window = self
-            .window
-            .map_or(0, |window| (row + 1).saturating_sub(window));
-        let begin = self.begins.map_or(0, |begins| {
-            usize::try_from(begins[start + row]).unwrap_or(0)
-        });
-        in_window.max(begin.min(row))
-    }
-
-    /// Of the tokens of a block; 0 where there are none.
-    pub(super) fn of_block(
-        self,
-        sizes: Sizes,
-        sequence: usize,
-        rows: &Range<usize>,
-    ) -> [u32; BLOCK] {
-        let mut firsts = [0; BLOCK];
-        if self.window.is_some() || self.begins.is_some() {
-            for (first, row) in firsts.iter_mut().zip(rows.clone()) {
-                *first = self.of(sequence * sizes.time, row) as u32;
-            }
-        }
-        firsts
-    }
-}
-
 /// Where the columns of q, k, v or the output lie in a row-major tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
@@ -104,12 +62,6 @@ impl Sizes {
     pub(super) fn columns(&self) -> [Columns; 3] {
         let ([q, k, _], stride) = (self.widths(), self.packed_width());
         [0, q, q + k].map(|first| Columns { first, stride })
-    }
-
-    /// The first key of each token, where documents begin at `begins`.
-    pub(super) fn firsts(self, begins: Option<&[i32]>) -> Firsts<'_> {
-        let window = self.window;
-        Firsts { window, begins }
     }
 
     /// Heads of q that share one head of k and v.

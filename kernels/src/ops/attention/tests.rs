@@ -338,7 +338,7 @@ fn every_kernel_has_the_same_bits() {
             let mut lse = vec![f32::NAN; expected_lse.len()];
             let work = Forward {
                 sizes,
-                firsts: sizes.firsts(None),
+                firsts: Firsts::new(sizes, None),
                 out: Shares::new(&mut out),
                 log_sum_exp: Shares::new(&mut lse),
                 qkv: &run.qkv,
@@ -349,7 +349,7 @@ fn every_kernel_has_the_same_bits() {
             let mut dqkv = vec![f32::NAN; expected_dqkv.len()];
             let work = Backward {
                 sizes,
-                firsts: sizes.firsts(None),
+                firsts: Firsts::new(sizes, None),
                 dqkv: Shares::new(&mut dqkv),
                 delta: &delta,
                 dout: &run.dout,
