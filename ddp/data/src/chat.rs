@@ -15,10 +15,10 @@ use std::path::Path;
 use serde_json::Value;
 
 pub(crate) use self::convert::{ChatFile, Coder, Document};
-pub use self::record::LossOn;
 pub(crate) use self::rows::ChatRows;
 pub(crate) use self::template::Template;
 use crate::error::{Error, Result};
+use crate::task::LossOn;
 
 ddp_kernels::choices! {
     /// Whether several conversations share a row.

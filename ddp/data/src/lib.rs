@@ -37,7 +37,7 @@ pub mod text;
 mod tokens;
 pub mod words;
 
-pub use chat::{ChatWriter, LossOn, Packing};
+pub use chat::{ChatWriter, Packing};
 pub use dataset::{Dataset, IGNORED, InMemory, RowSpec, counted, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
 pub use features::{
@@ -52,5 +52,6 @@ pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;
 pub use spec::{DataSpec, FilesSpec, TokensSpec};
 pub use task::{
-    CLASSES_MAX, Classes, LabelName, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec, TokenizerId,
+    CLASSES_MAX, Classes, LabelName, LossOn, TOKENS_MAX, TaskKind, TaskSpec, TensorSpec,
+    TokenizerId,
 };

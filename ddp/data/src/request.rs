@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::chat::LossOn;
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
 use crate::features::{FeaturePlan, Missing, Normalization, Normalize, TableSettings};
@@ -13,7 +12,7 @@ use crate::setting::{
     VAL_SPLIT,
 };
 use crate::spec::DataSpec;
-use crate::task::{LabelName, TaskKind, TaskSpec};
+use crate::task::{LabelName, LossOn, TaskKind, TaskSpec};
 use crate::text::Vocabulary;
 
 /// What a run trains and evaluates on.

@@ -43,6 +43,18 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
+ddp_kernels::choices! {
+    /// Which tokens of conversations are trained.
+    #[derive(Default)]
+    pub enum LossOn {
+        /// What the assistant says, or what completes a prompt
+        #[default]
+        Assistant = "assistant",
+        /// All of them
+        All = "all",
+    }
+}
+
 /// A tokenizer, as shards and checkpoints know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

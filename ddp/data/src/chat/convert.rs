@@ -13,13 +13,14 @@ use ddp_kernels::setting::Choice;
 use serde_json::{Map, Value};
 use twox_hash::XxHash3_128;
 
-use super::record::{self, LossOn, Written};
+use super::record::{self, Written};
 use super::template::ChatFormat;
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::io::refuse;
 use crate::files::{Array, Element, cache, flat, is_table};
 use crate::scan::in_segments;
 use crate::tables::Tables;
+use crate::task::LossOn;
 use crate::text::documents::json_lines;
 use crate::text::{Encoder, TOKENIZER_FILE, Vocabulary};
 

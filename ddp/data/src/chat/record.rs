@@ -12,19 +12,8 @@ use serde_json::{Map, Value};
 use super::template::{Marked, Template};
 use crate::error::bail;
 use crate::setting::LOSS_ON;
+use crate::task::LossOn;
 use crate::text::documents::object;
-
-ddp_kernels::choices! {
-    /// Which tokens of conversations are trained.
-    #[derive(Default)]
-    pub enum LossOn {
-        /// What the assistant says, or what completes a prompt
-        #[default]
-        Assistant = "assistant",
-        /// All of them
-        All = "all",
-    }
-}
 
 /// A record as text.
 #[derive(Debug, PartialEq, Eq)]

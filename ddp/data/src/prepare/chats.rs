@@ -7,7 +7,7 @@ use ddp_kernels::setting::{Choice, SettingName};
 use twox_hash::XxHash3_64;
 
 use super::kind::{Kind, context, kind, task_of_model};
-use crate::chat::{ChatFile, ChatRows, Coder, Document, LossOn};
+use crate::chat::{ChatFile, ChatRows, Coder, Document};
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Result, bail, ensure};
 use crate::ranks::{Ranks, agree, in_turn, must_be_alike};
@@ -16,7 +16,7 @@ use crate::resolve::files;
 use crate::sampler::Split;
 use crate::setting::{CONTEXT, DATA, INIT_FROM, TOKENIZER, VAL_DATA};
 use crate::tables::Tables;
-use crate::task::{TaskSpec, TokenizerId};
+use crate::task::{LossOn, TaskSpec, TokenizerId};
 
 /// What all rows of a request have in common.
 struct Rows<'a> {
