@@ -21,7 +21,7 @@ Examples:
 
   ddp-train export --format hf --checkpoint out --merge exported
 
-Models of the family gpt become GPT2LMHeadModel or LlamaForCausalLM; one that is neither is refused. A run with --lora becomes an \
+Models of the family gpt become the class of transformers that they came from, or that has their settings (docs/fine-tuning.md); others are refused. A run with --lora becomes an \
 adapter of PEFT, or with --merge a whole model.";
 
 /// The flags of `export`.
@@ -49,9 +49,10 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let (config, vocabulary) = (Config::of_checkpoint(opened)?, state.task.outputs());
     let (spec, params) = (&config.model, &model.params);
     let (name, of) = (shown(&flags.folder.to_string_lossy()), described(&chosen));
+    let tokenizer = opened.tokenizer()?;
     match (&config.lora, &config.init_from) {
         (Some(lora), Some(base)) if !flags.merge => {
-            lora::export(&flags.folder, lora, spec, params, base)?;
+            lora::export(&flags.folder, lora, spec, params, base, tokenizer.as_ref())?;
             let base = shown(&base.to_string_lossy()).to_string();
             warn_unprinted(say(&format!(
                 "{name} is an adapter of PEFT to {base}, of {of}"
@@ -66,7 +67,6 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
         }
         (None, _) => {}
     }
-    let tokenizer = opened.tokenizer()?;
     let tokenizer = tokenizer.as_ref().map(|known| (known, state.end_of_text()));
     let class = hugging_face::export(&flags.folder, spec, vocabulary, params, tokenizer)?;
     warn_unprinted(say(&format!("{name} is {class} of {of}")));

@@ -29,8 +29,10 @@ pub struct GenerateOptions {
 #[derive(Clone, Debug)]
 pub struct Coding {
     encoder: Encoder,
-    /// The token that ends a text.
+    /// The token that ends a text, with which one can begin, too.
     end: Option<u32>,
+    /// The others that end one.
+    ends: Vec<u32>,
     /// The size of the vocabulary: every token is smaller.
     size: usize,
 }
@@ -45,8 +47,12 @@ impl Coding {
         };
         let end = end.and_then(|end| u32::try_from(end).ok());
         let end = end.or_else(|| tokenizer.end_of_text(None).ok());
-        let size = tokenizer.size;
-        Ok(Coding { encoder, end, size })
+        Ok(Coding {
+            encoder,
+            end,
+            ends: tokenizer.ends(),
+            size: tokenizer.size,
+        })
     }
 
     /// The one in which each byte is a token.
@@ -54,6 +60,7 @@ impl Coding {
         Coding {
             encoder: Encoder::Bytes,
             end: Some(256),
+            ends: Vec::new(),
             size: 257,
         }
     }
@@ -229,7 +236,7 @@ impl<'a> Writer<'a> {
             };
             times[tokens.min(1)] += began.elapsed();
             tokens += 1;
-            if [coding.end, end].contains(&Some(token)) {
+            if [coding.end, end].contains(&Some(token)) || coding.ends.contains(&token) {
                 break Ended::EndToken;
             }
             if output.push(&stream.push(token).map_err(Error::Data)?)? {

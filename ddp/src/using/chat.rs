@@ -75,7 +75,21 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
             continue;
         }
         messages.push(message("user", text));
-        let tokens = template.prompt(&messages)?;
+        let mut tokens = template.prompt(&messages)?;
+        let context = model.input_shape[0];
+        if tokens.len() > context {
+            tracing::warn!(
+                "the conversation has {} tokens, more than the model's context, {context}: a new one begins",
+                tokens.len()
+            );
+            messages.drain(begin.len()..messages.len() - 1);
+            tokens = template.prompt(&messages)?;
+        }
+        if tokens.len() > context {
+            tracing::warn!("the message is longer than the model's context: it is left out");
+            messages.clone_from(&begin);
+            continue;
+        }
         let mut answer = String::new();
         let generated = in_phase(Phase::Evaluation, || {
             writer.after(&tokens, Some(template.end()), &mut |part| {

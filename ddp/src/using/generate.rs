@@ -204,12 +204,15 @@ pub(super) fn opened(
     let (model, coding, folder) = if hugging_face::is_folder(path) {
         let (adapter, base) = adapter.unzip();
         let base = base.flatten().map_or(path.to_path_buf(), PathBuf::from);
-        let file = base.join(TOKENIZER_FILE);
+        let has_own = path.join(TOKENIZER_FILE).exists();
+        let folder = if has_own { path } else { &base };
+        let file = folder.join(TOKENIZER_FILE);
         let coding = match given {
             None if file.exists() => Some(of_file(&file)?),
             given => given,
         };
-        (of_hugging_face(&base, adapter, dtype)?, coding, base)
+        let folder = folder.to_path_buf();
+        (of_hugging_face(&base, adapter, dtype)?, coding, folder)
     } else {
         let (chosen, model) = load::on_cpu(path, dtype)?;
         tracing::info!("{}", described(&chosen));

@@ -147,7 +147,7 @@ class Settings(TypedDict, total=False):
     """With --resume: continue although settings differ that change the results [default: false]"""
     init_from: Value
     """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
-    Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
+    Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model follows; or a
     model.safetensors that matches the model"""
     eval_every: Value
     """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
@@ -159,7 +159,7 @@ class Settings(TypedDict, total=False):
     train all steps]"""
     sample: Value
     """gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the metrics
-    log and the report"""
+    log and the report; in a run on conversations, a question to answer"""
     log_every: Value
     """Steps between entries in metrics.jsonl [default: 10]"""
     trace: Value

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::template::{Marked, Template};
+use super::template::{MARKS, Marked, Template};
 use crate::error::bail;
 use crate::setting::LOSS_ON;
 use crate::task::LossOn;
@@ -94,6 +94,8 @@ pub(super) fn write(
         Record::Messages(messages) => (messages.to_vec(), None),
         Record::Turns(prompt, completion) => ([prompt, completion].concat(), Some(prompt.len())),
     };
+    let mut messages = messages;
+    messages.iter_mut().for_each(normalize);
     let template = template.ok_or(
         "expected text, or a tokenizer with a chat template, got messages and a tokenizer without; help: give the \
          folder of a model that is made for chats, or put a chat_template.jinja beside tokenizer.json",
@@ -116,12 +118,33 @@ pub(super) fn write(
     if tools.as_array().is_some_and(|tools| !tools.is_empty()) {
         variables.insert("tools".into(), tools);
     }
+    let has_mark = |value: &Value| value.to_string().contains(MARKS);
+    if template.has_marks && messages.iter().chain(variables.values()).any(has_mark) {
+        bail!(
+            "expected a text without U+FDD0 and U+FDD1, which are no characters; help: remove them"
+        );
+    }
     let conversation = Conversation {
         template,
         messages: &messages,
         variables: &variables,
     };
     conversation.write(prompt, loss_on)
+}
+
+/// As transformers does: without what is null, and with thoughts under one name.
+fn normalize(message: &mut Value) {
+    let Some(message) = message.as_object_mut() else {
+        return;
+    };
+    message.retain(|_, value| !value.is_null());
+    let thoughts = ["reasoning", "thinking"].map(|name| message.get(name).cloned());
+    if let (None, Some(thoughts)) = (
+        message.get("reasoning_content"),
+        thoughts.into_iter().flatten().next(),
+    ) {
+        message.insert("reasoning_content".into(), thoughts);
+    }
 }
 
 struct Conversation<'a> {
@@ -176,9 +199,16 @@ impl Conversation<'_> {
     /// Where the message begins in the text of all: after what opens an answer.
     fn start(&self, message: usize, whole: &str) -> Result<usize, String> {
         let before = self.text(message, true)?.text;
-        let opened = before.rfind(THOUGHTS[0]);
-        let mut known = [before.len(), opened.unwrap_or(before.len())].into_iter();
-        let found = known.find(|end| whole.starts_with(&before[..*end]));
+        if whole.starts_with(&before) {
+            return Ok(before.len());
+        }
+        // What opens an answer may begin a thought that the whole leaves out.
+        let earlier = self.text(message, false)?.text;
+        let opened = before
+            .strip_prefix(&earlier)
+            .and_then(|opening| opening.find(THOUGHTS[0]));
+        let opened = opened.map(|at| earlier.len() + at);
+        let found = opened.filter(|end| whole.starts_with(&before[..*end]));
         found.ok_or_else(|| self.differs(message, &before, whole))
     }
 
@@ -190,12 +220,13 @@ impl Conversation<'_> {
         };
         let rest = &whole[start..];
         let ended = turn.strip_suffix(self.template.end()).unwrap_or(turn);
-        let answer = ended
-            .rsplit_once(THOUGHTS[1])
-            .map_or("", |(_, answer)| answer);
-        // Some of the space between them is left out, too.
-        let spaces = answer.len() - answer.trim_start().len();
-        let answers = (0..=spaces).filter_map(|at| answer.get(at..));
+        // Without a thought, and without some of the space after it.
+        let answers = [turn, ended].into_iter().flat_map(|turn| {
+            let answer = turn.rsplit_once(THOUGHTS[1]);
+            let answer = answer.map_or("", |(_, answer)| answer);
+            let spaces = answer.len() - answer.trim_start().len();
+            (0..=spaces).filter_map(|at| answer.get(at..))
+        });
         let mut known = [turn, ended].into_iter().chain(answers);
         let found = known.find(|turn| !turn.is_empty() && rest.starts_with(turn));
         let found = found.ok_or_else(|| self.differs(message, &alone, whole))?;

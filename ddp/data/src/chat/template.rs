@@ -24,7 +24,7 @@ pub(crate) struct ChatFormat {
 impl ChatFormat {
     /// That of a tokenizer's files. As in transformers, the template in a file of its own counts.
     pub(crate) fn of(vocabulary: &Vocabulary) -> Result<ChatFormat, String> {
-        let [config_file, template_file] = CHAT_FILES;
+        let [config_file, template_file, _] = CHAT_FILES;
         let read = |bytes: &Vec<u8>| {
             let read = serde_json::from_slice::<Map<String, Value>>(bytes);
             read.map_err(|error| format!("{config_file}: {error}; help: download it again"))
@@ -58,8 +58,8 @@ impl ChatFormat {
     }
 }
 
-/// Begins and ends what a template marks by `{% generation %}`: no text has these characters.
-const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+/// Begins and ends what a template marks by `{% generation %}`: texts with these are refused.
+pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// The template with filters in place of `{% generation %}`.
 #[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
@@ -158,7 +158,14 @@ impl Template {
         all.insert("add_generation_prompt".into(), answers.into());
         let is_with_tools = self.has_tool_use && !all["tools"].is_null();
         let name = if is_with_tools { TOOL_USE } else { PLAIN };
-        Ok(Marked::of(&render(&self.engine, name, all)?))
+        let text = render(&self.engine, name, all)?;
+        Ok(match self.has_marks {
+            true => Marked::of(&text),
+            false => Marked {
+                text,
+                ranges: Vec::new(),
+            },
+        })
     }
 }
 
@@ -170,7 +177,7 @@ use not_built::{Engine, engine, render};
 #[cfg(feature = "tokenizers")]
 mod built {
     use std::collections::BTreeMap;
-    use std::io;
+    use std::{io, thread};
 
     use minijinja::syntax::SyntaxConfig;
     use minijinja::value::{Kwargs, Serde, Value as Cell};
@@ -183,9 +190,31 @@ mod built {
 
     pub(super) type Engine = Environment<'static>;
 
+    /// The longest template, and memory for the parser, which calls itself for each part of a part.
+    const SOURCE_MAX: usize = 256 << 10;
+    const STACK_BYTES: usize = 1 << 30;
+    /// Steps of a template for one conversation. Usual ones take some hundreds for each message.
+    const STEPS_MAX: u64 = 20_000_000;
+
     /// Compiles templates by name.
     pub(super) fn engine(sources: BTreeMap<String, String>) -> Result<Engine, String> {
+        if sources.values().any(|source| source.len() > SOURCE_MAX) {
+            return Err(format!(
+                "the chat template: expected at most {SOURCE_MAX} bytes, got more; help: give a shorter one"
+            ));
+        }
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let compiled = thread.spawn(move || compile(sources));
+        let compiled =
+            compiled.map_err(|error| format!("a thread for the chat template: {error}"))?;
+        let failed =
+            "the chat template: expected one that can be compiled, got another; help: shorten it";
+        compiled.join().map_err(|_| failed)?
+    }
+
+    fn compile(sources: BTreeMap<String, String>) -> Result<Engine, String> {
         let mut engine = Environment::new();
+        engine.set_fuel(Some(STEPS_MAX));
         let mut syntax = SyntaxConfig::builder();
         let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build();
         engine.set_syntax(syntax.map_err(|error| error.to_string())?);

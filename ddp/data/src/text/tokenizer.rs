@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use twox_hash::XxHash3_128;
 
 use crate::error::{Result, bail, ensure};
@@ -17,7 +18,11 @@ use crate::task::TOKENS_MAX;
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// The files beside it that say how conversations are written: special tokens, and the template.
-pub const CHAT_FILES: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
+pub const CHAT_FILES: [&str; 3] = [
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
 
 /// Longer files are refused: vocabularies of 256,000 tokens take 20 to 35 MB.
 const BYTES_MAX: u64 = 256 << 20;
@@ -90,6 +95,19 @@ impl Vocabulary {
             }
         }
         Ok(vocabulary)
+    }
+
+    /// The tokens at which `generation_config.json` says that a text ends.
+    pub fn ends(&self) -> Vec<u32> {
+        let file = self.chat_files.get(CHAT_FILES[2]);
+        let read = file.and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        let ends = read.map(|json| json["eos_token_id"].clone());
+        let ends = match ends {
+            Some(Value::Array(all)) => all,
+            one => one.into_iter().collect(),
+        };
+        let token = |end: &Value| u32::try_from(end.as_u64()?).ok();
+        ends.iter().filter_map(token).collect()
     }
 
     /// All its files, by name.

@@ -381,8 +381,8 @@ settings! {
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
-    /// Hugging Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
-    /// model.safetensors that matches the model
+    /// Hugging Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model
+    /// follows; or a model.safetensors that matches the model
     Job init_from "PATH" [show_tokens]: Option<PathBuf> = None;
 
     ["Output"]

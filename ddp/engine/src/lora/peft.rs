@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use ddp_data::safetensors::Header;
+use ddp_data::text::Vocabulary;
 use ddp_kernels::files as disk;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::params::{Parameter, Params};
@@ -58,10 +59,13 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
         };
         let is_unset = [json!(null), json!(false), json!({})].contains(value);
         match (key.as_str(), value.as_str()) {
-            ("r", _) => setting.rank = number(1.0, RANK_MAX as f64)? as usize,
-            ("lora_alpha", _) => setting.alpha = number(f64::MIN_POSITIVE, 1e6)?,
+            ("r", _) if value.is_u64() => setting.rank = number(1.0, RANK_MAX as f64)? as usize,
+            ("r", _) => return Err(unknown(key, value, "a whole number")),
+            ("lora_alpha", _) => setting.alpha = number(1e-6, 1e6)?,
             ("lora_dropout", _) => setting.dropout = number(0.0, 0.999)?,
-            ("use_rslora", _) => setting.rslora = value == true,
+            ("use_rslora", _) if value.is_boolean() || value.is_null() => {
+                setting.rslora = value == true
+            }
             ("peft_type", Some("LORA"))
             | ("bias", Some("none"))
             | ("init_lora_weights", None | Some("gaussian" | "orthogonal" | "eva")) => {}
@@ -169,14 +173,15 @@ pub fn load(lora: &LoraSetting, model: &ModelSpec, params: &[&Params]) -> Result
     Ok(())
 }
 
-/// Writes the adapters of a model, in f32 on the CPU, as a new folder of PEFT. `base` is the folder
-/// of the base model.
+/// Writes the adapters of a model, in f32 on the CPU, as a new folder of PEFT, with the files of
+/// its tokenizer. `base` is the folder of the base model.
 pub fn export(
     folder: &Path,
     lora: &LoraSetting,
     model: &ModelSpec,
     params: &Params,
     base: &Path,
+    tokenizer: Option<&Vocabulary>,
 ) -> Result<()> {
     let transposes = hugging_face::is_conv1d(model)?;
     let config = json!({
@@ -199,6 +204,9 @@ pub fn export(
         disk::write_file(&folder.join(ADAPTER_FILE), |output| {
             output.write(format!("{config:#}\n").as_bytes())
         })?;
+        for (name, bytes) in tokenizer.into_iter().flat_map(Vocabulary::files) {
+            disk::write_file(&folder.join(name), |output| output.write(bytes))?;
+        }
         // The tensors of a parameter follow each other there, too.
         let value = |(params, parameter, _): &Parts<'_>| Ok(params.master(parameter.id).clone());
         let values = all.iter().map(value);

@@ -31,11 +31,13 @@ pub fn rope_scaling(text: &str) -> Option<(&'static str, Vec<f64>)> {
         .find(|(known, _)| *known == kind)?;
     let numbers: Option<Vec<f64>> = parts.map(|part| part.parse().ok()).collect();
     let numbers = numbers.filter(|all| all.iter().all(|it| it.is_finite() && *it >= 0.0))?;
+    // The factor, or the original context.
+    let is_scaling = numbers.first().is_some_and(|first| *first > 0.0);
     let fits = match kind {
         "longrope" => numbers.len() > names.len(),
         _ => numbers.len() == names.len(),
     };
-    fits.then_some((kind, numbers))
+    (fits && is_scaling).then_some((kind, numbers))
 }
 
 /// What turns `columns` columns of a head. `scaling` is "none" or what [`rope_scaling`] can read.

@@ -363,3 +363,73 @@ fn records_that_cannot_be_learned_from_are_refused() {
         "{error}"
     );
 }
+
+/// Its generation prompt has text that conversations lack, and a user writes what begins thoughts.
+#[test]
+fn only_what_opens_an_answer_may_begin_a_thought() {
+    let template = "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}\
+                    {% if add_generation_prompt %}[assistant]go:{% endif %}";
+    let record = chat(&[("user", "what does <think> mean"), ("assistant", "YES")]);
+    let error = shown(template, &record, LossOn::Assistant).unwrap_err();
+    assert!(
+        error.contains("message 2: expected the chat template"),
+        "{error}"
+    );
+    // Thoughts after the last question are written, and later left out, of several messages.
+    let template = "{% set ns = namespace(u=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
+                    {% set ns.u = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{{ '[' + m.role + ']' }}\
+                    {% if m.reasoning_content and loop.index0 > ns.u %}<think>{{ m.reasoning_content }}</think>{% endif %}\
+                    {{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    let record = json!({ "messages": [
+        { "role": "user", "content": "cat" },
+        { "role": "assistant", "reasoning_content": "R", "content": "CALL" },
+        { "role": "tool", "content": "secret" },
+        { "role": "assistant", "content": "ONE" },
+        { "role": "user", "content": "dog" },
+        { "role": "assistant", "content": "TWO" },
+    ] });
+    let error = shown(template, &record, LossOn::Assistant).unwrap_err();
+    assert!(
+        error.contains("message 4: expected the chat template"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_end_of_an_answer_without_its_thought_is_trained() {
+    let template = "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% elif loop.last %}A:{{ m.content }}\
+                    {{ eos_token }}{% else %}A:{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}{% endfor %}\
+                    {% if add_generation_prompt %}A:{% endif %}";
+    let record = chat(&[
+        ("user", "a"),
+        ("assistant", "<think>t</think>ONE"),
+        ("user", "b"),
+        ("assistant", "<think>t</think>TWO"),
+    ]);
+    let end = format(template).end.unwrap();
+    let expected = format!("U:aA:‹ONE{end}›U:bA:‹<think>t</think>TWO{end}›");
+    assert_eq!(trained(template, &record), expected);
+}
+
+#[test]
+fn messages_are_those_of_transformers() {
+    let template = "{% for m in messages %}[{% for key in m %}{{ key }},{% endfor %}]{{ m.reasoning_content }}{% endfor %}";
+    let record = json!({ "messages": [{ "role": "assistant", "content": null, "thinking": "T" }] });
+    let text = shown(template, &record, LossOn::All).unwrap();
+    assert!(
+        text.contains("reasoning_content,") && text.contains("]T"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("[content") && !text.contains(",content,"),
+        "{text}"
+    );
+    let marks = chat(&[("user", "a\u{fdd0}b"), ("assistant", "YES")]);
+    let error = shown(MARKED, &marks, LossOn::Assistant).unwrap_err();
+    assert!(error.contains("U+FDD0"), "{error}");
+    assert!(
+        shown(CHATML, &marks, LossOn::Assistant)
+            .unwrap()
+            .contains("a\u{fdd0}b")
+    );
+}
