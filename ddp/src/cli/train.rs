@@ -10,7 +10,7 @@ use toml::Table;
 
 use super::command::Command;
 use crate::config::find;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::flags::layers::{
     CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
 };
@@ -115,11 +115,18 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     if let Some(first) = first {
         first.settle(&mut layers.config)?;
     }
-    // Until then it says only which folder it is of.
-    if let Some(lora) = layers.config.lora.as_mut().filter(|lora| lora.rank == 0)
+    if let Some(lora) = layers.config.lora.as_mut()
         && let Some(from) = &lora.from
     {
-        *lora = lora::describe(from)?.0;
+        let (there, rank) = (lora::describe(from)?.0, lora.rank);
+        // Until then it may say only which folder it is of.
+        if rank == 0 {
+            *lora = there;
+        } else if rank != there.rank {
+            let expected = format!("rank={}, as in {}", there.rank, from.display());
+            let help = "give from=FOLDER alone: the rest follows from it";
+            return Err(refuse("--lora", format!("rank={rank}"), &expected, help));
+        }
     }
     layers.check()?;
     if how.print_config {

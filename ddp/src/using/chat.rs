@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::generate::{Opened, SamplingFlags, describe, opened};
 use crate::data::ChatWriter;
-use crate::error::{Error, Result};
+use crate::data::text::TOKENIZER_FILE;
+use crate::error::{Error, Result, refuse};
 use crate::flags::check_alone;
 use crate::generate::{Ended, Writer};
 use ddp_tools::output::print;
@@ -46,6 +47,14 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
     threads::set_count(flags.how.settings.thread_count(world))?;
     let (opened, template) = in_phase(Phase::Setup, || {
         let opened = opened(&flags.checkpoint, None, flags.how.dtype)?;
+        if !opened.folder.join(TOKENIZER_FILE).exists() {
+            return Err(refuse(
+                "chat",
+                opened.folder.display(),
+                "a model with a tokenizer and a chat template",
+                "for a model without there is generate",
+            ));
+        }
         let template = ChatWriter::open(&opened.folder)?;
         Ok::<_, Error>((opened, template))
     })?;

@@ -357,6 +357,7 @@ fn what_has_no_adapters_is_refused_by_name() {
         "got an adapter (adapter_config.json)",
     );
     refused("--lora from=base", 74, "base/adapter_config.json");
+    refused("--lora from=adapter,rank=16", 2, "expected rank=4, as in");
     let path = folder.path().join("adapter/adapter_config.json");
     let written: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     for (key, value) in [
@@ -367,6 +368,8 @@ fn what_has_no_adapters_is_refused_by_name() {
         ("init_lora_weights", json!("pissa")),
         ("peft_type", json!("IA3")),
         ("r", json!(0)),
+        ("r", json!(4.5)),
+        ("use_rslora", json!(1)),
         ("another", json!(3)),
     ] {
         let mut config = written.clone();

@@ -190,7 +190,11 @@ fn read_rope(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -
         Some(value) => value.as_f64().ok_or_else(|| refused(name)),
     };
     spec.rope_base = number("rope_theta", Some(base))?;
-    spec.rope_share = number(SHARE, Some(share))?;
+    // Other classes leave it out of account.
+    if default_of(architecture, SHARE).is_some() {
+        share = number(SHARE, Some(share))?;
+    }
+    spec.rope_share = share;
     if kind != "default" {
         let index = ROPE_SCALINGS.iter().position(|(one, _)| *one == kind);
         let Some(index) = index.filter(|_| known.contains(&kind)) else {
