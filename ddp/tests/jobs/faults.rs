@@ -102,6 +102,13 @@ fn an_error_ends_all_with_its_code_and_in_its_words() {
 #[track_caller]
 fn assert_missed(ended: &Ended, rank: usize, speaker: usize, place: &str) {
     let cause = assert_over(ended, 77, speaker);
+    let missing = format!(": rank {rank} did not arrive within {NEAR} s; help: ");
+    assert!(cause.contains(&missing), "{ended}");
+    // About four times a second ranks ask each other for signals. On a slow machine they do in the
+    // step of the fault, and miss the rank there.
+    if cause.starts_with("all_reduce max of \"stop poll\" f64[3]") {
+        return;
+    }
     // Who stops behind the reduction is missed by the next, which begins with the losses.
     let what = if place == "reduction" {
         "gradients, bucket 0"
@@ -113,12 +120,6 @@ fn assert_missed(ended: &Ended, rank: usize, speaker: usize, place: &str) {
         "{ended}"
     );
     assert!(cause.contains(" of group gradients, at "), "{ended}");
-    assert!(
-        cause.contains(&format!(
-            ": rank {rank} did not arrive within {NEAR} s; help: "
-        )),
-        "{ended}"
-    );
     let (file, source) = match place {
         "reduction" => (
             "reduced",
