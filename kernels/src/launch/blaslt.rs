@@ -216,7 +216,9 @@ impl Launcher {
         };
         let plan = match plan {
             Some(plan) => {
-                let operands = self.operands(&mut lock(&engine.workspaces), &plan, matmul)?;
+                // It may make a matmul, with the stream's workspace.
+                let mut workspaces = lock(&engine.workspaces);
+                let operands = self.operands(&mut workspaces, &plan, matmul)?;
                 self.keeps_nan(&plan, kind, &operands)?.then_some(plan)
             }
             None => None,
