@@ -137,6 +137,24 @@ pub fn sampled_hash(dataset: &dyn Dataset) -> Result<u64> {
     Ok(hash.finish())
 }
 
+/// Fills rows of tokens and their targets, i64 on the CPU, by `read`.
+pub(crate) fn each_row(
+    rows: &[u64],
+    inputs: &Tensor,
+    targets: &Tensor,
+    mut read: impl FnMut(u64, &mut [i64], &mut [i64]) -> Result<()>,
+) -> Result<()> {
+    let tokens = inputs.shape().dims().last().map_or(1, |&tokens| tokens);
+    inputs.with_slice_mut(|inputs: &mut [i64]| {
+        targets.with_slice_mut(|targets: &mut [i64]| {
+            let inputs = inputs.chunks_exact_mut(tokens);
+            let places = inputs.zip(targets.chunks_exact_mut(tokens));
+            let mut rows = rows.iter().zip(places);
+            rows.try_for_each(|(&row, (inputs, targets))| read(row, inputs, targets))
+        })
+    })??
+}
+
 /// Asserts what `gather` is promised: tensors for exactly these rows, and rows that exist.
 pub(crate) fn check_gather(dataset: &dyn Dataset, rows: &[u64], inputs: &Tensor, targets: &Tensor) {
     let spec = dataset.spec();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::{DType, Tensor};
 
-use crate::dataset::{Dataset, RowSpec, check_gather};
+use crate::dataset::{Dataset, RowSpec, check_gather, each_row};
 use crate::error::{Result, bail, ensure};
 use crate::file_rows::ChangeWatch;
 use crate::files::{Array, Coding, TokenFile, open_tokens};
@@ -222,14 +222,8 @@ impl Dataset for Windows {
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
         self.watch.check()?;
-        let context = self.spec.inputs.elements();
-        inputs.with_slice_mut(|inputs: &mut [i64]| {
-            targets.with_slice_mut(|targets: &mut [i64]| {
-                let inputs = inputs.chunks_exact_mut(context);
-                let windows = inputs.zip(targets.chunks_exact_mut(context));
-                let mut rows = rows.iter().zip(windows);
-                rows.try_for_each(|(&row, (inputs, targets))| self.read(row, inputs, targets))
-            })
-        })??
+        each_row(rows, inputs, targets, |row, inputs, targets| {
+            self.read(row, inputs, targets)
+        })
     }
 }

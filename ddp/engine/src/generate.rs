@@ -190,7 +190,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Continues `prompt`, not empty, up to the text's end or the token `end`. What it begins with
+    /// Continues `prompt` up to the text's end or the token `end`. What it begins with
     /// and the model has read is not read again.
     pub fn after(
         &mut self,
@@ -199,10 +199,10 @@ impl<'a> Writer<'a> {
         each: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Generated> {
         let (coding, options) = (self.coding, self.options);
-        if prompt.len() > self.room {
+        if prompt.is_empty() || prompt.len() > self.room {
             return Err(Error::Usage(format!(
-                "prompt: expected at most {} tokens, the model's context, got {}; help: give a \
-                 shorter one",
+                "prompt: expected from 1 to {} tokens, the model's context, got {}; help: give a \
+                 shorter one, or a chat template that writes something",
                 self.room,
                 prompt.len()
             )));

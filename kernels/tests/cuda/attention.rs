@@ -167,8 +167,8 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     }
 }
 
-/// Windows and documents of less than a tile, of several, and of one token, for every kernel; heads
-/// that share one of k; scores so far apart that hidden ones would show.
+/// For every kernel, windows and documents: of one token, shorter than a tile, longer than several.
+/// Some heads share one of k, and some scores are so far apart that hidden ones would show.
 #[test]
 fn windows_and_documents_are_within_rounding_of_the_textbook() {
     let both = &[DType::F32, DType::BF16][..];

@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Tensor};
 
 use super::convert::{ChatFile, Document, TRAINED};
 use super::pack::best_fit;
-use crate::dataset::{Dataset, IGNORED, RowSpec, check_gather};
+use crate::dataset::{Dataset, IGNORED, RowSpec, check_gather, each_row};
 use crate::error::Result;
 use crate::file_rows::ChangeWatch;
 use crate::task::{TaskSpec, TensorSpec};
@@ -138,14 +138,8 @@ impl Dataset for ChatRows {
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
         self.watch.check()?;
-        let context = self.spec.inputs.elements();
-        inputs.with_slice_mut(|inputs: &mut [i64]| {
-            targets.with_slice_mut(|targets: &mut [i64]| {
-                let inputs = inputs.chunks_exact_mut(context);
-                let places = inputs.zip(targets.chunks_exact_mut(context));
-                let mut rows = rows.iter().zip(places);
-                rows.try_for_each(|(&row, (inputs, targets))| self.read(row, inputs, targets))
-            })
-        })??
+        each_row(rows, inputs, targets, |row, inputs, targets| {
+            self.read(row, inputs, targets)
+        })
     }
 }
