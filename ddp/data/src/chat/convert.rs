@@ -223,9 +223,7 @@ impl ChatFile {
             content: sums.collect(),
         })
     }
-}
 
-impl ChatFile {
     /// Where a document is, for messages.
     pub(crate) fn place(&self, document: &Document) -> String {
         place(&self.path, document.line)

@@ -297,11 +297,11 @@ impl Blocks {
     }
 
     /// Adds the blocks and the last norm to `layers`.
-    pub(super) fn push(&self, layers: &mut Sequential) {
+    pub(super) fn push(&self, layers: &mut Sequential) -> Result<()> {
         let recompute = self.spec.recompute;
         let rope = match self.spec.position {
             PositionKind::Learned => None,
-            PositionKind::Rope => Some(self.spec.rope().expect("it was checked")),
+            PositionKind::Rope => Some(self.spec.rope()?),
         };
         for index in 0..self.spec.layers {
             let again = recompute == RecomputeKind::Attention;
@@ -318,6 +318,7 @@ impl Blocks {
             }
         }
         layers.push_named("norm", Box::new(self.norm()));
+        Ok(())
     }
 
     /// A part with its norm, around which the stream goes. `again`: whether backward computes it

@@ -154,7 +154,7 @@ impl Family for GptSpec {
         let (blocks, mut layers) = (self.blocks(), Sequential::new());
         layers.push_named("embedding", Box::new(embedding));
         blocks.push_dropout(&mut layers);
-        blocks.push(&mut layers);
+        blocks.push(&mut layers)?;
         Ok(layers.named("head", head))
     }
 }

@@ -81,7 +81,7 @@ impl Family for VitSpec {
         let embedding = PatchEmbedding::new(patches, self.width);
         layers.push_named("embedding", Box::new(embedding));
         blocks.push_dropout(&mut layers);
-        blocks.push(&mut layers);
+        blocks.push(&mut layers)?;
         let tokens = match self.pool {
             Pool::Mean => patches.tokens(),
             Pool::Class => 1,

@@ -287,6 +287,13 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     let too_few = GptSpec { vocab: 6, ..tiny() };
     let error = too_few.layers(&shape(&[5])).unwrap_err().to_string();
     assert!(error.starts_with("`vocab` 6"), "{error}");
+    let unknown = GptSpec {
+        position: PositionKind::Rope,
+        rope_scaling: "linear:0".into(),
+        ..tiny()
+    };
+    let error = unknown.layers(&shape(&[5])).unwrap_err().to_string();
+    assert!(error.starts_with("`rope-scaling` linear:0"), "{error}");
     let error = tiny().layers(&shape(&[6])).unwrap_err().to_string();
     assert!(error.starts_with("`context` 5"), "{error}");
 }
