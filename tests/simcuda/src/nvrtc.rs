@@ -4,6 +4,7 @@
 
 mod compiler;
 mod options;
+mod real;
 mod rewrite;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use cudarc::nvrtc::sys::nvrtcResult as Status;
 
 use self::compiler::Failed;
 pub(crate) use self::compiler::{Compiled, Program};
+pub(crate) use self::real::FLAGS as PTX_LENGTH;
 use self::options::Options;
 use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Out};
