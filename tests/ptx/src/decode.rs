@@ -56,6 +56,8 @@ pub(crate) struct Program {
     pub(crate) shared: Vec<Owned>,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_at: u64,
+    /// The smallest access that may be to shared memory.
+    pub(crate) cell_bytes: u32,
     pub(crate) local: Vec<Owned>,
     pub(crate) local_bytes: u64,
     pub(crate) threads_max: Option<u32>,
@@ -135,6 +137,7 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     fixed.sort_by_key(|(register, _)| (register.width, register.slot));
     Ok(Program {
         name: kernel.name.clone(),
+        cell_bytes: code.iter().filter_map(|coded| shared_access(&coded.op)).min().unwrap_or(16),
         code,
         counts: decoder.counts,
         fixed,
@@ -146,6 +149,19 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
         local_bytes,
         threads_max: kernel.threads_max,
     })
+}
+
+/// The bytes of an access that may be to shared memory.
+fn shared_access(op: &Op) -> Option<u32> {
+    let (place, bytes) = match op {
+        Op::Load { place, element, to, .. } => (place, element.bytes * to.len() as u32),
+        Op::Store { place, element, from } => (place, element.bytes * from.len() as u32),
+        Op::Atomic { place, bytes, .. } => (place, *bytes),
+        Op::CopyAsync { to, bytes, .. } => (to, *bytes),
+        Op::LoadMatrix { place, .. } => (place, 16),
+        _ => return None,
+    };
+    matches!(place.space, Space::Shared | Space::Generic).then_some(bytes)
 }
 
 struct Decoder<'a> {

@@ -507,8 +507,12 @@ pub(crate) fn execute(warp: &mut Warp, ground: &mut Ground<'_, '_>, op: &Op, mas
         Op::Store { place, element, from } => store(warp, ground, mask, place, *element, from, at)?,
         Op::Atomic { op, place, bytes, d, b, c } => {
             for lane in bits_of(mask) {
-                let old = read(warp, ground, lane, place, *bytes, false, Access::Atomic, at)?;
-                let old = value(&old, 0, *bytes);
+                let target = target(warp, place, lane, *bytes)?;
+                let element = Element {
+                    bytes: *bytes,
+                    is_signed: false,
+                };
+                let old = value(read(warp, ground, lane, target, *bytes, false, Access::Atomic, at)?, element);
                 let c = c.map(|c| warp.get(c, lane));
                 let new = modified(*op, *bytes, old, warp.get(*b, lane), c);
                 write(warp, ground, lane, place, &new.to_le_bytes()[..*bytes as usize], Access::Atomic, at)?;
@@ -758,48 +762,43 @@ fn local(owned: &[Owned], bytes_each: u64, address: u64, bytes: u32, lane: u32) 
     Err(Fault::new(Kind::OutOfBounds, lane, format!("{bytes} bytes at {address:#x} of local memory, where no variable is")))
 }
 
+/// The bytes that a lane reads, in any space but local memory, which is the warp's.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-fn read(
+fn read<'g>(
     warp: &Warp,
-    ground: &mut Ground<'_, '_>,
+    ground: &'g mut Ground<'_, '_>,
     lane: u32,
-    place: &Place,
+    (space, address): (Space, u64),
     bytes: u32,
     read_only: bool,
     access: Access,
     at: u32,
-) -> Result<Bytes, Fault> {
-    let (space, address) = resolved(place.space, address(warp, place, lane));
-    if address % u64::from(bytes) != 0 {
-        return Err(misaligned(space, address, bytes, lane));
-    }
+) -> Result<&'g [u8], Fault> {
     match space {
         Space::Global => ground.global.read(address, bytes, read_only).map_err(|it| denied(it, lane)),
         Space::Shared => {
             let moment = warp.moment(ground, lane, at);
             ground.shared.touch(address, u64::from(bytes), access, moment)?;
-            let mut found = [0; 32];
-            found[..bytes as usize].copy_from_slice(ground.shared.bytes(address, bytes));
-            Ok(found)
-        }
-        Space::Local => {
-            let from = local(&ground.program.local, ground.program.local_bytes, address, bytes, lane)?;
-            let mut found = [0; 32];
-            found[..bytes as usize].copy_from_slice(&warp.local[from..from + bytes as usize]);
-            Ok(found)
+            Ok(ground.shared.bytes(address, bytes))
         }
         Space::Param => {
-            let mut found = [0; 32];
-            let from = ground.parameters.get(address as usize..(address + u64::from(bytes)) as usize);
-            let from = from.ok_or_else(|| {
-                Fault::new(Kind::OutOfBounds, lane, format!("{bytes} bytes at {address} of the parameters"))
-            })?;
-            found[..bytes as usize].copy_from_slice(from);
-            Ok(found)
+            let end = address + u64::from(bytes);
+            let found = ground.parameters.get(address as usize..end as usize);
+            found.ok_or_else(|| Fault::new(Kind::OutOfBounds, lane, format!("{bytes} bytes at {address} of the parameters")))
         }
-        Space::Const | Space::Generic => Err(Fault::new(Kind::OutOfBounds, lane, "constant memory, of which there is none")),
+        _ => Err(Fault::new(Kind::OutOfBounds, lane, "constant memory, of which there is none")),
     }
+}
+
+/// The space and address that a lane accesses there, if it is aligned.
+#[inline(always)]
+fn target(warp: &Warp, place: &Place, lane: u32, bytes: u32) -> Result<(Space, u64), Fault> {
+    let (space, address) = resolved(place.space, address(warp, place, lane));
+    if address & u64::from(bytes - 1) != 0 {
+        return Err(misaligned(space, address, bytes, lane));
+    }
+    Ok((space, address))
 }
 
 #[inline(always)]
@@ -812,10 +811,7 @@ fn write(
     access: Access,
     at: u32,
 ) -> Result<(), Fault> {
-    let (space, address) = resolved(place.space, address(warp, place, lane));
-    if address % bytes.len() as u64 != 0 {
-        return Err(misaligned(space, address, bytes.len() as u32, lane));
-    }
+    let (space, address) = target(warp, place, lane, bytes.len() as u32)?;
     match space {
         Space::Global => ground.global.write(address, bytes).map_err(|it| denied(it, lane)),
         Space::Shared => {
@@ -835,17 +831,16 @@ fn write(
 
 /// An element of what was read.
 #[inline(always)]
-fn value(bytes: &Bytes, at: usize, size: u32) -> u64 {
-    match size {
-        1 => u64::from(bytes[at]),
-        2 => u64::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])),
-        4 => u64::from(u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])),
-        _ => {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(eight)
-        }
-    }
+fn value(bytes: &[u8], element: Element) -> u64 {
+    let value = match *bytes {
+        [a] => u64::from(a),
+        [a, b] => u64::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
+        [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        _ => 0,
+    };
+    let unused = 64 - element.bytes * 8;
+    if element.is_signed { (((value << unused) as i64) >> unused) as u64 } else { value }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -860,14 +855,28 @@ fn load(
     to: &[Register],
     at: u32,
 ) -> Result<(), Fault> {
-    let bytes = element.bytes * to.len() as u32;
+    let (size, bytes) = (element.bytes as usize, element.bytes * to.len() as u32);
     for lane in bits_of(mask) {
-        let found = read(warp, ground, lane, place, bytes, read_only, Access::Read, at)?;
-        for (index, register) in to.iter().enumerate() {
-            let value = value(&found, index * element.bytes as usize, element.bytes);
-            let unused = 64 - element.bytes * 8;
-            let value = if element.is_signed { (((value << unused) as i64) >> unused) as u64 } else { value };
-            warp.set(*register, lane, value);
+        let target = target(warp, place, lane, bytes)?;
+        if target.0 == Space::Local {
+            let from = local(&ground.program.local, ground.program.local_bytes, target.1, bytes, lane)?;
+            for (index, register) in to.iter().enumerate() {
+                let start = from + index * size;
+                let value = value(&warp.local[start..start + size], element);
+                warp.set(*register, lane, value);
+            }
+            continue;
+        }
+        let found = read(warp, ground, lane, target, bytes, read_only, Access::Read, at)?;
+        match (to, size) {
+            ([register], 4) if register.width == Width::W => {
+                warp.w[register.slot as usize][lane as usize] = value(&found[..4], element) as u32;
+            }
+            _ => {
+                for (register, bytes) in to.iter().zip(found.chunks_exact(size)) {
+                    warp.set(*register, lane, value(bytes, element));
+                }
+            }
         }
     }
     Ok(())
@@ -920,7 +929,7 @@ pub(crate) fn finish_copies(
             while done < copy.given {
                 let piece = 1 << (copy.given - done).ilog2().min(if done == 0 { 4 } else { done.trailing_zeros() });
                 let found = ground.global.read(copy.from + u64::from(done), piece, false).map_err(|it| denied(it, lane))?;
-                bytes[done as usize..(done + piece) as usize].copy_from_slice(&found[..piece as usize]);
+                bytes[done as usize..(done + piece) as usize].copy_from_slice(found);
                 done += piece;
             }
             let moment = warp.moment(ground, lane, at);

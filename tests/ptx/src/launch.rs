@@ -118,7 +118,7 @@ pub(crate) fn run(teller: &Teller<'_>, launch: &Launch, global: &mut Overlay<'_>
         start: program.dynamic_at,
         bytes: u64::from(launch.dynamic_shared_bytes),
     };
-    let mut shared = Shared::new(program.shared.iter().cloned().chain([dynamic]).collect());
+    let mut shared = Shared::new(program.shared.iter().cloned().chain([dynamic]).collect(), program.cell_bytes);
     let mut warps: Vec<Warp> = (0..threads.div_ceil(32)).map(|_| Warp::new(program)).collect();
     let mut ground = Ground {
         program,

@@ -103,7 +103,7 @@ impl<'a> Overlay<'a> {
 
     /// Reads up to 32 bytes, aligned to their size.
     #[inline]
-    pub(crate) fn read(&mut self, address: u64, bytes: u32, read_only: bool) -> Result<Bytes, Denied> {
+    pub(crate) fn read(&mut self, address: u64, bytes: u32, read_only: bool) -> Result<&[u8], Denied> {
         let window = self.window(address, u64::from(bytes))?;
         let page = self.page(window, address);
         let at = address % PAGE_BYTES;
@@ -116,14 +116,7 @@ impl<'a> Overlay<'a> {
             }
             page.read_only[word] |= mask;
         }
-        let mut found = [0; 32];
-        let (at, length) = (at as usize, bytes as usize);
-        match length {
-            4 => found[..4].copy_from_slice(&page.bytes[at..at + 4]),
-            16 => found[..16].copy_from_slice(&page.bytes[at..at + 16]),
-            _ => found[..length].copy_from_slice(&page.bytes[at..at + length]),
-        }
-        Ok(found)
+        Ok(&page.bytes[at as usize..at as usize + bytes as usize])
     }
 
     /// Writes up to 32 bytes, aligned to their size.

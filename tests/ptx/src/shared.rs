@@ -1,4 +1,5 @@
-//! Shared memory of a block: its bytes, their owners, and for each byte who touched it last and when.
+//! Shared memory of a block: its bytes, their owners, and for each cell of them (as many bytes as the
+//! kernel's smallest access) who touched it last and when.
 
 use crate::decode::Owned;
 use crate::finding::{Fault, Kind};
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     bytes: Vec<u8>,
     owned: Vec<Owned>,
     cells: Vec<Cell>,
+    /// log2 of the bytes of a cell.
+    cell_shift: u32,
     /// Off where threads meet at barriers that only some of the block take part in.
     pub(crate) is_followed: bool,
 }
@@ -76,12 +79,14 @@ pub(crate) enum Access {
 }
 
 impl Shared {
-    pub(crate) fn new(owned: Vec<Owned>) -> Shared {
+    /// `cell_bytes`: a power of two that divides the size of every access.
+    pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32) -> Shared {
         let end = owned.iter().map(|owned| owned.start + owned.bytes).max().unwrap_or(0) as usize;
         Shared {
             // What nothing wrote is NaN, and no sensible index.
             bytes: vec![0xff; end],
-            cells: vec![Cell::default(); end],
+            cells: vec![Cell::default(); end.div_ceil(cell_bytes as usize)],
+            cell_shift: cell_bytes.trailing_zeros(),
             owned,
             is_followed: true,
         }
@@ -124,7 +129,8 @@ impl Shared {
     pub(crate) fn touch(&mut self, address: u64, bytes: u64, access: Access, moment: Moment) -> Result<(), Fault> {
         self.check(address, bytes, moment.thread % 32)?;
         let reads = access == Access::Read;
-        for cell in &mut self.cells[address as usize..(address + bytes) as usize] {
+        let (first, end) = (address >> self.cell_shift, (address + bytes) >> self.cell_shift);
+        for cell in &mut self.cells[first as usize..end as usize] {
             if cell.is_awaited && access != Access::Arrive {
                 return Err(awaited(cell, address, access, moment));
             }
