@@ -6,10 +6,12 @@ use crate::finding::Refusal;
 use crate::names;
 use crate::number::{Approximate, Conversion, Number, Rounding};
 use crate::op::{
-    Atomic, Coded, Compare, Compared, Element, Float, Int, Logic, Op, Place, Reduce, Reduction, Register, Shuffle, Slot,
-    Vote, Width,
+    Atomic, Coded, Compare, Compared, Element, Float, Int, Logic, Op, Place, Reduce, Reduction,
+    Register, Shuffle, Slot, Vote, Width,
 };
-use crate::text::{Content, Instruction, KernelText, Operand, Space, Statement, Variable, type_bytes};
+use crate::text::{
+    Content, Instruction, KernelText, Operand, Space, Statement, Variable, type_bytes,
+};
 
 /// Generic addresses of shared and local memory begin here; global ones are their own.
 pub(crate) const SHARED_WINDOW: u64 = 1 << 60;
@@ -81,30 +83,43 @@ fn lay_out<'a>(variables: impl Iterator<Item = &'a Variable>) -> (Vec<Owned>, u6
 pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Program, Refusal> {
     let named = names::number(&kernel.statements)?;
     let places = names::place(&named)?;
-    let inside = kernel.statements.iter().filter_map(|statement| match &statement.content {
-        Content::Variable(variable) => Some(variable),
-        _ => None,
-    });
+    let inside = kernel
+        .statements
+        .iter()
+        .filter_map(|statement| match &statement.content {
+            Content::Variable(variable) => Some(variable),
+            _ => None,
+        });
     let variables: Vec<&Variable> = globals.iter().chain(inside).collect();
     let is_used = |variable: &&&Variable| {
         let uses = |operand: &Operand| match operand {
             Operand::Name(name) | Operand::Address(Some(name), _) => *name == variable.name,
             _ => false,
         };
-        named.instructions.iter().any(|(_, instruction, _)| instruction.operands.iter().any(uses))
+        named
+            .instructions
+            .iter()
+            .any(|(_, instruction, _)| instruction.operands.iter().any(uses))
     };
     let of = |space: Space, is_open: bool| {
         let all = variables.iter().filter(is_used);
-        all.copied().filter(move |variable| variable.space == space && variable.is_open == is_open)
+        all.copied()
+            .filter(move |variable| variable.space == space && variable.is_open == is_open)
     };
     let (shared, end) = lay_out(of(Space::Shared, false));
     let dynamic_at = end.next_multiple_of(1024);
     let (local, local_bytes) = lay_out(of(Space::Local, false));
     let mut symbols = HashMap::new();
     for (space, owned) in [(Space::Shared, &shared), (Space::Local, &local)] {
-        symbols.extend(owned.iter().map(|owned| (owned.name.clone(), (space, owned.start))));
+        symbols.extend(
+            owned
+                .iter()
+                .map(|owned| (owned.name.clone(), (space, owned.start))),
+        );
     }
-    symbols.extend(of(Space::Shared, true).map(|open| (open.name.clone(), (Space::Shared, dynamic_at))));
+    symbols.extend(
+        of(Space::Shared, true).map(|open| (open.name.clone(), (Space::Shared, dynamic_at))),
+    );
     let (mut parameters, mut parameter_bytes) = (Vec::new(), 0_u64);
     for parameter in &kernel.parameters {
         parameter_bytes = parameter_bytes.next_multiple_of(parameter.alignment.max(1));
@@ -123,21 +138,35 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     let mut code = Vec::new();
     for (statement, instruction, found) in &named.instructions {
         decoder.line = statement.line;
-        decoder.names = found.iter().map(|(name, number)| (name.clone(), places.registers[*number as usize])).collect();
+        decoder.names = found
+            .iter()
+            .map(|(name, number)| (name.clone(), places.registers[*number as usize]))
+            .collect();
         code.push(decoder.coded(statement, instruction)?);
     }
-    let end = kernel.statements.last().map_or(0, |statement| statement.line);
+    let end = kernel
+        .statements
+        .last()
+        .map_or(0, |statement| statement.line);
     code.push(Coded {
         op: Op::Exit,
         guard: None,
         line: end,
         source: (0, 0),
     });
-    let mut fixed: Vec<(Register, Fixed)> = decoder.fixed.iter().map(|((_, fixed), register)| (*register, *fixed)).collect();
+    let mut fixed: Vec<(Register, Fixed)> = decoder
+        .fixed
+        .iter()
+        .map(|((_, fixed), register)| (*register, *fixed))
+        .collect();
     fixed.sort_by_key(|(register, _)| (register.width, register.slot));
     Ok(Program {
         name: kernel.name.clone(),
-        cell_bytes: code.iter().filter_map(|coded| shared_access(&coded.op)).min().unwrap_or(16),
+        cell_bytes: code
+            .iter()
+            .filter_map(|coded| shared_access(&coded.op))
+            .min()
+            .unwrap_or(16),
         code,
         counts: decoder.counts,
         fixed,
@@ -154,8 +183,14 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
 /// The bytes of an access that may be to shared memory.
 fn shared_access(op: &Op) -> Option<u32> {
     let (place, bytes) = match op {
-        Op::Load { place, element, to, .. } => (place, element.bytes * to.len() as u32),
-        Op::Store { place, element, from } => (place, element.bytes * from.len() as u32),
+        Op::Load {
+            place, element, to, ..
+        } => (place, element.bytes * to.len() as u32),
+        Op::Store {
+            place,
+            element,
+            from,
+        } => (place, element.bytes * from.len() as u32),
         Op::Atomic { place, bytes, .. } => (place, *bytes),
         Op::CopyAsync { to, bytes, .. } => (to, *bytes),
         Op::LoadMatrix { place, .. } => (place, 16),
@@ -211,19 +246,33 @@ impl Decoder<'_> {
         Err(Refusal::at(self.line, message))
     }
 
-    fn coded(&mut self, statement: &Statement, instruction: &Instruction) -> Result<Coded, Refusal> {
+    fn coded(
+        &mut self,
+        statement: &Statement,
+        instruction: &Instruction,
+    ) -> Result<Coded, Refusal> {
         let guard = match &instruction.guard {
             None => None,
             Some((name, is_negated)) => Some((self.register(name, Width::P)?, *is_negated)),
         };
         let mut parts = Parts {
-            all: instruction.parts.iter().skip(1).map(String::as_str).collect(),
+            all: instruction
+                .parts
+                .iter()
+                .skip(1)
+                .map(String::as_str)
+                .collect(),
         };
         let op = self.op(&instruction.parts[0], &mut parts, &instruction.operands);
         let op = match op {
             Ok(Some(op)) if parts.all.is_empty() => op,
             Ok(_) => return self.refuse(format!("{} is not simulated", instruction.opcode())),
-            Err(refusal) => return Err(Refusal::at(refusal.line, format!("{}: {}", instruction.opcode(), refusal.message))),
+            Err(refusal) => {
+                return Err(Refusal::at(
+                    refusal.line,
+                    format!("{}: {}", instruction.opcode(), refusal.message),
+                ));
+            }
         };
         Ok(Coded {
             op,
@@ -236,7 +285,11 @@ impl Decoder<'_> {
     fn register(&self, name: &str, width: Width) -> Result<Slot, Refusal> {
         match self.names.get(name) {
             Some(register) if register.width == width => Ok(register.slot),
-            Some(register) => self.refuse(format!("{name} has {} bits, expected {}", register.width.bits(), width.bits())),
+            Some(register) => self.refuse(format!(
+                "{name} has {} bits, expected {}",
+                register.width.bits(),
+                width.bits()
+            )),
             None => self.refuse(format!("{name} is no register")),
         }
     }
@@ -295,7 +348,9 @@ impl Decoder<'_> {
                     return self.fixed(width, fixed);
                 }
                 match self.symbols.get(name) {
-                    Some((Space::Shared | Space::Local | Space::Param, address)) => self.fixed(width, Fixed::Bits(*address)),
+                    Some((Space::Shared | Space::Local | Space::Param, address)) => {
+                        self.fixed(width, Fixed::Bits(*address))
+                    }
                     _ => self.refuse(format!("{name} is not simulated")),
                 }
             }
@@ -303,12 +358,15 @@ impl Decoder<'_> {
                 let bits = *value as u64 & (u64::MAX >> (64 - width.bits()));
                 self.fixed(width, Fixed::Bits(bits))
             }
-            Operand::F32(bits) if width == Width::W => self.fixed(width, Fixed::Bits(u64::from(*bits))),
+            Operand::F32(bits) if width == Width::W => {
+                self.fixed(width, Fixed::Bits(u64::from(*bits)))
+            }
             Operand::F64(bits) if width == Width::D => self.fixed(width, Fixed::Bits(*bits)),
             // ISA: constants in 0d form may stand for f32 values and are rounded.
-            Operand::F64(bits) if width == Width::W => {
-                self.fixed(width, Fixed::Bits(u64::from((f64::from_bits(*bits) as f32).to_bits())))
-            }
+            Operand::F64(bits) if width == Width::W => self.fixed(
+                width,
+                Fixed::Bits(u64::from((f64::from_bits(*bits) as f32).to_bits())),
+            ),
             other => self.refuse(format!("operand {other:?}")),
         }
     }
@@ -345,7 +403,10 @@ impl Decoder<'_> {
     fn predicate(&mut self, operand: &Operand) -> Result<(Slot, bool), Refusal> {
         match operand {
             Operand::Not(name) => Ok((self.register(name, Width::P)?, true)),
-            Operand::Integer(value) => Ok((self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?, false)),
+            Operand::Integer(value) => Ok((
+                self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?,
+                false,
+            )),
             other => Ok((self.source(other, Width::P)?, false)),
         }
     }
@@ -357,11 +418,16 @@ impl Decoder<'_> {
         let (base, symbol) = match name {
             None => (None, 0),
             Some(name) => match self.names.get(name) {
-                Some(register) if matches!(register.width, Width::W | Width::D) => (Some(*register), 0),
+                Some(register) if matches!(register.width, Width::W | Width::D) => {
+                    (Some(*register), 0)
+                }
                 Some(_) => return self.refuse(format!("address {name}")),
                 None => match self.symbols.get(name) {
                     Some((known, address)) if *known == space => (None, *address as i64),
-                    _ => return self.refuse(format!("variable {name} in this space is not simulated")),
+                    _ => {
+                        return self
+                            .refuse(format!("variable {name} in this space is not simulated"));
+                    }
                 },
             },
         };
@@ -379,28 +445,45 @@ impl Decoder<'_> {
         }
     }
 
-    fn words<const N: usize>(&mut self, operand: &Operand, is_result: bool) -> Result<[Slot; N], Refusal> {
+    fn words<const N: usize>(
+        &mut self,
+        operand: &Operand,
+        is_result: bool,
+    ) -> Result<[Slot; N], Refusal> {
         let mut slots = [0; N];
         let parts = Self::vector(operand);
         if parts.len() != N {
             return self.refuse(format!("a vector of {}, expected {N}", parts.len()));
         }
         for (slot, part) in slots.iter_mut().zip(&parts) {
-            *slot = if is_result { self.result(part, Width::W)? } else { self.source(part, Width::W)? };
+            *slot = if is_result {
+                self.result(part, Width::W)?
+            } else {
+                self.source(part, Width::W)?
+            };
         }
         Ok(slots)
     }
 
-    fn op(&mut self, name: &str, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn op(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let needed = |count: usize| {
             if operands.len() == count {
                 Ok(())
             } else {
-                Err(Refusal::at(self.line, format!("{} operands, expected {count}", operands.len())))
+                Err(Refusal::at(
+                    self.line,
+                    format!("{} operands, expected {count}", operands.len()),
+                ))
             }
         };
         match name {
-            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor" | "shl" | "shr" => {
+            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor"
+            | "shl" | "shr" => {
                 needed(3)?;
                 self.binary(name, parts, operands)
             }
@@ -419,8 +502,13 @@ impl Decoder<'_> {
             "setp" => self.setp(parts, operands),
             "selp" => {
                 needed(4)?;
-                let Some(width) = width_of(parts.last()) else { return Ok(None) };
-                let (d, a) = (self.result(&operands[0], width)?, self.source(&operands[1], width)?);
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
+                let (d, a) = (
+                    self.result(&operands[0], width)?,
+                    self.source(&operands[1], width)?,
+                );
                 let b = self.source(&operands[2], width)?;
                 let (p, is_negated) = self.predicate(&operands[3])?;
                 let (a, b) = if is_negated { (b, a) } else { (a, b) };
@@ -437,7 +525,9 @@ impl Decoder<'_> {
             }
             "bfi" => {
                 needed(5)?;
-                let Some(width) = width_of(parts.last()) else { return Ok(None) };
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
                 Ok(Some(Op::Insert {
                     width,
                     d: self.result(&operands[0], width)?,
@@ -450,7 +540,9 @@ impl Decoder<'_> {
             "bfe" => {
                 needed(4)?;
                 let kind = parts.last();
-                let Some(width) = width_of(kind) else { return Ok(None) };
+                let Some(width) = width_of(kind) else {
+                    return Ok(None);
+                };
                 Ok(Some(Op::Extract {
                     width,
                     is_signed: kind.starts_with('s'),
@@ -502,7 +594,9 @@ impl Decoder<'_> {
             }
             "popc" | "clz" | "brev" => {
                 needed(2)?;
-                let Some(width) = width_of(parts.last()) else { return Ok(None) };
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
                 let a = self.source(&operands[1], width)?;
                 let of = if name == "brev" { width } else { Width::W };
                 let d = self.result(&operands[0], of)?;
@@ -540,7 +634,11 @@ impl Decoder<'_> {
                     Some(_) => Vote::Ballot,
                     None => return Ok(None),
                 };
-                let of = if how == Vote::Ballot { Width::W } else { Width::P };
+                let of = if how == Vote::Ballot {
+                    Width::W
+                } else {
+                    Width::P
+                };
                 parts.take(if how == Vote::Ballot { "b32" } else { "pred" });
                 let (a, is_inverted) = self.predicate(&operands[1])?;
                 Ok(Some(Op::Vote {
@@ -553,10 +651,15 @@ impl Decoder<'_> {
             }
             "match" if parts.take("sync") => {
                 needed(3)?;
-                let Some(width) = width_of(parts.last()) else { return Ok(None) };
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
                 let (is_all, _) = (parts.take("all"), parts.take("any"));
                 let (d, is_same) = match &operands[0] {
-                    Operand::Pair(d, p) => (self.register(d, Width::W)?, Some(self.register(p, Width::P)?)),
+                    Operand::Pair(d, p) => (
+                        self.register(d, Width::W)?,
+                        Some(self.register(p, Width::P)?),
+                    ),
                     other => (self.result(other, Width::W)?, None),
                 };
                 Ok(Some(Op::Match {
@@ -577,7 +680,9 @@ impl Decoder<'_> {
             "membar" => Ok(parts.take_any(&["cta", "gl", "sys"]).map(|_| Op::Fence)),
             "fence" => {
                 parts.take_any(&["sc", "acq_rel", "acquire", "release"]);
-                Ok(parts.take_any(&["cta", "cluster", "gpu", "sys"]).map(|_| Op::Fence))
+                Ok(parts
+                    .take_any(&["cta", "cluster", "gpu", "sys"])
+                    .map(|_| Op::Fence))
             }
             "bra" => {
                 parts.take("uni");
@@ -599,7 +704,12 @@ impl Decoder<'_> {
         }
     }
 
-    fn binary(&mut self, name: &str, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn binary(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let kind = parts.last();
         if kind == "pred" {
             let op = match name {
@@ -615,7 +725,9 @@ impl Decoder<'_> {
                 b: self.source(&operands[2], Width::P)?,
             }));
         }
-        let Some(width) = width_of(kind) else { return Ok(None) };
+        let Some(width) = width_of(kind) else {
+            return Ok(None);
+        };
         if kind == "f32" || kind == "f64" {
             let op = match name {
                 "add" => Float::Add,
@@ -631,9 +743,16 @@ impl Decoder<'_> {
             // The only rounding of arithmetic that is simulated; it is also the default.
             parts.take("rn");
             let ftz = kind == "f32" && parts.take("ftz");
-            let (d, a) = (self.result(&operands[0], width)?, self.source(&operands[1], width)?);
+            let (d, a) = (
+                self.result(&operands[0], width)?,
+                self.source(&operands[1], width)?,
+            );
             let b = self.source(&operands[2], width)?;
-            return Ok(Some(if kind == "f32" { Op::F32 { op, ftz, d, a, b } } else { Op::F64 { op, d, a, b } }));
+            return Ok(Some(if kind == "f32" {
+                Op::F32 { op, ftz, d, a, b }
+            } else {
+                Op::F64 { op, d, a, b }
+            }));
         }
         if !kind.starts_with(['u', 's', 'b']) || kind.len() > 3 {
             return Ok(None);
@@ -644,7 +763,9 @@ impl Decoder<'_> {
             "add" => Int::Add,
             "sub" => Int::Sub,
             "mul" if parts.take("wide") => {
-                let Some(wider) = wider(width) else { return Ok(None) };
+                let Some(wider) = wider(width) else {
+                    return Ok(None);
+                };
                 return Ok(Some(Op::Wide {
                     from: width,
                     is_signed,
@@ -677,10 +798,20 @@ impl Decoder<'_> {
         }))
     }
 
-    fn unary(&mut self, name: &str, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn unary(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let kind = parts.last();
-        let Some(width) = width_of(kind) else { return Ok(None) };
-        let (d, a) = (self.result(&operands[0], width)?, self.source(&operands[1], width)?);
+        let Some(width) = width_of(kind) else {
+            return Ok(None);
+        };
+        let (d, a) = (
+            self.result(&operands[0], width)?,
+            self.source(&operands[1], width)?,
+        );
         if kind == "pred" {
             return Ok((name == "not").then_some(Op::Logic {
                 op: Logic::Not,
@@ -696,7 +827,17 @@ impl Decoder<'_> {
                 _ => return Ok(None),
             };
             let ftz = kind == "f32" && parts.take("ftz");
-            return Ok(Some(if kind == "f32" { Op::F32 { op, ftz, d, a, b: a } } else { Op::F64 { op, d, a, b: a } }));
+            return Ok(Some(if kind == "f32" {
+                Op::F32 {
+                    op,
+                    ftz,
+                    d,
+                    a,
+                    b: a,
+                }
+            } else {
+                Op::F64 { op, d, a, b: a }
+            }));
         }
         let op = match name {
             "not" => Int::Not,
@@ -707,17 +848,36 @@ impl Decoder<'_> {
         if !kind.starts_with(['u', 's', 'b']) || kind.len() > 3 {
             return Ok(None);
         }
-        Ok(Some(Op::Int { width, op, d, a, b: a }))
+        Ok(Some(Op::Int {
+            width,
+            op,
+            d,
+            a,
+            b: a,
+        }))
     }
 
-    fn multiply_add(&mut self, name: &str, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn multiply_add(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let kind = parts.last();
-        let Some(width) = width_of(kind) else { return Ok(None) };
+        let Some(width) = width_of(kind) else {
+            return Ok(None);
+        };
         let is_wide = parts.take("wide");
         let of = if is_wide { wider(width) } else { Some(width) };
         let Some(of) = of else { return Ok(None) };
-        let (d, a) = (self.result(&operands[0], of)?, self.source(&operands[1], width)?);
-        let (b, c) = (self.source(&operands[2], width)?, self.source(&operands[3], of)?);
+        let (d, a) = (
+            self.result(&operands[0], of)?,
+            self.source(&operands[1], width)?,
+        );
+        let (b, c) = (
+            self.source(&operands[2], width)?,
+            self.source(&operands[3], of)?,
+        );
         let is_integer = kind.starts_with(['u', 's']);
         Ok(match (name, kind) {
             ("mad", _) if is_integer && is_wide => Some(Op::Wide {
@@ -741,10 +901,20 @@ impl Decoder<'_> {
         })
     }
 
-    fn function(&mut self, name: &str, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn function(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let kind = parts.last();
-        let Some(width) = width_of(kind) else { return Ok(None) };
-        let (d, a) = (self.result(&operands[0], width)?, self.source(&operands[1], width)?);
+        let Some(width) = width_of(kind) else {
+            return Ok(None);
+        };
+        let (d, a) = (
+            self.result(&operands[0], width)?,
+            self.source(&operands[1], width)?,
+        );
         let ftz = kind == "f32" && parts.take("ftz");
         if parts.take("rn") {
             let op = match name {
@@ -752,7 +922,17 @@ impl Decoder<'_> {
                 "rcp" => Float::Rcp,
                 _ => return Ok(None),
             };
-            return Ok(Some(if kind == "f32" { Op::F32 { op, ftz, d, a, b: a } } else { Op::F64 { op, d, a, b: a } }));
+            return Ok(Some(if kind == "f32" {
+                Op::F32 {
+                    op,
+                    ftz,
+                    d,
+                    a,
+                    b: a,
+                }
+            } else {
+                Op::F64 { op, d, a, b: a }
+            }));
         }
         let function = match name {
             "sqrt" => Approximate::Sqrt,
@@ -764,7 +944,14 @@ impl Decoder<'_> {
             "sin" => Approximate::Sin,
             _ => Approximate::Cos,
         };
-        Ok((kind == "f32" && parts.take("approx")).then_some(Op::Approximate { function, ftz, d, a }))
+        Ok(
+            (kind == "f32" && parts.take("approx")).then_some(Op::Approximate {
+                function,
+                ftz,
+                d,
+                a,
+            }),
+        )
     }
 
     fn setp(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
@@ -798,7 +985,14 @@ impl Decoder<'_> {
         };
         let only_floats = matches!(
             compare,
-            Compare::EqU | Compare::NeU | Compare::LtU | Compare::LeU | Compare::GtU | Compare::GeU | Compare::Number | Compare::Nan
+            Compare::EqU
+                | Compare::NeU
+                | Compare::LtU
+                | Compare::LeU
+                | Compare::GtU
+                | Compare::GeU
+                | Compare::Number
+                | Compare::Nan
         );
         let (of, width) = match kind {
             "u16" | "b16" => (Compared::U16, Width::H),
@@ -815,10 +1009,16 @@ impl Decoder<'_> {
             return Ok(None);
         }
         let (d, inverse) = match &operands[0] {
-            Operand::Pair(d, q) => (self.register(d, Width::P)?, Some(self.register(q, Width::P)?)),
+            Operand::Pair(d, q) => (
+                self.register(d, Width::P)?,
+                Some(self.register(q, Width::P)?),
+            ),
             other => (self.result(other, Width::P)?, None),
         };
-        let (a, b) = (self.source(&operands[1], width)?, self.source(&operands[2], width)?);
+        let (a, b) = (
+            self.source(&operands[1], width)?,
+            self.source(&operands[2], width)?,
+        );
         let with = match combine {
             None => None,
             Some((_, op)) => {
@@ -839,11 +1039,19 @@ impl Decoder<'_> {
     }
 
     fn mov(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
-        let Some(width) = width_of(parts.last()) else { return Ok(None) };
-        let total = |registers: &[Register]| registers.iter().map(|register| register.width.bits()).sum::<u32>();
+        let Some(width) = width_of(parts.last()) else {
+            return Ok(None);
+        };
+        let total = |registers: &[Register]| {
+            registers
+                .iter()
+                .map(|register| register.width.bits())
+                .sum::<u32>()
+        };
         match (&operands[0], &operands[1]) {
             (Operand::Vector(list), a) => {
-                let parts: Result<Box<[Register]>, Refusal> = list.iter().map(|part| self.any_result(part)).collect();
+                let parts: Result<Box<[Register]>, Refusal> =
+                    list.iter().map(|part| self.any_result(part)).collect();
                 let (parts, a) = (parts?, self.source(a, width)?);
                 let a = Register { width, slot: a };
                 Ok((total(&parts) == width.bits()).then_some(Op::Unpack { parts, a }))
@@ -855,13 +1063,17 @@ impl Decoder<'_> {
                     16 => Width::H,
                     _ => return Ok(None),
                 };
-                let parts: Result<Box<[Register]>, Refusal> = list.iter().map(|part| self.any_source(part, of)).collect();
+                let parts: Result<Box<[Register]>, Refusal> =
+                    list.iter().map(|part| self.any_source(part, of)).collect();
                 let parts = parts?;
                 let d = Register { width, slot: d };
                 Ok((total(&parts) == width.bits()).then_some(Op::Pack { d, parts }))
             }
             (d, Operand::Integer(value)) if width == Width::P => {
-                let (d, a) = (self.result(d, width)?, self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?);
+                let (d, a) = (
+                    self.result(d, width)?,
+                    self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?,
+                );
                 Ok(Some(Op::Logic {
                     op: Logic::Move,
                     d,
@@ -871,7 +1083,16 @@ impl Decoder<'_> {
             }
             (d, a) => {
                 let (d, a) = (self.result(d, width)?, self.source(a, width)?);
-                Ok(Some(if width == Width::P { Op::Logic { op: Logic::Move, d, a, b: a } } else { Op::Move { width, d, a } }))
+                Ok(Some(if width == Width::P {
+                    Op::Logic {
+                        op: Logic::Move,
+                        d,
+                        a,
+                        b: a,
+                    }
+                } else {
+                    Op::Move { width, d, a }
+                }))
             }
         }
     }
@@ -919,7 +1140,10 @@ impl Decoder<'_> {
             Number::Unsigned(32) | Number::Signed(32) | Number::F32 => Width::W,
             _ => Width::H,
         };
-        let (d, a) = (self.any_result(&operands[0])?, self.any_source(&operands[1], width)?);
+        let (d, a) = (
+            self.any_result(&operands[0])?,
+            self.any_source(&operands[1], width)?,
+        );
         Ok(Some(match (from_number, to_number) {
             // The upper bits of a wider result are those of its type, extended.
             (Number::Unsigned(bits), Number::Unsigned(to_bits)) if !saturates => Op::Extend {
@@ -970,14 +1194,15 @@ impl Decoder<'_> {
 
     /// State space and cache hints of a load or store; the bool: through the read-only path.
     fn space(parts: &mut Parts<'_>) -> (Space, bool) {
-        let space = match parts.take_any(&["global", "shared", "shared::cta", "local", "param", "const"]) {
-            Some("global") => Space::Global,
-            Some("shared" | "shared::cta") => Space::Shared,
-            Some("local") => Space::Local,
-            Some("param") => Space::Param,
-            Some(_) => Space::Const,
-            None => Space::Generic,
-        };
+        let space =
+            match parts.take_any(&["global", "shared", "shared::cta", "local", "param", "const"]) {
+                Some("global") => Space::Global,
+                Some("shared" | "shared::cta") => Space::Shared,
+                Some("local") => Space::Local,
+                Some("param") => Space::Param,
+                Some(_) => Space::Const,
+                None => Space::Generic,
+            };
         parts.take_any(&["weak", "relaxed", "acquire", "release", "volatile"]);
         parts.take_any(&["cta", "cluster", "gpu", "sys"]);
         let read_only = parts.take("nc");
@@ -1009,12 +1234,18 @@ impl Decoder<'_> {
     }
 
     fn load(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
-        let Some((count, element)) = Self::shape(parts) else { return Ok(None) };
+        let Some((count, element)) = Self::shape(parts) else {
+            return Ok(None);
+        };
         let (space, read_only) = Self::space(parts);
         let list = Self::vector(&operands[0]);
-        let to: Result<Box<[Register]>, Refusal> = list.iter().map(|part| self.any_result(part)).collect();
+        let to: Result<Box<[Register]>, Refusal> =
+            list.iter().map(|part| self.any_result(part)).collect();
         let (to, place) = (to?, self.place(&operands[1], space)?);
-        let fits = to.len() == count && to.iter().all(|register| register.width.bits() >= element.bytes * 8);
+        let fits = to.len() == count
+            && to
+                .iter()
+                .all(|register| register.width.bits() >= element.bytes * 8);
         Ok((fits && space != Space::Const).then_some(Op::Load {
             place,
             element,
@@ -1023,8 +1254,14 @@ impl Decoder<'_> {
         }))
     }
 
-    fn store(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
-        let Some((count, element)) = Self::shape(parts) else { return Ok(None) };
+    fn store(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        let Some((count, element)) = Self::shape(parts) else {
+            return Ok(None);
+        };
         let (space, _) = Self::space(parts);
         let width = match element.bytes {
             8 => Width::D,
@@ -1032,16 +1269,33 @@ impl Decoder<'_> {
             _ => Width::H,
         };
         let list = Self::vector(&operands[1]);
-        let from: Result<Box<[Register]>, Refusal> = list.iter().map(|part| self.any_source(part, width)).collect();
+        let from: Result<Box<[Register]>, Refusal> = list
+            .iter()
+            .map(|part| self.any_source(part, width))
+            .collect();
         let (from, place) = (from?, self.place(&operands[0], space)?);
-        let fits = from.len() == count && from.iter().all(|register| register.width.bits() >= element.bytes * 8);
+        let fits = from.len() == count
+            && from
+                .iter()
+                .all(|register| register.width.bits() >= element.bytes * 8);
         let is_writable = !matches!(space, Space::Const | Space::Param);
-        Ok((fits && is_writable).then_some(Op::Store { place, element, from }))
+        Ok((fits && is_writable).then_some(Op::Store {
+            place,
+            element,
+            from,
+        }))
     }
 
-    fn atomic(&mut self, is_red: bool, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn atomic(
+        &mut self,
+        is_red: bool,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let kind = parts.last();
-        let Some(width) = width_of(kind) else { return Ok(None) };
+        let Some(width) = width_of(kind) else {
+            return Ok(None);
+        };
         parts.take_any(&["relaxed", "acquire", "release", "acq_rel"]);
         parts.take_any(&["cta", "cluster", "gpu", "sys"]);
         let (space, _) = Self::space(parts);
@@ -1053,8 +1307,20 @@ impl Decoder<'_> {
             Some("add") => Atomic::Add,
             Some("exch") => Atomic::Exchange,
             Some("cas") => Atomic::CompareAndSwap,
-            Some("min") => if is_signed { Atomic::MinS } else { Atomic::MinU },
-            Some("max") => if is_signed { Atomic::MaxS } else { Atomic::MaxU },
+            Some("min") => {
+                if is_signed {
+                    Atomic::MinS
+                } else {
+                    Atomic::MinU
+                }
+            }
+            Some("max") => {
+                if is_signed {
+                    Atomic::MaxS
+                } else {
+                    Atomic::MaxU
+                }
+            }
             Some("and") => Atomic::And,
             Some("or") => Atomic::Or,
             Some("xor") => Atomic::Xor,
@@ -1062,7 +1328,9 @@ impl Decoder<'_> {
         };
         let operands_before = usize::from(!is_red);
         let has_third = op == Atomic::CompareAndSwap;
-        if operands.len() != operands_before + 2 + usize::from(has_third) || !matches!(width, Width::W | Width::D) {
+        if operands.len() != operands_before + 2 + usize::from(has_third)
+            || !matches!(width, Width::W | Width::D)
+        {
             return Ok(None);
         }
         let d = if is_red {
@@ -1081,7 +1349,11 @@ impl Decoder<'_> {
             })
         };
         let b = value(operands_before + 1)?;
-        let c = if has_third { Some(value(operands_before + 2)?) } else { None };
+        let c = if has_third {
+            Some(value(operands_before + 2)?)
+        } else {
+            None
+        };
         Ok(Some(Op::Atomic {
             op,
             place,
@@ -1101,12 +1373,17 @@ impl Decoder<'_> {
         }
         if parts.take("wait_group") {
             return Ok(match operands {
-                [Operand::Integer(but)] => Some(Op::WaitCopies { but: Some(*but as u32) }),
+                [Operand::Integer(but)] => Some(Op::WaitCopies {
+                    but: Some(*but as u32),
+                }),
                 _ => None,
             });
         }
         let is_global = parts.take("cg");
-        if !is_global && !parts.take("ca") || !parts.take("global") || parts.take_any(&["shared", "shared::cta"]).is_none() {
+        if !is_global && !parts.take("ca")
+            || !parts.take("global")
+            || parts.take_any(&["shared", "shared::cta"]).is_none()
+        {
             return Ok(None);
         }
         parts.take_any(&["L2::64B", "L2::128B", "L2::256B"]);
@@ -1130,8 +1407,14 @@ impl Decoder<'_> {
         }))
     }
 
-    fn load_matrix(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
-        let is_whole = ["sync", "aligned", "m8n8", "b16"].iter().all(|part| parts.take(part));
+    fn load_matrix(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        let is_whole = ["sync", "aligned", "m8n8", "b16"]
+            .iter()
+            .all(|part| parts.take(part));
         let count = match parts.take_any(&["x1", "x2", "x4"]) {
             Some("x1") => 1,
             Some("x2") => 2,
@@ -1143,13 +1426,26 @@ impl Decoder<'_> {
             return Ok(None);
         }
         let list = Self::vector(&operands[0]);
-        let to: Result<Box<[Slot]>, Refusal> = list.iter().map(|part| self.result(part, Width::W)).collect();
+        let to: Result<Box<[Slot]>, Refusal> = list
+            .iter()
+            .map(|part| self.result(part, Width::W))
+            .collect();
         let (to, place) = (to?, self.place(&operands[1], Space::Shared)?);
-        Ok((to.len() == count).then_some(Op::LoadMatrix { place, is_transposed, to }))
+        Ok((to.len() == count).then_some(Op::LoadMatrix {
+            place,
+            is_transposed,
+            to,
+        }))
     }
 
-    fn multiply(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
-        let is_known = ["sync", "aligned", "m16n8k16", "row", "col"].iter().all(|part| parts.take(part));
+    fn multiply(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        let is_known = ["sync", "aligned", "m16n8k16", "row", "col"]
+            .iter()
+            .all(|part| parts.take(part));
         let types: Vec<&str> = std::mem::take(&mut parts.all);
         let is_f16 = match types[..] {
             ["f32", "bf16", "bf16", "f32"] => false,
@@ -1168,7 +1464,11 @@ impl Decoder<'_> {
         }))
     }
 
-    fn shuffle(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn shuffle(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         let how = match parts.take_any(&["up", "down", "bfly", "idx"]) {
             Some("up") => Shuffle::Up,
             Some("down") => Shuffle::Down,
@@ -1180,7 +1480,10 @@ impl Decoder<'_> {
             return Ok(None);
         }
         let (d, is_valid) = match &operands[0] {
-            Operand::Pair(d, p) => (self.register(d, Width::W)?, Some(self.register(p, Width::P)?)),
+            Operand::Pair(d, p) => (
+                self.register(d, Width::W)?,
+                Some(self.register(p, Width::P)?),
+            ),
             other => (self.result(other, Width::W)?, None),
         };
         Ok(Some(Op::Shuffle {
@@ -1194,7 +1497,11 @@ impl Decoder<'_> {
         }))
     }
 
-    fn barrier(&mut self, parts: &mut Parts<'_>, operands: &[Operand]) -> Result<Option<Op>, Refusal> {
+    fn barrier(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
         if parts.take("warp") {
             let ([members], true) = (operands, parts.take("sync")) else {
                 return Ok(None);
@@ -1221,7 +1528,11 @@ impl Decoder<'_> {
             let (3 | 4, true) = (operands.len(), operands.len() >= 3) else {
                 return Ok(None);
             };
-            let of = if op == Reduction::Count { Width::W } else { Width::P };
+            let of = if op == Reduction::Count {
+                Width::W
+            } else {
+                Width::P
+            };
             let (a, is_inverted) = self.predicate(&operands[operands.len() - 1])?;
             return Ok(Some(Op::Barrier {
                 id: self.source(&operands[1], Width::W)?,
@@ -1236,7 +1547,11 @@ impl Decoder<'_> {
             }));
         }
         let arrives_only = parts.take("arrive");
-        if !arrives_only && !parts.take("sync") || operands.is_empty() || operands.len() > 2 || arrives_only && operands.len() != 2 {
+        if !arrives_only && !parts.take("sync")
+            || operands.is_empty()
+            || operands.len() > 2
+            || arrives_only && operands.len() != 2
+        {
             return Ok(None);
         }
         Ok(Some(Op::Barrier {

@@ -69,11 +69,19 @@ pub struct Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ([x, y, z], [i, j, k]) = (self.block, self.thread);
-        write!(f, "{:?}: kernel {}, line {} of its PTX", self.kind, self.kernel, self.line)?;
+        write!(
+            f,
+            "{:?}: kernel {}, line {} of its PTX",
+            self.kind, self.kernel, self.line
+        )?;
         if let Some(source) = &self.source {
             write!(f, " ({source})")?;
         }
-        write!(f, ", block ({x}, {y}, {z}), thread ({i}, {j}, {k}): {}", self.message)
+        write!(
+            f,
+            ", block ({x}, {y}, {z}), thread ({i}, {j}, {k}): {}",
+            self.message
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::decode::{Owned, Program};
 use crate::finding::{Fault, Finding, Kind};
 use crate::memory::Overlay;
-use crate::op::{Register, Reduction, Width};
+use crate::op::{Reduction, Register, Width};
 use crate::shared::Shared;
 use crate::warp::{Ground, Site, Stop, Warp, bits_of};
 
@@ -89,11 +89,28 @@ impl Teller<'_> {
 }
 
 /// Runs a launch on global memory.
-pub(crate) fn run(teller: &Teller<'_>, launch: &Launch, global: &mut Overlay<'_>) -> Result<Counts, Finding> {
+pub(crate) fn run(
+    teller: &Teller<'_>,
+    launch: &Launch,
+    global: &mut Overlay<'_>,
+) -> Result<Counts, Finding> {
     let program = teller.program;
-    let threads = launch.block.iter().map(|size| u64::from(*size)).product::<u64>();
-    let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
-    let shared_bytes = program.shared.iter().map(|owned| owned.bytes as u32).sum::<u32>() + launch.dynamic_shared_bytes;
+    let threads = launch
+        .block
+        .iter()
+        .map(|size| u64::from(*size))
+        .product::<u64>();
+    let blocks = launch
+        .grid
+        .iter()
+        .map(|size| u64::from(*size))
+        .product::<u64>();
+    let shared_bytes = program
+        .shared
+        .iter()
+        .map(|owned| owned.bytes as u32)
+        .sum::<u32>()
+        + launch.dynamic_shared_bytes;
     let mut site = Site {
         grid: launch.grid,
         block: launch.block,
@@ -101,25 +118,40 @@ pub(crate) fn run(teller: &Teller<'_>, launch: &Launch, global: &mut Overlay<'_>
         dynamic_shared_bytes: launch.dynamic_shared_bytes,
         shared_bytes,
     };
-    let refuse = |message: String| teller.finding(&site, 0, 0, Fault::new(Kind::Stopped, 0, message));
+    let refuse =
+        |message: String| teller.finding(&site, 0, 0, Fault::new(Kind::Stopped, 0, message));
     if blocks == 0 || threads == 0 || threads > 1024 {
-        return Err(refuse(format!("a launch of {blocks} blocks of {threads} threads")));
+        return Err(refuse(format!(
+            "a launch of {blocks} blocks of {threads} threads"
+        )));
     }
-    if let Some(most) = program.threads_max.filter(|most| threads > u64::from(*most)) {
-        return Err(refuse(format!("blocks of {threads} threads, and .maxntid allows {most}")));
+    if let Some(most) = program
+        .threads_max
+        .filter(|most| threads > u64::from(*most))
+    {
+        return Err(refuse(format!(
+            "blocks of {threads} threads, and .maxntid allows {most}"
+        )));
     }
     let Some(parameters) = parameters(program, &launch.arguments) else {
         let given: Vec<usize> = launch.arguments.iter().map(Vec::len).collect();
         let needed: Vec<u64> = program.parameters.iter().map(|(_, bytes)| *bytes).collect();
-        return Err(refuse(format!("arguments of {given:?} bytes, and the kernel's parameters have {needed:?}")));
+        return Err(refuse(format!(
+            "arguments of {given:?} bytes, and the kernel's parameters have {needed:?}"
+        )));
     };
     let dynamic = Owned {
         name: "dynamic shared memory".to_owned(),
         start: program.dynamic_at,
         bytes: u64::from(launch.dynamic_shared_bytes),
     };
-    let mut shared = Shared::new(program.shared.iter().cloned().chain([dynamic]).collect(), program.cell_bytes);
-    let mut warps: Vec<Warp> = (0..threads.div_ceil(32)).map(|_| Warp::new(program)).collect();
+    let mut shared = Shared::new(
+        program.shared.iter().cloned().chain([dynamic]).collect(),
+        program.cell_bytes,
+    );
+    let mut warps: Vec<Warp> = (0..threads.div_ceil(32))
+        .map(|_| Warp::new(program))
+        .collect();
     let mut ground = Ground {
         program,
         shared: &mut shared,
@@ -136,13 +168,18 @@ pub(crate) fn run(teller: &Teller<'_>, launch: &Launch, global: &mut Overlay<'_>
     for number in 0..blocks {
         let number = (first + if is_backward { blocks - number } else { number }) % blocks;
         let (x, y) = (u64::from(launch.grid[0]), u64::from(launch.grid[1]));
-        site.at = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
+        site.at = [
+            (number % x) as u32,
+            (number / x % y) as u32,
+            (number / x / y) as u32,
+        ];
         ground.shared.reset();
         ground.barriers += 1;
         for (at, warp) in warps.iter_mut().enumerate() {
             warp.start(program, &site, at as u32 * 32);
         }
-        block(&mut warps, &mut ground, &mut random).map_err(|(thread, at, fault)| teller.finding(&site, thread, at, fault))?;
+        block(&mut warps, &mut ground, &mut random)
+            .map_err(|(thread, at, fault)| teller.finding(&site, thread, at, fault))?;
     }
     Ok(Counts {
         instructions: ground.counts[0],
@@ -160,13 +197,19 @@ struct Waits {
 }
 
 /// Runs the warps of a block to their end. An error has the thread and the instruction.
-fn block(warps: &mut [Warp], ground: &mut Ground<'_, '_>, random: &mut Random) -> Result<(), (u32, u32, Fault)> {
+fn block(
+    warps: &mut [Warp],
+    ground: &mut Ground<'_, '_>,
+    random: &mut Random,
+) -> Result<(), (u32, u32, Fault)> {
     let mut waits: Vec<Option<Waits>> = vec![None; warps.len()];
     let mut has_exited = vec![false; warps.len()];
     // Threads that arrived by `bar.arrive`, which nobody waits with.
     let mut arrived = [0u32; 16];
     loop {
-        let mut runs: Vec<usize> = (0..warps.len()).filter(|at| waits[*at].is_none() && !has_exited[*at]).collect();
+        let mut runs: Vec<usize> = (0..warps.len())
+            .filter(|at| waits[*at].is_none() && !has_exited[*at])
+            .collect();
         if runs.is_empty() {
             if has_exited.iter().all(|has| *has) {
                 return Ok(());
@@ -178,11 +221,21 @@ fn block(warps: &mut [Warp], ground: &mut Ground<'_, '_>, random: &mut Random) -
         runs.rotate_left(first);
         for number in runs {
             let warp = &mut warps[number];
-            match warp.run(ground).map_err(|(at, fault)| (warp.first_thread + fault.lane, at, fault))? {
+            match warp
+                .run(ground)
+                .map_err(|(at, fault)| (warp.first_thread + fault.lane, at, fault))?
+            {
                 Stop::Exited => has_exited[number] = true,
-                stop @ Stop::Barrier { id, threads, arrives_only, at, .. } => {
+                stop @ Stop::Barrier {
+                    id,
+                    threads,
+                    arrives_only,
+                    at,
+                    ..
+                } => {
                     if id > 15 {
-                        let fault = Fault::new(Kind::Barrier, 0, format!("barrier {id}: there are 16"));
+                        let fault =
+                            Fault::new(Kind::Barrier, 0, format!("barrier {id}: there are 16"));
                         return Err((warp.first_thread, at, fault));
                     }
                     if arrives_only {
@@ -190,7 +243,12 @@ fn block(warps: &mut [Warp], ground: &mut Ground<'_, '_>, random: &mut Random) -
                         warp.pass_barrier();
                         ground.shared.is_followed = false;
                     } else {
-                        waits[number] = Some(Waits { stop, id, threads, at });
+                        waits[number] = Some(Waits {
+                            stop,
+                            id,
+                            threads,
+                            at,
+                        });
                     }
                 }
             }
@@ -207,7 +265,9 @@ fn release(
     arrived: &mut [u32; 16],
 ) -> Result<(), (u32, u32, Fault)> {
     for id in 0..16 {
-        let here: Vec<usize> = (0..warps.len()).filter(|at| waits[*at].is_some_and(|waits| waits.id == id)).collect();
+        let here: Vec<usize> = (0..warps.len())
+            .filter(|at| waits[*at].is_some_and(|waits| waits.id == id))
+            .collect();
         let Some(first) = here.first().and_then(|at| waits[*at]) else {
             continue;
         };
@@ -233,10 +293,25 @@ fn release(
         }
         return Ok(());
     }
-    let (number, waits) = waits.iter().enumerate().find_map(|(at, waits)| Some((at, (*waits)?))).expect("a warp waits");
-    let needs = waits.threads.map_or("all threads of the block".to_owned(), |threads| format!("{threads} threads"));
-    let message = format!("barrier {} waits for {needs}, and no warp goes on", waits.id);
-    Err((number as u32 * 32, waits.at, Fault::new(Kind::Barrier, 0, message)))
+    let (number, waits) = waits
+        .iter()
+        .enumerate()
+        .find_map(|(at, waits)| Some((at, (*waits)?)))
+        .expect("a warp waits");
+    let needs = waits
+        .threads
+        .map_or("all threads of the block".to_owned(), |threads| {
+            format!("{threads} threads")
+        });
+    let message = format!(
+        "barrier {} waits for {needs}, and no warp goes on",
+        waits.id
+    );
+    Err((
+        number as u32 * 32,
+        waits.at,
+        Fault::new(Kind::Barrier, 0, message),
+    ))
 }
 
 /// `bar.red`: what all threads of the barrier say, for each of them.
@@ -260,7 +335,10 @@ fn reduce(warps: &mut [Warp], here: &[usize], waits: &[Option<Waits>]) {
             Reduction::Or => (u32::from(count != 0), Width::P),
             Reduction::Count => (count, Width::W),
         };
-        let register = Register { width, slot: reduce.d };
+        let register = Register {
+            width,
+            slot: reduce.d,
+        };
         for lane in bits_of(warps[*at].at_barrier()) {
             warps[*at].set(register, lane, u64::from(value));
         }

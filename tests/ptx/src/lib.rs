@@ -46,11 +46,17 @@ impl Module {
 
     /// Decodes a kernel; an error names what of it is not simulated. None if there is no such kernel.
     pub fn kernel(&self, name: &str) -> Option<Result<Kernel, Refusal>> {
-        let kernel = self.text.kernels.iter().find(|kernel| kernel.name == name)?;
-        Some(decode::decode(kernel, &self.text.variables).map(|program| Kernel {
-            program,
-            files: self.text.files.clone(),
-        }))
+        let kernel = self
+            .text
+            .kernels
+            .iter()
+            .find(|kernel| kernel.name == name)?;
+        Some(
+            decode::decode(kernel, &self.text.variables).map(|program| Kernel {
+                program,
+                files: self.text.files.clone(),
+            }),
+        )
     }
 }
 

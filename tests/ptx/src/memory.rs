@@ -47,7 +47,10 @@ pub(crate) enum Denied {
 }
 
 fn mask_of(offset: u64, bytes: u64) -> (usize, u64) {
-    ((offset / 64) as usize, (u64::MAX >> (64 - bytes)) << (offset % 64))
+    (
+        (offset / 64) as usize,
+        (u64::MAX >> (64 - bytes)) << (offset % 64),
+    )
 }
 
 impl<'a> Overlay<'a> {
@@ -83,7 +86,11 @@ impl<'a> Overlay<'a> {
     #[cold]
     fn open(&mut self, address: u64) -> Result<usize, Denied> {
         let none = || Denied::Bounds(format!("address {address:#x}, where nothing is allocated"));
-        let range = self.source.allocation(address).filter(|range| range.contains(&address)).ok_or_else(none)?;
+        let range = self
+            .source
+            .allocation(address)
+            .filter(|range| range.contains(&address))
+            .ok_or_else(none)?;
         let count = (range.end - 1) / PAGE_BYTES - range.start / PAGE_BYTES + 1;
         let pages = (0..count).map(|_| None).collect();
         self.windows.push(Window { range, pages });
@@ -103,7 +110,12 @@ impl<'a> Overlay<'a> {
 
     /// Reads up to 32 bytes, aligned to their size.
     #[inline]
-    pub(crate) fn read(&mut self, address: u64, bytes: u32, read_only: bool) -> Result<&[u8], Denied> {
+    pub(crate) fn read(
+        &mut self,
+        address: u64,
+        bytes: u32,
+        read_only: bool,
+    ) -> Result<&[u8], Denied> {
         let window = self.window(address, u64::from(bytes))?;
         let page = self.page(window, address);
         let at = address % PAGE_BYTES;
@@ -139,18 +151,29 @@ impl<'a> Overlay<'a> {
 
     /// What was written: address and bytes of each stretch, which never cross a multiple of 64.
     pub fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.windows.iter().flat_map(|window| {
-            let first = window.range.start / PAGE_BYTES;
-            window.pages.iter().enumerate().filter_map(move |(at, page)| {
-                Some(((first + at as u64) * PAGE_BYTES, page.as_deref()?))
+        self.windows
+            .iter()
+            .flat_map(|window| {
+                let first = window.range.start / PAGE_BYTES;
+                window
+                    .pages
+                    .iter()
+                    .enumerate()
+                    .filter_map(move |(at, page)| {
+                        Some(((first + at as u64) * PAGE_BYTES, page.as_deref()?))
+                    })
             })
-        })
-        .flat_map(|(address, page)| {
-            page.written.iter().enumerate().flat_map(move |(word, mask)| stretches(*mask).map(move |range| {
-                let (start, end) = (word * 64 + range.start, word * 64 + range.end);
-                (address + start as u64, &page.bytes[start..end])
-            }))
-        })
+            .flat_map(|(address, page)| {
+                page.written
+                    .iter()
+                    .enumerate()
+                    .flat_map(move |(word, mask)| {
+                        stretches(*mask).map(move |range| {
+                            let (start, end) = (word * 64 + range.start, word * 64 + range.end);
+                            (address + start as u64, &page.bytes[start..end])
+                        })
+                    })
+            })
     }
 }
 
@@ -162,7 +185,11 @@ fn stretches(mut mask: u64) -> impl Iterator<Item = Range<usize>> {
         }
         let start = mask.trailing_zeros();
         let length = (mask >> start).trailing_ones();
-        mask &= if start + length == 64 { 0 } else { u64::MAX << (start + length) };
+        mask &= if start + length == 64 {
+            0
+        } else {
+            u64::MAX << (start + length)
+        };
         Some(start as usize..(start + length) as usize)
     })
 }

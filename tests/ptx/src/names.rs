@@ -7,9 +7,12 @@ use crate::finding::Refusal;
 use crate::op::{Register, Slot, Width};
 use crate::text::{Content, Instruction, Operand, Statement};
 
-/// An instruction whose registers are numbered, with the place of each label.
+/// An instruction, and the number of each register that it names.
+type NamedInstruction<'a> = (&'a Statement, &'a Instruction, Vec<(String, u32)>);
+
+/// A body whose registers are numbered, with the place of each label.
 pub(crate) struct Named<'a> {
-    pub(crate) instructions: Vec<(&'a Statement, &'a Instruction, Vec<(String, u32)>)>,
+    pub(crate) instructions: Vec<NamedInstruction<'a>>,
     pub(crate) labels: HashMap<&'a str, u32>,
     pub(crate) widths: Vec<Width>,
 }
@@ -26,13 +29,20 @@ fn width_of(kind: &str, line: u32) -> Result<Width, Refusal> {
         "b16" | "u16" | "s16" | "f16" | "bf16" => Width::H,
         "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Width::W,
         "b64" | "u64" | "s64" | "f64" => Width::D,
-        _ => return Err(Refusal::at(line, format!("registers of type .{kind} are not simulated"))),
+        _ => {
+            return Err(Refusal::at(
+                line,
+                format!("registers of type .{kind} are not simulated"),
+            ));
+        }
     })
 }
 
 fn names_in(operand: &Operand, into: &mut Vec<String>) {
     match operand {
-        Operand::Name(name) | Operand::Not(name) | Operand::Address(Some(name), _) => into.push(name.clone()),
+        Operand::Name(name) | Operand::Not(name) | Operand::Address(Some(name), _) => {
+            into.push(name.clone())
+        }
         Operand::Pair(first, second) => into.extend([first.clone(), second.clone()]),
         Operand::Vector(parts) => parts.iter().for_each(|part| names_in(part, into)),
         _ => {}
@@ -59,8 +69,12 @@ pub(crate) fn number(statements: &[Statement]) -> Result<Named<'_>, Refusal> {
             Content::Close => drop(scopes.pop()),
             Content::Registers(registers) => {
                 let width = width_of(&registers.kind, statement.line)?;
-                let scope = scopes.last_mut().ok_or_else(|| Refusal::at(statement.line, "a } too many"))?;
-                scope.declared.push((registers.prefix.clone(), registers.count, width));
+                let scope = scopes
+                    .last_mut()
+                    .ok_or_else(|| Refusal::at(statement.line, "a } too many"))?;
+                scope
+                    .declared
+                    .push((registers.prefix.clone(), registers.count, width));
             }
             Content::Label(label) => {
                 named.labels.insert(label, named.instructions.len() as u32);
@@ -69,7 +83,10 @@ pub(crate) fn number(statements: &[Statement]) -> Result<Named<'_>, Refusal> {
             Content::Instruction(instruction) => {
                 let mut names = Vec::new();
                 names.extend(instruction.guard.iter().map(|(name, _)| name.clone()));
-                instruction.operands.iter().for_each(|operand| names_in(operand, &mut names));
+                instruction
+                    .operands
+                    .iter()
+                    .for_each(|operand| names_in(operand, &mut names));
                 let mut found = Vec::new();
                 for name in names {
                     if let Some(number) = resolve(&mut scopes, &mut named.widths, &name) {
@@ -110,7 +127,8 @@ fn first_is_read(parts: &[String]) -> bool {
     let second = parts.get(1).map(String::as_str);
     match parts[0].as_str() {
         "bar" | "barrier" => !parts.iter().any(|part| part == "red"),
-        "st" | "red" | "cp" | "bra" | "membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep" | "ret" | "exit" => true,
+        "st" | "red" | "cp" | "bra" | "membar" | "fence" | "prefetch" | "prefetchu"
+        | "nanosleep" | "ret" | "exit" => true,
         "discard" | "applypriority" => true,
         "stmatrix" => true,
         _ => second == Some("store"),
@@ -120,13 +138,23 @@ fn first_is_read(parts: &[String]) -> bool {
 /// Registers that the instruction writes and reads, by number.
 fn effects(instruction: &Instruction, names: &[(String, u32)]) -> (Vec<u32>, Vec<u32>) {
     let (mut writes, mut reads) = (Vec::new(), Vec::new());
-    let number = |name: &String| names.iter().find(|(known, _)| known == name).map(|(_, number)| *number);
-    let guard = instruction.guard.as_ref().and_then(|(name, _)| number(name));
+    let number = |name: &String| {
+        names
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, number)| *number)
+    };
+    let guard = instruction
+        .guard
+        .as_ref()
+        .and_then(|(name, _)| number(name));
     reads.extend(guard);
     for (at, operand) in instruction.operands.iter().enumerate() {
         let mut inside = Vec::new();
         names_in(operand, &mut inside);
-        let is_write = at == 0 && !first_is_read(&instruction.parts) && !matches!(operand, Operand::Address(..));
+        let is_write = at == 0
+            && !first_is_read(&instruction.parts)
+            && !matches!(operand, Operand::Address(..));
         let list = if is_write { &mut writes } else { &mut reads };
         list.extend(inside.iter().filter_map(number));
     }
@@ -182,7 +210,11 @@ pub(crate) struct Places {
 /// Gives each register a slot: by the range of instructions in which it is live.
 pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
     let count = named.instructions.len();
-    let effects: Vec<_> = named.instructions.iter().map(|(_, instruction, names)| effects(instruction, names)).collect();
+    let effects: Vec<_> = named
+        .instructions
+        .iter()
+        .map(|(_, instruction, names)| effects(instruction, names))
+        .collect();
     let (blocks, next) = blocks_of(named)?;
     let mut live_in = vec![Bits::new(named.widths.len()); blocks.len()];
     let mut live_out = live_in.clone();
@@ -211,7 +243,11 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
         live_in[block].each(|register| touch(register, span.start));
         live_out[block].each(|register| touch(register, span.end - 1));
         for at in span.clone() {
-            effects[at].0.iter().chain(&effects[at].1).for_each(|register| touch(*register, at));
+            effects[at]
+                .0
+                .iter()
+                .chain(&effects[at].1)
+                .for_each(|register| touch(*register, at));
         }
     }
     let mut order: Vec<u32> = (0..named.widths.len() as u32).collect();
@@ -228,8 +264,12 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
         // By slot: the last instruction of its register.
         let mut ends: Vec<usize> = Vec::new();
         let mut free: std::collections::BinaryHeap<std::cmp::Reverse<usize>> = Default::default();
-        let mut busy: std::collections::BinaryHeap<std::cmp::Reverse<(usize, usize)>> = Default::default();
-        for register in order.iter().filter(|register| named.widths[**register as usize] == width) {
+        let mut busy: std::collections::BinaryHeap<std::cmp::Reverse<(usize, usize)>> =
+            Default::default();
+        for register in order
+            .iter()
+            .filter(|register| named.widths[**register as usize] == width)
+        {
             let (first, last) = ranges[*register as usize];
             // A register may begin where another ends only if that one was read there before: results
             // are written lane by lane after all operands are read, but vectors are written in order.
@@ -244,7 +284,8 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
                 }
             };
             busy.push(std::cmp::Reverse((last.min(count), slot)));
-            let slot = Slot::try_from(slot).map_err(|_| Refusal::at(0, "a kernel with too many registers"))?;
+            let slot = Slot::try_from(slot)
+                .map_err(|_| Refusal::at(0, "a kernel with too many registers"))?;
             registers[*register as usize] = Register { width, slot };
         }
         counts.insert(width, ends.len());
@@ -257,9 +298,19 @@ type Blocks = (Vec<std::ops::Range<usize>>, Vec<[Option<usize>; 2]>);
 /// Ranges of instructions without a branch into or out of their middle, and which may follow each.
 fn blocks_of(named: &Named<'_>) -> Result<Blocks, Refusal> {
     let count = named.instructions.len();
-    let mut starts: Vec<usize> = named.labels.values().map(|at| *at as usize).filter(|at| *at < count).collect();
+    let mut starts: Vec<usize> = named
+        .labels
+        .values()
+        .map(|at| *at as usize)
+        .filter(|at| *at < count)
+        .collect();
     starts.push(0);
-    let ends = |instruction: &Instruction| matches!(instruction.parts[0].as_str(), "bra" | "ret" | "exit" | "trap");
+    let ends = |instruction: &Instruction| {
+        matches!(
+            instruction.parts[0].as_str(),
+            "bra" | "ret" | "exit" | "trap"
+        )
+    };
     for (at, (_, instruction, _)) in named.instructions.iter().enumerate() {
         if ends(instruction) && at + 1 < count {
             starts.push(at + 1);
@@ -272,7 +323,11 @@ fn blocks_of(named: &Named<'_>) -> Result<Blocks, Refusal> {
         blocks.push(*start..starts.get(at + 1).copied().unwrap_or(count));
     }
     blocks.retain(|block| !block.is_empty());
-    let index: HashMap<usize, usize> = blocks.iter().enumerate().map(|(at, block)| (block.start, at)).collect();
+    let index: HashMap<usize, usize> = blocks
+        .iter()
+        .enumerate()
+        .map(|(at, block)| (block.start, at))
+        .collect();
     let mut next = Vec::new();
     for block in &blocks {
         let (statement, last, _) = &named.instructions[block.end - 1];
@@ -284,8 +339,12 @@ fn blocks_of(named: &Named<'_>) -> Result<Blocks, Refusal> {
                     return Err(Refusal::at(statement.line, "bra without a label"));
                 };
                 let target = named.labels.get(label.as_str()).copied();
-                let target = target.ok_or_else(|| Refusal::at(statement.line, format!("no label {label}")))?;
-                [index.get(&(target as usize)).copied(), falls.filter(|_| is_guarded)]
+                let target = target
+                    .ok_or_else(|| Refusal::at(statement.line, format!("no label {label}")))?;
+                [
+                    index.get(&(target as usize)).copied(),
+                    falls.filter(|_| is_guarded),
+                ]
             }
             "ret" | "exit" | "trap" => [None, falls.filter(|_| is_guarded)],
             _ => [falls, None],

@@ -13,7 +13,11 @@ pub(crate) fn bits(value: f32) -> u32 {
 /// `.ftz`: subnormal values become zero with their sign.
 #[inline(always)]
 pub(crate) fn flushed(value: u32) -> u32 {
-    if value & 0x7f80_0000 == 0 { value & 0x8000_0000 } else { value }
+    if value & 0x7f80_0000 == 0 {
+        value & 0x8000_0000
+    } else {
+        value
+    }
 }
 
 /// `min` and `max`: of a number and a NaN the number; −0 is less than +0.
@@ -89,6 +93,20 @@ impl Approximate {
         }
     }
 
+    /// The function, as good as exact.
+    pub(crate) fn exactly(self, x: f64) -> f64 {
+        match self {
+            Approximate::Exp2 => x.exp2(),
+            Approximate::Log2 => x.log2(),
+            Approximate::Rsqrt => 1.0 / x.sqrt(),
+            Approximate::Rcp => 1.0 / x,
+            Approximate::Sqrt => x.sqrt(),
+            Approximate::Tanh => x.tanh(),
+            Approximate::Sin => x.sin(),
+            Approximate::Cos => x.cos(),
+        }
+    }
+
     /// The largest relative error that the ISA states, in units of 2⁻²⁴; for log2, sin and cos, whose
     /// bound is absolute, as for results of 1.
     pub(crate) fn error(self) -> f64 {
@@ -109,7 +127,11 @@ impl Approximate {
 pub(crate) fn divide_approximately(a: f32, b: f32, is_full: bool) -> f32 {
     let large = f32::from_bits(0x7e80_0000);
     if !is_full && b.abs() > large && b.is_finite() {
-        return if a.is_infinite() { f32::NAN } else { 0.0f32.copysign(a * b.signum()) };
+        return if a.is_infinite() {
+            f32::NAN
+        } else {
+            0.0f32.copysign(a * b.signum())
+        };
     }
     a / b
 }
@@ -142,7 +164,11 @@ pub(crate) fn bf16(value: u32, rounding: Rounding) -> u16 {
 
 /// f16 to f32, exact.
 pub(crate) fn f16_to_f32(half: u16) -> f32 {
-    let (sign, exponent, fraction) = (u32::from(half >> 15) << 31, half >> 10 & 31, u32::from(half & 0x3ff));
+    let (sign, exponent, fraction) = (
+        u32::from(half >> 15) << 31,
+        half >> 10 & 31,
+        u32::from(half & 0x3ff),
+    );
     let magnitude = match exponent {
         0 => fraction as f32 * 2f32.powi(-24),
         31 if fraction != 0 => return f32::NAN,
@@ -165,8 +191,16 @@ pub(crate) fn f16(value: f32) -> u16 {
     // The unit of the result: at least that of subnormal numbers.
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-14);
     let units = (f64::from(magnitude) * 2f64.powi(10 - exponent)).round_ties_even() as u32;
-    let below = if exponent == -14 && units < 1024 { 0 } else { (exponent + 15) as u32 };
-    let half = if below == 0 { units } else { (below << 10) + (units - 1024) };
+    let below = if exponent == -14 && units < 1024 {
+        0
+    } else {
+        (exponent + 15) as u32
+    };
+    let half = if below == 0 {
+        units
+    } else {
+        (below << 10) + (units - 1024)
+    };
     sign | half as u16
 }
 
@@ -240,7 +274,11 @@ fn round_to_f32(value: f64, rounding: Rounding) -> f32 {
 }
 
 fn toward(value: f32, is_positive: bool) -> f32 {
-    if is_positive { value.next_down() } else { value.next_up() }
+    if is_positive {
+        value.next_down()
+    } else {
+        value.next_up()
+    }
 }
 
 fn sign_extended(value: u64, bits: u32) -> i64 {
@@ -252,10 +290,18 @@ impl Conversion {
     /// are extended by their sign.
     pub(crate) fn apply(self, value: u64) -> u64 {
         match (self.from, self.to) {
-            (Number::Unsigned(_) | Number::Signed(_), Number::Unsigned(_) | Number::Signed(_)) => self.between_integers(value),
-            (Number::Unsigned(bits), _) => self.from_integer(i128::from(value & (u64::MAX >> (64 - bits)))),
-            (Number::Signed(bits), _) => self.from_integer(i128::from(sign_extended(value, bits))),
-            (from, Number::Unsigned(_) | Number::Signed(_)) => self.float_to_integer(Self::wide(from, value, self.ftz), from),
+            (Number::Unsigned(_) | Number::Signed(_), Number::Unsigned(_) | Number::Signed(_)) => {
+                self.between_integers(value)
+            }
+            (Number::Unsigned(bits), _) => {
+                self.integer_to_float(i128::from(value & (u64::MAX >> (64 - bits))))
+            }
+            (Number::Signed(bits), _) => {
+                self.integer_to_float(i128::from(sign_extended(value, bits)))
+            }
+            (from, Number::Unsigned(_) | Number::Signed(_)) => {
+                self.float_to_integer(Self::wide(from, value, self.ftz), from)
+            }
             (from, _) => self.between_floats(Self::wide(from, value, self.ftz)),
         }
     }
@@ -282,7 +328,11 @@ impl Conversion {
     /// An integer in the result's register.
     fn placed(self, exact: i128) -> u64 {
         let (low, high) = self.range();
-        let exact = if self.saturates { exact.clamp(low, high) } else { exact };
+        let exact = if self.saturates {
+            exact.clamp(low, high)
+        } else {
+            exact
+        };
         match self.to {
             Number::Signed(bits) => sign_extended(exact as u64, bits) as u64,
             Number::Unsigned(bits) => exact as u64 & (u64::MAX >> (64 - bits)),
@@ -298,14 +348,18 @@ impl Conversion {
         }
     }
 
-    fn from_integer(self, exact: i128) -> u64 {
+    fn integer_to_float(self, exact: i128) -> u64 {
         match self.to {
             Number::F64 => {
                 let nearest = exact as f64;
                 let back = nearest as i128;
                 let value = match self.rounding {
                     Rounding::Zero if back.abs() > exact.abs() => {
-                        if back > 0 { nearest.next_down() } else { nearest.next_up() }
+                        if back > 0 {
+                            nearest.next_down()
+                        } else {
+                            nearest.next_up()
+                        }
                     }
                     Rounding::Down if back > exact => nearest.next_down(),
                     Rounding::Up if back < exact => nearest.next_up(),
@@ -337,7 +391,11 @@ impl Conversion {
                 _ => 0,
             };
             let is_wide = from == Number::F64 || bits == 64;
-            return if is_wide { self.placed(1 << (bits - 1)) } else { 0 };
+            return if is_wide {
+                self.placed(1 << (bits - 1))
+            } else {
+                0
+            };
         }
         let (low, high) = self.range();
         // `as` goes to the ends of i128 beyond it.
@@ -346,7 +404,11 @@ impl Conversion {
     }
 
     fn between_floats(self, value: f64) -> u64 {
-        let mut value = if self.is_integer { to_integer(value, self.rounding) } else { value };
+        let mut value = if self.is_integer {
+            to_integer(value, self.rounding)
+        } else {
+            value
+        };
         if self.saturates {
             // NaN becomes +0.
             value = if value > 0.0 { value.min(1.0) } else { 0.0 };
@@ -382,10 +444,18 @@ pub(crate) fn extract(a: u64, position: u32, length: u32, width: u32, is_signed:
     let (position, length) = (position & 0xff, length & 0xff);
     let a = if width == 32 { a & 0xffff_ffff } else { a };
     let msb = width - 1;
-    let sign = if is_signed && length != 0 { a >> (position + length - 1).min(msb) & 1 } else { 0 };
+    let sign = if is_signed && length != 0 {
+        a >> (position + length - 1).min(msb) & 1
+    } else {
+        0
+    };
     let mut found = 0;
     for bit in 0..width {
-        let set = if bit < length && position + bit <= msb { a >> (position + bit) & 1 } else { sign };
+        let set = if bit < length && position + bit <= msb {
+            a >> (position + bit) & 1
+        } else {
+            sign
+        };
         found |= set << bit;
     }
     found
@@ -398,7 +468,11 @@ pub(crate) fn permute(a: u32, b: u32, selector: u32) -> u32 {
     (0..4).fold(0, |word, at| {
         let choice = selector >> (at * 4) & 15;
         let byte = (all >> ((choice & 7) * 8)) as u8;
-        let byte = if choice & 8 != 0 { ((byte as i8) >> 7) as u8 } else { byte };
+        let byte = if choice & 8 != 0 {
+            ((byte as i8) >> 7) as u8
+        } else {
+            byte
+        };
         word | u32::from(byte) << (at * 8)
     })
 }
@@ -408,6 +482,10 @@ pub(crate) fn permute(a: u32, b: u32, selector: u32) -> u32 {
 pub(crate) fn lookup(a: u32, b: u32, c: u32, table: u32) -> u32 {
     (0..8).fold(0, |word, row| {
         let pick = |value: u32, bit: u32| if row >> bit & 1 != 0 { value } else { !value };
-        if table >> row & 1 != 0 { word | pick(a, 2) & pick(b, 1) & pick(c, 0) } else { word }
+        if table >> row & 1 != 0 {
+            word | pick(a, 2) & pick(b, 1) & pick(c, 0)
+        } else {
+            word
+        }
     })
 }

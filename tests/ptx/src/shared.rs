@@ -43,7 +43,9 @@ impl Touch {
     fn is_before(self, moment: Moment) -> bool {
         self.block < moment.block
             || self.who == moment.thread
-            || self.who & MANY == 0 && (self.who ^ moment.thread) & 0x3e0 == 0 && self.warp < moment.warp
+            || self.who & MANY == 0
+                && (self.who ^ moment.thread) & 0x3e0 == 0
+                && self.warp < moment.warp
     }
 }
 
@@ -81,7 +83,11 @@ pub(crate) enum Access {
 impl Shared {
     /// `cell_bytes`: a power of two that divides the size of every access.
     pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32) -> Shared {
-        let end = owned.iter().map(|owned| owned.start + owned.bytes).max().unwrap_or(0) as usize;
+        let end = owned
+            .iter()
+            .map(|owned| owned.start + owned.bytes)
+            .max()
+            .unwrap_or(0) as usize;
         Shared {
             // What nothing wrote is NaN, and no sensible index.
             bytes: vec![0xff; end],
@@ -103,33 +109,62 @@ impl Shared {
     }
 
     fn check(&self, address: u64, bytes: u64, lane: u32) -> Result<(), Fault> {
-        if address % bytes != 0 {
-            return Err(Fault::new(Kind::Misaligned, lane, format!("{bytes} bytes at {address:#x} of shared memory")));
+        if !address.is_multiple_of(bytes) {
+            return Err(Fault::new(
+                Kind::Misaligned,
+                lane,
+                format!("{bytes} bytes at {address:#x} of shared memory"),
+            ));
         }
-        let holds = |owned: &&Owned| owned.start <= address && address + bytes <= owned.start + owned.bytes;
+        let holds =
+            |owned: &&Owned| owned.start <= address && address + bytes <= owned.start + owned.bytes;
         if self.owned.iter().any(|owned| holds(&owned)) {
             return Ok(());
         }
         let near = self.owned.iter().min_by_key(|owned| {
             let end = owned.start + owned.bytes;
-            if address < owned.start { owned.start - address } else { address.saturating_sub(end) }
+            if address < owned.start {
+                owned.start - address
+            } else {
+                address.saturating_sub(end)
+            }
         });
         let place = match near {
-            Some(owned) if address < owned.start => format!("{} bytes before {}", owned.start - address, owned.name),
+            Some(owned) if address < owned.start => {
+                format!("{} bytes before {}", owned.start - address, owned.name)
+            }
             Some(owned) => {
-                format!("from byte {} of {}, which has {}, on", address - owned.start, owned.name, owned.bytes)
+                format!(
+                    "from byte {} of {}, which has {}, on",
+                    address - owned.start,
+                    owned.name,
+                    owned.bytes
+                )
             }
             None => "of a block that has none".to_owned(),
         };
-        Err(Fault::new(Kind::OutOfBounds, lane, format!("{bytes} bytes of shared memory {place}")))
+        Err(Fault::new(
+            Kind::OutOfBounds,
+            lane,
+            format!("{bytes} bytes of shared memory {place}"),
+        ))
     }
 
     /// Checks an access of a lane and notes it.
     #[inline]
-    pub(crate) fn touch(&mut self, address: u64, bytes: u64, access: Access, moment: Moment) -> Result<(), Fault> {
+    pub(crate) fn touch(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        access: Access,
+        moment: Moment,
+    ) -> Result<(), Fault> {
         self.check(address, bytes, moment.thread % 32)?;
         let reads = access == Access::Read;
-        let (first, end) = (address >> self.cell_shift, (address + bytes) >> self.cell_shift);
+        let (first, end) = (
+            address >> self.cell_shift,
+            (address + bytes) >> self.cell_shift,
+        );
         for cell in &mut self.cells[first as usize..end as usize] {
             if cell.is_awaited && access != Access::Arrive {
                 return Err(awaited(cell, address, access, moment));
@@ -145,9 +180,17 @@ impl Shared {
             if reads {
                 let last = cell.read;
                 cell.read = Touch::of(moment);
-                if last.who != moment.thread && last.block == moment.block && !last.is_before(moment) {
-                    let is_of_warp = last.who & MANY == 0 && (last.who ^ moment.thread) & 0x3e0 == 0;
-                    cell.read.who = if is_of_warp { moment.thread & 0x3e0 | MANY_OF_WARP } else { MANY };
+                if last.who != moment.thread
+                    && last.block == moment.block
+                    && !last.is_before(moment)
+                {
+                    let is_of_warp =
+                        last.who & MANY == 0 && (last.who ^ moment.thread) & 0x3e0 == 0;
+                    cell.read.who = if is_of_warp {
+                        moment.thread & 0x3e0 | MANY_OF_WARP
+                    } else {
+                        MANY
+                    };
                 } else if last.block == moment.block && last.who & MANY != 0 {
                     cell.read.who = MANY;
                 }

@@ -6,7 +6,12 @@ use crate::warp::LANES;
 /// A matrix of 8 rows of 8 halves, as its lanes hold it: lane i has two neighbours of row i / 4; of the
 /// transposed matrix, of column i / 4.
 pub(crate) fn fragment(rows: &[[u8; 16]], is_transposed: bool) -> [u32; LANES] {
-    let half = |row: usize, column: usize| u32::from(u16::from_le_bytes([rows[row][column * 2], rows[row][column * 2 + 1]]));
+    let half = |row: usize, column: usize| {
+        u32::from(u16::from_le_bytes([
+            rows[row][column * 2],
+            rows[row][column * 2 + 1],
+        ]))
+    };
     std::array::from_fn(|lane| {
         let (group, pair) = (lane / 4, lane % 4 * 2);
         if is_transposed {
@@ -19,9 +24,18 @@ pub(crate) fn fragment(rows: &[[u8; 16]], is_transposed: bool) -> [u32; LANES] {
 
 /// `mma.m16n8k16`: D = A·B + C. Products are exact in f32; the ISA leaves the order of the sums open and asks
 /// for single precision. Here each element adds its 16 products to C one after the other.
-pub(crate) fn multiply(is_f16: bool, a: &[[u32; LANES]; 4], b: &[[u32; LANES]; 2], c: &[[u32; LANES]; 4]) -> [[u32; LANES]; 4] {
+pub(crate) fn multiply(
+    is_f16: bool,
+    a: &[[u32; LANES]; 4],
+    b: &[[u32; LANES]; 2],
+    c: &[[u32; LANES]; 4],
+) -> [[u32; LANES]; 4] {
     let value = |half: u32| {
-        if is_f16 { f16_to_f32(half as u16) } else { f32::from_bits(half << 16) }
+        if is_f16 {
+            f16_to_f32(half as u16)
+        } else {
+            f32::from_bits(half << 16)
+        }
     };
     let (mut left, mut right) = ([[0f32; 16]; 16], [[0f32; 8]; 16]);
     let mut sums = [[0f32; 8]; 16];

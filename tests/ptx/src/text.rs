@@ -172,7 +172,9 @@ impl<'a> Reader<'a> {
     fn until(&mut self, ends: &[char]) -> Result<(&'a str, char), Refusal> {
         let rest = self.rest();
         let Some(end) = rest.find(ends) else {
-            return self.refuse(format!("expected one of {ends:?} before the end of the text"));
+            return self.refuse(format!(
+                "expected one of {ends:?} before the end of the text"
+            ));
         };
         self.advance(end + 1);
         let found = rest[end..].chars().next().expect("an end was found there");
@@ -192,8 +194,14 @@ impl<'a> Reader<'a> {
                 ".version" | ".target" | ".address_size" => drop(self.line_rest()),
                 ".file" => {
                     let mut words = self.line_rest().split_whitespace().skip(1);
-                    if let (Some(Ok(number)), Some(path)) = (words.next().map(str::parse), words.next()) {
-                        let name = path.trim_matches(['"', ',']).rsplit('/').next().unwrap_or_default();
+                    if let (Some(Ok(number)), Some(path)) =
+                        (words.next().map(str::parse), words.next())
+                    {
+                        let name = path
+                            .trim_matches(['"', ','])
+                            .rsplit('/')
+                            .next()
+                            .unwrap_or_default();
                         text.files.push((number, name.to_owned()));
                     }
                 }
@@ -206,7 +214,10 @@ impl<'a> Reader<'a> {
                     let (declaration, _) = self.until(&[';'])?;
                     text.variables.push(self.variable(declaration)?);
                 }
-                _ => return self.refuse(format!("a module with {directive}, which is not simulated")),
+                _ => {
+                    return self
+                        .refuse(format!("a module with {directive}, which is not simulated"));
+                }
             }
         }
     }
@@ -262,7 +273,11 @@ impl<'a> Reader<'a> {
 
     fn kernel(&mut self) -> Result<KernelText, Refusal> {
         let (head, end) = self.until(&['(', '{'])?;
-        let name = head.split_whitespace().last().unwrap_or_default().to_owned();
+        let name = head
+            .split_whitespace()
+            .last()
+            .unwrap_or_default()
+            .to_owned();
         let mut parameters = Vec::new();
         let mut threads_max = None;
         if end == '(' {
@@ -271,7 +286,9 @@ impl<'a> Reader<'a> {
                 parameters.push(self.variable(declaration)?);
             }
             let (tuning, _) = self.until(&['{'])?;
-            let mut words = tuning.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+            let mut words = tuning
+                .split(|c: char| c.is_whitespace() || c == ',')
+                .filter(|word| !word.is_empty());
             let mut is_counted = false;
             for word in &mut words {
                 match word.parse::<u32>() {
@@ -323,7 +340,10 @@ impl<'a> Reader<'a> {
             Some('.') => match first {
                 ".loc" => {
                     let numbers = self.line_rest();
-                    let mut numbers = numbers.split_whitespace().skip(1).map(|it| it.parse().unwrap_or(0));
+                    let mut numbers = numbers
+                        .split_whitespace()
+                        .skip(1)
+                        .map(|it| it.parse().unwrap_or(0));
                     let place = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
                     // Line 0: the compiler does not know.
                     if place.1 != 0 {
@@ -350,7 +370,9 @@ impl<'a> Reader<'a> {
             }
             Some(_) => {
                 let (text, _) = self.until(&[';'])?;
-                Content::Instruction(instruction(text).map_err(|message| Refusal::at(line, message))?)
+                Content::Instruction(
+                    instruction(text).map_err(|message| Refusal::at(line, message))?,
+                )
             }
         };
         Ok(Some(Statement {
@@ -362,8 +384,14 @@ impl<'a> Reader<'a> {
 
     /// `.reg .b32 %r<5>` or `.reg .b16 low, high`.
     fn registers(&self, declaration: &str, line: u32) -> Result<Statement, Refusal> {
-        let mut words = declaration.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
-        let kind = words.nth(1).unwrap_or_default().trim_start_matches('.').to_owned();
+        let mut words = declaration
+            .split(|c: char| c.is_whitespace() || c == ',')
+            .filter(|word| !word.is_empty());
+        let kind = words
+            .nth(1)
+            .unwrap_or_default()
+            .trim_start_matches('.')
+            .to_owned();
         let names: Vec<&str> = words.collect();
         let [name] = names[..] else {
             return self.refuse(format!("a declaration of several registers: {declaration}"));
@@ -386,7 +414,8 @@ impl<'a> Reader<'a> {
 
 /// Up to white space or what ends a name.
 fn word(text: &str) -> &str {
-    let end = text.find(|c: char| c.is_whitespace() || matches!(c, ':' | ';' | '{' | '}' | '(' | ','));
+    let end =
+        text.find(|c: char| c.is_whitespace() || matches!(c, ':' | ';' | '{' | '}' | '(' | ','));
     &text[..end.unwrap_or(text.len())]
 }
 
@@ -399,12 +428,16 @@ fn instruction(text: &str) -> Result<Instruction, String> {
     let mut text = text.trim();
     let mut guard = None;
     if let Some(rest) = text.strip_prefix('@') {
-        let (name, rest) = rest.split_once(char::is_whitespace).ok_or("a guard without an instruction")?;
+        let (name, rest) = rest
+            .split_once(char::is_whitespace)
+            .ok_or("a guard without an instruction")?;
         let register = name.trim_start_matches('!');
         guard = Some((register.to_owned(), register.len() < name.len()));
         text = rest.trim_start();
     }
-    let end = text.find(|c: char| c.is_whitespace() || c == '{').unwrap_or(text.len());
+    let end = text
+        .find(|c: char| c.is_whitespace() || c == '{')
+        .unwrap_or(text.len());
     let parts = text[..end].split('.').map(str::to_owned).collect();
     let operands = list(&text[end..])?;
     Ok(Instruction {
@@ -451,7 +484,9 @@ fn operand(text: &str) -> Result<Operand, String> {
     let text = text.trim();
     let wrong = || format!("operand {text}");
     if let Some(inner) = text.strip_prefix('{') {
-        return Ok(Operand::Vector(list(inner.strip_suffix('}').ok_or_else(wrong)?)?));
+        return Ok(Operand::Vector(list(
+            inner.strip_suffix('}').ok_or_else(wrong)?,
+        )?));
     }
     if let Some(inner) = text.strip_prefix('[') {
         let inner = inner.strip_suffix(']').ok_or_else(wrong)?.trim();
@@ -459,16 +494,26 @@ fn operand(text: &str) -> Result<Operand, String> {
             return Ok(Operand::Address(None, address as i64));
         }
         let (name, offset) = match inner.find('+') {
-            Some(at) => (&inner[..at], integer(inner[at + 1..].trim()).ok_or_else(wrong)?),
+            Some(at) => (
+                &inner[..at],
+                integer(inner[at + 1..].trim()).ok_or_else(wrong)?,
+            ),
             None => (inner, 0),
         };
-        return Ok(Operand::Address(Some(name.trim().to_owned()), offset as i64));
+        return Ok(Operand::Address(
+            Some(name.trim().to_owned()),
+            offset as i64,
+        ));
     }
     if let Some(digits) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
-        return u32::from_str_radix(digits, 16).map(Operand::F32).map_err(|_| wrong());
+        return u32::from_str_radix(digits, 16)
+            .map(Operand::F32)
+            .map_err(|_| wrong());
     }
     if let Some(digits) = text.strip_prefix("0d").or_else(|| text.strip_prefix("0D")) {
-        return u64::from_str_radix(digits, 16).map(Operand::F64).map_err(|_| wrong());
+        return u64::from_str_radix(digits, 16)
+            .map(Operand::F64)
+            .map_err(|_| wrong());
     }
     if let Some(value) = integer(text) {
         return Ok(Operand::Integer(value));
@@ -477,7 +522,10 @@ fn operand(text: &str) -> Result<Operand, String> {
         return Ok(Operand::Not(name.trim().to_owned()));
     }
     if let Some((first, second)) = text.split_once('|') {
-        return Ok(Operand::Pair(first.trim().to_owned(), second.trim().to_owned()));
+        return Ok(Operand::Pair(
+            first.trim().to_owned(),
+            second.trim().to_owned(),
+        ));
     }
     if text.is_empty() || text.contains(char::is_whitespace) {
         return Err(wrong());

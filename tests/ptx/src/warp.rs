@@ -34,7 +34,13 @@ pub(crate) struct Ground<'a, 'b> {
 pub(crate) enum Stop {
     Exited,
     /// At a barrier, as its instruction says.
-    Barrier { id: u32, threads: Option<u32>, arrives_only: bool, reduce: Option<Reduce>, at: u32 },
+    Barrier {
+        id: u32,
+        threads: Option<u32>,
+        arrives_only: bool,
+        reduce: Option<Reduce>,
+        at: u32,
+    },
 }
 
 /// A copy that was started.
@@ -178,7 +184,8 @@ impl Warp {
     /// Runs to the end or to a barrier. An error has the instruction.
     pub(crate) fn run(&mut self, ground: &mut Ground<'_, '_>) -> Result<Stop, (u32, Fault)> {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
+        {
             // SAFETY: this machine has what the function is compiled for.
             return unsafe { self.run_wide(ground) };
         }
@@ -214,14 +221,20 @@ impl Warp {
                     next = next.min(place);
                 }
             }
-            is_late = self.run_group(ground, at, group, next).map_err(|(at, fault)| (at, fault))?;
+            is_late = self.run_group(ground, at, group, next)?;
         }
     }
 
     /// Runs lanes that are together until they part, meet others, or wait; true if they only took their
     /// turn.
     #[inline(always)]
-    fn run_group(&mut self, ground: &mut Ground<'_, '_>, start: u32, group: u32, next: u32) -> Result<bool, (u32, Fault)> {
+    fn run_group(
+        &mut self,
+        ground: &mut Ground<'_, '_>,
+        start: u32,
+        group: u32,
+        next: u32,
+    ) -> Result<bool, (u32, Fault)> {
         let program = ground.program;
         let mut at = start;
         let are_others = group != self.ready;
@@ -253,7 +266,8 @@ impl Warp {
                     return Ok(false);
                 }
                 Effect::Exit => {
-                    lanes::finish_copies(self, ground, mask, 0, true, at).map_err(|fault| (at, fault))?;
+                    lanes::finish_copies(self, ground, mask, 0, true, at)
+                        .map_err(|fault| (at, fault))?;
                     self.live &= !mask;
                     self.ready &= !mask;
                     self.place(group & !mask, at + 1);
@@ -275,8 +289,12 @@ impl Warp {
         }
         ground.left = ground.left.saturating_sub(1);
         if ground.left == 0 {
-            let message = "the kernel does not end: raise the number of instructions that a launch may take";
-            return Err((at, Fault::new(Kind::Stopped, group.trailing_zeros(), message)));
+            let message =
+                "the kernel does not end: raise the number of instructions that a launch may take";
+            return Err((
+                at,
+                Fault::new(Kind::Stopped, group.trailing_zeros(), message),
+            ));
         }
         self.place(group, at);
         Ok(are_others)
@@ -294,14 +312,17 @@ impl Warp {
         let needed = members & self.live;
         if mask & !members != 0 {
             let lane = (mask & !members).trailing_zeros();
-            let message = format!("lane {lane} is not among the members {members:#x} that it names");
+            let message =
+                format!("lane {lane} is not among the members {members:#x} that it names");
             return Err((at, Fault::new(Kind::Warp, lane, message)));
         }
         if needed & !mask == 0 {
             return Ok(true);
         }
         // Some wait here already?
-        let here = bits_of(self.waiting).filter(|lane| self.at[*lane as usize] == at).fold(mask, |all, lane| all | 1 << lane);
+        let here = bits_of(self.waiting)
+            .filter(|lane| self.at[*lane as usize] == at)
+            .fold(mask, |all, lane| all | 1 << lane);
         self.place(here, at);
         if needed & !here == 0 {
             // They are a group from now on.
@@ -323,7 +344,9 @@ impl Warp {
             let at = self.at[lane as usize];
             let members = lanes::members(self, &code[at as usize].op).unwrap_or(0);
             // Others may have returned since they came.
-            let here = bits_of(self.waiting).filter(|it| self.at[*it as usize] == at).fold(0, |all, it| all | 1 << it);
+            let here = bits_of(self.waiting)
+                .filter(|it| self.at[*it as usize] == at)
+                .fold(0, |all, it| all | 1 << it);
             if members & self.live & !here == 0 {
                 self.waiting &= !here;
                 self.ready |= here;
@@ -331,7 +354,9 @@ impl Warp {
             }
             let missing = (members & self.live & !here).trailing_zeros();
             let place = code[self.at[missing as usize] as usize].line;
-            let message = format!("lanes {here:#x} wait for lane {missing}, which waits at line {place} of the PTX");
+            let message = format!(
+                "lanes {here:#x} wait for lane {missing}, which waits at line {place} of the PTX"
+            );
             return Err((at, Fault::new(Kind::Warp, lane, message)));
         }
         if self.live == 0 {
@@ -341,7 +366,8 @@ impl Warp {
         let at = self.at[lane as usize];
         if let Some(other) = bits_of(self.at_barrier).find(|it| self.at[*it as usize] != at) {
             let place = code[self.at[other as usize] as usize].line;
-            let message = format!("lane {other} of the warp is at another barrier, line {place} of the PTX");
+            let message =
+                format!("lane {other} of the warp is at another barrier, line {place} of the PTX");
             return Err((at, Fault::new(Kind::Barrier, lane, message)));
         }
         let Op::Barrier {
@@ -351,7 +377,10 @@ impl Warp {
             reduce,
         } = &code[at as usize].op
         else {
-            return Err((at, Fault::new(Kind::Barrier, lane, "lanes wait for nothing")));
+            return Err((
+                at,
+                Fault::new(Kind::Barrier, lane, "lanes wait for nothing"),
+            ));
         };
         let word = |slot: Slot| self.w[slot as usize][lane as usize];
         Ok(Some(Stop::Barrier {

@@ -18,8 +18,10 @@ use cudarc::nvrtc::sys::nvrtcResult as Status;
 
 use self::compiler::Failed;
 pub(crate) use self::compiler::{Compiled, Program};
-pub(crate) use self::real::FLAGS as PTX_LENGTH;
 use self::options::Options;
+pub(crate) use self::real::FLAGS as PTX_LENGTH;
+#[cfg(test)]
+pub(crate) use self::real::joined;
 use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Out};
 

@@ -259,7 +259,7 @@ impl KernelLaunch {
             dynamic_shared_bytes: self.dynamic_shared_bytes,
             arguments: second::arguments(self.kernel(), &self.arguments, &self.offsets),
             seed: self.seed,
-            errors: None,
+            errors: second::errors(),
         }
     }
 

@@ -185,7 +185,9 @@ unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
             .rev()
             .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
         // The table of sections is what linkers write last.
-        let flags = PTX_LENGTH.rev().fold(0, |sum, at| sum << 8 | u64::from(header[at]));
+        let flags = PTX_LENGTH
+            .rev()
+            .fold(0, |sum, at| sum << 8 | u64::from(header[at]));
         let length = sections_at + half(58) * half(60) + flags;
         // SAFETY: the file reaches to the end of its table.
         return Ok(unsafe { std::slice::from_raw_parts(image, length as usize) }.to_vec());
@@ -218,7 +220,10 @@ unsafe fn is_text(image: *const u8) -> bool {
 /// The PTX behind an image, which is cut off.
 fn split_ptx(image: &mut Vec<u8>) -> Option<String> {
     let flags = image.get_mut(PTX_LENGTH)?;
-    let length = flags.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    let length = flags
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
     flags.fill(0);
     let start = image.len().checked_sub(length).filter(|_| length > 0)?;
     String::from_utf8(image.split_off(start)).ok()

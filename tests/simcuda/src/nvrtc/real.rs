@@ -71,8 +71,19 @@ pub(super) fn ptx(
 ) -> Option<Result<String, String>> {
     let library = named()?;
     let (version, options_text) = (library.display().to_string(), format!("{options:?}"));
-    let mut parts = vec![version.as_str(), &options_text, &program.name, &program.source, SCRIPT];
-    parts.extend(program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]));
+    let mut parts = vec![
+        version.as_str(),
+        &options_text,
+        &program.name,
+        &program.source,
+        SCRIPT,
+    ];
+    parts.extend(
+        program
+            .headers
+            .iter()
+            .flat_map(|(name, text)| [name.as_str(), text.as_str()]),
+    );
     let path = cache.join(format!("{}.ptx", digest(&parts)));
     if let Ok(text) = fs::read_to_string(&path) {
         return Some(Ok(text));
@@ -81,9 +92,16 @@ pub(super) fn ptx(
     let made = match made {
         Ok(Ok(made)) => made,
         Ok(Err(log)) => {
-            return Some(Err(format!("SIMCUDA_PTX={version}: NVRTC refuses {}:\n{log}", program.name)));
+            return Some(Err(format!(
+                "SIMCUDA_PTX={version}: NVRTC refuses {}:\n{log}",
+                program.name
+            )));
         }
-        Err(error) => return Some(Err(format!("SIMCUDA_PTX={version}: cannot run NVRTC with python3: {error}\n"))),
+        Err(error) => {
+            return Some(Err(format!(
+                "SIMCUDA_PTX={version}: cannot run NVRTC with python3: {error}\n"
+            )));
+        }
     };
     // Renamed, so that it is whole. A file that cannot be kept is made again.
     let _ = fs::rename(folder.join("made"), &path);
@@ -95,7 +113,7 @@ pub(super) fn ptx(
 pub(crate) const FLAGS: std::ops::Range<usize> = 48..52;
 
 /// The image of a library with the PTX behind it.
-pub(super) fn joined(mut image: Vec<u8>, ptx: &str) -> Vec<u8> {
+pub(crate) fn joined(mut image: Vec<u8>, ptx: &str) -> Vec<u8> {
     image[FLAGS].copy_from_slice(&(ptx.len() as u32).to_le_bytes());
     image.extend_from_slice(ptx.as_bytes());
     image
