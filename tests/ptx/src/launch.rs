@@ -1,11 +1,12 @@
-//! Launches: the blocks of a grid one after the other, the warps of a block in turns between barriers.
+//! Launches: the blocks of a grid one after the other, the warps of a block in turns between
+//! barriers.
 
 use crate::decode::{Owned, Program};
 use crate::finding::{Fault, Finding, Kind};
 use crate::memory::Overlay;
 use crate::op::{Reduction, Register, Width};
 use crate::shared::Shared;
-use crate::warp::{Ground, Site, Stop, Warp, bits_of};
+use crate::state::{Ground, Site, Stop, Warp, bits_of};
 
 /// Instructions that a warp may take in steps of 2²⁰: about a minute of one that does nothing else.
 const STEPS_MAX: u64 = 1 << 13;
@@ -23,8 +24,8 @@ pub struct Launch {
     pub arguments: Vec<Vec<u8>>,
     /// The order of blocks and warps.
     pub seed: u64,
-    /// None: `ex2.approx` and other approximate functions are rounded once, as if they were exact. Else
-    /// they err within the bounds of the ISA, by this seed.
+    /// None: `ex2.approx` and other approximate functions are rounded once, as if they were exact.
+    /// Else they err within the bounds of the ISA, by this seed.
     pub errors: Option<u64>,
 }
 

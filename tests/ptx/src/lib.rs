@@ -1,6 +1,7 @@
-//! Runs the PTX that NVIDIA's compiler makes of kernels, thread by thread, on the host; reports what the ISA
-//! forbids. See README.md.
+//! Runs the PTX that NVIDIA's compiler makes of kernels, thread by thread, on the host; reports
+//! what the ISA forbids. See README.md.
 
+mod access;
 mod decode;
 mod finding;
 mod lanes;
@@ -10,6 +11,7 @@ mod names;
 mod number;
 mod op;
 mod shared;
+mod state;
 mod tensor;
 mod text;
 mod warp;
@@ -44,7 +46,8 @@ impl Module {
         self.text.kernels.iter().map(|kernel| kernel.name.as_str())
     }
 
-    /// Decodes a kernel; an error names what of it is not simulated. None if there is no such kernel.
+    /// Decodes a kernel; an error names what of it is not simulated. None if there is no such
+    /// kernel.
     pub fn kernel(&self, name: &str) -> Option<Result<Kernel, Refusal>> {
         let kernel = self
             .text

@@ -1,5 +1,5 @@
-//! Global memory as a launch sees it: a copy, made page by page when a page is first touched, so that what
-//! the launch writes can be compared with what something else writes.
+//! Global memory as a launch sees it: a copy, made page by page when a page is first touched, so
+//! that what the launch writes can be compared with what something else writes.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! From names to registers: which names a body declares, where each is live, and a slot for each, shared
-//! by names that are never live together.
+//! From names to registers: which names a body declares, where each is live, and a slot for each,
+//! shared by names that are never live together.
 
 use std::collections::HashMap;
 
@@ -271,8 +271,9 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
             .filter(|register| named.widths[**register as usize] == width)
         {
             let (first, last) = ranges[*register as usize];
-            // A register may begin where another ends only if that one was read there before: results
-            // are written lane by lane after all operands are read, but vectors are written in order.
+            // A register may begin where another ends only if that one was read there before:
+            // results are written lane by lane after all operands are read, but vectors are
+            // written in order.
             while busy.peek().is_some_and(|it| it.0.0 < first) {
                 free.extend(busy.pop().map(|it| std::cmp::Reverse(it.0.1)));
             }

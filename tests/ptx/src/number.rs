@@ -107,8 +107,8 @@ impl Approximate {
         }
     }
 
-    /// The largest relative error that the ISA states, in units of 2⁻²⁴; for log2, sin and cos, whose
-    /// bound is absolute, as for results of 1.
+    /// The largest relative error that the ISA states, in units of 2⁻²⁴; for log2, sin and cos,
+    /// whose bound is absolute, as for results of 1.
     pub(crate) fn error(self) -> f64 {
         match self {
             Approximate::Exp2 | Approximate::Log2 => 4.0,
@@ -121,8 +121,8 @@ impl Approximate {
     }
 }
 
-/// `div.approx.f32` and `div.full.f32`: within 2 units in the last place. Where |b| is above 2¹²⁶ and
-/// finite, `approx` gives 0, or NaN if a is infinite.
+/// `div.approx.f32` and `div.full.f32`: within 2 units in the last place. Where |b| is above 2¹²⁶
+/// and finite, `approx` gives 0, or NaN if a is infinite.
 #[inline(always)]
 pub(crate) fn divide_approximately(a: f32, b: f32, is_full: bool) -> f32 {
     let large = f32::from_bits(0x7e80_0000);

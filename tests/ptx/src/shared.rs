@@ -1,5 +1,5 @@
-//! Shared memory of a block: its bytes, their owners, and for each cell of them (as many bytes as the
-//! kernel's smallest access) who touched it last and when.
+//! Shared memory of a block: its bytes, their owners, and for each cell of them (as many bytes as
+//! the kernel's smallest access) who touched it last and when.
 
 use crate::decode::Owned;
 use crate::finding::{Fault, Kind};

@@ -1,10 +1,10 @@
 //! Matrices that lie in the registers of a warp: `ldmatrix` and `mma`.
 
 use crate::number::{bits, f16_to_f32};
-use crate::warp::LANES;
+use crate::state::LANES;
 
-/// A matrix of 8 rows of 8 halves, as its lanes hold it: lane i has two neighbours of row i / 4; of the
-/// transposed matrix, of column i / 4.
+/// A matrix of 8 rows of 8 halves, as its lanes hold it: lane i has two neighbours of row i / 4;
+/// of the transposed matrix, of column i / 4.
 pub(crate) fn fragment(rows: &[[u8; 16]], is_transposed: bool) -> [u32; LANES] {
     let half = |row: usize, column: usize| {
         u32::from(u16::from_le_bytes([
@@ -22,8 +22,9 @@ pub(crate) fn fragment(rows: &[[u8; 16]], is_transposed: bool) -> [u32; LANES] {
     })
 }
 
-/// `mma.m16n8k16`: D = A·B + C. Products are exact in f32; the ISA leaves the order of the sums open and asks
-/// for single precision. Here each element adds its 16 products to C one after the other.
+/// `mma.m16n8k16`: D = A·B + C. Products are exact in f32; the ISA leaves the order of the sums
+/// open and asks for single precision. Here each element adds its 16 products to C one after the
+/// other.
 pub(crate) fn multiply(
     is_f16: bool,
     a: &[[u32; LANES]; 4],

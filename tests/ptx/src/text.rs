@@ -1,5 +1,5 @@
-//! The text of PTX as statements: directives, labels and instructions with their operands, each with its
-//! line. What they mean is for `decode`.
+//! The text of PTX as statements: directives, labels and instructions with their operands, each
+//! with its line. What they mean is for `decode`.
 
 use crate::finding::Refusal;
 

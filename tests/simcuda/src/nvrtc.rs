@@ -4,6 +4,7 @@
 
 mod compiler;
 mod options;
+mod program;
 mod real;
 mod rewrite;
 #[cfg(test)]
@@ -16,9 +17,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::nvrtc::sys::nvrtcResult as Status;
 
+pub(crate) use self::compiler::Compiled;
 use self::compiler::Failed;
-pub(crate) use self::compiler::{Compiled, Program};
 use self::options::Options;
+pub(crate) use self::program::Program;
 pub(crate) use self::real::FLAGS as PTX_LENGTH;
 #[cfg(test)]
 pub(crate) use self::real::joined;

@@ -2,8 +2,9 @@
 
 use crate::machine::{kernel, launch, threads};
 
-/// The result of an instruction: 64 bits of %rd9, else 32 of %r9, 16 of %h9, or whether %p9 is set. Its
-/// operands are %rd1 to %rd4; %r1 to %r4 and %h1 to %h4 are their lower parts; %p1 is true, %p2 false.
+/// The result of an instruction: 64 bits of %rd9, else 32 of %r9, 16 of %h9, or whether %p9 is
+/// set. Its operands are %rd1 to %rd4; %r1 to %r4 and %h1 to %h4 are their lower parts; %p1 is
+/// true, %p2 false.
 fn result(instruction: &str, inputs: &[u64]) -> u64 {
     let mut body = String::from("\tsetp.eq.s32 %p1, 0, 0;\n\tsetp.ne.s32 %p2, 0, 0;\n");
     for number in 1..=inputs.len() {

@@ -24,7 +24,8 @@ impl Source for Memory {
 
 pub(crate) const HEAD: &str = ".version 9.0\n.target sm_90\n.address_size 64\n";
 
-/// Runs kernel `k`, whose one parameter is the address of `memory`; what it wrote is in it afterwards.
+/// Runs kernel `k`, whose one parameter is the address of `memory`; what it wrote is in it
+/// afterwards.
 pub(crate) fn launch(text: &str, memory: &mut Vec<u8>, launch: &Launch) -> Result<(), Finding> {
     let module = Module::parse(text).unwrap_or_else(|refusal| panic!("{refusal}\n{text}"));
     let kernel = module.kernel("k").expect("the test has it");
@@ -77,8 +78,8 @@ pub(crate) fn words_of(bytes: &[u8]) -> Vec<u32> {
         .collect()
 }
 
-/// What a kernel of this body makes of the words, where thread i has the address of word i in %rd1 and its
-/// number in %r0.
+/// What a kernel of this body makes of the words, where thread i has the address of word i in %rd1
+/// and its number in %r0.
 pub(crate) fn per_thread(
     count: u32,
     variables: &str,

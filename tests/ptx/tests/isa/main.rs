@@ -1,4 +1,5 @@
-//! Instructions against their definitions in the PTX ISA, and kernels with mistakes, which are found.
+//! Instructions against their definitions in the PTX ISA, and kernels with mistakes, which are
+//! found.
 
 mod arithmetic;
 mod block;

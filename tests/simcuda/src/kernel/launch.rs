@@ -257,7 +257,7 @@ impl KernelLaunch {
             grid: self.grid,
             block: self.block,
             dynamic_shared_bytes: self.dynamic_shared_bytes,
-            arguments: second::arguments(self.kernel(), &self.arguments, &self.offsets),
+            arguments: second::arguments(&self.kernel().arguments, &self.arguments, &self.offsets),
             seed: self.seed,
             errors: second::errors(),
         }

@@ -1,8 +1,9 @@
-//! A second opinion on each launch: NVIDIA's PTX of the kernel, executed by `ddp-ptx` on a copy of the
-//! memory before the library of the host runs. What both wrote must be the same, to the bit.
+//! A second opinion on each launch: NVIDIA's PTX of the kernel, executed by `ddp-ptx` on a copy of
+//! the memory before the library of the host runs. What both wrote must be the same, to the bit.
 //!
-//! With SIMCUDA_PTX_ERRORS=N approximate instructions err within the bounds of the ISA, by that seed, and
-//! what the PTX wrote takes the place of the other: tests then show that their tolerances hold.
+//! With SIMCUDA_PTX_ERRORS=N approximate instructions err within the bounds of the ISA, by that
+//! seed, and what the PTX wrote takes the place of the other: tests then show that their
+//! tolerances hold.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use ddp_ptx::{Counts, Launch, Module, Overlay, Source};
 
-use super::library::Kernel;
 use crate::error::CUresult;
 use crate::work::{Address, Failure, Memory, Touched};
 
@@ -38,8 +38,9 @@ impl Source for Lent<'_> {
     }
 
     fn read(&self, address: u64, to: &mut [u8]) {
-        // SAFETY: the bytes are of an allocation, as the trait says, and nothing else runs on devices
-        // meanwhile. A host that writes pinned memory at the same time gives old or new bytes.
+        // SAFETY: the bytes are of an allocation, as the trait says, and nothing else runs on
+        // devices meanwhile. A host that writes pinned memory at the same time gives old or new
+        // bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.memory.host_pointer(address),
@@ -119,17 +120,21 @@ impl Second {
     }
 }
 
-/// The arguments of a launch, as the simulator keeps them.
-pub(super) fn arguments(kernel: &Kernel, values: &[u128], offsets: &[usize]) -> Vec<Vec<u8>> {
+/// The arguments of a launch, of these sizes and alignments, as the simulator keeps them.
+pub(super) fn arguments(
+    sizes: &[(usize, usize)],
+    values: &[u128],
+    offsets: &[usize],
+) -> Vec<Vec<u8>> {
     let bytes_of = |((bytes, _), offset): (&(usize, usize), &usize)| {
-        let words = &values[*offset..*offset + bytes.div_ceil(16)];
+        let words = &values[*offset..*offset + bytes.div_ceil(size_of::<u128>())];
         words
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .take(*bytes)
             .collect()
     };
-    kernel.arguments.iter().zip(offsets).map(bytes_of).collect()
+    sizes.iter().zip(offsets).map(bytes_of).collect()
 }
 
 fn is_nan(bits: &[u8]) -> bool {
@@ -190,8 +195,8 @@ impl Opinion {
     /// Puts what the PTX wrote in memory.
     fn apply(&self, memory: &dyn Memory) {
         for (at, bytes) in &self.written {
-            // SAFETY: an allocation that the PTX wrote to, and that is still there. The launch owns what
-            // it writes until it is over.
+            // SAFETY: an allocation that the PTX wrote to, and that is still there. The launch
+            // owns what it writes until it is over.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     bytes.as_ptr(),

@@ -16,19 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twox_hash::XxHash3_128;
 
 use super::options::Options;
+use super::program::Program;
 use super::real;
 use super::rewrite::{self, HEADER_PRAGMA};
-
-/// A program as it was created.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Program {
-    pub(crate) name: String,
-    pub(crate) source: String,
-    /// (name, text) of headers included by name.
-    pub(crate) headers: Vec<(String, String)>,
-    /// Arguments of nvrtcAddNameExpression.
-    pub(crate) expressions: Vec<String>,
-}
 
 /// The result of a compilation.
 #[derive(Clone, Debug)]

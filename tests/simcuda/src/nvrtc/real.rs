@@ -1,17 +1,17 @@
-//! NVIDIA's own NVRTC, where SIMCUDA_PTX names its library: what it makes of a program goes with the
-//! image, behind the library of the host, and each launch is executed a second time from it
+//! NVIDIA's own NVRTC, where SIMCUDA_PTX names its library: what it makes of a program goes with
+//! the image, behind the library of the host, and each launch is executed a second time from it
 //! (`kernel::second`).
 //!
-//! It runs in a process of its own, with the library path of a machine without simulated GPUs: NVRTC
-//! loads parts of itself by name, and here these names are the simulator's.
+//! It runs in a process of its own, with the library path of a machine without simulated GPUs:
+//! NVRTC loads parts of itself by name, and here these names are the simulator's.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::compiler::Program;
 use super::options::Options;
+use super::program::Program;
 
 /// Starts NVRTC, with python3.
 const SCRIPT: &str = include_str!("real.py");
@@ -60,8 +60,8 @@ fn compile(
     Ok(Err(String::from_utf8_lossy(&log).into_owned()))
 }
 
-/// The PTX of a program, made in the empty `folder` and kept in `cache` under a name that `digest` makes of what it depends on. None
-/// without SIMCUDA_PTX. The error is a log.
+/// The PTX of a program, made in the empty `folder` and kept in `cache` under a name that `digest`
+/// makes of what it depends on. None without SIMCUDA_PTX. The error is a log.
 pub(super) fn ptx(
     program: &Program,
     options: &Options,
@@ -108,8 +108,8 @@ pub(super) fn ptx(
     Some(Ok(made))
 }
 
-/// Where an image says how long the PTX is that follows it: the flags of an ELF header, which have no
-/// meaning for x86 and are zero there.
+/// Where an image says how long the PTX is that follows it: the flags of an ELF header, which have
+/// no meaning for x86 and are zero there.
 pub(crate) const FLAGS: std::ops::Range<usize> = 48..52;
 
 /// The image of a library with the PTX behind it.
