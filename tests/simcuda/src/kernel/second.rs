@@ -60,6 +60,8 @@ pub(super) fn errors() -> Option<u64> {
 /// What the PTX did.
 pub(super) struct Opinion {
     result: Result<Counts, String>,
+    /// Allocations of the arguments, as they were.
+    before: Vec<(Range<Address>, Vec<u8>)>,
     /// What it wrote, in stretches of up to 64 bytes.
     written: Vec<(Address, Vec<u8>)>,
     took: Duration,
@@ -99,6 +101,18 @@ impl Second {
         device: usize,
         memory: &dyn Memory,
     ) -> Opinion {
+        let mut before: Vec<(Range<Address>, Vec<u8>)> = Vec::new();
+        for argument in &launch.arguments {
+            let Ok(address) = argument.as_slice().try_into().map(u64::from_le_bytes) else {
+                continue;
+            };
+            if let Ok(range) = memory.allocation(device, address)
+                && before.iter().all(|(known, _)| *known != range)
+            {
+                let bytes = copied(memory, &range);
+                before.push((range, bytes));
+            }
+        }
         let start = Instant::now();
         let kernel = self.kernel(name);
         let lent = Lent { device, memory };
@@ -111,6 +125,7 @@ impl Second {
         };
         Opinion {
             result,
+            before,
             written: overlay
                 .written()
                 .map(|(at, bytes)| (at, bytes.to_vec()))
@@ -135,6 +150,39 @@ pub(super) fn arguments(
             .collect()
     };
     sizes.iter().zip(offsets).map(bytes_of).collect()
+}
+
+/// The bytes of memory that is allocated.
+fn copied(memory: &dyn Memory, range: &Range<Address>) -> Vec<u8> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    // SAFETY: the callers' ranges are within allocations that live while a launch runs on them.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            memory.host_pointer(range.start),
+            bytes.as_mut_ptr(),
+            bytes.len(),
+        );
+    }
+    bytes
+}
+
+/// The parts of a range that are in none of `spans`, which are sorted and apart.
+fn missing(spans: &[Range<Address>], range: &Range<Address>) -> Vec<Range<Address>> {
+    let (mut at, mut parts) = (range.start, Vec::new());
+    let first = spans.partition_point(|span| span.end <= range.start);
+    for span in spans[first..]
+        .iter()
+        .take_while(|span| span.start < range.end)
+    {
+        if at < span.start {
+            parts.push(at..span.start);
+        }
+        at = at.max(span.end);
+    }
+    if at < range.end {
+        parts.push(at..range.end);
+    }
+    parts
 }
 
 fn is_nan(bits: &[u8]) -> bool {
@@ -211,15 +259,7 @@ impl Opinion {
         let mut text = String::new();
         let mut count = 0;
         for (at, theirs) in &self.written {
-            let mut ours = vec![0; theirs.len()];
-            // SAFETY: an allocation that the PTX wrote to, and that is still there.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    memory.host_pointer(*at),
-                    ours.as_mut_ptr(),
-                    ours.len(),
-                );
-            }
+            let ours = copied(memory, &(*at..*at + theirs.len() as u64));
             if !agree(&ours, theirs, *at) {
                 count += 1;
                 if count <= 4 {
@@ -248,13 +288,25 @@ impl Opinion {
                 _ => whole.push(span),
             }
         }
-        let is_covered = |range: &&Range<Address>| {
-            let at = whole.partition_point(|span| span.end < range.end);
-            whole.get(at).is_some_and(|span| span.start <= range.start)
+        let ours = touched.writes.iter().chain(&touched.atomics);
+        ours.flat_map(|range| missing(&whole, range))
+            .find(|part| !self.is_as_before(part, memory))
+            .map(|part| format!("it does not write {}", memory.describe(&part)))
+    }
+
+    /// Whether bytes are what they were before the launch: the compiler leaves out a store of what it
+    /// has just loaded.
+    fn is_as_before(&self, part: &Range<Address>, memory: &dyn Memory) -> bool {
+        let holds = |(range, _): &&(Range<Address>, Vec<u8>)| {
+            range.start <= part.start && part.end <= range.end
         };
-        let mut ours = touched.writes.iter().chain(&touched.atomics);
-        ours.find(|range| !is_covered(range))
-            .map(|range| format!("it does not write {}", memory.describe(range)))
+        self.before
+            .iter()
+            .find(holds)
+            .is_some_and(|(range, bytes)| {
+                let (start, end) = (part.start - range.start, part.end - range.start);
+                bytes[start as usize..end as usize] == copied(memory, part)
+            })
     }
 
     /// A line in the file that SIMCUDA_PTX_REPORT names.
