@@ -10,7 +10,7 @@ import zlib
 
 import examples
 from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Programs
-from steps import Steps, command, plural
+from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of CPU on a Zen 5, as the table at the end of a run says: of the build, and of all that follows.
@@ -184,8 +184,21 @@ class Checks:
             print("skipped: operations as NVIDIA's PTX: launch/check-kernels cannot install NVIDIA's compiler")
             return
         found.check_returncode()
-        os.environ.update(SIMCUDA_PTX=found.stdout.strip(), **env)
+        os.environ.update(SIMCUDA_PTX=found.stdout.strip(), SIMCUDA_PTX_REPORT=f"{self.steps.folder()}/ptx", **env)
         self.programs.some_on_gpus("kernels", 1, parts, part, *arguments)
+
+    def every_kernel_as_ptx(self):
+        """Whether the operations launched every kernel that the compiler made."""
+        report = f"{self.steps.folder()}/ptx"
+        if not os.path.exists(report):
+            print("skipped: kernels that no test executes as PTX: nothing was executed as PTX")
+            return
+        with open(report) as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
+            executed = {line.split("\t")[0] for line in lines}
+            made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels}
+        if missing := sorted(made - executed):
+            raise Failure(f"no operation's test executes the PTX of {', '.join(missing)}")
+        print(f"{plural(len(made), 'kernel')} agree with NVIDIA's PTX of them")
 
     def another_way(self, which):
         """One of ten things that ten commits in a row do together."""
@@ -219,6 +232,7 @@ class Checks:
 
     def run_long(self):
         step = self.steps.step
+        step("every kernel was executed as NVIDIA's PTX", self.every_kernel_as_ptx)
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
         step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):
