@@ -294,8 +294,8 @@ impl Opinion {
             .map(|part| format!("it does not write {}", memory.describe(&part)))
     }
 
-    /// Whether bytes are what they were before the launch: the compiler leaves out a store of what it
-    /// has just loaded.
+    /// Whether bytes are what they were before the launch: the compiler leaves out a store of what
+    /// it has just loaded.
     fn is_as_before(&self, part: &Range<Address>, memory: &dyn Memory) -> bool {
         let holds = |(range, _): &&(Range<Address>, Vec<u8>)| {
             range.start <= part.start && part.end <= range.end
