@@ -28,7 +28,7 @@ fn shape(context: &[usize]) -> DataShape<'_> {
 }
 
 fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
-    let mut layers = spec.layers(&shape(&[spec.context])).unwrap();
+    let layers = spec.layers(&shape(&[spec.context])).unwrap();
     let targets: Vec<i64> = (0..10).map(|index| index * 3 % 7).collect();
     let targets = Tensor::from_slice(&targets, &[2, 5], Device::Cpu).unwrap();
     let loss = CrossEntropy::default();
@@ -39,7 +39,7 @@ fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
         frozen,
         ..DerivativeCheck::new(&[5])
     };
-    let worst = check.worst(&mut layers).unwrap();
+    let worst = check.worst(layers).unwrap();
     println!("{worst:?}");
     worst.error()
 }
