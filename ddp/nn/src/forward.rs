@@ -23,8 +23,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::transfer::announced;
 use ddp_kernels::Tensor;
+use ddp_kernels::transfer::announced;
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -110,6 +110,14 @@ impl Traced {
     #[cfg(test)]
     pub(crate) fn drawing_numbers(&self) -> Vec<u32> {
         self.declared.borrow().numbers.values().copied().collect()
+    }
+
+    /// How many operations of the latest plan run forward and backward.
+    #[cfg(test)]
+    pub(crate) fn run_counts(&self) -> [usize; 2] {
+        let plans = self.plans.borrow();
+        let plan = &plans.last().expect("a forward has run").plan;
+        [&plan.forward, &plan.backward].map(Vec::len)
     }
 
     /// The module.

@@ -287,7 +287,7 @@ impl Plan {
             };
             if is_brief && how.is_cpu && how.is_training && !self.kept.contains(&id) {
                 ScratchPool::Brief
-            } else if id >= self.traced && node.again.is_some() {
+            } else if node.again.is_some() {
                 ScratchPool::Again
             } else {
                 ScratchPool::Kept
