@@ -224,11 +224,11 @@ impl Planner {
             Op::Rope(..) => {
                 let all = self.nodes.iter().zip(&self.live);
                 let readers = all.filter(|(it, live)| **live && it.inputs.contains(&first));
-                let is_in_place = readers.count() == 1
-                    && matches!(
-                        self.node(first).op,
-                        Op::Linear | Op::AttentionBackward(_) | Op::Join(..)
-                    );
+                let has_memory = match self.node(first).op {
+                    Op::Linear | Op::AttentionBackward(_) | Op::Join(..) => true,
+                    _ => self.has_within(first),
+                };
+                let is_in_place = has_memory && readers.count() == 1;
                 (Action::Rope { is_in_place }, vec![id])
             }
             Op::Documents => {

@@ -53,38 +53,34 @@ impl Running<'_, '_, '_> {
                 self.linear_gradients(run, *weight, *bias, [&rows(x[0])?, &rows(x[1])?])?;
             }
             Action::GradientColumns(parameter) => {
-                if let Some(gradient) = self.pass.gradient(*parameter) {
-                    let out = gradient.tensor.flatten()?;
-                    match run.sums.and_then(|sums| self.values[sums].take()) {
-                        Some(sums) => ops::add_row_sums_into(&out, &sums, gradient.accumulate)?,
+                let sums = run.sums.and_then(|sums| self.values[sums].take());
+                self.write_gradient(*parameter, |_, out, accumulate| {
+                    let out = out.flatten()?;
+                    match sums {
+                        Some(sums) => Ok(ops::add_row_sums_into(&out, &sums, accumulate)?),
                         None => {
                             let x = rows_of(x[0], out.count())?;
-                            ops::column_sum_into(&out, &x, gradient.accumulate)?;
+                            Ok(ops::column_sum_into(&out, &x, accumulate)?)
                         }
                     }
-                }
-                self.pass.finished(*parameter)?;
+                })?;
             }
             Action::GradientSums(parameter) => {
-                if let Some(gradient) = self.pass.gradient(*parameter) {
-                    let out = gradient.tensor.flatten()?;
-                    ops::add_row_sums_into(&out, x[0], gradient.accumulate)?;
-                }
-                self.pass.finished(*parameter)?;
+                self.write_gradient(*parameter, |_, out, accumulate| {
+                    Ok(ops::add_row_sums_into(&out.flatten()?, x[0], accumulate)?)
+                })?;
             }
             Action::EmbeddingGradient(parameter, untrained) => {
-                if let Some(gradient) = self.pass.gradient(*parameter) {
-                    let into = (gradient.tensor, gradient.accumulate);
-                    self.embedding_gradient(into, untrained, [&rows(x[0])?, x[1]])?;
-                }
-                self.pass.finished(*parameter)?;
+                self.write_gradient(*parameter, |running, out, accumulate| {
+                    let of = [&rows(x[0])?, x[1]];
+                    running.embedding_gradient((out, accumulate), untrained, of)
+                })?;
             }
             Action::PositionsGradient(parameter) => {
-                if let Some(gradient) = self.pass.gradient(*parameter) {
-                    let (out, accumulate) = (gradient.tensor, gradient.accumulate);
-                    ops::embedding_positions_backward_into(out, &rows(x[0])?, accumulate)?;
-                }
-                self.pass.finished(*parameter)?;
+                self.write_gradient(*parameter, |_, out, accumulate| {
+                    let d = rows(x[0])?;
+                    Ok(ops::embedding_positions_backward_into(out, &d, accumulate)?)
+                })?;
             }
             Action::Norm { is_sum, has_bias } => {
                 let &Op::Norm(norm, epsilon) = &self.nodes[run.of].op else {
@@ -115,6 +111,18 @@ impl Running<'_, '_, '_> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Completes a gradient, unless it is frozen: `write` gets its place, and whether to add to it.
+    fn write_gradient(
+        &mut self,
+        parameter: ParamId,
+        write: impl FnOnce(&mut Self, &Tensor, bool) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(gradient) = self.pass.gradient(parameter) {
+            write(self, gradient.tensor, gradient.accumulate)?;
+        }
+        self.pass.finished(parameter)
     }
 
     /// The operations that nothing is fused with.
