@@ -2,7 +2,6 @@
 
 pub use super::blocks::RecomputeKind;
 
-use ddp_kernels::ops::Patches;
 use ddp_kernels::{DType, choices};
 
 use super::blocks::{Blocks, GptSpec, MlpKind, SIZE_MAX};
@@ -75,8 +74,8 @@ impl Family for VitSpec {
         data.check_dtype(DType::F32, "vit")?;
         let (blocks, patches) = (self.blocks(), self.patches(data)?);
         let mut layers = Sequential::new();
-        let embedding = PatchEmbedding::new(patches, self.width);
-        layers.push_named("embedding", Box::new(embedding));
+        let columns = self.width;
+        layers.push_named("embedding", Box::new(PatchEmbedding { patches, columns }));
         blocks.push_dropout(&mut layers);
         blocks.push(&mut layers)?;
         let tokens = match self.pool {
@@ -175,6 +174,36 @@ impl VitSpec {
     }
 }
 
+/// How images are cut into square patches.
+#[derive(Clone, Copy, Debug)]
+struct Patches {
+    channels: usize,
+    /// In pixels; multiples of `patch`.
+    height: usize,
+    width: usize,
+    /// Whether the channels of a pixel are adjacent. Otherwise each channel is a plane.
+    channels_last: bool,
+    /// The side of a patch, in pixels.
+    patch: usize,
+    /// Tokens of zeros before those of the patches.
+    leading: usize,
+}
+
+impl Patches {
+    fn pixels(&self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    fn tokens(&self) -> usize {
+        self.leading + (self.height / self.patch) * (self.width / self.patch)
+    }
+
+    /// Of a patch: by channel, by line, by column, as a weight of `torch.nn.Conv2d`.
+    fn columns(&self) -> usize {
+        self.channels * self.patch * self.patch
+    }
+}
+
 /// Channels, height, width and whether channels come last, if this is the shape of an image.
 fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
     match *shape {
@@ -212,16 +241,9 @@ fn nearest_patches(patch: usize, height: usize, width: usize) -> String {
 /// "positions.weight" (T, C). A leading token has a patch of zeros: its content is learned by its
 /// position.
 #[derive(Debug)]
-pub(super) struct PatchEmbedding {
+struct PatchEmbedding {
     patches: Patches,
     columns: usize,
-}
-
-impl PatchEmbedding {
-    /// Tokens of this many columns.
-    pub(super) fn new(patches: Patches, columns: usize) -> PatchEmbedding {
-        PatchEmbedding { patches, columns }
-    }
 }
 
 impl Module for PatchEmbedding {
@@ -254,7 +276,7 @@ impl Module for PatchEmbedding {
 
 /// The mean of the first tokens of each image: (B, T, C) to (B, C).
 #[derive(Debug)]
-pub(super) struct MeanOfTokens(usize);
+struct MeanOfTokens(usize);
 
 impl Module for MeanOfTokens {
     fn forward(&self, _: &mut Scope<'_>, x: &Var) -> Var {
