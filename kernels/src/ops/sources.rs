@@ -7,7 +7,7 @@ use super::{
 use crate::launch::Source;
 
 /// Those that take longest to compile first.
-pub(crate) static SOURCES: [&Source; 28] = [
+pub(crate) static SOURCES: [&Source; 26] = [
     &attention::gpu::TENSOR,
     &attention::gpu::PLAIN,
     &norm::SOURCE,
