@@ -215,6 +215,15 @@ fn layers_modules_and_operations_with_their_own_backward() {
         let inner = m.within("inner", |m| norms.forward(m, &own));
         x + m.linear("down", &inner, x.size(-1))
     });
+    // Operations that run within others, and some whose values others read, too.
+    assert_derivatives(&[4], |m, x| {
+        let w = weight(m, "w", &[6, 4]);
+        let a = m.linear("a", x, 6).relu() + x.linear(&w, None);
+        let b = m.linear("b", x, 6) + x.linear(&w, None);
+        let hidden = m.linear("c", x, 6);
+        let c = hidden.gelu() * hidden.tanh() + hidden.gelu_tanh();
+        m.layer_norm("norm", &(&a + &b)) * &a + m.rms_norm("rms", &(&a + c)) + b
+    });
     // A layer that does not reach the output, and a parameter that does not.
     assert_derivatives(&[4], |m, x| {
         let unused = m.linear("unused", x, 6);

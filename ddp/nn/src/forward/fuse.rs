@@ -34,10 +34,17 @@ impl Planner {
             };
             let first = node.inputs.first().copied().unwrap_or(id);
             match &node.op {
+                // Others may read the activation's input, too.
                 Op::Activate(_)
-                    if matches!(self.node(first).op, Op::Linear) && is_alone(self, first) =>
+                    if matches!(self.node(first).op, Op::Linear)
+                        && is_free(self, first)
+                        && !ends.contains(&Some(first))
+                        && readers[&first]
+                            .iter()
+                            .all(|reader| place[reader] >= place[&id]) =>
                 {
                     self.into[first] = Some(id);
+                    self.stored[first] |= readers[&first].len() > 1;
                 }
                 Op::ActivateBackward(_)
                     if matches!(self.node(first).op, Op::LinearInput) && is_alone(self, first) =>
@@ -64,8 +71,11 @@ impl Planner {
                             _ => false,
                         };
                         // A matmul is added in place to what nothing else reads.
-                        let is_own = matches!(self.node(other).op, Op::Linear | Op::LinearInput)
-                            || self.has_within(other);
+                        let is_own = match self.node(other).op {
+                            Op::Linear | Op::LinearInput => true,
+                            Op::Apply(_) => self.has_within(other),
+                            _ => false,
+                        };
                         let fits = matches!(self.node(value).op, Op::NormBackward(..))
                             || is_matmul && is_own && is_alone(self, other);
                         if fits && place.get(&other) < place.get(&value) && is_alone(self, value) {
