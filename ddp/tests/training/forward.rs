@@ -356,7 +356,7 @@ fn errors_name_operation_operands_and_line() {
         &[5],
     );
     let at = format!(
-        "0 ({}:{line}): add: expected equal lengths, or 1, got exp [2, 5] and wrong [7]; help: ",
+        "0 ({}:{line}): add: expected equal lengths, or 1, got exp [2, 5] and 0.wrong [7]; help: ",
         file!()
     );
     assert!(text.starts_with(&at), "{text}");

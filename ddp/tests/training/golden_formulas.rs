@@ -2,7 +2,7 @@
 //! golden/formulas.json.
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Init, Pass, PassOptions, Saved, Scope, Scratch, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;

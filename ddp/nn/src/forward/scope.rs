@@ -283,7 +283,7 @@ impl Scope<'_> {
         y
     }
 
-    /// Drops elements of `x` in training. Here is its own.
+    /// Drops elements of `x` in training; at most once for each name.
     #[track_caller]
     pub(crate) fn drop_elements(&mut self, x: &Var, probability: f64) -> Var {
         if !(0.0..1.0).contains(&probability) {
