@@ -254,7 +254,8 @@ impl Traced {
         values[planned.plan.ends[0].unwrap_or(0)] = Some(x.clone());
         let mut running = Running::new(pass, &planned.plan, &planned.numbers, values, false);
         let done = running.all(&planned.plan.forward, false);
-        let y = planned.plan.ends[1].map(|y| running.value(y)).transpose();
+        let end = planned.plan.ends[1];
+        let y = done.and_then(|()| end.map(|y| running.value(y)).transpose());
         let saved = pass.saved();
         saved.plan = planned.number;
         saved.values.clear();
@@ -264,7 +265,6 @@ impl Traced {
             }
         }
         values.fill(None);
-        done?;
         Ok(y?.unwrap_or_else(|| x.clone()))
     }
 
@@ -304,10 +304,9 @@ impl Traced {
         }
         let mut running = Running::new(pass, plan, &planned.numbers, values, wants_input);
         let done = running.all(&plan.backward, true);
-        let dx = plan.ends[3].filter(|_| wants_input);
-        let dx = dx.map(|dx| running.value(dx)).transpose();
+        let end = plan.ends[3].filter(|_| wants_input);
+        let dx = done.and_then(|()| end.map(|dx| running.value(dx)).transpose());
         values.fill(None);
-        done?;
         dx
     }
 
