@@ -26,6 +26,9 @@ DYNAMIC = re.compile(r'shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward:
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
 
+# Of a kernel whose last block goes on (`ends_last` of common.cuh): a barrier, a fence and the atomic, then a barrier and a fence.
+ENDS_LAST = re.compile("BM+A+B+M")
+
 
 def load_nvrtc():
     libraries = sorted(pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/**/libnvrtc*.so.*"))
@@ -209,6 +212,9 @@ def main():
                     problems.append(f"{kernel} of {source} spills {takes['spills']} bytes on {architecture}")
                 if why := refusal(takes, architecture):
                     problems.append(f"{kernel} of {source} {why}, on {architecture}")
+                order = takes.get("order", "")
+                if "ends_last(" in source.read_text() and "A" in order and not ENDS_LAST.search(order):
+                    problems.append(f"{kernel} of {source} lost fences of ends_last on {architecture}: barriers, fences and atomics are {order}")
                 if takes["shared"] == 0 and "extern __shared__" in source.read_text():
                     problems.append(f"{kernel} of {source} has dynamic shared memory, expected its bytes in what {SOURCES} launches: see DYNAMIC")
         for kernel in sorted({kernel for result in by_architecture for kernel in result["kernels"]}):

@@ -166,7 +166,7 @@ class Checks:
 
     def as_ptx(self):
         """Operations once more, with NVIDIA's PTX of each kernel executed beside it: a third where the commit changed what
-        that depends on, else a sixth in one of three commits; and attention with the errors of approximate instructions."""
+        that depends on, else a sixth in one of three commits; and with errors of approximate instructions."""
         is_changed = any(changed(folder) for folder in ("kernels/src", "tests/ptx", "tests/simcuda"))
         for which in self.selected("ptx", 3 if is_changed else 18):
             for part in [which, which + 3] if is_changed else [which] * (which < 6):
@@ -174,8 +174,8 @@ class Checks:
                 self.steps.beside(what, self.on_ptx, 6, part, {})
         for which in self.selected("errors of PTX", 6):
             if which == 0:
-                what = "attention as NVIDIA's PTX, whose approximate instructions err as much as the ISA allows, 1 simulated GPU"
-                self.steps.beside(what, self.on_ptx, 1, 0, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::")
+                what = "attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU"
+                self.steps.beside(what, self.on_ptx, 1, 0, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
 
     def on_ptx(self, parts, part, env, *arguments):
         """Every PARTS-th operation; skipped where NVIDIA's compiler cannot be had."""

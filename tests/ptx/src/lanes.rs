@@ -254,6 +254,29 @@ fn float64(warp: &mut Warp, mask: u32, op: Float, d: &Slot, a: Slot, b: Slot) {
     }
 }
 
+/// An error of a result, up to so many units of 2⁻²⁴, one of which is for its rounding to f32.
+///
+/// One input has one error in a launch, as in hardware. What is exact there, such as 2⁰, errs here:
+/// no kernel of ours may rely on that.
+fn error_of(inputs: u64, seed: u64, units: f64) -> f64 {
+    let mut mixed = (inputs ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let part = (mixed >> 40) as f64 / (1u64 << 23) as f64 - 1.0;
+    part * (units - 1.0) / (1u64 << 24) as f64
+}
+
+/// `div.approx` and `div.full` with an error of up to 2 units in the last place.
+fn divided_wrongly(a: u32, b: u32, is_full: bool, ftz: bool, seed: u64) -> u32 {
+    let (x, y) = (single(a, ftz), single(b, ftz));
+    let nearest = number::divide_approximately(x, y, is_full);
+    if !nearest.is_normal() {
+        return result(nearest, ftz);
+    }
+    // A unit in the last place is at least 2⁻²⁴ of the value.
+    let error = error_of(u64::from(a) << 32 | u64::from(b), seed, 2.0);
+    result((f64::from(x) / f64::from(y) * (1.0 + error)) as f32, ftz)
+}
+
 /// An approximate function, perhaps with an error within the ISA's bound.
 fn approximately(function: Approximate, ftz: bool, x: u32, errors: Option<u64>) -> u32 {
     let exact = function.of(single(x, ftz));
@@ -263,13 +286,7 @@ fn approximately(function: Approximate, ftz: bool, x: u32, errors: Option<u64>) 
     if !exact.is_finite() || exact == 0.0 {
         return result(exact, ftz);
     }
-    // One input has one error in a launch, as in hardware. What is exact there, such as 2⁰, errs
-    // here: no kernel of ours may rely on that.
-    let mut mixed = (u64::from(x) ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let part = (mixed >> 40) as f64 / (1u64 << 23) as f64 - 1.0;
-    // One unit of it is for the rounding to f32.
-    let error = part * (function.error() - 1.0) / (1u64 << 24) as f64;
+    let error = error_of(u64::from(x), seed, function.error());
     let is_absolute = matches!(
         function,
         Approximate::Log2 | Approximate::Sin | Approximate::Cos
@@ -298,6 +315,21 @@ pub(crate) fn execute(
             Width::D => integers!(warp, mask, *op, d, u64, i64, u128, i128, d, a, b),
             _ => integers!(warp, mask, *op, h, u16, i16, u32, i32, d, a, b),
         },
+        Op::F32 {
+            op: op @ (Float::DivApprox | Float::DivFull),
+            ftz,
+            d,
+            a,
+            b,
+        } if let Some(seed) = ground.errors => {
+            let is_full = *op == Float::DivFull;
+            each!(
+                warp.w[d],
+                mask,
+                (x = warp.w[*a as usize], y = warp.w[*b as usize]),
+                divided_wrongly(x, y, is_full, *ftz, seed)
+            );
+        }
         Op::F32 { op, ftz, d, a, b } => float32(warp, mask, *op, *ftz, d, *a, *b),
         Op::Fma32 { ftz, d, a, b, c } => {
             let (ftz, a, b, c) = (*ftz, *a as usize, *b as usize, *c as usize);

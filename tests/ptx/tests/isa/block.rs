@@ -190,6 +190,35 @@ fn errors_of_approximate_functions_stay_within_their_bounds() {
 }
 
 #[test]
+fn errors_of_approximate_divisions_stay_within_two_units() {
+    let body = "\tld.global.f32 %r1, [%rd1];\n\tdiv.approx.f32 %r9, 0f40400000, %r1;\n\tst.global.f32 [%rd1], %r9;\n";
+    let prologue =
+        "\tmov.u32 %r0, %tid.x;\n\tmul.wide.u32 %rd1, %r0, 4;\n\tadd.s64 %rd1, %rd0, %rd1;\n";
+    let text = kernel("", &format!("{prologue}{body}"));
+    let inputs: Vec<u32> = (1..1025).map(|at| (at as f32 / 7.0).to_bits()).collect();
+    let mut memory = bytes_of(&inputs);
+    let shape = Launch {
+        errors: Some(3),
+        ..threads(1024)
+    };
+    launch(&text, &mut memory, &shape).unwrap_or_else(|finding| panic!("{finding}"));
+    let mut wrong = 0;
+    for (input, found) in inputs.iter().zip(words_of(&memory)) {
+        let nearest = (3.0 / f32::from_bits(*input)).to_bits();
+        assert!(
+            nearest.abs_diff(found) <= 2,
+            "3 / {}",
+            f32::from_bits(*input)
+        );
+        wrong += u32::from(nearest != found);
+    }
+    assert!(
+        wrong > 100,
+        "{wrong} of 1024 quotients differ from the nearest"
+    );
+}
+
+#[test]
 fn what_a_launch_executes_is_counted() {
     let text = kernel("", "\tst.global.u32 [%rd0], 1;\n");
     let module = Module::parse(&text).unwrap_or_else(|refusal| panic!("{refusal}"));
