@@ -83,7 +83,7 @@ impl<'a> DerivativeCheck<'a> {
         let mut declarations = Declarations::new();
         layer.build(&mut Build::new(&mut declarations), shape)?;
         let format = DType::F64.into();
-        let params = Params::new(&declarations, format, Device::Cpu, seed, frozen, 1)?;
+        let params = Params::new(&declarations, format, Device::Cpu, seed, frozen, &1.into())?;
         let mut random = Random::new(seed);
         let x_shape: Vec<usize> = [rows].iter().chain(shape).copied().collect();
         let x = match layer.input_dtype() {

@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Seed, Tensor};
 
 use crate::build::{Build, Declarations, UseIndex};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
-use crate::params::{Format, Params};
+use crate::params::{Format, Params, Sharing};
 use crate::{Head, Layer, Loss, Pass, Sequential};
 
 /// Layers, their parameters, and the shapes of input and output.
@@ -75,8 +75,8 @@ impl Model {
         Model::with_shares(root, input_shape, format, device, seed, frozen, 1)
     }
 
-    /// As `new`, laid out so that any number of ranks up to `shares` can share the trained part,
-    /// for ZeRO-1. The reducer's options tell how many.
+    /// As `new`, with a trained part that ranks share (ZeRO): how many they are at most, or the
+    /// [`Sharing`] that the reducer's options tell.
     pub fn with_shares(
         mut root: Box<dyn Layer>,
         input_shape: &[usize],
@@ -84,13 +84,13 @@ impl Model {
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
-        shares: usize,
+        sharing: impl Into<Sharing>,
     ) -> Result<Model> {
         let format = format.into();
         let mut declarations = Declarations::new();
         let output_shape = root.build(&mut Build::new(&mut declarations), input_shape)?;
         Ok(Model {
-            params: Params::new(&declarations, format, device, seed, frozen, shares)?,
+            params: Params::new(&declarations, format, device, seed, frozen, &sharing.into())?,
             root,
             input_shape: input_shape.to_vec(),
             output_shape,
