@@ -109,9 +109,15 @@ fn model(bytes: &ModelBytes) -> String {
 fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
     let place = if on_gpus { "GPU" } else { "host" };
     let sums = model.partial_sums + model.kept_for_others;
+    // Without rounded copies layers read the masters.
+    let read = model.copies + model.base + model.tied;
+    let [weights, masters] = match model.copies {
+        0 => [read + model.values, 0],
+        _ => [read, model.values],
+    };
     let parts = [
-        ("weights", model.copies + model.base + model.tied),
-        ("masters", model.values),
+        ("weights", weights),
+        ("f32 masters", masters),
         ("gradients", model.gradients),
         ("sums and copies for others", sums),
         ("moments", model.moments),

@@ -39,15 +39,15 @@ GPUS, SIZES_GB = [1, 2, 4, 8], [24, 40, 80]
 COMMON = "--dtype bf16 --recompute block --micro-batch 1 --steps 1 --device cuda --dry-run --out out"
 # The first that fits is shown. One rank has nothing to divide.
 WAYS = ["", "--zero 1", "--zero 2", "--lora rank=16"]
-# A GPU says that it has a little less than it is sold with, and its allocator loses some.
-SHARE = 0.95
+# A GPU that is sold with 40 GB has nearly 40 GiB. Its allocator loses some.
+SHARE = 0.95 * 2**30 / 1e9
 
 
 def plan(folder, ranks, way):
     """The parts that a dry run plans for a rank, in GB, and their sum."""
     vocabulary = json.load(open(f"{folder}/model/config.json"))["vocab_size"]
     command = [WITH_GPUS, str(ranks), PROGRAM, "--ranks", str(ranks), "--init-from", "model"]
-    command += ["--data", f"tokens:t.bin,vocabulary={vocabulary}", "--batch-size", str(4 * ranks)]
+    command += ["--data", f"tokens:t.bin,type=u32,vocabulary={vocabulary}", "--batch-size", str(4 * ranks)]
     ran = subprocess.run(command + (COMMON + " " + way).split(), cwd=folder, capture_output=True, text=True)
     lines = [line for line in ran.stdout.splitlines() if line.startswith("planned GPU memory")]
     if not lines:

@@ -287,17 +287,12 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
         (2, "--dtype bf16 --zero 2 --bucket-mb 1 --same-bits 4"),
     ];
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
-    let memory = cases.map(|(ranks, flags)| {
+    for (ranks, flags) in ddp_slice::from(&test_name(), cases, 3) {
         let [planned, measured] = planned_and_measured(ranks, flags);
         assert!(
             (planned / measured - 1.0).abs() < 0.02,
             "{flags}: {planned} MB, {measured}"
         );
-        measured
-    });
-    let memory = memory.collect::<Vec<_>>();
-    if let [_, _, plain, first, second, ..] = memory[..] {
-        assert!(second < first && first < plain, "{memory:?}");
     }
 }
 
