@@ -8,6 +8,7 @@ usage: tests/evidence/what_fits.py [--bytes] PROGRAM
 """
 
 import array
+import itertools
 import json
 import os
 import subprocess
@@ -64,6 +65,7 @@ def main():
     print("| model | GPUs | " + " | ".join(f"{size} GB" for size in SIZES_GB) + " |")
     print("|---" * (2 + len(SIZES_GB)) + "|")
     for name, config in MODELS.items():
+        rows = []
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(f"{folder}/model")
             config = {"max_position_embeddings": 2048, **config}
@@ -78,13 +80,19 @@ def main():
                         parts = ", ".join(f"{part} {size:.2f}" for part, size in parts.items())
                         print(f"{name}, {ranks} GPUs, {way or 'all weights'}: {parts}")
                     continue
-                cells = []
+                row = []
                 for size in SIZES_GB:
                     fits = [way for way in ways if plans[way]["together"] <= SHARE * size]
-                    way = fits[0] if fits else None
-                    text = {None: "–", "": "all weights"}.get(way, f"`{way}`")
-                    cells.append(text if way is None else f"{text}: {plans[way]['together']:.1f}")
-                print(f"| {name} | {ranks} | " + " | ".join(cells) + " |", flush=True)
+                    row.append((fits[0], plans[fits[0]]["together"]) if fits else (None, 0))
+                rows.append((ranks, row))
+        # Numbers of GPUs with the same flags share a line, with the most that one needs.
+        for _, same in itertools.groupby(rows, lambda row: [way for way, _ in row[1]]):
+            counts, same = zip(*same)
+            most = [(of[0][0], max(size for _, size in of)) for of in zip(*same)]
+            names = {None: "–", "": "all weights"}
+            cells = [names.get(way, f"`{way}`") + (f": {size:.1f}" if size else "") for way, size in most]
+            count = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else counts[0]
+            print(f"| {name} | {count} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
