@@ -111,13 +111,18 @@ pub fn rehearse(
     };
     let mut model_bytes = bytes_of(kept);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
+    let [of_shard, micro] = planned::rows_of_shard(options, &run.data, world.size());
+    let rounds = match options.same_bits {
+        Some(_) => 1,
+        None => of_shard.div_ceil(micro.max(1)),
+    };
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
         step_bytes,
-        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step))?),
+        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
@@ -161,14 +166,20 @@ fn bytes_of(kept: &Kept) -> ModelBytes {
     bytes
 }
 
-/// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
-fn bytes_between_ranks(step: &Step) -> u64 {
+/// Bytes of gradients, and under ZeRO of values, that a rank gives to the others in a step with this
+/// many micro-batches, of which ZeRO-2 reduces each.
+fn bytes_between_ranks(step: &Step, micro_batches: usize) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());
         if reducer.group().size() == 1 {
             return 0;
         }
-        let gradients = reducer.given_bytes();
+        let rounds = if reducer.frees_gradients() {
+            micro_batches
+        } else {
+            1
+        };
+        let gradients = rounds * reducer.given_bytes();
         let values = if reducer.is_shared() {
             params.trained_part().len() * params.read_arena().dtype().bytes()
         } else {
