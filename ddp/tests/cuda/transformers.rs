@@ -260,11 +260,15 @@ fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
             .to_string()
     };
     let planned = line("planned GPU memory of a rank: ");
-    let of = |name: &str| {
-        let part = planned.split_once(name).map_or("0.0 MB", |(_, part)| part);
-        mb(part.split([',', ';']).next().unwrap())
+    let (_, parts) = planned.split_once("of a rank: ").unwrap();
+    let (parts, _) = parts.split_once("; together").unwrap();
+    // The simulator has neither.
+    let counted = parts.split(", ").filter(|it| !it.contains(" about "));
+    let number = |part: &str| {
+        let words: Vec<_> = part.rsplitn(3, ' ').collect();
+        mb(&format!("{} {}", words[1], words[0]))
     };
-    let all = of("together ") - of("context about ") - of("NCCL about ");
+    let all: f64 = counted.map(number).sum();
     let measured = line("memory of a rank: about ");
     let measured = measured.split_once("at the peak, ").unwrap().1;
     [all, mb(measured.split_once(" of GPU").unwrap().0)]

@@ -104,7 +104,9 @@ fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
 #[test]
 fn every_stage_of_zero_on_any_ranks_continues_what_another_began() {
     let words = format!("{GPT} --schedule constant --warmup-steps 2 --dtype bf16 --grad-clip 1");
-    let words = format!("{words} --same-bits 4 --bucket-mb 0.02 --checkpoint-every 2 --threads 1");
+    let words = format!(
+        "{words} --same-bits 4 --bucket-mb 0.02 --checkpoint-every 2 --eval-every 2 --threads 1"
+    );
     let whole = {
         let folder = Folder::new("stages-one");
         write_text(&folder);
