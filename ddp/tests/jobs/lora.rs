@@ -193,6 +193,7 @@ fn any_ranks_train_the_same_adapters_and_one_can_be_lost() {
     let ways = [
         (2, "", ""),
         (3, "--zero 1 --recompute block", ""),
+        (2, "--zero 2 --bucket-mb 0.01", ""),
         (3, "--min-ranks 2", "1:forward:3:kill"),
         (3, "--min-ranks 2 --zero 1", "0:optimizer:3:kill"),
     ];

@@ -129,8 +129,8 @@ class Settings(TypedDict, total=False):
     """Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md"""
     zero: Value
-    """ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
-    [default: 0]"""
+    """ZeRO stage: 0 keeps all state on every rank; 1 divides the optimizer's moments among the ranks,
+    and with bf16 the f32 weights; 2 divides the gradients, too [default: 0]"""
     overlap: Optional[Literal["auto", "on", "off"]]
     """Reduce gradients while the backward pass still runs; auto: with several ranks [default: auto]"""
     nccl: Optional[Literal["fixed", "fast"]]

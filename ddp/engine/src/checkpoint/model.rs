@@ -131,7 +131,14 @@ pub(crate) fn fill(
     parameter: &Parameter,
     read: impl FnOnce(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
-    tensors::read_into(params.master(parameter.id), "loading the model", read)?;
+    let why = "loading the model";
+    if !params.has_master(parameter) {
+        let host = Tensor::zeros(&parameter.shape, DType::F32, Device::Cpu)?;
+        host.with_slice_mut(read)??;
+        let set = || params.set(parameter, &host, why);
+        return Ok(in_phase(Phase::Checkpoint, set)?);
+    }
+    tensors::read_into(params.master(parameter.id), why, read)?;
     if parameter.is_base {
         return Ok(());
     }

@@ -357,9 +357,9 @@ settings! {
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     /// shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md
     Run same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
-    /// ranks
-    Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 1);
+    /// ZeRO stage: 0 keeps all state on every rank; 1 divides the optimizer's moments among the
+    /// ranks, and with bf16 the f32 weights; 2 divides the gradients, too
+    Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 2);
     /// Reduce gradients while the backward pass still runs; auto: with several ranks
     Job overlap "WHEN" [mlp gpt]: Overlap = Overlap::Auto;
     /// How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to

@@ -104,11 +104,10 @@ impl Sample {
             for params in step.params() {
                 let list = params.list().iter();
                 for parameter in list.filter(|it| !(it.is_base && has_base)) {
-                    let target = copy.master(copy.find(&parameter.name)?.id);
-                    target.copy_from(params.master(parameter.id))?;
+                    let target = copy.value(copy.find(&parameter.name)?.id);
+                    target.copy_from(params.value(parameter.id))?;
                 }
             }
-            copy.refresh(0..copy.values().count())?;
             Ok::<_, Error>(())
         })?;
         let mut text = String::new();
