@@ -177,7 +177,9 @@ impl Params {
         let windows = division.as_ref().and_then(|it| it.windows.clone());
         // Own ranges and what is not trained, or all.
         let held = |divides: bool, end: usize| match &division {
-            Some(Division { own, .. }) if divides => [&own[..], &[trained..end]].concat(),
+            Some(Division { own, .. }) if divides => {
+                own.iter().cloned().chain([trained..end]).collect()
+            }
             _ => std::iter::once(0..end).collect(),
         };
         let values = held(format.layers != masters, end);
@@ -289,23 +291,32 @@ impl Params {
     /// Gives a parameter these values, in host memory, and rounds them into what layers read. `why`
     /// they move to the device.
     pub fn set(&self, parameter: &Parameter, values: &Tensor, why: &'static str) -> Result<()> {
-        let copy = |to: &Tensor, from: &Tensor| -> Result<()> {
-            let from = from.to_dtype(to.dtype())?.reshape(to.shape())?;
-            Ok(announced(why, || to.copy_from(&from))?)
-        };
         if self.has_master(parameter) {
-            copy(&self.master_views[parameter.id.0], values)?;
+            copy(&self.master_views[parameter.id.0], values, why)?;
             if parameter.is_base {
                 return Ok(());
             }
             return self.refresh(parameter.range.clone());
         }
-        let (values, start) = (values.flatten()?, parameter.range.start);
-        for part in self.values.within(parameter.range.clone()) {
+        self.set_part(parameter, 0, &values.flatten()?, why)
+    }
+
+    /// As `set`, for the elements (N) from number `first` on of a parameter whose master ranks have
+    /// divided.
+    pub fn set_part(
+        &self,
+        parameter: &Parameter,
+        first: usize,
+        values: &Tensor,
+        why: &'static str,
+    ) -> Result<()> {
+        let (start, count) = (parameter.range.start + first, values.count());
+        for part in self.values.within(start..start + count) {
             let from = values.slice(part.start - start..part.end - start)?;
-            copy(&self.values.part(part)?, &from)?;
+            copy(&self.values.part(part)?, &from, why)?;
         }
-        copy(self.value(parameter.id), &values)
+        let of_layers = self.value(parameter.id).flatten()?;
+        copy(&of_layers.slice(first..first + count)?, values, why)
     }
 
     /// Whether this rank has all of a parameter's master.
@@ -642,6 +653,12 @@ fn place(list: &mut [Parameter], mut start: usize, alignment: usize) -> usize {
         start = end.next_multiple_of(alignment);
     }
     end
+}
+
+/// Gives `to` the values of `from`, in its dtype and shape.
+fn copy(to: &Tensor, from: &Tensor, why: &'static str) -> Result<()> {
+    let from = from.to_dtype(to.dtype())?.reshape(to.shape())?;
+    Ok(announced(why, || to.copy_from(&from))?)
 }
 
 #[cfg(test)]

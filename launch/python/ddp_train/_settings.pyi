@@ -148,7 +148,8 @@ class Settings(TypedDict, total=False):
     init_from: Value
     """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
     Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model follows; or a
-    model.safetensors that matches the model"""
+    model.safetensors that matches the model. Of adapters that are resumed or used: where their
+    base is now"""
     eval_every: Value
     """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
     best: Optional[Literal["loss", "accuracy", "balanced", "auc"]]
@@ -160,6 +161,9 @@ class Settings(TypedDict, total=False):
     sample: Value
     """gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the metrics
     log and the report; in a run on conversations, a question to answer"""
+    sample_held_out: Value
+    """The same for the prompts of N held-out conversations, beside the answers that these have
+    [default: 0]"""
     log_every: Value
     """Steps between entries in metrics.jsonl [default: 10]"""
     trace: Value

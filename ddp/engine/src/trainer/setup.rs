@@ -189,7 +189,7 @@ pub(super) fn assemble(
     match (continued, &resumed) {
         (Some(plan), _) => optimizers = kept.level(world, &main, plan)?,
         (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
-        (_, None) => load_initial(options, world, &kept.step, &data)?,
+        (_, None) => load_initial(options, world, kept, &data)?,
     }
     kept.make_ready(world, optimizers);
     // From here on it is not lost with this world.
@@ -313,14 +313,18 @@ fn params(step: &Step) -> Vec<&Params> {
 
 /// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
 /// compares the values of all ranks.
-fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, kept: &Kept, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
     check_tokenizer(path, data)?;
+    let (parts, rank) = (params(&kept.step), world.rank());
     match &options.lora {
-        Some(lora) => lora::load(lora, &options.model, &params(step)),
-        None => initial::load(path, &params(step), world.rank()).map(drop),
+        Some(lora) => {
+            let base = (path.as_path(), kept.base.as_deref());
+            lora::load(lora, &options.model, &parts, base, rank)
+        }
+        None => initial::load(path, &parts, rank).map(drop),
     }
 }
 
