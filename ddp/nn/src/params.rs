@@ -177,9 +177,11 @@ impl Params {
         let windows = division.as_ref().and_then(|it| it.windows.clone());
         // Own ranges and what is not trained, or all.
         let held = |divides: bool, end: usize| match &division {
-            Some(Division { own, .. }) if divides => {
-                own.iter().cloned().chain([trained..end]).collect()
-            }
+            Some(Division { own, .. }) if divides => own
+                .iter()
+                .cloned()
+                .chain(std::iter::once(trained..end))
+                .collect(),
             _ => std::iter::once(0..end).collect(),
         };
         let values = held(format.layers != masters, end);
