@@ -176,13 +176,10 @@ impl Params {
         let division = division.map(|divide| divide(&list[..own], device));
         let windows = division.as_ref().and_then(|it| it.windows.clone());
         // Own ranges and what is not trained, or all.
-        let held = |divides: bool, end: usize| match &division {
-            Some(Division { own, .. }) if divides => own
-                .iter()
-                .cloned()
-                .chain(std::iter::once(trained..end))
-                .collect(),
-            _ => std::iter::once(0..end).collect(),
+        let held = |divides: bool, end: usize| -> Vec<Range<usize>> {
+            let own = division.as_ref().filter(|_| divides).map(|it| &it.own);
+            let rest = own.map_or(0, |_| trained)..end;
+            own.into_iter().flatten().cloned().chain([rest]).collect()
         };
         let values = held(format.layers != masters, end);
         let values = Held::zeros(values, masters, device, "values")?;

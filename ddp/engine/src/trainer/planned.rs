@@ -25,7 +25,7 @@ use crate::tasks;
 const CONTEXT_BYTES: u64 = 600_000_000;
 /// NCCL makes 10 MiB for each connection and channel (its issue 1685): for a ring with two
 /// neighbours on 16 channels.
-const NCCL_BYTES: u64 = (2 * 16 * 10) << 20;
+const NCCL_BYTES: u64 = 2 * 16 * (10 << 20);
 
 /// Bytes of the model of a rank, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
