@@ -41,6 +41,7 @@ mod sources;
 mod step;
 mod stored;
 mod sum;
+mod unfold;
 #[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
@@ -94,3 +95,4 @@ pub use sum::{
     AddOrder, add_in_order, column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum,
     sum_into,
 };
+pub use unfold::{Windows, unfold_backward_into, unfold_into};

@@ -31,7 +31,7 @@ use plan::{Action, Plan, Run};
 use scope::Declared;
 use trace::Op;
 
-pub use convolution::Convolution;
+pub use convolution::{Convolution, PerAxis};
 pub use custom::CustomOp;
 pub use scope::Scope;
 pub use trace::Var;
@@ -386,6 +386,8 @@ impl Running<'_, '_, '_> {
                 };
                 ops::addmm_into(out(0), out(0), &side(0)?, &side(1)?, 1.0, 0.0)?;
             }
+            Action::Unfold(of, false) => ops::unfold_into(out(0), any, of)?,
+            Action::Unfold(of, true) => ops::unfold_backward_into(out(0), any, of)?,
             Action::Columns => {
                 let out = out(0).flatten()?;
                 ops::column_sum_into(&out, &rows(any, out.count())?, false)?;

@@ -33,7 +33,7 @@ pub use build::{Build, Init, Tie, UseIndex};
 pub use containers::{Recompute, Residual, Sequential};
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{Convolution, CustomOp, Module, Scope, Traced, Var};
+pub use forward::{Convolution, CustomOp, Module, PerAxis, Scope, Traced, Var};
 pub use layer::Layer;
 pub use linear::Linear;
 pub use lora::Lora;

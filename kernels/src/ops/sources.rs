@@ -3,11 +3,12 @@
 use super::{
     activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
     embedding, gather, linear, mse, muon, norm, patches, rope, sgd, step, sum,
+    unfold,
 };
 use crate::launch::Source;
 
 /// Those that take longest to compile first.
-pub(crate) static SOURCES: [&Source; 28] = [
+pub(crate) static SOURCES: [&Source; 29] = [
     &attention::gpu::TENSOR,
     &attention::gpu::PLAIN,
     &norm::SOURCE,
@@ -36,4 +37,5 @@ pub(crate) static SOURCES: [&Source; 28] = [
     &step::VOTE_STOPPED,
     &sum::ADD_IN_ORDER,
     &sum::SUM,
+    &unfold::SOURCE,
 ];

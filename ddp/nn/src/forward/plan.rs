@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use ddp_kernels::ops::{Chain, Step, View};
+use ddp_kernels::ops::{Chain, Step, View, Windows};
 
 use super::trace::{Node, Op};
 use crate::build::ParamId;
@@ -26,6 +26,8 @@ pub(super) enum Action {
     Join(bool, Vec<Chain>),
     Reshape,
     MatMul([bool; 2]),
+    /// The windows of a convolution as columns; back if the flag is set.
+    Unfold(Windows, bool),
     /// The sum of all rows.
     Columns,
     /// By number; whether its backward comes.
@@ -518,7 +520,10 @@ impl Planner {
         if let Some(&copy) = copies.get(&id) {
             return copy;
         }
-        let is_cheap = matches!(self.node(id).op, Op::Apply(_) | Op::Reshape) || self.is_view(id);
+        let is_cheap = matches!(
+            self.node(id).op,
+            Op::Apply(_) | Op::Reshape | Op::Unfold(_)
+        ) || self.is_view(id);
         if !is_cheap {
             self.demand(id);
             return id;
@@ -747,6 +752,8 @@ impl Planner {
             .count();
         let (action, outputs) = match node.op {
             Op::MatMul(turned) => (Action::MatMul(turned), vec![id]),
+            Op::Unfold(of) => (Action::Unfold(of, false), vec![id]),
+            Op::Fold(of) => (Action::Unfold(of, true), vec![id]),
             Op::Layer(layer) => {
                 let has_backward = self
                     .nodes

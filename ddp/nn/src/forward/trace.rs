@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::ops::Function;
+use ddp_kernels::ops::{Function, Windows};
 use ddp_kernels::shape::RANK_MAX;
 
 use super::custom::CustomOp;
@@ -39,6 +39,9 @@ pub(super) enum Op {
     Join(usize, Vec<usize>, usize),
     /// Windows of an axis, each so many further on, and what is in each as a new last axis.
     Window(usize, usize),
+    /// The windows of a convolution as columns, and the gradient of that.
+    Unfold(Windows),
+    Fold(Windows),
     /// (S, M, K) with (S, K, N), each of which may be transposed.
     MatMul([bool; 2]),
     /// A layer with a backward, by its number, and that backward.

@@ -1,0 +1,156 @@
+//! How fast formulas are, forward and backward: `cargo bench -p ddp-nn --bench formulas [-- FILTER]`.
+//!
+//! One JSON line for each, with the median of a pass in microseconds; tests/peers/formulas_speed.py
+//! has the same in PyTorch. The last line is what tracing and planning a model of GPT-2's layers
+//! costs once.
+
+use std::fmt;
+use std::time::Instant;
+
+use ddp_kernels::{DType, Device, Tensor, threads};
+use ddp_nn::models::Model;
+use ddp_nn::params::ParamId;
+use ddp_nn::{
+    Convolution, Init, Layer, Module, Normalize, Pass, PassOptions, Saved, Scope, Scratch,
+    Sequential, Var,
+};
+
+const CPU: Device = Device::Cpu;
+
+struct Formula(fn(&mut Scope<'_>, &Var) -> Var);
+
+impl fmt::Debug for Formula {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Formula")
+    }
+}
+
+impl Module for Formula {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        self.0(m, x)
+    }
+}
+
+fn layer_norm(m: &mut Scope<'_>, x: &Var) -> Var {
+    let centred = x - x.mean(-1);
+    let normed = &centred * ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
+    let weight = m.parameter("weight", &[x.size(-1)], Init::Constant(1.0));
+    normed * weight + m.parameter("bias", &[x.size(-1)], Init::Constant(0.0))
+}
+
+/// Eight operations, half of them exponentials.
+fn eight(_: &mut Scope<'_>, x: &Var) -> Var {
+    let gate = (x * 1.5 + 0.25).sigmoid();
+    (gate * x.silu()).tanh() - x.abs()
+}
+
+/// Eight operations whose speed is that of memory.
+fn eight_light(_: &mut Scope<'_>, x: &Var) -> Var {
+    let y = ((x * 1.5 + 0.25).relu() - x) * x;
+    (y.abs() + 1.0) * x
+}
+
+/// A convolution as in the first stage of examples/resnet.rs.
+fn convolution(m: &mut Scope<'_>, x: &Var) -> Var {
+    m.conv2d("conv", x, Convolution::new(16, 3).padding(1).without_bias())
+}
+
+fn deep(m: &mut Scope<'_>, x: &Var) -> Var {
+    let of = Convolution::new(64, 3).padding(1).without_bias();
+    m.conv2d("conv", x, of)
+}
+
+fn group_norm(m: &mut Scope<'_>, x: &Var) -> Var {
+    m.group_norm("norm", x, 8).relu()
+}
+
+/// A transformer by formulas alone, with narrow layers: a trace costs the same for wide ones.
+fn transformer(m: &mut Scope<'_>, x: &Var) -> Var {
+    let (rows, time, width, heads) = (x.size(0), x.size(1), x.size(2), 2);
+    let mut x = x.clone();
+    for block in 0..12 {
+        x = m.within(&format!("{block}"), |m| {
+            let normed = m.within("first", |m| layer_norm(m, &x));
+            let all = m.linear("qkv", &normed, 3 * width);
+            let parts = all.split(-1, &[width; 3]);
+            let heads_of = |part: &Var| {
+                let part = part.reshape(&[rows, time, heads, width / heads]);
+                part.permute(&[0, 2, 1, 3])
+            };
+            let [q, k, v] = [0, 1, 2].map(|at| heads_of(&parts[at]));
+            let scores = q.matmul(&k.transpose(-1, -2)) * 0.5;
+            let future = m.indices(time).reshape(&[time, 1]).less(&m.indices(time));
+            let weights = future.select(&x.number(-1e30), &scores).softmax(-1);
+            let mixed = weights.matmul(&v).permute(&[0, 2, 1, 3]);
+            let x = &x + m.linear("project", &mixed.reshape(&[rows, time, width]), width);
+            let normed = m.within("second", |m| layer_norm(m, &x));
+            let hidden = m.linear("up", &normed, 4 * width).gelu();
+            x + m.linear("down", &hidden, width)
+        });
+    }
+    m.within("last", |m| layer_norm(m, &x))
+}
+
+/// Microseconds of passes, forward and backward, in turn: the first, and the median of the rest.
+fn microseconds(layer: Box<dyn Layer>, shape: &[usize], passes: usize) -> [f64; 2] {
+    let model = Model::new(layer, &shape[1..], DType::F32, CPU, 1, &|_| false).unwrap();
+    let count: usize = shape.iter().product();
+    let values: Vec<f32> = (0..count).map(|at| (at as f32 * 0.37).sin() * 2.0).collect();
+    let x = Tensor::from_slice(&values, shape, CPU).unwrap();
+    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
+    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
+    let mut dy = None;
+    let mut times = Vec::new();
+    for _ in 0..passes {
+        let start = Instant::now();
+        let options = PassOptions {
+            training: true,
+            accumulate: false,
+            last: true,
+            seed: 1,
+            position: &position,
+        };
+        let mut ready = |_: ParamId| Ok(());
+        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+        let y = model.forward(&mut pass, &x).unwrap();
+        let middle = start.elapsed();
+        let dy = dy.get_or_insert_with(|| {
+            let values: Vec<f32> = (0..y.count()).map(|at| (at as f32).cos()).collect();
+            Tensor::from_slice(&values, y.shape(), CPU).unwrap()
+        });
+        let start = Instant::now();
+        model.backward_to_input(&mut pass, dy).unwrap();
+        times.push((middle + start.elapsed()).as_secs_f64() * 1e6);
+    }
+    let first = times.remove(0);
+    times.sort_by(f64::total_cmp);
+    [first, times[times.len() / 2]]
+}
+
+fn main() {
+    let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
+    let of = |formula: fn(&mut Scope<'_>, &Var) -> Var| -> Box<dyn Layer> {
+        Box::new(Formula(formula).layer())
+    };
+    let norm = || -> Box<dyn Layer> { Box::new(Sequential::new().then(Normalize::layer())) };
+    type Make<'a> = &'a dyn Fn() -> Box<dyn Layer>;
+    let cases: [(&str, Make<'_>, &[usize]); 10] = [
+        ("layer norm built in 8192x768", &norm, &[8192, 768]),
+        ("layer norm 8192x768", &|| of(layer_norm), &[8192, 768]),
+        ("layer norm built in 512x256", &norm, &[512, 256]),
+        ("layer norm 512x256", &|| of(layer_norm), &[512, 256]),
+        ("eight 4096x1024", &|| of(eight), &[4096, 1024]),
+        ("eight light 4096x1024", &|| of(eight_light), &[4096, 1024]),
+        ("conv 64x16x28x28", &|| of(convolution), &[64, 16, 28, 28]),
+        ("conv 64x64x7x7", &|| of(deep), &[64, 64, 7, 7]),
+        ("group norm 64x16x28x28", &|| of(group_norm), &[64, 16, 28, 28]),
+        ("transformer", &|| of(transformer), &[2, 4, 8]),
+    ];
+    for (name, make, shape) in cases.into_iter().filter(|it| it.0.contains(&filter)) {
+        let passes = if name == "transformer" { 30 } else { 41 };
+        let [first, median] = microseconds(make(), shape, passes);
+        let (first, median) = (first.round(), median.round());
+        let threads = threads::count();
+        println!(r#"{{"system":"ddp","threads":{threads},"name":"{name}","microseconds":{median},"first":{first}}}"#);
+    }
+}
