@@ -41,10 +41,10 @@ mod sources;
 mod step;
 mod stored;
 mod sum;
-mod unfold;
 #[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
+mod unfold;
 
 pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{

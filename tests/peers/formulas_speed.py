@@ -102,7 +102,6 @@ for _ in range(arguments.rounds):
     of = ours()
     for name, line in of.items():
         figures.setdefault((name, "ddp"), []).append(line["microseconds"])
-        figures.setdefault((name, "ddp, first"), []).append(line["first"])
     for name, (x, weights, functions) in made.items():
         for system, function in functions.items():
             figures.setdefault((name, system), []).append(microseconds(function, x, weights, 41))

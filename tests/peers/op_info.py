@@ -46,7 +46,7 @@ class V:
         return V(self.program, [name, self.id, *[a.id if isinstance(a, V) else a for a in arguments]], shape)
 
     def number(self, value):
-        return V(self.program, ["number", numbers(torch.tensor(value))[0]], [])
+        return V(self.program, ["number", numbers(torch.tensor(value, dtype=torch.float64))[0]], [])
 
     def numbers(self, tensor):
         return leaf(self.program, tensor)
@@ -639,7 +639,7 @@ def main():
     print(f"{len(samples)} of {everything} samples of {len(OPERATIONS)} operations expressed", file=sys.stderr)
     if "--all" not in sys.argv:
         size = lambda sample: len(sample["y"]) + sum(len(t["values"]) for t in sample["tensors"])
-        samples = [sample for sample in samples if size(sample) <= 400]
+        samples = [sample for sample in samples if size(sample) <= 120]
     print("[\n" + ",\n".join(map(json.dumps, samples)) + "\n]")
 
 

@@ -91,18 +91,25 @@ fn transformer(m: &mut Scope<'_>, x: &Var) -> Var {
     m.within("last", |m| layer_norm(m, &x))
 }
 
-/// Microseconds of passes, forward and backward, in turn: the first, and the median of the rest.
-fn microseconds(layer: Box<dyn Layer>, shape: &[usize], passes: usize) -> [f64; 2] {
-    let model = Model::new(layer, &shape[1..], DType::F32, CPU, 1, &|_| false).unwrap();
-    let count: usize = shape.iter().product();
-    let values: Vec<f32> = (0..count).map(|at| (at as f32 * 0.37).sin() * 2.0).collect();
-    let x = Tensor::from_slice(&values, shape, CPU).unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut dy = None;
-    let mut times = Vec::new();
-    for _ in 0..passes {
-        let start = Instant::now();
+/// What runs passes of one model.
+struct Bench {
+    model: Model,
+    scratch: Scratch,
+    saved: Saved,
+}
+
+impl Bench {
+    fn new(layer: Box<dyn Layer>, row: &[usize]) -> Bench {
+        Bench {
+            model: Model::new(layer, row, DType::F32, CPU, 1, &|_| false).unwrap(),
+            scratch: Scratch::new(CPU),
+            saved: Saved::default(),
+        }
+    }
+
+    /// Microseconds of a pass, forward and backward.
+    fn pass(&mut self, x: &Tensor, dy: &mut Option<Tensor>) -> f64 {
+        let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
         let options = PassOptions {
             training: true,
             accumulate: false,
@@ -110,25 +117,63 @@ fn microseconds(layer: Box<dyn Layer>, shape: &[usize], passes: usize) -> [f64; 
             seed: 1,
             position: &position,
         };
-        let mut ready = |_: ParamId| Ok(());
-        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-        let y = model.forward(&mut pass, &x).unwrap();
-        let middle = start.elapsed();
-        let dy = dy.get_or_insert_with(|| {
-            let values: Vec<f32> = (0..y.count()).map(|at| (at as f32).cos()).collect();
-            Tensor::from_slice(&values, y.shape(), CPU).unwrap()
-        });
+        let (params, mut ready) = (&self.model.params, |_: ParamId| Ok(()));
         let start = Instant::now();
-        model.backward_to_input(&mut pass, dy).unwrap();
-        times.push((middle + start.elapsed()).as_secs_f64() * 1e6);
+        let saved = &mut self.saved;
+        let mut pass = Pass::new(params, &mut self.scratch, saved, options, &mut ready);
+        let y = self.model.forward(&mut pass, x).unwrap();
+        let forward = start.elapsed();
+        let dy = dy.get_or_insert_with(|| waves(y.shape()));
+        let start = Instant::now();
+        self.model.backward_to_input(&mut pass, dy).unwrap();
+        (forward + start.elapsed()).as_secs_f64() * 1e6
     }
-    let first = times.remove(0);
+}
+
+/// Numbers between −2 and 2.
+fn waves(shape: &[usize]) -> Tensor {
+    let count: usize = shape.iter().product();
+    let values: Vec<f32> = (0..count)
+        .map(|at| (at as f32 * 0.37).sin() * 2.0)
+        .collect();
+    Tensor::from_slice(&values, shape, CPU).unwrap()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    [first, times[times.len() / 2]]
+    times[times.len() / 2]
+}
+
+const PASSES: usize = 40;
+
+/// The median of passes.
+fn passes(layer: Box<dyn Layer>, shape: &[usize]) -> f64 {
+    let (mut bench, x, mut dy) = (Bench::new(layer, &shape[1..]), waves(shape), None);
+    bench.pass(&x, &mut dy);
+    median((0..PASSES).map(|_| bench.pass(&x, &mut dy)).collect())
+}
+
+/// By how much the first pass of a batch's length takes longer than the second one.
+fn trace(layer: Box<dyn Layer>, row: &[usize]) -> f64 {
+    let mut bench = Bench::new(layer, row);
+    let of_length = |rows: usize| {
+        let (x, mut dy) = (waves(&[&[rows], row].concat()), None);
+        let first = bench.pass(&x, &mut dy);
+        first - bench.pass(&x, &mut dy)
+    };
+    // Memory of the longest is there already.
+    median((1..16).rev().map(of_length).skip(1).collect())
 }
 
 fn main() {
-    let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
+    let argument = std::env::args().skip(1).find(|it| !it.starts_with('-'));
+    let filter = argument.unwrap_or_default();
+    if let Some(count) = std::env::var("DDP_THREADS")
+        .ok()
+        .and_then(|it| it.parse().ok())
+    {
+        threads::set_count(count).unwrap();
+    }
     let of = |formula: fn(&mut Scope<'_>, &Var) -> Var| -> Box<dyn Layer> {
         Box::new(Formula(formula).layer())
     };
@@ -143,14 +188,21 @@ fn main() {
         ("eight light 4096x1024", &|| of(eight_light), &[4096, 1024]),
         ("conv 64x16x28x28", &|| of(convolution), &[64, 16, 28, 28]),
         ("conv 64x64x7x7", &|| of(deep), &[64, 64, 7, 7]),
-        ("group norm 64x16x28x28", &|| of(group_norm), &[64, 16, 28, 28]),
-        ("transformer", &|| of(transformer), &[2, 4, 8]),
+        (
+            "group norm 64x16x28x28",
+            &|| of(group_norm),
+            &[64, 16, 28, 28],
+        ),
+        ("trace of twelve blocks", &|| of(transformer), &[0, 4, 8]),
     ];
     for (name, make, shape) in cases.into_iter().filter(|it| it.0.contains(&filter)) {
-        let passes = if name == "transformer" { 30 } else { 41 };
-        let [first, median] = microseconds(make(), shape, passes);
-        let (first, median) = (first.round(), median.round());
-        let threads = threads::count();
-        println!(r#"{{"system":"ddp","threads":{threads},"name":"{name}","microseconds":{median},"first":{first}}}"#);
+        let microseconds = match shape[0] {
+            0 => trace(make(), &shape[1..]),
+            _ => passes(make(), shape),
+        };
+        let (microseconds, threads) = (microseconds.round(), threads::count());
+        println!(
+            r#"{{"system":"ddp","threads":{threads},"name":"{name}","microseconds":{microseconds}}}"#
+        );
     }
 }

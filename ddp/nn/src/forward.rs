@@ -19,9 +19,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::ops;
+use ddp_kernels::ops::{self, Chain};
 use ddp_kernels::transfer::announced;
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::build::Build;
 use crate::error::{Error, Result};
@@ -191,14 +191,14 @@ impl<M: Module> Traced<M> {
         for (id, node) in plan.nodes.iter().enumerate() {
             let values = match &node.op {
                 Op::Numbers(values) => values.to_vec(),
-                Op::Constant(value) => vec![*value as f32],
+                Op::Constant(value) => vec![*value],
                 _ => continue,
             };
             let runs = || plan.forward.iter().chain(&plan.backward);
             if runs().any(|run| run.inputs.contains(&id)) {
                 let made = announced("numbers of a forward", || {
-                    let tensor = Tensor::from_slice(&values, &node.shape, like.device())?;
-                    tensor.to_dtype(pass.dtype())
+                    let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
+                    tensor.to_dtype(pass.dtype())?.to(like.device())
                 })?;
                 numbers.push((id, made));
             }
@@ -276,6 +276,22 @@ impl Running<'_, '_, '_> {
         Ok(())
     }
 
+    fn chain(&mut self, run: &Run, chain: &Chain, inputs: &[&Tensor]) -> Result<()> {
+        let mut outs = [const { None }; INPUTS_MAX];
+        for (out, &id) in outs.iter_mut().zip(&run.outputs) {
+            *out = Some(self.pass.take(&self.nodes[id].shape)?);
+            self.values[id] = out.clone();
+        }
+        let Some(any) = &outs[0] else {
+            return Ok(());
+        };
+        let mut all = [any; INPUTS_MAX];
+        for (to, out) in all.iter_mut().zip(outs.iter().flatten()) {
+            *to = out;
+        }
+        Ok(ops::chain_into(chain, &all[..run.outputs.len()], inputs)?)
+    }
+
     fn run(&mut self, run: &Run) -> Result<()> {
         let mut inputs = [const { None }; INPUTS_MAX];
         if run.inputs.len() > INPUTS_MAX {
@@ -296,8 +312,11 @@ impl Running<'_, '_, '_> {
         let x = |at: usize| inputs[at].as_ref().expect("a run has its inputs");
         // References, on the stack.
         let Some(any) = &first else {
-            let Action::Gradient(parameter) = run.action else {
-                return Ok(());
+            let parameter = match &run.action {
+                Action::Gradient(parameter) => *parameter,
+                // Of numbers alone.
+                Action::Chain(chain) => return self.chain(run, chain, &[]),
+                _ => return Ok(()),
             };
             if let Some(gradient) = self.pass.gradient(parameter)
                 && !gradient.accumulate
@@ -312,6 +331,7 @@ impl Running<'_, '_, '_> {
         }
         let inputs = &all[..run.inputs.len()];
         match &run.action {
+            Action::Chain(chain) => return self.chain(run, chain, inputs),
             Action::Reshape => {
                 let id = run.outputs[0];
                 self.values[id] = Some(any.reshape(&self.nodes[id].shape)?);
@@ -363,11 +383,6 @@ impl Running<'_, '_, '_> {
                 .expect("it was just made")
         };
         match &run.action {
-            Action::Chain(chain) => {
-                let mut outs = [out(0); INPUTS_MAX];
-                (0..run.outputs.len()).for_each(|at| outs[at] = out(at));
-                ops::chain_into(chain, &outs[..run.outputs.len()], inputs)?;
-            }
             Action::Join(is_partial, chains) => {
                 if *is_partial {
                     ops::zero(out(0))?;

@@ -153,9 +153,8 @@ fn passed(program: &Value, dtype: DType) -> ddp::nn::Result<(Vec<f64>, HashMap<u
         .map(|at| (at, numbers(&program.tensors()[at]["values"])))
         .collect();
     let model = Model::new(Box::new(program.layer()), &[1], dtype, CPU, 1, &|_| false)?;
-    let tensor = |values: &[f64], shape: &[usize]| {
-        Tensor::from_slice(values, shape, CPU)?.to_dtype(dtype)
-    };
+    let tensor =
+        |values: &[f64], shape: &[usize]| Tensor::from_slice(values, shape, CPU)?.to_dtype(dtype);
     let mut ids: HashMap<usize, ParamId> = HashMap::new();
     for param in model.params.list() {
         let name = param.name.rsplit('.').next().unwrap();
@@ -191,7 +190,11 @@ fn passed(program: &Value, dtype: DType) -> ddp::nn::Result<(Vec<f64>, HashMap<u
 /// What differs, if something does by more than `bound` of the largest number.
 fn difference(what: &str, got: &[f64], expected: &[f64], bound: f64) -> Option<String> {
     if got.len() != expected.len() {
-        return Some(format!("{what} has {} numbers, in PyTorch {}", got.len(), expected.len()));
+        return Some(format!(
+            "{what} has {} numbers, in PyTorch {}",
+            got.len(),
+            expected.len()
+        ));
     }
     let finite = expected.iter().filter(|it| it.is_finite());
     let size = finite.fold(1.0, |a: f64, b| a.max(b.abs()));
@@ -233,5 +236,10 @@ fn pytorch_s_own_samples_have_its_values_and_gradients() {
     }
     let right = samples.len() - wrong.len();
     println!("{right} of {} samples are right", samples.len());
-    assert!(wrong.is_empty(), "{right} of {} are right; {}", samples.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{right} of {} are right; {}",
+        samples.len(),
+        wrong.join("\n")
+    );
 }

@@ -2,8 +2,7 @@
 
 use super::{
     activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
-    embedding, gather, linear, mse, muon, norm, patches, rope, sgd, step, sum,
-    unfold,
+    embedding, gather, linear, mse, muon, norm, patches, rope, sgd, step, sum, unfold,
 };
 use crate::launch::Source;
 

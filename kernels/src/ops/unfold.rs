@@ -65,7 +65,12 @@ impl Windows {
 /// is beyond the image.
 #[track_caller]
 pub fn unfold_into(out: &Tensor, x: &Tensor, windows: &Windows) -> Result<()> {
-    run(Call::new("unfold"), [("out", out), ("x", x)], windows, false)
+    run(
+        Call::new("unfold"),
+        [("out", out), ("x", x)],
+        windows,
+        false,
+    )
 }
 
 /// The gradient `dx` (B, C, H, W) of `x` from `dout` (C·I·J, B·Y·X).
@@ -99,17 +104,41 @@ fn run<'a>(
     call.all_row_major()?;
     call.run(from, &FLOATS_AND_BF16, |placed| {
         let [mut to, from] = placed.enter([to, from])?;
-        let Windows { stride, padding, dilation, .. } = *windows;
+        let Windows {
+            stride,
+            padding,
+            dilation,
+            ..
+        } = *windows;
         if let Some(gpu) = placed.launcher() {
             let args = args![
-                to, from, to.count, images, channels, height, width, down, across, size_y, size_x,
-                stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1]
+                to,
+                from,
+                to.count,
+                images,
+                channels,
+                height,
+                width,
+                down,
+                across,
+                size_y,
+                size_x,
+                stride[0],
+                stride[1],
+                padding[0],
+                padding[1],
+                dilation[0],
+                dilation[1]
             ];
             let name = (placed.call.by.op, to.dtype);
             return gpu.launch(&SOURCE, name, Grid::elements(to.count), args);
         }
         let sizes = [images, channels, height, width, down, across];
-        let plane = if is_backward { height * width } else { down * across };
+        let plane = if is_backward {
+            height * width
+        } else {
+            down * across
+        };
         let plane = plane.max(1);
         with_stored!(placed.dtype, S => {
             let from = from.elements::<S>();

@@ -83,7 +83,9 @@ impl Convolution {
 
     /// The shape of its weight for an input of this shape, which has one axis for windows or two.
     fn weight(&self, x: &[usize]) -> Vec<usize> {
-        let inputs = x.get(1).map_or(0, |&channels| channels / self.groups.max(1));
+        let inputs = x
+            .get(1)
+            .map_or(0, |&channels| channels / self.groups.max(1));
         let axes = x.len().clamp(2, 4) - 2;
         [&[self.outputs, inputs], &self.windows.size[2 - axes..]].concat()
     }
@@ -163,7 +165,12 @@ impl Var {
         let is_one = shape.len() == 3;
         if is_one {
             shape.insert(2, 1);
-            let Windows { size, stride, padding, dilation } = &mut windows;
+            let Windows {
+                size,
+                stride,
+                padding,
+                dilation,
+            } = &mut windows;
             [size[0], stride[0], padding[0], dilation[0]] = [1, 1, 0, 1];
         }
         let places = match shape[..] {
@@ -187,7 +194,9 @@ impl Var {
         let columns = columns.reshape(&[groups, inner, batch * down * across]);
         let weight = weight.reshape(&[groups, outputs / groups, inner]);
         let y = weight.matmul(&columns);
-        let y = y.reshape(&[outputs, batch, down, across]).permute(&[1, 0, 2, 3]);
+        let y = y
+            .reshape(&[outputs, batch, down, across])
+            .permute(&[1, 0, 2, 3]);
         match is_one {
             true => y.reshape(&[batch, outputs, across]),
             false => y,

@@ -520,10 +520,8 @@ impl Planner {
         if let Some(&copy) = copies.get(&id) {
             return copy;
         }
-        let is_cheap = matches!(
-            self.node(id).op,
-            Op::Apply(_) | Op::Reshape | Op::Unfold(_)
-        ) || self.is_view(id);
+        let is_cheap = matches!(self.node(id).op, Op::Apply(_) | Op::Reshape | Op::Unfold(_))
+            || self.is_view(id);
         if !is_cheap {
             self.demand(id);
             return id;

@@ -18,7 +18,7 @@ pub(super) enum Op {
     Input,
     Parameter(ParamId),
     /// Numbers that the forward has written down.
-    Numbers(Arc<[f32]>),
+    Numbers(Arc<[f64]>),
     /// One number, of shape [].
     Constant(f64),
     /// Element by element; shapes are broadcast.
