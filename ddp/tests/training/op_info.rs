@@ -144,8 +144,10 @@ impl Module for Program {
     }
 }
 
-/// The output, and the gradients of tensors by their number.
-fn passed(program: &Value, dtype: DType) -> ddp::nn::Result<(Vec<f64>, HashMap<usize, Vec<f64>>)> {
+/// The output of a pass, and the gradients of tensors by their number.
+type Passed = (Vec<f64>, HashMap<usize, Vec<f64>>);
+
+fn passed(program: &Value, dtype: DType) -> ddp::nn::Result<Passed> {
     let program = Program(program.clone());
     let dy = numbers(&program.0["dy"]);
     let tensors: Vec<(usize, Vec<f64>)> = (0..program.tensors().len())
