@@ -11,8 +11,8 @@
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
 //!
-//! ZeRO-2: backward writes gradients to memory that later buckets use again once a bucket is reduced
-//! (`Listener::writes`). So every micro-batch is reduced (a round), and its sums are added.
+//! ZeRO-2: backward writes gradients to memory that later buckets use again once a bucket is
+//! reduced (`Listener::writes`). So every micro-batch is reduced (a round), and its sums are added.
 
 mod device_queue;
 mod host_queue;

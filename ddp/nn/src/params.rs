@@ -24,7 +24,9 @@
 //! then has separate memory for the values that layers read and for a gradient; the parameter is
 //! not in its `list()` or arenas.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ddp_kernels::ops::{self, Chunk, ChunkTable, QUANTUM};
 use ddp_kernels::transfer::announced;
@@ -34,7 +36,7 @@ use twox_hash::XxHash3_64;
 
 mod division;
 
-pub use self::division::{Divide, Division, Sharing, Window};
+pub use self::division::{Division, Window};
 use self::division::{Held, Windows};
 use crate::build::{Declarations, Declared, Init, is_adapter};
 pub use crate::build::{Format, ParamId, Precision};
@@ -127,6 +129,39 @@ pub struct Params {
     master_views: Vec<Tensor>,
     /// By `ParamId`.
     gradient_views: Vec<Option<Tensor>>,
+}
+
+/// How ranks share the trained part of a model: any number of them up to the given one, of which
+/// each has all of it in memory, or as many as that, with a part each.
+#[derive(Clone)]
+pub struct Sharing {
+    /// The most ranks; 1 for the tightest layout.
+    pub ranks: usize,
+    /// Whether memory of gradients is used again within a backward. Then parameters begin where
+    /// all ranks' slices are whole quanta.
+    pub frees_gradients: bool,
+    /// Tells what this rank has of these parameters on this device; None if it has all.
+    pub division: Option<Divide>,
+}
+
+/// Divides these parameters of one device.
+pub type Divide = Arc<dyn Fn(&[Parameter], Device) -> Division + Send + Sync>;
+
+impl From<usize> for Sharing {
+    fn from(ranks: usize) -> Sharing {
+        Sharing {
+            ranks,
+            frees_gradients: false,
+            division: None,
+        }
+    }
+}
+
+impl fmt::Debug for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let divided = self.division.is_some();
+        write!(f, "Sharing among {}, divided: {divided}", self.ranks)
+    }
 }
 
 impl Params {

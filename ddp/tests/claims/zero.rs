@@ -1,5 +1,5 @@
-//! ZeRO-1 and ZeRO-2 train the same model to the bit, with the optimizer's state, masters of bf16 and
-//! gradients split over the ranks; on the CPU and on GPUs, eager and captured.
+//! ZeRO-1 and ZeRO-2 train the same model to the bit, with the optimizer's state, masters of bf16
+//! and gradients split over the ranks; on the CPU and on GPUs, eager and captured.
 //!
 //! Why to the bit, for any number of steps: a rank sums its slices over the ranks in the order in
 //! which an all-reduce does; an element's update reads only that element's numbers; the norm is

@@ -8,9 +8,9 @@
 //! that. On a GPU each slice is sent to its owner, added there by one kernel, and sent to all
 //! (`exchange`); all of it can be captured.
 //!
-//! With ZeRO-2 the memory of a bucket is used again once it is reduced: what a rank gets the sums of
-//! goes to memory of its own, where those of later micro-batches are added. Earlier shards are kept
-//! as soon as a bucket of theirs is complete.
+//! With ZeRO-2 the memory of a bucket is used again once it is reduced: what a rank gets the sums
+//! of goes to memory of its own, where those of later micro-batches are added. Earlier shards are
+//! kept as soon as a bucket of theirs is complete.
 //!
 //! If bf16 travels, every shard's gradients and every sum are rounded to bf16, so that it does not
 //! matter which of them travel.

@@ -138,8 +138,8 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Digests of the weights before the first step, on rank 0. All ranks call it together: they may
-    /// have divided the weights.
+    /// Digests of the weights before the first step, on rank 0. All ranks call it together: they
+    /// may have divided the weights.
     pub(super) fn initial_weights(&self) -> Result<Vec<LayerDigest>> {
         let stages = self.kept.step.stages().iter();
         let parts = stages.map(|stage| (&stage.model().params, stage.reducer().group()));
@@ -150,8 +150,8 @@ impl<'a> Opening<'a> {
         Ok(Vec::new())
     }
 
-    /// Opens the metrics log on rank 0, which says these `initial_weights`. Lines after the steps taken are cut, and those of ranks
-    /// after generation `told`.
+    /// Opens the metrics log on rank 0, which says these `initial_weights`. Lines after the steps
+    /// taken are cut, and those of ranks after generation `told`.
     pub(super) fn open_log(
         &self,
         program: &mut dyn Program,

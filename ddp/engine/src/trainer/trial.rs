@@ -166,8 +166,8 @@ fn bytes_of(kept: &Kept) -> ModelBytes {
     bytes
 }
 
-/// Bytes of gradients, and under ZeRO of values, that a rank gives to the others in a step with this
-/// many micro-batches, of which ZeRO-2 reduces each.
+/// Bytes of gradients, and under ZeRO of values, that a rank gives to the others in a step with
+/// this many micro-batches, of which ZeRO-2 reduces each.
 fn bytes_between_ranks(step: &Step, micro_batches: usize) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());

@@ -2,47 +2,11 @@
 //! own ranges alone, one after the other, and memory for the gradients of some windows of the
 //! arena, which backward uses again and again.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::Parameter;
 use crate::error::Result;
-
-/// How ranks share the trained part of a model: any number of them up to the given one, of which
-/// each has all of it in memory, or as many as that, with a part each.
-#[derive(Clone)]
-pub struct Sharing {
-    /// The most ranks; 1 for the tightest layout.
-    pub ranks: usize,
-    /// Whether memory of gradients is used again within a backward. Then parameters begin where
-    /// all ranks' slices are whole quanta.
-    pub frees_gradients: bool,
-    /// Tells what this rank has of these parameters on this device; None if it has all.
-    pub division: Option<Divide>,
-}
-
-/// Divides these parameters of one device.
-pub type Divide = Arc<dyn Fn(&[Parameter], Device) -> Division + Send + Sync>;
-
-impl From<usize> for Sharing {
-    fn from(ranks: usize) -> Sharing {
-        Sharing {
-            ranks,
-            frees_gradients: false,
-            division: None,
-        }
-    }
-}
-
-impl fmt::Debug for Sharing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let divided = self.division.is_some();
-        write!(f, "Sharing among {}, divided: {divided}", self.ranks)
-    }
-}
 
 /// What a rank has of the trained part.
 #[derive(Clone, Debug, Default)]
