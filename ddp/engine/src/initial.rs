@@ -57,8 +57,8 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
         optimizer_since: 0,
         world: WorldState::default(),
         task: TaskSpec::NextToken {
-            // A model of texts by bytes has no tokenizer.
-            are_bytes: tokenizer.is_none() && vocabulary == Vocabulary::bytes().size,
+            // A model of texts by bytes has no tokenizer, and one more token if texts end.
+            are_bytes: tokenizer.is_none() && matches!(vocabulary, 256 | 257),
             vocabulary,
             tokenizer,
             packed: config.data_request().packed,
