@@ -23,6 +23,7 @@ pub(crate) use tile::{AsIs, Finish, Matrix, Output, Plain, Tile, TileKernel};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
 
+use crate::launch::{F32Math, f32_math};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
 use crate::threads;
@@ -61,7 +62,7 @@ pub(crate) fn matmul<T: Real>(
     } else {
         threads::count()
     };
-    if m > 0 && n > 0 {
+    if m > 0 && n > 0 && !T::by_bf16(&work, threads, finish) {
         in_pieces(&work, threads, finish);
     }
 }
@@ -89,6 +90,11 @@ const PIECE_GRAIN: usize = 16;
 
 /// f32 and f64: the types of matmuls.
 pub(crate) trait Real: Turn {
+    /// Computes the whole matmul by way of bf16, if `f32_math` says so.
+    fn by_bf16(_: &TiledMatmul<'_, Self>, _threads: usize, _: &impl Finish<Self>) -> bool {
+        false
+    }
+
     /// `piece` with the fastest kernel of this processor and this thread's buffers.
     ///
     /// # Safety
@@ -194,6 +200,14 @@ thread_local! {
 }
 
 impl Real for f32 {
+    fn by_bf16(work: &TiledMatmul<'_, f32>, threads: usize, finish: &impl Finish<f32>) -> bool {
+        let is_asked = f32_math() == F32Math::Tf32;
+        if is_asked {
+            bf16::split::multiply(work, threads, finish);
+        }
+        is_asked
+    }
+
     unsafe fn piece(
         work: &TiledMatmul<'_, f32>,
         rows: Range<usize>,

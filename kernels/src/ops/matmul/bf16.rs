@@ -15,6 +15,7 @@ mod pack;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod row;
+pub(super) mod split;
 #[cfg(test)]
 mod tests;
 
@@ -92,7 +93,7 @@ fn in_pieces(work: &Product<'_>, threads: usize, finish: &impl Finish<f32>) {
     #[cfg(target_arch = "x86_64")]
     if work.order == Bf16Order::Amx && simd::bf16_unit() >= Bf16Unit::Amx && !row::fits(work) {
         // SAFETY: the whole output, which the caller has exclusively; this process has tiles.
-        return unsafe { amx::multiply::<amx::Amx>(work, threads, finish) };
+        return unsafe { amx::multiply::<amx::Amx, _>(work, threads, finish) };
     }
     let (m, n) = (work.a.rows, work.b.columns);
     let side = m.max(n);
