@@ -160,6 +160,44 @@ fn threads_make_matmuls_of_one_device_at_the_same_time() {
     }
 }
 
+/// A relu is tried on NaN before the first matmul of its kind, with the stream's workspace. In a
+/// process of its own: the simulator makes the first calls of a process wait for other threads.
+#[test]
+fn threads_make_the_first_relu_matmuls_of_a_stream_in_turn() {
+    const CHILD: &str = "DDP_TEST_FIRST_RELU";
+    let Some(&device) = devices().first() else {
+        return;
+    };
+    if std::env::var_os(CHILD).is_none() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "matmuls::streams::threads_make_the_first_relu_matmuls_of_a_stream_in_turn",
+                "--nocapture",
+            ])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{said}");
+        return;
+    }
+    let run = |rows: usize| {
+        let layer = Layer::new([rows, 64, 48], DType::F32, true, false, 0, device);
+        layer.forward(Some(Activation::Relu));
+        let on_cpu = Layer::new([rows, 64, 48], DType::F32, true, false, 0, Device::Cpu);
+        on_cpu.forward(Some(Activation::Relu));
+        let [got, expected] = [layer.y, on_cpu.y].map(|y| y.to_vec::<f32>().unwrap());
+        let is_near = |(got, expected): (&f32, &f32)| (got - expected).abs() <= 1e-4;
+        assert!(got.iter().zip(&expected).all(is_near), "{rows} rows");
+    };
+    std::thread::scope(|scope| {
+        for rows in [33, 65, 97, 129] {
+            scope.spawn(move || run(rows));
+        }
+    });
+}
+
 #[test]
 fn dtypes_that_do_not_fit_are_refused_with_what_there_is() {
     for device in devices() {
