@@ -8,9 +8,7 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
 use serde_json::{Value, json};
 
-use super::measure::{
-    BenchOptions, begin, largest, line, round, round_or_null, rounds, start,
-};
+use super::measure::{BenchOptions, begin, largest, line, round, round_or_null, rounds, start};
 use super::{explain, timed};
 use crate::config::Config;
 use crate::data::sampler::Shards;
