@@ -31,7 +31,7 @@ impl Module for LayerNorm {
 
 /// The gradients of the input and of the parameters on `device`, for random numbers.
 fn gradients(device: Device) -> Result<[Vec<f32>; 2]> {
-    let layers = Sequential::new().then(LayerNorm.layer());
+    let layers = Sequential::new().then(LayerNorm);
     let model = layers.build(&[40], device, Seed(1))?;
     let mut random = Random::new(3);
     let x = Tensor::randn(&[9, 40], DType::F32, device, &mut random)?;
@@ -59,7 +59,7 @@ const STEPS: u64 = 150;
 fn main() -> ddp::Result<()> {
     let world = World::single()?;
     let device = world.device()?;
-    let worst = DerivativeCheck::new(&[8]).worst(&mut LayerNorm.layer())?;
+    let worst = DerivativeCheck::new(&[8]).worst(LayerNorm)?;
     println!(
         "derivatives of layer normalization: within {:.0e} of finite differences (furthest by {})",
         worst.error(),
@@ -81,7 +81,7 @@ fn main() -> ddp::Result<()> {
 
     let model = Sequential::new()
         .then(Linear::new(32))
-        .then(LayerNorm.layer())
+        .then(LayerNorm)
         .then(Activate::relu())
         .then(Linear::new(1))
         .build(&[1], device, Seed(1))?;

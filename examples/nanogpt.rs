@@ -74,7 +74,7 @@ impl Family for NanoGpt {
         let embedding = Embedding::new(data.outputs, self.width).with_positions(self.context);
         let mut layers = Sequential::new().then(embedding.normal(0.02).tied(&tie));
         for _ in 0..self.blocks {
-            layers = layers.then(Block(self.clone()).layer());
+            layers = layers.then(Block(self.clone()));
         }
         let head = Head::new(data.outputs).normal(0.02).tied(&tie);
         Ok(layers.then(Normalize::layer()).then(head))

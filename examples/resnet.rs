@@ -108,7 +108,7 @@ impl Family for ResNet {
             }
         };
         let of = self.clone();
-        let trunk = Trunk { of, image }.layer();
+        let trunk = Trunk { of, image };
         Ok(Sequential::new()
             .named("trunk", trunk)
             .named("head", Linear::new(data.outputs).outer()))

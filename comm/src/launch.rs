@@ -3,4 +3,5 @@
 pub(crate) mod cores;
 pub mod gpus;
 pub(crate) mod limits;
+pub(crate) mod rdma;
 pub mod spawn;

@@ -38,6 +38,7 @@ pub use error::{Error, Remedy, RemoteError, Result};
 pub use identity::RANKS_MAX;
 pub use launch::gpus::{GpuTable, Shortage};
 pub use launch::limits::check_stack;
+pub use launch::rdma::Rdma;
 pub use launch::{gpus, spawn};
 pub use launcher::{is_rank_0, job_age, job_number, likely_rank};
 pub use membership::{Change, LostRank};

@@ -72,7 +72,7 @@ fn layers() -> Sequential {
         .then(Linear::new(WIDTH).tied(&tie))
         .then(Activate::gelu_tanh())
         .then(Residual::new(inner))
-        .then(Gate.layer())
+        .then(Gate)
         .then(Activate::relu())
         .then(Linear::new(CLASSES))
 }

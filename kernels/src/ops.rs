@@ -33,7 +33,6 @@ mod matmul;
 mod mse;
 mod muon;
 mod norm;
-mod patches;
 mod rope;
 mod round;
 mod sgd;
@@ -79,9 +78,6 @@ pub use muon::{divide_by_norm, muon_direction};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
     norm_sums_rows,
-};
-pub use patches::{
-    Patches, patches_backward_into, patches_into, token_mean_backward_into, token_mean_into,
 };
 pub use rope::{rope_backward_into, rope_frequencies, rope_into, rope_table};
 pub use sgd::{SgdConstants, SgdScalars, sgd};

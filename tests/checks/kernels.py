@@ -19,10 +19,15 @@ COLUMNS = {"registers": "registers", "shared": "shared bytes", "warps": "warps",
 # Of a multiprocessor: registers, and the most warps, blocks and bytes of shared memory.
 REGISTERS, BLOCKS_MAX = 65536, {"sm_75": 16}
 WARPS_MAX, SHARED_MAX = {"sm_75": 32}, {"sm_75": 64 << 10, "sm_80": 164 << 10}
+# The most shared memory of a block, which it opts in to above 48 KiB.
+BLOCK_SHARED_MAX = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
 # Where launches declare dynamic shared memory, for the kernels of forward and backward: see attention/gpu.rs.
 DYNAMIC = re.compile(r'shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward: &\[([^]]*)\]')
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
+
+# Of a kernel whose last block goes on (`ends_last` of common.cuh): a barrier, a fence and the atomic, then a barrier and a fence.
+ENDS_LAST = re.compile("BM+A+B+M")
 
 
 def load_nvrtc():
@@ -89,6 +94,20 @@ def resident_warps(takes, architecture):
     by_shared = SHARED_MAX.get(architecture, 228 << 10) // shared if shared else 32
     by_warps = WARPS_MAX.get(architecture, 64) // warps
     return warps * min(by_registers, by_shared, by_warps, BLOCKS_MAX.get(architecture, 32))
+
+
+def refusal(takes, architecture):
+    """Why no launch of a kernel with as many threads as its bound allows is possible; None if it is."""
+    most = BLOCK_SHARED_MAX.get(architecture, 227 << 10)
+    if takes["shared"] > most:
+        return f"needs {takes['shared']} bytes of shared memory, static and dynamic, and a block has at most {most}"
+    # Registers are given to warps, in units of 256.
+    registers = -(-takes.get("threads", 1) // 32) * -(-takes["registers"] * 32 // 256) * 256
+    if registers > REGISTERS:
+        return f"needs {registers} registers for {takes['threads']} threads, and a block has at most {REGISTERS}"
+    if "threads" not in takes:
+        return "has no launch bound, so nothing limits its registers"
+    return None
 
 
 def kernels_of(log):
@@ -191,6 +210,11 @@ def main():
             for kernel, takes in result["kernels"].items():
                 if takes["spills"]:
                     problems.append(f"{kernel} of {source} spills {takes['spills']} bytes on {architecture}")
+                if why := refusal(takes, architecture):
+                    problems.append(f"{kernel} of {source} {why}, on {architecture}")
+                order = takes.get("order", "")
+                if "ends_last(" in source.read_text() and "A" in order and not ENDS_LAST.search(order):
+                    problems.append(f"{kernel} of {source} lost fences of ends_last on {architecture}: barriers, fences and atomics are {order}")
                 if takes["shared"] == 0 and "extern __shared__" in source.read_text():
                     problems.append(f"{kernel} of {source} has dynamic shared memory, expected its bytes in what {SOURCES} launches: see DYNAMIC")
         for kernel in sorted({kernel for result in by_architecture for kernel in result["kernels"]}):

@@ -19,6 +19,8 @@ REGISTER = re.compile(r"(?<![\w.])R(\d+)")
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "16": 16, "64": 64, "128": 128}
 GLOBAL_READS, GLOBAL_WRITES = ("LDG", "LDGSTS"), ("STG",)
 SPILLS = ("LDL", "STL")
+# What orders accesses: a letter each for barriers of the block, fences and atomics.
+ORDERING = {"BAR": "B", "MEMBAR": "M", "ATOM": "A", "ATOMG": "A"}
 TENSOR = ("HMMA", "WGMMA", "HGMMA", "UTCHMMA")
 # Memory instructions whose counts are printed.
 MEMORY = (*GLOBAL_READS, *GLOBAL_WRITES, "LDS", "LDSM", "STS", "RED", "ATOMG", *SPILLS)
@@ -250,7 +252,9 @@ def analyse(kernel, texts):
         figures["with_inner"] = inner_of[head]
         loops.append((head, figures))
     loops.sort(key=lambda it: it[0])
-    return {"instructions": len(kernel.instructions), "tensor": sum(it.name in TENSOR for it in kernel.instructions), "loops": [figures for _, figures in loops]}
+    tensor = sum(it.name in TENSOR for it in kernel.instructions)
+    order = "".join(ORDERING.get(it.name, "") for it in kernel.instructions)
+    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "loops": [figures for _, figures in loops]}
 
 
 def threads_of(image):

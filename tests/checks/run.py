@@ -10,7 +10,7 @@ import zlib
 
 import examples
 from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Programs
-from steps import Steps, command, plural
+from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of CPU on a Zen 5, as the table at the end of a run says: of the build, and of all that follows.
@@ -136,6 +136,7 @@ class Checks:
         sixths = list(range(6)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 6)
         for which in sixths:
             beside(f"operations, 2 simulated GPUs, part {which + 1} of 6", some, "kernels", 2, 6, which)
+        self.as_ptx()
         for which in self.selected("trainer", 15):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
         for which in self.selected("ranks", 8):
@@ -162,6 +163,42 @@ class Checks:
             name, value = ORDERS[which // 6]
             what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
             beside(what, some, "ddp", 4, 6, which % 6, "zero::", "split::", env={f"SIMCUDA_{name}": value})
+
+    def as_ptx(self):
+        """Operations once more, with NVIDIA's PTX of each kernel executed beside it: a third where the commit changed what
+        that depends on, else a sixth in one of three commits; and with errors of approximate instructions."""
+        is_changed = any(changed(folder) for folder in ("kernels/src", "tests/ptx", "tests/simcuda"))
+        for which in self.selected("ptx", 3 if is_changed else 18):
+            for part in [which, which + 3] if is_changed else [which] * (which < 6):
+                what = f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 6"
+                self.steps.beside(what, self.on_ptx, 6, part, {})
+        for which in self.selected("errors of PTX", 6):
+            if which == 0:
+                what = "attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU"
+                self.steps.beside(what, self.on_ptx, 1, 0, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
+
+    def on_ptx(self, parts, part, env, *arguments):
+        """Every PARTS-th operation; skipped where NVIDIA's compiler cannot be had."""
+        found = subprocess.run(["launch/check-kernels", "--nvrtc"], stdout=subprocess.PIPE, text=True, check=False)
+        if found.returncode == 69:
+            print("skipped: operations as NVIDIA's PTX: launch/check-kernels cannot install NVIDIA's compiler")
+            return
+        found.check_returncode()
+        os.environ.update(SIMCUDA_PTX=found.stdout.strip(), SIMCUDA_PTX_REPORT=f"{self.steps.folder()}/ptx", **env)
+        self.programs.some_on_gpus("kernels", 1, parts, part, *arguments)
+
+    def every_kernel_as_ptx(self):
+        """Whether the operations launched every kernel that the compiler made."""
+        report = f"{self.steps.folder()}/ptx"
+        if not os.path.exists(report):
+            print("skipped: kernels that no test executes as PTX: nothing was executed as PTX")
+            return
+        with open(report) as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
+            executed = {line.split("\t")[0] for line in lines}
+            made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels}
+        if missing := sorted(made - executed):
+            raise Failure(f"no operation's test executes the PTX of {', '.join(missing)}")
+        print(f"{plural(len(made), 'kernel')} agree with NVIDIA's PTX of them")
 
     def another_way(self, which):
         """One of ten things that ten commits in a row do together."""
@@ -195,6 +232,7 @@ class Checks:
 
     def run_long(self):
         step = self.steps.step
+        step("every kernel was executed as NVIDIA's PTX", self.every_kernel_as_ptx)
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
         step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):

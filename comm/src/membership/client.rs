@@ -109,9 +109,13 @@ impl Client {
             is_alone: AtomicBool::new(false),
             told: AtomicU64::new(0),
         });
-        // How the job is: what this process does first depends on it.
-        if !client.listen() {
-            std::process::exit(EXIT_PEER_LOST.into());
+        // How the job is: what this process does first depends on it. An agent may have said before
+        // that it works.
+        while client.ranks() == 0 {
+            if !client.listen() {
+                let code = client.ends().unwrap_or(EXIT_PEER_LOST);
+                std::process::exit(code.into());
+            }
         }
         Ok(client)
     }
@@ -360,6 +364,23 @@ pub(crate) mod tests {
                 have_met
             })
         );
+    }
+
+    #[test]
+    fn what_comes_before_the_welcome_does_not_hide_it() {
+        let (launcher, socket) = Packets::pair().unwrap();
+        launcher.send(&ToRank::Alive, true);
+        launcher.send(&ToRank::Newcomers(true), true);
+        let welcome = ToRank::Welcome {
+            is_elastic: true,
+            min_ranks: 2,
+            hosts: vec![0, 1, 1],
+            generation: 4,
+        };
+        launcher.send(&welcome, true);
+        let client = Client::new(1, socket).unwrap();
+        assert!(client.is_elastic() && client.is_newcomer());
+        assert_eq!((client.ranks(), client.min_ranks()), (3, 2));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! * `warm.rs`: every operation once, before anything depends on it.
 //! * `watch.rs`, `hang.rs`: how a hang or a difference ends the job, and with which text.
 //! * `names.rs`, `compare.rs`: names of calls, and whether ranks make the same; pure.
-//! * `environment.rs`: NCCL's settings.
+//! * `environment.rs`: NCCL's settings; `log.rs`: how it says that it connects ranks.
 //!
 //! The communicator is a blocking one: a non-blocking one would start a thread a call, and its
 //! stream could not be used until it was polled. A communicator is never destroyed: NCCL would
@@ -31,6 +31,7 @@ mod group;
 mod hang;
 mod join;
 mod library;
+mod log;
 mod names;
 mod turns;
 mod warm;

@@ -91,6 +91,9 @@ pub(crate) struct Declarations {
     /// Names of tied parameters that earlier parts of a split model declare.
     lent: Vec<String>,
     random_layers: u32,
+    /// Where each layer of the outermost `Sequential` begins, and where the last one ends: the uses
+    /// before, and the layers that draw random numbers.
+    pub(crate) begins: Vec<(UseIndex, u32)>,
     /// The adapters of linear layers.
     pub(crate) lora: Option<Lora>,
     /// Tells builds of models apart: a `Tie` remembers its parameter for one build only.
@@ -106,14 +109,6 @@ impl Declarations {
             ..Declarations::default()
         }
     }
-}
-
-/// Collects declarations during `Layer::build`.
-#[derive(Debug)]
-pub struct Build<'a> {
-    declarations: &'a mut Declarations,
-    /// The beginning of all names declared here: `4.`
-    prefix: String,
 }
 
 /// A point in the order of a forward pass: how many uses of parameters come before it.
@@ -141,74 +136,17 @@ impl Tie {
     }
 }
 
-impl<'a> Build<'a> {
-    pub(crate) fn new(declarations: &'a mut Declarations) -> Build<'a> {
-        Build {
-            declarations,
-            prefix: String::new(),
-        }
-    }
-
-    /// Declares a part of this layer: its names begin with `name` and a dot.
-    pub fn scope<R>(&mut self, name: &str, body: impl FnOnce(&mut Build<'_>) -> R) -> R {
-        let prefix = format!("{}{name}.", self.prefix);
-        body(&mut Build {
-            declarations: self.declarations,
-            prefix,
-        })
-    }
-
-    /// The name of this layer, for messages: `4`, or `model` for the whole.
-    pub fn path(&self) -> &str {
-        if self.prefix.is_empty() {
-            "model"
-        } else {
-            &self.prefix[..self.prefix.len() - 1]
-        }
-    }
-
-    /// The error of a layer that cannot be built as it is described.
-    pub fn refuse(
-        &self,
-        expected: impl std::fmt::Display,
-        got: impl std::fmt::Display,
-        help: impl std::fmt::Display,
-    ) -> Error {
-        Error::model(self.path(), expected, got, help)
-    }
-
-    /// Declares a parameter. Weight decay applies to those of two or more dimensions.
-    pub fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
-        let id = self.declare(format!("{}{name}", self.prefix), shape, init, false)?;
-        self.share(id);
+impl Declarations {
+    /// Declares a parameter with its full name.
+    pub(crate) fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
+        let id = self.declare(name.to_string(), shape, init, false)?;
+        self.uses.push(id);
         Ok(id)
     }
 
-    /// Says that `parameter` is a weight (O, I) of a hidden layer, made of matrices with this many
-    /// rows, which Muon orthogonalises one by one. Embeddings and output layers are for AdamW.
-    pub fn hidden_matrices(&mut self, parameter: ParamId, rows: &[usize]) {
-        let declared = &mut self.declarations.list[parameter.0];
-        assert_eq!(
-            (declared.shape.len(), declared.shape.first()),
-            (2, Some(&rows.iter().sum())),
-            "the rows of {}",
-            declared.name
-        );
-        declared.matrices = rows.to_vec();
-    }
-
-    /// Declares a buffer: saved and moved with the model, never trained. Its dtype is that of the
-    /// masters, also where layers compute in bf16. A layer may write to `pass.value` of it in
-    /// forward. Each rank writes its own; every training step, evaluation and checkpoint begins
-    /// with those of rank 0.
-    pub fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
-        self.declare(format!("{}{name}", self.prefix), shape, init, true)
-    }
-
-    /// Uses a parameter of another layer. It has one place in memory, and its gradient is complete
-    /// after the last use in a backward pass. A split model keeps these layers on one device.
-    pub fn share(&mut self, parameter: ParamId) {
-        self.declarations.uses.push(parameter);
+    /// Declares a buffer with its full name.
+    pub(crate) fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
+        self.declare(name.to_string(), shape, init, true)
     }
 
     /// As `parameter`, but if `tie` already holds a parameter, this is another use of that one.
@@ -222,86 +160,50 @@ impl<'a> Build<'a> {
         init: Init,
     ) -> Result<ParamId> {
         let mut held = tie.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let serial = self.declarations.serial;
-        let Some(id) = held
-            .as_ref()
-            .filter(|it| it.serial == serial)
-            .map(|it| it.id)
-        else {
-            let lent = &self.declarations.lent;
+        let serial = self.serial;
+        let known = held.as_ref().filter(|it| it.serial == serial);
+        let Some(id) = known.map(|it| it.id) else {
             let known = held.take().map(|it| it.name);
-            let borrowed = known.filter(|name| lent.contains(name));
+            let borrowed = known.filter(|name| self.lent.contains(name));
             let is_borrowed = borrowed.is_some();
-            let name = borrowed.unwrap_or_else(|| format!("{}{name}", self.prefix));
-            let id = self.declare(name.clone(), shape, init, false)?;
-            self.share(id);
-            let declared = &mut self.declarations.list[id.0];
+            let name = borrowed.unwrap_or_else(|| name.to_string());
+            let id = self.parameter(&name, shape, init)?;
+            let declared = &mut self.list[id.0];
             (declared.is_tied, declared.is_borrowed) = (true, is_borrowed);
             *held = Some(Tied { serial, id, name });
             return Ok(id);
         };
-        let other = &self.declarations.list[id.0];
+        let other = &self.list[id.0];
         if other.shape != shape {
-            return Err(self.refuse(
-                format!(
-                    "{name} of shape {:?}, to be tied to {}",
-                    other.shape, other.name
-                ),
+            return Err(Error::model(
+                name,
+                format!("shape {:?}, to be tied to {}", other.shape, other.name),
                 format!("{shape:?}"),
                 "tie layers of equal sizes, or leave this one untied",
             ));
         }
-        self.share(id);
+        self.uses.push(id);
         Ok(id)
-    }
-
-    /// Gives the linear layers that are declared from here on adapters.
-    pub(crate) fn adapt(&mut self, lora: &Option<Lora>) {
-        if lora.is_some() {
-            self.declarations.lora.clone_from(lora);
-        }
-    }
-
-    /// The adapters of linear layers.
-    pub(crate) fn lora(&self) -> Option<Lora> {
-        self.declarations.lora.clone()
     }
 
     /// A number for a layer that draws random numbers in its forward. No other layer of the model
     /// gets the same.
     pub(crate) fn random_layer(&mut self) -> u32 {
-        self.declarations.random_layers += 1;
-        self.declarations.random_layers - 1
+        self.random_layers += 1;
+        self.random_layers - 1
     }
 
-    /// Gives the next layer that draws random numbers the number `random_layers`: earlier parts of
-    /// a split model have the lower numbers.
-    pub(crate) fn skip_random_layers(&mut self, random_layers: u32) {
-        let count = &mut self.declarations.random_layers;
-        *count = random_layers.max(*count);
+    /// Says of a part of a split model which random numbers are drawn below it, and which tied
+    /// parameters are declared there.
+    pub(crate) fn begin_part(&mut self, random_below: u32, lent: &[String]) {
+        self.random_layers = random_below.max(self.random_layers);
+        self.lent.extend_from_slice(lent);
     }
 
-    /// How many layers that draw have been built.
-    pub(crate) fn random_layers(&self) -> u32 {
-        self.declarations.random_layers
-    }
-
-    /// How far the model is built. Layers are built in the order of a forward pass.
-    pub(crate) fn use_index(&self) -> UseIndex {
-        UseIndex(self.declarations.uses.len())
-    }
-
-    /// Earlier parts of a split model declare these tied parameters.
-    pub(crate) fn borrow_from_below(&mut self, names: &[String]) {
-        self.declarations.lent.extend_from_slice(names);
-    }
-
-    /// Sets the initial weights of all parameters called `leaf`.
-    #[cfg(test)]
-    pub(crate) fn start_all(&mut self, leaf: &str, init: Init) {
-        let list = self.declarations.list.iter_mut();
-        let called = list.filter(|one| one.name.ends_with(&format!(".{leaf}")));
-        called.for_each(|one| one.init = init);
+    /// Remembers that a layer of the outermost `Sequential` begins here, or that its last one ends.
+    pub(crate) fn note_layer(&mut self) {
+        let here = UseIndex(self.uses.len());
+        self.begins.push((here, self.random_layers));
     }
 
     fn declare(
@@ -311,20 +213,24 @@ impl<'a> Build<'a> {
         init: Init,
         is_buffer: bool,
     ) -> Result<ParamId> {
-        let list = &self.declarations.list;
-        if list.iter().any(|other| other.name == name) {
+        if self.list.iter().any(|other| other.name == name) {
             let help = "declare each part of a layer in its own scope";
-            return Err(self.refuse("different names", format!("{name} twice"), help));
+            return Err(Error::model(
+                name,
+                "a name that is not taken",
+                "it twice",
+                help,
+            ));
         }
         let count = shape
             .iter()
             .try_fold(1usize, |count, &length| count.checked_mul(length));
         if count.is_none_or(|count| count == 0 || count > isize::MAX as usize / 64) {
-            let expected = format!("{name} to have elements, and fewer than memory could hold");
+            let expected = "a shape with elements, and fewer than memory could hold";
             let got = format!("the shape {shape:?}");
-            return Err(self.refuse(expected, got, "check the layer's sizes"));
+            return Err(Error::model(name, expected, got, "check the layer's sizes"));
         }
-        self.declarations.list.push(Declared {
+        self.list.push(Declared {
             name,
             shape: shape.to_vec(),
             init,
@@ -333,7 +239,7 @@ impl<'a> Build<'a> {
             is_tied: false,
             is_borrowed: false,
         });
-        Ok(ParamId(self.declarations.list.len() - 1))
+        Ok(ParamId(self.list.len() - 1))
     }
 }
 

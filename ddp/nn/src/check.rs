@@ -3,11 +3,10 @@
 
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
-use crate::build::{Build, Declarations};
 use crate::error::Result;
-use crate::layer::Layer;
+use crate::forward::Module;
 use crate::loss::{Loss, STATS};
-use crate::params::Params;
+use crate::models::Model;
 use crate::pass::{Pass, PassOptions, Saved};
 use crate::scratch::Scratch;
 
@@ -70,9 +69,9 @@ impl<'a> DerivativeCheck<'a> {
         }
     }
 
-    /// Computes the derivatives by all trained parameters and all inputs of `layer`, with
+    /// Computes the derivatives by all trained parameters and all inputs of `module`, with
     /// `backward` and as differences of `forward`, and returns the one where they differ most.
-    pub fn worst(self, layer: &mut dyn Layer) -> Result<Derivative> {
+    pub fn worst(self, module: impl Module) -> Result<Derivative> {
         let DerivativeCheck {
             shape,
             rows,
@@ -80,13 +79,13 @@ impl<'a> DerivativeCheck<'a> {
             objective,
             frozen,
         } = self;
-        let mut declarations = Declarations::new();
-        layer.build(&mut Build::new(&mut declarations), shape)?;
-        let format = DType::F64.into();
-        let params = Params::new(&declarations, format, Device::Cpu, seed, frozen, 1)?;
+        let takes = module.input_dtype();
+        let module = Box::new(module);
+        let model = Model::new(module, shape, DType::F64, Device::Cpu, seed, frozen)?;
+        let params = &model.params;
         let mut random = Random::new(seed);
         let x_shape: Vec<usize> = [rows].iter().chain(shape).copied().collect();
-        let x = match layer.input_dtype() {
+        let x = match takes {
             None => Tensor::randn(&x_shape, DType::F64, Device::Cpu, &mut random)?,
             Some(dtype) => {
                 let unit = Tensor::rand(&x_shape, DType::F64, Device::Cpu, &mut random)?;
@@ -94,8 +93,7 @@ impl<'a> DerivativeCheck<'a> {
             }
         };
         let mut trial = Trial {
-            layer,
-            params: &params,
+            model: &model,
             x: &x,
             objective,
             scratch: Scratch::new(Device::Cpu),
@@ -142,10 +140,9 @@ impl<'a> DerivativeCheck<'a> {
     }
 }
 
-/// One layer, run repeatedly on one input.
+/// A model, run repeatedly on one input.
 struct Trial<'a> {
-    layer: &'a dyn Layer,
-    params: &'a Params,
+    model: &'a Model,
     x: &'a Tensor,
     objective: Objective<'a>,
     scratch: Scratch,
@@ -173,13 +170,13 @@ impl Trial<'_> {
         };
         let mut ready = |_| Ok(());
         let mut pass = Pass::new(
-            self.params,
+            &self.model.params,
             &mut self.scratch,
             &mut self.saved,
             options,
             &mut ready,
         );
-        let y = self.layer.forward(&mut pass, self.x)?;
+        let y = self.model.forward(&mut pass, self.x)?;
         let (objective, dy) = match self.objective {
             Objective::Projection => {
                 let multiples = match &self.multiples {
@@ -198,13 +195,8 @@ impl Trial<'_> {
         if !backward {
             return Ok((objective, None));
         }
-        let dx = pass.input_gradient(true, |pass| self.layer.backward(pass, &dy))?;
-        pass.check_complete()?;
-        if self.layer.input_dtype().is_some() {
-            return Ok((objective, None));
-        }
-        let dx = dx.expect("a layer returns the gradient of its input when asked for it");
-        Ok((objective, Some(dx.to_vec()?)))
+        let dx = self.model.backward_to_input(&mut pass, &dy)?;
+        Ok((objective, dx.map(|dx| dx.to_vec()).transpose()?))
     }
 
     /// The central difference of the objective by element `index` of `values`.

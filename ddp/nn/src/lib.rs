@@ -1,9 +1,7 @@
 //! Layers, losses, models, parameters and optimizers.
 //!
-//! A layer has a forward and a backward, and saves between them what the backward needs. There is
-//! no tape: backward runs in the order of the source text. `layer.rs` defines layers, `pass.rs`
-//! what they work with. A module (`forward.rs`) is a layer by its formula, from which its backward
-//! follows.
+//! A model is a function: a module with a forward over `Var` (`forward.rs`). It is traced once for
+//! each shape, and its backward follows from the trace. `pass.rs` is what both work with.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +13,7 @@ pub mod containers;
 pub mod decode;
 pub mod error;
 pub mod forward;
-pub mod layer;
+mod head;
 pub mod linear;
 pub mod lora;
 pub mod loss;
@@ -27,14 +25,13 @@ pub mod pass;
 pub mod scratch;
 pub mod vocabulary;
 
-pub use activate::{Activate, Dropout, Geglu, Swiglu};
+pub use activate::{Activate, Dropout};
 pub use attention::{NormOver, Rope, SelfAttention};
-pub use build::{Build, Init, Tie, UseIndex};
-pub use containers::{Recompute, Residual, Sequential};
+pub use build::{Init, Tie};
+pub use containers::{Residual, Sequential};
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{Convolution, CustomOp, Module, Scope, Traced, Var};
-pub use layer::Layer;
+pub use forward::{Convolution, CustomOp, Gate, Module, Scope, Var};
 pub use linear::Linear;
 pub use lora::Lora;
 pub use loss::{CrossEntropy, Loss, Mse};

@@ -24,7 +24,8 @@ pub use model::Model;
 
 use crate::build::{Declarations, Declared, is_adapter};
 use crate::error::Result;
-use crate::{Build, Layer, Lora, Sequential};
+use crate::forward::Traced;
+use crate::{Lora, Sequential};
 use family::Setting;
 
 /// All families, in the order of the help. The first one is the default.
@@ -190,13 +191,12 @@ impl ModelSpec {
 
     fn count(
         &self,
-        mut layers: Sequential,
+        layers: Sequential,
         data: &DataShape<'_>,
         counts: impl Fn(&&Declared) -> bool,
     ) -> Result<u128> {
         let mut declarations = Declarations::new();
-        let mut build = Build::new(&mut declarations);
-        Layer::build(&mut layers, &mut build, data.row_shape)?;
+        Traced::build(Box::new(layers), &mut declarations, data.row_shape)?;
         let elements =
             |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
         let list = &declarations.list;

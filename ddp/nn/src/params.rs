@@ -30,7 +30,7 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-use crate::build::{Declarations, Declared, Init, UseIndex, is_adapter};
+use crate::build::{Declarations, Declared, Init, is_adapter};
 pub use crate::build::{Format, ParamId, Precision};
 use crate::error::{Error, Result};
 
@@ -99,9 +99,6 @@ pub struct Params {
     uses: Vec<usize>,
     /// By `ParamId`: how many layers of later parts use it.
     pub(crate) uses_above: Vec<usize>,
-    /// Element k: how many of the first k uses, in the order of a forward pass, are of trained
-    /// parameters.
-    trained_uses_before: Vec<usize>,
     /// (A), the masters.
     values: Tensor,
     /// (T), the part of `values` that is trained.
@@ -153,11 +150,8 @@ impl Params {
             index[parameter.id.0] = at;
         }
         let mut uses = vec![0; declared.len()];
-        let mut trained_uses_before = vec![0];
         for id in &declarations.uses {
             uses[id.0] += 1;
-            let before = trained_uses_before[trained_uses_before.len() - 1];
-            trained_uses_before.push(before + usize::from(list[index[id.0]].is_trained()));
         }
 
         let masters = format.masters();
@@ -209,7 +203,6 @@ impl Params {
             shares,
             index,
             uses,
-            trained_uses_before,
             values,
             trained_values,
             gradients,
@@ -463,12 +456,6 @@ impl Params {
     /// Whether layers of later parts of a split model use it.
     pub fn is_used_above(&self, id: ParamId) -> bool {
         self.uses_above[id.0] > 0
-    }
-
-    /// Whether any use of a parameter between two points of the model is of a trained one.
-    pub(crate) fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
-        let range = start.range_to(end);
-        self.trained_uses_before[range.end] > self.trained_uses_before[range.start]
     }
 }
 

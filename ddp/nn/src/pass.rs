@@ -1,20 +1,19 @@
-//! One pass over a model: how layers get parameters and memory, the stack on which forward saves
-//! tensors for backward, and the observer that sees each computed tensor.
+//! One pass over a model: how it gets parameters and memory, what its forward leaves for its
+//! backward, and the observer that sees each computed tensor.
 
 use std::cell::RefCell;
 
-use ddp_kernels::shape::RANK_MAX;
 use ddp_kernels::{DType, Tensor, ops};
 
-use crate::build::{ParamId, UseIndex};
+use crate::build::ParamId;
 use crate::error::{Error, Result};
 use crate::params::Params;
-use crate::scratch::{Cache, Scratch, ScratchPool};
+use crate::scratch::{Cache, Kind, Scratch, ScratchPool};
 
 /// The settings of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct PassOptions<'a> {
-    /// Whether layers behave as in training: they save what backward needs, and dropout drops.
+    /// Whether layers behave as in training: what backward needs is kept, and dropout drops.
     pub training: bool,
     /// Whether gradients are added to those in memory (all micro-batches but the first) or replace
     /// them.
@@ -36,9 +35,6 @@ pub struct Pass<'a> {
     options: PassOptions<'a>,
     listener: &'a mut dyn Listener,
     leaves_head: bool,
-    needs_input_gradient: bool,
-    /// A sum and its norm, for the layer that gets the sum.
-    normed: Option<(Tensor, Tensor)>,
     /// The tokens before those of this pass, in decoding.
     cache: Option<&'a mut Cache>,
 }
@@ -65,15 +61,11 @@ impl<F: FnMut(ParamId) -> Result<()>> Listener for F {
 /// passes to reuse its memory.
 #[derive(Debug, Default)]
 pub struct Saved {
-    stack: Vec<Tensor>,
-    /// The height of the stack at each `Pass::mark` that was not rewound yet.
-    marks: Vec<usize>,
+    /// Values by their number in the model's plan, and that plan's.
+    pub(crate) values: Vec<(usize, Tensor)>,
+    pub(crate) plan: usize,
     /// By parameter: how many of its uses this backward has finished, and those of later parts.
     uses_done: Vec<usize>,
-    /// A gradient and the sums of its blocks of rows, for the layer that gets it.
-    row_sums: Option<(Tensor, Tensor)>,
-    /// i32 (B·T): where in its row the document of each token begins, if rows hold several.
-    documents: Option<Tensor>,
 }
 
 /// Where a layer writes a parameter's gradient.
@@ -110,10 +102,7 @@ impl<'a> Pass<'a> {
         options: PassOptions<'a>,
         listener: &'a mut dyn Listener,
     ) -> Pass<'a> {
-        saved.stack.clear();
-        saved.marks.clear();
-        saved.row_sums = None;
-        saved.documents = None;
+        saved.values.clear();
         saved.uses_done.clear();
         saved.uses_done.extend_from_slice(&params.uses_above);
         Pass::resume(params, scratch, saved, options, listener)
@@ -134,8 +123,6 @@ impl<'a> Pass<'a> {
             options,
             listener,
             leaves_head: false,
-            needs_input_gradient: false,
-            normed: None,
             cache: None,
         }
     }
@@ -161,17 +148,6 @@ impl<'a> Pass<'a> {
             cache: Some(cache),
             ..self
         }
-    }
-
-    /// Keeps where in its row the document of each token begins, i32 (B·T), for forward and
-    /// backward.
-    pub(crate) fn set_documents(&mut self, begins: Tensor) {
-        self.saved.documents = Some(begins);
-    }
-
-    /// What `set_documents` kept in this pass.
-    pub(crate) fn documents(&self) -> Option<Tensor> {
-        self.saved.documents.clone()
     }
 
     /// In decoding: the keys and values of the tokens before this pass.
@@ -221,11 +197,6 @@ impl<'a> Pass<'a> {
         self.params.gradient(parameter).is_some()
     }
 
-    /// Whether any use of a parameter between two points of the model is of a trained one.
-    pub(crate) fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
-        self.params.trains_between(start, end)
-    }
-
     /// Tells that this use's part of the parameter's gradient is written.
     pub fn finished(&mut self, parameter: ParamId) -> Result<()> {
         if let Some(gradient) = self.params.gradient(parameter) {
@@ -260,10 +231,9 @@ impl<'a> Pass<'a> {
         let uses = self.params.uses(id);
         Err(Error::model(
             self.params.parameter(id).name.clone(),
-            format!("{uses} calls of pass.finished in backward, one for each use"),
-            format!("{} calls", self.saved.uses_done[id.0]),
-            "call it in the backward of the layer that declares the parameter, and of each \
-                   layer tied to it",
+            format!("{uses} uses whose gradients are complete"),
+            self.saved.uses_done[id.0],
+            "run the backward of the whole model",
         ))
     }
 
@@ -280,33 +250,27 @@ impl<'a> Pass<'a> {
         self.scratch.take(shape, dtype)
     }
 
-    /// As `take`, for a tensor that only the next layer reads.
+    /// As `take`, from this memory, for numbers of this kind.
     #[track_caller]
-    pub(crate) fn take_brief(&mut self, shape: &[usize]) -> Result<Tensor> {
-        let before = self.scratch.take_from(ScratchPool::Brief);
-        let result = self.take(shape);
+    pub(crate) fn take_from(
+        &mut self,
+        pool: ScratchPool,
+        kind: Kind,
+        shape: &[usize],
+    ) -> Result<Tensor> {
+        let dtype = match kind {
+            Kind::Layers => self.params.dtype(),
+            Kind::Sums => self.params.master_dtype(),
+            Kind::Tokens => DType::I64,
+            Kind::Places => DType::I32,
+        };
+        if let ScratchPool::Kept = pool {
+            return self.take_as(shape, dtype);
+        }
+        let before = self.scratch.take_from(pool);
+        let result = self.take_as(shape, dtype);
         self.scratch.take_from(before);
         result
-    }
-
-    /// On a GPU: a tensor for the sums of blocks of rows of `dx` (B, I), which the layer that is
-    /// about to write `dx` fills, and the layer below asks for by `row_sums_of`.
-    pub(crate) fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
-        if !dx.device().is_accelerator() || dx.shape()[0] == 0 {
-            return Ok(None);
-        }
-        let sums = self.take_as(&ops::row_sums_of(dx), DType::F32)?;
-        self.saved.row_sums = Some((dx.clone(), sums.clone()));
-        Ok(Some(sums))
-    }
-
-    /// The sums of blocks of rows of `dy` (B, O), if the layer above left them.
-    pub fn row_sums_of(&mut self, dy: &Tensor) -> Option<Tensor> {
-        let (of, sums) = self.saved.row_sums.take()?;
-        let is_same = of.shares_memory_with(dy) && of.count() == dy.count();
-        // A layer in between may have reshaped it.
-        let has_columns = sums.shape().dims().last() == dy.shape().dims().last();
-        (is_same && has_columns).then_some(sums)
     }
 
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
@@ -319,91 +283,14 @@ impl<'a> Pass<'a> {
         Ok(Some(sums))
     }
 
-    /// Leaves the norm of `x` to the layer above, which asks for it by `norm_of`.
-    pub(crate) fn leave_norm(&mut self, x: &Tensor, normed: Tensor) {
-        self.normed = Some((x.clone(), normed));
+    /// What forward leaves for backward.
+    pub(crate) fn saved(&mut self) -> &mut Saved {
+        self.saved
     }
 
-    /// The norm of `x`, if the layer below left it.
-    pub(crate) fn norm_of(&mut self, x: &Tensor) -> Option<Tensor> {
-        let (of, normed) = self.normed.take()?;
-        (of.shares_memory_with(x) && of.count() == x.count()).then_some(normed)
-    }
-
-    /// In backward: whether the layer's caller needs the gradient of its input.
-    pub fn needs_input_gradient(&self) -> bool {
-        self.needs_input_gradient
-    }
-
-    /// Runs `body`, the backward of a layer inside of another, and returns the gradient of that
-    /// layer's input if it `is_needed`.
-    pub(crate) fn input_gradient(
-        &mut self,
-        is_needed: bool,
-        body: impl FnOnce(&mut Self) -> Result<Option<Tensor>>,
-    ) -> Result<Option<Tensor>> {
-        let before = std::mem::replace(&mut self.needs_input_gradient, is_needed);
-        let gradient = body(self);
-        self.needs_input_gradient = before;
-        Ok(gradient?.filter(|_| is_needed))
-    }
-
-    /// Keeps a tensor for backward.
-    pub fn save(&mut self, tensor: &Tensor) {
-        self.saved.stack.push(tensor.clone());
-    }
-
-    /// Takes back the tensor saved last.
-    pub fn restore(&mut self) -> Tensor {
-        let top = self.saved.stack.pop();
-        top.expect("a layer's backward restores no more than its forward saved")
-    }
-
-    /// The tensor saved last, without taking it.
-    pub fn top(&self) -> &Tensor {
-        let top = self.saved.stack.last();
-        top.expect("a layer's backward restores no more than its forward saved")
-    }
-
-    /// How many tensors are saved.
+    /// How many tensors forward has left for backward.
     pub fn saved_count(&self) -> usize {
-        self.saved.stack.len()
-    }
-
-    /// Runs `body`, a forward, and drops what it saves.
-    pub(crate) fn without_saving<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let (saved, marks) = (self.saved.stack.len(), self.saved.marks.len());
-        let result = body(self);
-        self.saved.stack.truncate(saved);
-        self.saved.marks.truncate(marks);
-        result
-    }
-
-    /// Runs `body`, a forward that backward repeats, with separate buffers.
-    pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.scratch.take_from(ScratchPool::Again);
-        let result = body(self);
-        self.scratch.take_from(before);
-        result
-    }
-
-    /// Remembers in forward how much is saved, for `rewind`. For layers made of layers.
-    pub fn mark(&mut self) {
-        self.saved.marks.push(self.saved.stack.len());
-    }
-
-    /// Drops in backward what was saved since the latest mark and not restored. Returns how many
-    /// tensors that were.
-    ///
-    /// # Panics
-    /// If more was restored than was saved since the mark.
-    pub fn rewind(&mut self) -> usize {
-        let mark = self.saved.marks.pop();
-        let mark = mark.expect("one mark in forward for each rewind in backward");
-        let left = self.saved.stack.len().checked_sub(mark);
-        let left = left.expect("a layer's backward restores no more than its forward saved");
-        self.saved.stack.truncate(mark);
-        left
+        self.saved.values.len()
     }
 }
 
@@ -412,15 +299,6 @@ impl std::fmt::Debug for Pass<'_> {
         let saved = self.saved_count();
         write!(f, "Pass {:?}, {saved} tensors saved", self.options)
     }
-}
-
-/// `matrix` (B, last) in the shape of `like`, except for the last dimension.
-pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
-    let mut dims = [0; RANK_MAX];
-    let rank = like.shape().rank();
-    dims[..rank].copy_from_slice(like.shape());
-    dims[rank - 1] = last;
-    Ok(matrix.reshape(&dims[..rank])?)
 }
 
 /// Receives a tensor's description, and the tensor.

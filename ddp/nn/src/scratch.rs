@@ -67,6 +67,19 @@ impl Scratch {
     }
 }
 
+/// What the numbers of a value are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// In the dtype that layers compute in.
+    Layers,
+    /// In the dtype of sums and gradients.
+    Sums,
+    /// i64
+    Tokens,
+    /// i32
+    Places,
+}
+
 /// The keys and values of the tokens so far.
 #[derive(Debug)]
 pub(crate) struct Cache {

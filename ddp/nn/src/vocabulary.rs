@@ -3,27 +3,17 @@
 //! Embedding: a learned row for each token, as `torch.nn.Embedding`, plus one for each position if
 //! wanted. Letters: B sequences, T tokens, V different tokens, C columns.
 //!
-//! Head: the last linear layer of a model with many classes, whose outputs (logits) would take more
-//! memory than the rest. With a loss it processes the rows in pieces: logits, loss and gradients of
-//! one piece, then the next. Letters: R rows, C columns, V classes, P ≥ V classes with padding.
+//! Head: the last linear layer of a model with many classes.
 
-use std::ops::Range;
-use std::sync::OnceLock;
+use ddp_kernels::DType;
 
-use ddp_kernels::ops::{self, EmbeddingScratch};
-use ddp_kernels::transfer::announced;
-use ddp_kernels::{DType, Device, Tensor};
-
-use crate::build::{Build, Init, ParamId, Tie};
-use crate::error::Result;
-use crate::layer::Layer;
+use crate::build::{Init, Tie};
+use crate::forward::{Module, Scope, Var};
 use crate::linear::Linear;
-use crate::loss::{Loss, math_dtype};
-use crate::pass::{Gradient, Pass};
 
 /// Rows of "tokens.weight" (V, C) for i64 tokens (B, T), which start standard normal. With
 /// positions, row t of "positions.weight" is added to token t of each sequence.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Embedding {
     vocabulary: usize,
     columns: usize,
@@ -37,13 +27,6 @@ pub struct Embedding {
     tie: Option<Tie>,
     /// Whether inputs also say where documents begin.
     has_documents: bool,
-    built: Option<Built>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Built {
-    tokens: ParamId,
-    positions: Option<ParamId>,
 }
 
 impl Embedding {
@@ -58,7 +41,6 @@ impl Embedding {
             untrained: Vec::new(),
             tie: None,
             has_documents: false,
-            built: None,
         }
     }
 
@@ -99,125 +81,45 @@ impl Embedding {
         self.tie = Some(tie.clone());
         self
     }
-
-    fn built(&self) -> Built {
-        self.built
-            .expect("a layer is built (Model::new) before it is run")
-    }
 }
 
-impl Layer for Embedding {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let &[time] = shape else {
-            return Err(build.refuse(
-                "rows of one dimension, [tokens]",
-                format!("{shape:?}"),
-                "give sequences of tokens",
-            ));
+impl Module for Embedding {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let &[_, time] = &x.shape()[..] else {
+            let help = "give sequences of tokens";
+            return x.refuse("embedding", &[x], "[rows, tokens]", help);
         };
-        if self.context.is_some_and(|context| context != time) {
-            return Err(build.refuse(
-                format!("rows of {:?} tokens, as many as positions", self.context),
-                format!("{time}"),
-                "build it for the context of the data",
-            ));
+        if self.context.is_some_and(|it| it != time) && !m.is_decoding() {
+            let expected = format!("rows of {:?} tokens, as many as positions", self.context);
+            let help = "build it for the context of the data";
+            return x.refuse("embedding", &[x], &expected, help);
         }
         if self.context.is_some() && self.has_documents {
-            return Err(build.refuse(
-                "rotary positions, where rows hold several documents",
-                "learned ones",
-                "give each document a row of its own",
-            ));
+            let expected = "rotary positions, not learned ones, where rows hold several documents";
+            let help = "give each document a row of its own";
+            return x.refuse("embedding", &[x], expected, help);
         }
         let deviation = self.deviation;
         let init = Init::Normal { deviation };
         let size = [self.vocabulary, self.columns];
-        let tokens = build.scope("tokens", |build| match &self.tie {
-            Some(tie) => build.tied_parameter(tie, "weight", &size, init),
-            None => build.parameter("weight", &size, init),
-        })?;
-        let size = [time, self.columns];
-        let positions = self
-            .context
-            .map(|_| build.scope("positions", |build| build.parameter("weight", &size, init)))
-            .transpose()?;
-        self.built = Some(Built { tokens, positions });
-        Ok(vec![time, self.columns])
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let Built { tokens, positions } = self.built();
-        let mut ids = x.reshape(&[x.count()])?;
-        if self.has_documents {
-            let codes = ids;
-            ids = pass.take_as(codes.shape(), DType::I64)?;
-            let begins = pass.take_as(codes.shape(), DType::I32)?;
-            ops::split_documents_into(&ids, &begins, &codes)?;
-            pass.set_documents(begins);
+        let table = m.within("tokens", |m| match &self.tie {
+            Some(tie) => m.tied_parameter(tie, "weight", &size, init),
+            None => m.parameter("weight", &size, init),
+        });
+        let positions = self.context.map(|context| {
+            m.within("positions", |m| {
+                m.parameter("weight", &[context, self.columns], init)
+            })
+        });
+        let tokens = match self.has_documents {
+            true => m.documents(x),
+            false => x.clone(),
+        };
+        let rows = tokens.rows_of(&table, positions.as_ref(), &self.untrained);
+        match self.scale {
+            1.0 => rows,
+            scale => rows * scale,
         }
-        let y = pass.take(&[x.count(), self.columns])?;
-        let table = pass.value(tokens)?;
-        let mut positions = positions.map(|id| pass.value(id).cloned()).transpose()?;
-        if let (Some(all), Some(cache)) = (&mut positions, pass.cache()) {
-            *all = all.slice(cache.tokens..cache.tokens + ids.count())?;
-        }
-        ops::embedding_into(&y, table, &ids, positions.as_ref())?;
-        if self.scale != 1.0 {
-            ops::scale_into(&y, &y, self.scale)?;
-        }
-        if pass.is_training() {
-            pass.save(&ids);
-        }
-        Ok(y.reshape(&[x.shape()[0], x.shape()[1], self.columns])?)
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        let Built { tokens, positions } = self.built();
-        let ids = pass.restore();
-        let mut dy = dy.reshape(&[ids.count(), self.columns])?;
-        if self.scale != 1.0 {
-            let scaled = pass.take(dy.shape())?;
-            ops::scale_into(&scaled, &dy, self.scale)?;
-            dy = scaled;
-        }
-        if let Some(positions) = positions {
-            if let Some(gradient) = pass.gradient(positions) {
-                let Gradient { tensor, accumulate } = gradient;
-                ops::embedding_positions_backward_into(tensor, &dy, accumulate)?;
-            }
-            pass.finished(positions)?;
-        }
-        if let Some(Gradient { tensor, accumulate }) = pass.gradient(tokens) {
-            let scratch = EmbeddingScratch {
-                order: &pass.take_as(&[ids.count()], DType::I32)?,
-                sums: &pass.take_as(
-                    &[ops::embedding_sums_of(ids.count()), self.columns],
-                    tensor.dtype(),
-                )?,
-            };
-            let rows = self
-                .untrained
-                .iter()
-                .map(|&token| tensor.slice(token..token + 1));
-            let rows = rows.collect::<Result<Vec<_>, _>>()?;
-            // A tied head may have added to them.
-            let mut before = Vec::new();
-            for row in rows.iter().filter(|_| accumulate) {
-                let copy = pass.take_as(row.shape(), row.dtype())?;
-                copy.copy_from(row)?;
-                before.push(copy);
-            }
-            ops::embedding_backward_into(tensor, &dy, &ids, scratch, accumulate)?;
-            for (index, row) in rows.iter().enumerate() {
-                match before.get(index) {
-                    Some(before) => row.copy_from(before)?,
-                    None => ops::zero(row)?,
-                }
-            }
-        }
-        pass.finished(tokens)?;
-        // Tokens have no gradient.
-        Ok(None)
     }
 
     fn input_dtype(&self) -> Option<DType> {
@@ -225,24 +127,14 @@ impl Layer for Embedding {
     }
 }
 
-/// Rows of a piece on the CPU, as many as a matmul sums at a time. The weight's gradient is the
-/// sum of the pieces in order. If all pieces are full, it is bit-identical to one matmul.
-const ROWS_CPU: usize = 256;
-/// In bf16 pieces are larger, because each reads the weight twice and adds to its gradient. The
-/// gradient is not bit-identical to one matmul.
-const ROWS_CPU_BF16: usize = 1024;
-/// Rows of a piece on a GPU.
-const ROWS_GPU: usize = 8192;
-
-/// A linear layer without a bias. In a pass that leaves the head to the loss, its forward returns
-/// its input, and `Model::loss_gradient` does its work.
-#[derive(Debug)]
+/// A linear layer without a bias, the last of a model. In a pass that leaves the head to the loss,
+/// the model's forward returns this layer's input, and `Model::loss_gradient` does its work.
+#[derive(Clone, Debug)]
 pub struct Head {
     linear: Linear,
+    outputs: usize,
     /// V
     classes: usize,
-    /// (P), once it was needed: 0 for classes, −∞ for padding.
-    mask: OnceLock<Tensor>,
 }
 
 impl Head {
@@ -250,8 +142,8 @@ impl Head {
     pub fn new(classes: usize) -> Head {
         Head {
             linear: Linear::new(classes).without_bias().outer(),
+            outputs: classes,
             classes,
-            mask: OnceLock::new(),
         }
     }
 
@@ -272,127 +164,45 @@ impl Head {
         self.linear = self.linear.tied(tie);
         self
     }
+}
 
-    /// What is added to the logits of a row, for logits of `x`; None without padding. Made when it
-    /// is first needed.
-    fn mask(&self, x: &Tensor) -> Result<Option<&Tensor>> {
-        if self.classes >= self.linear.outputs {
-            return Ok(None);
+impl Module for Head {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let mut x = x.clone();
+        if m.is_decoding() && x.rank() == 3 {
+            x = x.slice(1, x.size(1) - 1..x.size(1));
         }
-        if let Some(mask) = self.mask.get() {
-            return Ok(Some(mask));
-        }
-        let mut values = vec![0.0f32; self.linear.outputs];
-        values[self.classes..].fill(f32::NEG_INFINITY);
-        let mask = Tensor::from_slice(&values, &[values.len()], Device::Cpu)?;
-        let mask = announced("the mask of padded classes", || {
-            mask.to_dtype(x.dtype())?.to(x.device())
-        })?;
-        Ok(Some(self.mask.get_or_init(|| mask)))
-    }
-
-    /// Calls `body` with each piece: its rows, and of these `x`, `targets` and the logits.
-    fn each_piece(
-        &self,
-        pass: &mut Pass<'_>,
-        x: &Tensor,
-        targets: &Tensor,
-        mut body: impl FnMut(&mut Pass<'_>, Range<usize>, [&Tensor; 3]) -> Result<()>,
-    ) -> Result<()> {
-        let (weight, columns) = (self.linear.weight(), self.linear.inputs());
-        let (x, mask) = (x.reshape(&[x.count() / columns, columns])?, self.mask(x)?);
-        let (rows, targets) = (x.shape()[0], targets.flatten()?);
-        let piece = match x.device() {
-            Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
-            Device::Cpu => ROWS_CPU,
-            Device::Cuda(_) => ROWS_GPU,
-        };
-        // Without rows there is one piece without rows, which sets the gradient to 0.
-        for start in (0..rows.max(1)).step_by(piece) {
-            let rows = start..rows.min(start + piece);
-            let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
-            let logits = pass.take(&[rows.len(), self.linear.outputs])?;
-            let weight = pass.value(weight)?;
-            ops::linear_into(&logits, &x, weight, mask, None, None)?;
-            body(pass, rows, [&x, &targets, &logits])?;
-        }
-        Ok(())
-    }
-
-    /// The gradient by x (…, C) of the sum of losses, of x, targets and stats. Writes the weight's
-    /// gradient.
-    pub(crate) fn gradient(
-        &self,
-        loss: &dyn Loss,
-        pass: &mut Pass<'_>,
-        [x, targets, stats]: [&Tensor; 3],
-    ) -> Result<Tensor> {
-        let (weight, columns) = (self.linear.weight(), self.linear.inputs());
-        let dx = pass.take(&[x.count() / columns, columns])?;
-        self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
-            loss.compute(pass, [logits, targets, stats], Some(logits))?;
-            if let Some(Gradient { tensor, accumulate }) = pass.gradient(weight) {
-                let accumulate = accumulate || rows.start > 0;
-                ops::linear_backward_weight_into(tensor, None, logits, x, accumulate)?;
-            }
-            let dx = dx.slice(rows)?;
-            let weight = pass.value(weight)?;
-            Ok(ops::linear_backward_input_into(&dx, logits, weight, None)?)
-        })?;
-        Ok(dx.reshape(x.shape())?)
-    }
-
-    /// The loss of each row of x, (R), which are added to stats.
-    pub(crate) fn losses(
-        &self,
-        loss: &dyn Loss,
-        pass: &mut Pass<'_>,
-        [x, targets, stats]: [&Tensor; 3],
-    ) -> Result<Tensor> {
-        let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
-        self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
-            let part = loss.compute(pass, [logits, targets, stats], None)?;
-            Ok(losses.slice(rows)?.copy_from(&part)?)
-        })?;
-        Ok(losses)
+        let y = self.linear.forward(m, &x);
+        // What is added to the logits of a row.
+        let mask = (self.classes < self.outputs).then(|| {
+            let classes = 0..self.outputs;
+            let of = |class| match class < self.classes {
+                true => 0.0,
+                false => f64::NEG_INFINITY,
+            };
+            m.numbers(&classes.map(of).collect::<Vec<_>>(), &[self.outputs])
+        });
+        y.as_head(mask.as_ref())
     }
 }
 
-impl Layer for Head {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        self.linear.build(build, shape)
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        if pass.leaves_head() {
-            return Ok(x.clone());
-        }
-        if pass.cache().is_none() {
-            return self.linear.forward_with(pass, x, self.mask(x)?);
-        }
-        let columns = self.linear.inputs();
-        let rows = x.count() / columns;
-        let last = x.reshape(&[rows, columns])?.slice(rows - 1..rows)?;
-        self.linear.forward_with(pass, &last, self.mask(x)?)
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        if !pass.leaves_head() {
-            return self.linear.backward(pass, dy);
-        }
-        pass.finished(self.linear.weight())?;
-        Ok(Some(dy.clone()))
+impl Scope<'_> {
+    /// A learned row for each token of `x` (B, T): `name.tokens.weight`.
+    #[track_caller]
+    pub fn embedding(&mut self, name: &str, x: &Var, vocabulary: usize, columns: usize) -> Var {
+        self.layer(name, x, Embedding::new(vocabulary, columns))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ddp_kernels::{DType, Random};
+    use ddp_kernels::{Device, Random, Tensor, ops};
 
     use super::*;
+    use crate::head::ROWS_CPU;
     use crate::loss::{CrossEntropy, STATS};
     use crate::models::Model;
-    use crate::{PassOptions, Saved, Scratch};
+    use crate::{Pass, PassOptions, Saved, Scratch};
 
     /// The gradients by `x` and by the weight, with or without pieces.
     fn gradients(x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 2] {

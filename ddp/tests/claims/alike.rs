@@ -10,9 +10,8 @@ use ddp::Result;
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Dataset, InMemory, InOrder, Loader, Sampler, Source, TaskSpec};
 use ddp::models::Model;
-use ddp::nn::{self, Build, Init, Layer, Linear, Mse, Pass, Sequential};
+use ddp::nn::{self, CustomOp, Init, Linear, Module, Mse, Scope, Sequential, Var};
 use ddp::optim::{Optimizer, Rule};
-use ddp::params::ParamId;
 use ddp::step::{Step, StepOptions};
 use ddp_comm::World;
 use ddp_kernels::{Device, Tensor, ops};
@@ -190,31 +189,40 @@ fn other_data_on_one_rank_end_all_ranks_at_the_first_batch() {
 }
 
 /// Passes its input on, and in training adds it to a buffer.
-#[derive(Debug, Default)]
-struct Tally(Option<ParamId>);
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    adds: bool,
+}
 
-impl Layer for Tally {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> nn::Result<Vec<usize>> {
-        self.0 = Some(build.buffer("total", &[1], Init::Constant(0.0))?);
-        Ok(shape.to_vec())
+impl Module for Tally {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let total = m.buffer("total", &[1], Init::Constant(0.0));
+        let adds = m.is_training();
+        let sum = x.sum(1).sum(0);
+        m.custom(Arc::new(Tally { adds }), &[x, &sum, &total])
+    }
+}
+
+impl CustomOp for Tally {
+    fn shape(&self, inputs: &[Vec<usize>]) -> nn::Result<Vec<usize>> {
+        Ok(inputs[0].clone())
     }
 
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> nn::Result<Tensor> {
-        let total = pass.value(self.0.unwrap())?;
-        let wide = pass.take_as(x.shape(), total.dtype())?;
-        ops::cast_into(&wide, x)?;
-        if pass.is_training() {
-            let sum = pass.take_as(&[], total.dtype())?;
-            ops::sum_into(&sum, &wide)?;
-            ops::add_into(total, total, &sum.reshape(&[1])?)?;
+    fn forward(&self, inputs: &[&Tensor], out: &Tensor) -> nn::Result<()> {
+        let &[x, sum, total] = inputs else {
+            panic!("three inputs")
+        };
+        if self.adds {
+            ops::axpy(total, 1.0, &sum.reshape(&[1])?)?;
         }
-        let y = pass.take(x.shape())?;
-        ops::cast_into(&y, &wide)?;
-        Ok(y)
+        Ok(out.copy_from(x)?)
     }
 
-    fn backward(&self, _: &mut Pass<'_>, dy: &Tensor) -> nn::Result<Option<Tensor>> {
-        Ok(Some(dy.clone()))
+    fn backward(&self, _: &[&Tensor], [_, dy]: [&Tensor; 2], of: &[&Tensor]) -> nn::Result<()> {
+        of[1..]
+            .iter()
+            .try_for_each(|gradient| ops::zero(gradient))?;
+        Ok(of[0].copy_from(dy)?)
     }
 }
 

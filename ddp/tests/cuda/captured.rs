@@ -1,9 +1,10 @@
 //! A captured step is the eager step, to the bit.
 
+use std::sync::Arc;
+
 use ddp::config::GraphChoice;
 use ddp::models::Model;
-use ddp::nn::build::Build;
-use ddp::nn::{Layer, Linear, Mse, Pass, Sequential};
+use ddp::nn::{CustomOp, Linear, Module, Mse, Scope, Sequential, Var};
 use ddp::optim::{Optimizer, Rule};
 use ddp::step::{Step, StepOptions};
 use ddp::{Error, Result};
@@ -171,22 +172,26 @@ fn two_trainings_side_by_side_on_streams_of_their_own_do_not_disturb_each_other(
 #[derive(Debug)]
 struct Wasteful;
 
-impl Layer for Wasteful {
-    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
-        Ok(shape.to_vec())
+impl Module for Wasteful {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        m.custom(Arc::new(Wasteful), &[x])
     }
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
-        let y = ops::activate(x, Activation::Relu)?;
-        if pass.is_training() {
-            pass.save(&y);
-        }
-        Ok(y)
+}
+
+impl CustomOp for Wasteful {
+    fn shape(&self, inputs: &[Vec<usize>]) -> ddp::nn::Result<Vec<usize>> {
+        Ok(inputs[0].clone())
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
-        let y = pass.restore();
-        let dx = pass.take(dy.shape())?;
-        ops::activate_backward_into(&dx, dy, &y, Activation::Relu)?;
-        Ok(Some(dx))
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> ddp::nn::Result<()> {
+        Ok(out.copy_from(&ops::activate(x[0], Activation::Relu)?)?)
+    }
+    fn backward(
+        &self,
+        _: &[&Tensor],
+        [y, dy]: [&Tensor; 2],
+        dx: &[&Tensor],
+    ) -> ddp::nn::Result<()> {
+        Ok(ops::activate_backward_into(dx[0], dy, y, Activation::Relu)?)
     }
 }
 

@@ -202,6 +202,25 @@ fn ranks_share_a_gpu_where_that_is_asked_for() {
     );
 }
 
+#[test]
+fn it_is_said_once_how_nccl_connects_ranks_unless_the_user_has_its_log() {
+    if gpus() < 2 {
+        ddp_slice::skip("2 CUDA devices are needed");
+        return;
+    }
+    for (level, said) in [(None, 1), (Some("VERSION"), 0)] {
+        let folder = Folder::new("connected");
+        let job = folder.ranks(2, &format!("{QUICK} --device cuda")).on_gpus();
+        let ended = match level {
+            Some(level) => job.env("NCCL_DEBUG", level).run(),
+            None => job.run(),
+        };
+        ended.assert_well();
+        let text = "connects rank 0 by P2P/CUMEM";
+        assert_eq!(ended.stderr.matches(text).count(), said, "{ended}");
+    }
+}
+
 /// For ranks that only a timeout can notice. Longer than compiling a kernel takes on a busy
 /// machine.
 const NEAR: u64 = 4;

@@ -624,7 +624,7 @@ fn a_replay_names_the_clip_and_the_norm_of_a_residual() {
         (
             gpt.into(),
             [",norm-epsilon=1e-5", ",norm-epsilon=1e-2"],
-            "step 1: forward of layer blocks.0.attention.norm (Normalize) (micro-batch 0): ",
+            "step 1: forward of layer blocks.0.attention.norm (norm) (micro-batch 0): ",
         ),
     ];
     all_at_once(cases, |(words, flags, expected)| {

@@ -3,9 +3,11 @@
 //! Letters: R rows, A positions of a row, B integers at each position, V values of an integer,
 //! W width, C classes.
 
+use std::sync::Arc;
+
 use ddp::family_settings;
 use ddp::models::family::{DataShape, Family, check_size, refuse};
-use ddp::nn::{Activate, Build, Dropout, Error, Layer, Linear, Pass, Result, Sequential};
+use ddp::nn::{Activate, CustomOp, Dropout, Linear, Module, Result, Scope, Sequential, Var};
 use ddp_kernels::{DType, Tensor};
 
 family_settings! {
@@ -56,35 +58,32 @@ impl Family for PositionsSpec {
 }
 
 /// Counts each value at each position: i64 (R, A, B) or (R, A) to floats (R, A, V). CPU only.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Count {
     values: usize,
 }
 
-impl Layer for Count {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        match shape {
-            [positions] | [positions, _] => Ok(vec![*positions, self.values]),
-            _ => Err(Error::model(
-                build.path(),
-                "rows of one or two dimensions",
-                format!("{shape:?}"),
-                "give rows of [positions], or of [positions, integers at each]",
-            )),
+impl Module for Count {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        if !(2..=3).contains(&x.rank()) {
+            let help = "give rows of [positions], or of [positions, integers at each]";
+            return x.refuse("count", &[x], "rows of one or two dimensions", help);
         }
+        m.custom(Arc::new(self.clone()), &[x])
     }
 
     fn input_dtype(&self) -> Option<DType> {
         Some(DType::I64)
     }
+}
 
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let (rows, positions, at_each) = match *x.shape().dims() {
-            [rows, positions] => (rows, positions, 1),
-            [rows, positions, at_each] => (rows, positions, at_each),
-            _ => unreachable!("the model checks the shape of its input"),
-        };
-        let counts = pass.take(&[rows, positions, self.values])?;
+impl CustomOp for Count {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Ok(vec![inputs[0][0], inputs[0][1], self.values])
+    }
+
+    fn forward(&self, x: &[&Tensor], counts: &Tensor) -> Result<()> {
+        let at_each = x[0].shape().get(2).copied().unwrap_or(1);
         let count = |x: &[i64], counts: &mut [f32]| {
             counts.fill(0.0);
             let positions = x.chunks(at_each).zip(counts.chunks_mut(self.values));
@@ -92,11 +91,11 @@ impl Layer for Count {
                 integers.iter().for_each(|&one| counts[one as usize] += 1.0);
             }
         };
-        x.with_slice(|x: &[i64]| counts.with_slice_mut(|counts: &mut [f32]| count(x, counts)))??;
-        Ok(counts)
+        let of = |x: &[i64]| counts.with_slice_mut(|counts: &mut [f32]| count(x, counts));
+        Ok(x[0].with_slice(of)??)
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> Result<Option<Tensor>> {
-        Ok(None)
+    fn backward(&self, _: &[&Tensor], _: [&Tensor; 2], _: &[&Tensor]) -> Result<()> {
+        unreachable!("integers have no gradient")
     }
 }

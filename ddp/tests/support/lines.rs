@@ -1,8 +1,10 @@
 //! Rows that are not a list of features: whole numbers in two dimensions, and a class for each
 //! line.
 
+use std::sync::Arc;
+
 use ddp::data::{Dataset, RowSpec, TaskSpec, TensorSpec};
-use ddp::nn::{Build, Layer, Pass};
+use ddp::nn::{CustomOp, Module, Scope, Var};
 use ddp_kernels::{DType, Tensor, ops};
 
 use super::random::mixed;
@@ -80,22 +82,26 @@ impl Dataset for Lines {
 #[derive(Debug)]
 pub(crate) struct ToFloats;
 
-impl Layer for ToFloats {
-    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
-        Ok(shape.to_vec())
+impl Module for ToFloats {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        m.custom(Arc::new(ToFloats), &[x])
     }
 
     fn input_dtype(&self) -> Option<DType> {
         Some(DType::I64)
     }
+}
 
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
-        let floats = pass.take(x.shape())?;
-        ops::cast_into(&floats, x)?;
-        Ok(floats)
+impl CustomOp for ToFloats {
+    fn shape(&self, inputs: &[Vec<usize>]) -> ddp::nn::Result<Vec<usize>> {
+        Ok(inputs[0].clone())
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
-        Ok(None)
+    fn forward(&self, x: &[&Tensor], floats: &Tensor) -> ddp::nn::Result<()> {
+        Ok(ops::cast_into(floats, x[0])?)
+    }
+
+    fn backward(&self, _: &[&Tensor], _: [&Tensor; 2], _: &[&Tensor]) -> ddp::nn::Result<()> {
+        unreachable!("integers have no gradient")
     }
 }

@@ -39,7 +39,7 @@ fn assert_derivatives(shape: &[usize], formula: Of) {
             rows: 3,
             ..DerivativeCheck::new(shape)
         };
-        let worst = check.worst(&mut Formula(formula).layer()).unwrap();
+        let worst = check.worst(Formula(formula)).unwrap();
         assert!(worst.error() < 1e-7, "seed {seed}: {worst:?}");
     }
 }
@@ -215,6 +215,15 @@ fn layers_modules_and_operations_with_their_own_backward() {
         let inner = m.within("inner", |m| norms.forward(m, &own));
         x + m.linear("down", &inner, x.size(-1))
     });
+    // Operations that run within others, and some whose values others read, too.
+    assert_derivatives(&[4], |m, x| {
+        let w = weight(m, "w", &[6, 4]);
+        let a = m.linear("a", x, 6).relu() + x.linear(&w, None);
+        let b = m.linear("b", x, 6) + x.linear(&w, None);
+        let hidden = m.linear("c", x, 6);
+        let c = hidden.gelu() * hidden.tanh() + hidden.gelu_tanh();
+        m.layer_norm("norm", &(&a + &b)) * &a + m.rms_norm("rms", &(&a + c)) + b
+    });
     // A layer that does not reach the output, and a parameter that does not.
     assert_derivatives(&[4], |m, x| {
         let unused = m.linear("unused", x, 6);
@@ -262,7 +271,7 @@ fn built(layers: Sequential, row: &[usize]) -> Model {
 }
 
 fn of(formula: Of, row: &[usize]) -> Model {
-    built(Sequential::new().then(Formula(formula).layer()), row)
+    built(Sequential::new().then(Formula(formula)), row)
 }
 
 #[test]
@@ -337,7 +346,7 @@ fn batches_of_any_size_give_each_row_the_same_bits_whatever_the_threads() {
 #[test]
 fn errors_name_operation_operands_and_line() {
     let refused = |formula: Of, row: &[usize]| -> String {
-        let layers = Sequential::new().then(Formula(formula).layer());
+        let layers = Sequential::new().then(Formula(formula));
         let built = layers.build(row, Device::Cpu, ddp_kernels::Seed(1));
         built.unwrap_err().to_string()
     };
@@ -347,12 +356,12 @@ fn errors_name_operation_operands_and_line() {
         &[5],
     );
     let at = format!(
-        "0 (Formula): add ({}:{line}): expected equal lengths, or 1, got exp [2, 5] and wrong [7]; help: ",
+        "0 ({}:{line}): add: expected equal lengths, or 1, got exp [2, 5] and 0.wrong [7]; help: ",
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
     let cases: [(Of, &str); 8] = [
-        (|_, x| x.sum(4), "sum ("),
+        (|_, x| x.sum(4), ": sum: "),
         (
             |_, x| x.reshape(&[3]),
             "expected as many elements as [3] has, got x [2, 5]",
@@ -369,11 +378,11 @@ fn errors_name_operation_operands_and_line() {
         ),
         (
             |m, x| m.linear("a", x, 5) + m.linear("a", x, 5),
-            "expected different names, got 0.a.weight twice",
+            "0.a.weight: expected a name that is not taken, got it twice",
         ),
         (
             |_, x| Var::concatenate(&[x, &x.exp().slice(0, 0..1)], 1),
-            "concatenate (",
+            ": concatenate: ",
         ),
     ];
     for (formula, expected) in cases {
@@ -384,8 +393,9 @@ fn errors_name_operation_operands_and_line() {
 
 #[test]
 fn what_depends_on_the_batch_is_refused() {
-    let layers = Sequential::new()
-        .then(Formula(|m, x| x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))).layer());
+    let layers = Sequential::new().then(Formula(|m, x| {
+        x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))
+    }));
     let model = layers
         .build(&[3], Device::Cpu, ddp_kernels::Seed(1))
         .unwrap();
@@ -403,7 +413,7 @@ fn what_depends_on_the_batch_is_refused() {
     let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     let text = model.forward(&mut pass, &x).unwrap_err().to_string();
     assert!(
-        text.contains("parameter w: expected shape [2, 1], as in the first trace, got [5, 1]"),
+        text.contains("parameter 0.w: expected shape [2, 1], as in the first trace, got [5, 1]"),
         "{text}"
     );
 }
@@ -412,16 +422,15 @@ fn what_depends_on_the_batch_is_refused() {
 fn a_frozen_module_passes_its_gradient_on() {
     for frozen in ["0.", "0.gate", "0.temperature", "1."] {
         let layers = Sequential::new()
-            .then(Formula(gated).layer())
-            .then(Formula(gated).layer())
+            .then(Formula(gated))
+            .then(Formula(gated))
             .then(Linear::new(2));
         let is_frozen = |name: &str| name.starts_with(frozen);
         let check = DerivativeCheck {
             frozen: &is_frozen,
             ..DerivativeCheck::new(&[4])
         };
-        let mut layers = layers;
-        let worst = check.worst(&mut layers).unwrap();
+        let worst = check.worst(layers).unwrap();
         assert!(worst.error() < 1e-7, "{frozen}: {worst:?}");
     }
 }

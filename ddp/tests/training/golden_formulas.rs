@@ -2,7 +2,7 @@
 //! golden/formulas.json.
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Init, Pass, PassOptions, Saved, Scope, Scratch, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
@@ -131,7 +131,7 @@ const CASES: [Case; 42] = [
 
 /// The output, and the gradients of the input and of `w`.
 fn passed(case: &Case, scale: f64) -> [Vec<f64>; 3] {
-    let layer = Box::new(Formula(case.2).layer());
+    let layer = Box::new(Formula(case.2));
     let model = Model::new(layer, case.1, DType::F64, CPU, 1, &|_| false).unwrap();
     let value = model.params.value(ParamId(0));
     let w = numbers(2.0, 2, value.count());

@@ -4,7 +4,7 @@
 
 use ddp::models::{Mlp, Model};
 use ddp::nn::{
-    Activate, CrossEntropy, Layer, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved, Scratch,
+    Activate, CrossEntropy, Linear, Loss, Module, Mse, Pass, PassOptions, Residual, Saved, Scratch,
     Sequential, Tie,
 };
 use ddp::optim::{Clip, Method, Optimizer, Rule};
@@ -184,7 +184,7 @@ fn wide(x: &Tensor) -> Vec<f64> {
 
 /// Three steps, each in the micro-batches between these rows.
 fn run(case: &Case, dtype: DType, cuts: &[usize]) -> Run {
-    let layers: Box<dyn Layer> = Box::new((case.layers)());
+    let layers: Box<dyn Module> = Box::new((case.layers)());
     let model = Model::new(layers, &[INPUTS], dtype, CPU, 1, &|_| false).unwrap();
     let params = &model.params;
     let mut by_id: Vec<_> = params.list().iter().collect();

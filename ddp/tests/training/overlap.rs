@@ -8,7 +8,7 @@ use crate::support::training::{on_ranks, quietly};
 use ddp::Result;
 use ddp::data::Batch;
 use ddp::models::Model;
-use ddp::nn::{Build, CrossEntropy, Layer, Linear, Pass, Sequential};
+use ddp::nn::{CrossEntropy, CustomOp, Linear, Module, Scope, Sequential, Var};
 use ddp::optim::{Optimizer, Rule};
 use ddp::reducer::plan::BucketSizes;
 use ddp::reducer::{BucketTime, ReducerOptions};
@@ -23,25 +23,37 @@ const SLOW: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A linear layer whose backward takes long, and is remembered.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Slow {
     inner: Linear,
     takes: Duration,
     backward: Arc<Mutex<Option<(Instant, Instant)>>>,
 }
 
-impl Layer for Slow {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
-        self.inner.build(build, shape)
+impl Module for Slow {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let y = self.inner.forward(m, x);
+        m.custom(Arc::new(self.clone()), &[&y])
     }
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
-        self.inner.forward(pass, x)
+}
+
+impl CustomOp for Slow {
+    fn shape(&self, inputs: &[Vec<usize>]) -> ddp::nn::Result<Vec<usize>> {
+        Ok(inputs[0].clone())
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> ddp::nn::Result<()> {
+        Ok(out.copy_from(x[0])?)
+    }
+    fn backward(
+        &self,
+        _: &[&Tensor],
+        [_, dy]: [&Tensor; 2],
+        dx: &[&Tensor],
+    ) -> ddp::nn::Result<()> {
         let started = Instant::now();
         std::thread::sleep(self.takes);
         *self.backward.lock().unwrap() = Some((started, Instant::now()));
-        self.inner.backward(pass, dy)
+        Ok(dx[0].copy_from(dy)?)
     }
 }
 

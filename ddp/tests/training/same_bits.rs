@@ -74,7 +74,7 @@ const CASES: [(&str, &str, &str, &str); 9] = [
     ),
     (
         "vit, adamw, ZeRO-1, clipping, dropout",
-        "414506b186f18183",
+        "634973ee232a71cb",
         "vit,layers=1,width=16,heads=2,patch=7,dropout=0.1",
         "zero=1 grad-clip=0.5",
     ),

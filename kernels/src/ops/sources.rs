@@ -2,12 +2,12 @@
 
 use super::{
     activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
-    embedding, gather, linear, mse, muon, norm, patches, rope, sgd, step, sum,
+    embedding, gather, linear, mse, muon, norm, rope, sgd, step, sum,
 };
 use crate::launch::Source;
 
 /// Those that take longest to compile first.
-pub(crate) static SOURCES: [&Source; 28] = [
+pub(crate) static SOURCES: [&Source; 26] = [
     &attention::gpu::TENSOR,
     &attention::gpu::PLAIN,
     &norm::SOURCE,
@@ -27,8 +27,6 @@ pub(crate) static SOURCES: [&Source; 28] = [
     &gather::SOURCE,
     &mse::SOURCE,
     &muon::SOURCE,
-    &patches::PATCHES,
-    &patches::TOKEN_MEAN,
     &rope::SOURCE,
     &sgd::SOURCE,
     &step::GRAD_NORM,

@@ -1,9 +1,9 @@
-//! Rotary positions, swiglu, relu², patches and means of tokens: the CPU's bits, in bf16 too, where
+//! Rotary positions, swiglu, relu²: the CPU's bits, in bf16 too, where
 //! both compute in f32 and round once.
 
 use std::cell::Cell;
 
-use ddp_kernels::ops::{self, Patches};
+use ddp_kernels::ops;
 use ddp_kernels::{DType, Device, Result, Tensor};
 
 use crate::reductions::{cpu, upload};
@@ -90,73 +90,5 @@ fn rotary_positions_have_the_cpu_s_bits() {
         let back =
             |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_backward_into(out, x, &table(x), heads);
         check("rope_backward", back, &[rows, columns], [&x, &x], true);
-    }
-}
-
-#[test]
-fn patches_and_their_gradient_have_the_cpu_s_bits() {
-    // Lines of 4 elements are packs in f32, and of 8 in bf16 too.
-    for (images, channels_last, leading, patch) in [
-        (0, false, 0, 2),
-        (1, true, 1, 2),
-        (3, false, 1, 2),
-        (2, false, 1, 4),
-        (2, true, 1, 4),
-        (2, false, 0, 8),
-        (2, true, 0, 8),
-    ] {
-        let patches = Patches {
-            channels: 3,
-            height: 2 * patch,
-            width: 3 * patch,
-            channels_last,
-            patch,
-            leading,
-        };
-        let (columns, pixels) = (3 * patch * patch, 18 * patch * patch);
-        let (image, tokens) = ([images, pixels], [images, 6 + leading, columns]);
-        let x = cpu(&random_f32(pixels * images, 96), &image);
-        let dout = cpu(&random_f32(tokens.iter().product(), 97), &tokens);
-        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::patches_into(out, x, &patches);
-        check("patches", forward, &tokens, [&x, &x], false);
-        let backward =
-            |dx: &Tensor, [dout, _]: [&Tensor; 2]| ops::patches_backward_into(dx, dout, &patches);
-        check("patches_backward", backward, &image, [&dout, &dout], false);
-    }
-}
-
-#[test]
-fn means_of_tokens_have_the_cpu_s_bits() {
-    for [sequences, time, columns, tokens] in [
-        [0, 2, 3, 1],
-        [2, 3, 0, 1],
-        [1, 1, 1, 1],
-        [3, 5, 7, 5],
-        [3, 5, 33, 1],
-        [40, 7, 64, 6],
-    ] {
-        let x = cpu(
-            &random_f32(sequences * time * columns, 98),
-            &[sequences, time, columns],
-        );
-        let dout = cpu(&random_f32(sequences * columns, 99), &[sequences, columns]);
-        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::token_mean_into(out, x, tokens);
-        check(
-            "token_mean",
-            forward,
-            &[sequences, columns],
-            [&x, &x],
-            false,
-        );
-        let backward =
-            |dx: &Tensor, [dout, _]: [&Tensor; 2]| ops::token_mean_backward_into(dx, dout, tokens);
-        let shape = [sequences, time, columns];
-        check(
-            "token_mean_backward",
-            backward,
-            &shape,
-            [&dout, &dout],
-            false,
-        );
     }
 }

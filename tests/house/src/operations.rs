@@ -21,7 +21,7 @@ For people who write layers: every operation on tensors, in `ddp::kernels::ops`.
 operations` makes this page from the source; `launch/test` checks that it is up to date.
 
 Arguments without a type are tensors; one with `?` may be missing. Operations that end in `_into`
-write into tensors that they are given, and allocate nothing. A layer with a backward by hand calls the
+write into tensors that they are given, and allocate nothing. A `CustomOp` calls the
 functions under \"backward\"; a [module](adding-a-model.md#4-layers-by-their-formula) has no need of
 them. These functions are operations, too, with – in that column. `cargo doc -p ddp-kernels --open` describes the types,
 such as `Attention`. [Adding an op](adding-an-op.md) says how to write another operation.

@@ -9,7 +9,7 @@ use crate::packages::Package;
 
 /// For each package under these rules: the packages of this workspace that it may depend on, tests
 /// apart. The compiler forbids cycles; this forbids a new direction.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("ddp-kernels", &[]),
     ("ddp-comm", &["ddp-kernels"]),
     ("ddp-nn", &["ddp-kernels"]),
@@ -42,7 +42,8 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "ddp-tools",
         ],
     ),
-    ("ddp-simcuda", &[]),
+    ("ddp-ptx", &[]),
+    ("ddp-simcuda", &["ddp-ptx"]),
     ("ddp-slice", &[]),
 ];
 

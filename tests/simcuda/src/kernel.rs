@@ -6,6 +6,7 @@ mod launch;
 mod library;
 mod message;
 mod pinned;
+mod second;
 mod shadow;
 mod symbols;
 // Some tests mean a list with one range, not the numbers in it.

@@ -4,6 +4,8 @@
 
 mod compiler;
 mod options;
+mod program;
+mod real;
 mod rewrite;
 #[cfg(test)]
 mod tests;
@@ -15,9 +17,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::nvrtc::sys::nvrtcResult as Status;
 
+pub(crate) use self::compiler::Compiled;
 use self::compiler::Failed;
-pub(crate) use self::compiler::{Compiled, Program};
 use self::options::Options;
+pub(crate) use self::program::Program;
+pub(crate) use self::real::FLAGS as PTX_LENGTH;
+#[cfg(test)]
+pub(crate) use self::real::joined;
 use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Out};
 

@@ -4,6 +4,7 @@ use std::sync::Once;
 
 use ddp_kernels::choices;
 
+use super::log;
 use crate::launcher::Lookup;
 
 /// Settings without which equal calls may have different bits. Buffers registered by a graph change
@@ -82,6 +83,9 @@ pub(crate) fn settings(
         }
     }
     all.retain(|(name, _)| lookup(name).is_none());
+    if ranks != RankKind::Alone {
+        all.extend(log::settings(lookup).into_iter().flatten());
+    }
     all
 }
 

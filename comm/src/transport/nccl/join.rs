@@ -16,6 +16,7 @@ use super::communicator::Communicator;
 use super::environment::{self, NcclChoice};
 use super::group::{GroupState, Nccl};
 use super::library::{self, nccl};
+use super::log;
 use super::warm;
 use super::watch::Watches;
 use crate::collective::Collective;
@@ -92,6 +93,9 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     warm::warm_up(&group, device, &common)?;
     common.set_joined();
     let version = library.version;
+    if rank == 0 && size > 1 {
+        log::say(&version.to_string(), rank);
+    }
     tracing::debug!("group {name}: NCCL {version} joined {size} ranks, this one with {device}");
     Ok(group)
 }

@@ -1,14 +1,15 @@
 //! The table of derivatives, and the backward that follows from it: the operations that compute the
 //! gradients of all parameters, from the last operation to the first.
 
-use ddp_kernels::ops::Function;
+use ddp_kernels::ops::{self, Function};
 
-use super::trace::{Op, Var};
+use super::trace::{INPUTS_MAX, Kind, Op, Var};
 use crate::build::ParamId;
 
 /// What each operation makes of the gradient `d` of its value `y`: the gradients of its values `x`.
-/// None where no gradient flows.
+/// None where no gradient flows. `y`'s own parts are the values after it.
 fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
+    let like = |op: Op, inputs: &[&Var], like: &Var| Some(d.push(op, inputs, like.shape()));
     let all = |gradients: Vec<Var>| gradients.into_iter().map(Some).collect();
     match op {
         Op::Apply(function) => apply_gradients(*function, x, y, d)
@@ -68,15 +69,56 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
             };
             all(vec![da, db])
         }
-        Op::Layer(layer) => all(vec![d.push(Op::LayerBackward(*layer), &[d], x[0].shape())]),
         Op::Custom(op) => {
             let inputs: Vec<&Var> = x.iter().chain([y, d]).collect();
             let first = d.push(Op::CustomBackward(op.clone()), &inputs, x[0].shape());
-            let others = x[1..]
-                .iter()
-                .map(|x| d.push(Op::CustomPart, &[&first], x.shape()));
+            let parts = 1..x.len();
+            let others = parts.map(|at| first.part(at, Kind::Layers, x[at].shape()));
             let others: Vec<Var> = others.collect();
             all([first].into_iter().chain(others).collect())
+        }
+        Op::Linear => {
+            // That of x comes later, in `backward`.
+            let bias = x.get(2).map(|bias| d.reduced_to(&bias.shape()));
+            let weight = like(Op::LinearWeight, &[d, &x[0]], &x[1]);
+            vec![None, weight, bias]
+        }
+        Op::Activate(activation) => {
+            let kept = if activation.keeps_input() { &x[0] } else { y };
+            vec![like(Op::ActivateBackward(*activation), &[d, kept], &x[0])]
+        }
+        &Op::Norm(norm, epsilon) => {
+            let statistics = y.at(y.id + 1);
+            let op = Op::NormBackward(norm, epsilon);
+            let dx = d.push(op, &[d, &x[0], &statistics, &x[1]], x[0].shape());
+            let columns = x[0].size(-1);
+            let rows = x[0].shape().iter().product::<usize>() / columns.max(1);
+            let sums = [ops::norm_blocks_of(rows), columns];
+            let of = |at: usize| dx.part(at, Kind::Sums, sums.to_vec());
+            let parts: Vec<Var> = (0..x.len() - 1).map(of).collect();
+            all([dx.clone()].into_iter().chain(parts).collect())
+        }
+        Op::Dropout(..) => vec![like(op.clone(), &[d], &x[0])],
+        Op::Gated(gate) => vec![like(Op::GatedBackward(*gate), &[d, &x[0]], &x[0])],
+        Op::Embedding(untrained) => {
+            let op = Op::EmbeddingBackward(untrained.clone());
+            let table = like(op, &[d, &x[0]], &x[1]);
+            let positions = x
+                .get(2)
+                .map(|it| d.push(Op::PositionsBackward, &[d], it.shape()));
+            vec![None, table, positions]
+        }
+        Op::Rope(rope, heads, back) => {
+            vec![like(Op::Rope(rope.clone(), *heads, !back), &[d], &x[0])]
+        }
+        Op::Attention(attention) => {
+            let sums = y.at(y.id + 1);
+            let inputs: Vec<&Var> = [d, y, &sums].into_iter().chain(x).collect();
+            let dqkv = like(Op::AttentionBackward(*attention), &inputs, &x[0]);
+            [dqkv]
+                .into_iter()
+                .chain(x[1..].iter().map(|_| None))
+                .collect()
         }
         _ => vec![None; x.len()],
     }
@@ -132,12 +174,14 @@ fn apply_gradients(function: Function, x: &[Var], y: &Var, d: &Var) -> Vec<Optio
 }
 
 /// Appends the backward of `y` to its trace: the gradients of trained parameters, each complete
-/// as early as it can be, and that of the input if `x` has one. `trains` tells of a leaf or a layer
-/// whether something in it is trained. Returns the gradient of `y`, and that of `x`.
+/// as early as it can be, and that of the input if `x` has one. `trains` tells of a leaf whether it
+/// is trained; the gradient of the leaf `left` is already written. Returns the gradient of `y`, and
+/// that of `x`.
 pub(super) fn backward(
     y: &Var,
     x: Option<&Var>,
     trains: &dyn Fn(&Op) -> bool,
+    left: Option<usize>,
 ) -> (Var, Option<Var>) {
     let nodes = y.trace.borrow().nodes.clone();
     let mut needs = vec![false; nodes.len()];
@@ -165,34 +209,46 @@ pub(super) fn backward(
         }
     };
     let is_parameter = |id: usize| matches!(nodes[id].op, Op::Parameter(_)) && needs[id];
-    // A layer's parameters wait for its backward, even where its output is not used.
-    let is_layer = |id: usize| matches!(nodes[id].op, Op::Layer(_)) && needs[id];
-    for id in (0..nodes.len()).rev() {
-        if is_layer(id) && of[id].is_none() {
-            of[id] = Some(y.constant(0.0).expand(&nodes[id].shape));
-        }
+    if let Some(Op::Parameter(parameter)) = left.map(|left| &nodes[left].op) {
+        y.push(Op::Finished(*parameter), &[], vec![]);
+    }
+    for id in (0..nodes.len()).rev().filter(|&id| Some(id) != left) {
+        y.trace.borrow_mut().place = nodes[id].place.clone();
         if is_parameter(id) && (!reaches[id] || id == y.id) {
             complete(id, &of);
         }
         let node = &nodes[id];
-        if !(reaches[id] && needs[id] || is_layer(id))
-            || node.inputs.is_empty()
-            || matches!(node.op, Op::Stop)
-        {
+        let flows = reaches[id] && needs[id] && !matches!(node.op, Op::Stop);
+        if !flows || node.inputs.is_empty() {
             continue;
         }
         let inputs: Vec<Var> = node.inputs.iter().map(|&id| y.at(id)).collect();
-        let gradients = match &of[id] {
+        let node_id = id;
+        let mut gradients = match &of[id] {
             Some(d) => gradients(&node.op, &inputs, &y.at(id), &d.clone()),
             None => vec![None; inputs.len()],
         };
-        for (input, gradient) in inputs.iter().zip(gradients) {
-            let id = input.id;
-            if let (true, Some(gradient)) = (needs[id], gradient) {
-                of[id] = Some(match of[id].take() {
-                    Some(sum) => &sum + &gradient,
-                    None => gradient,
-                });
+        // Gradients of parameters are complete in the order in which they lie in memory. Those of a
+        // linear layer come first, so that they are reduced while that of its input is computed.
+        let is_linear = matches!(node.op, Op::Linear);
+        let all = || (0..inputs.len()).rev();
+        let first = all().filter(|&at| !is_linear && !is_parameter(inputs[at].id));
+        let others = all().filter(|&at| is_linear || is_parameter(inputs[at].id));
+        for at in first.chain(others) {
+            let id = inputs[at].id;
+            if needs[id] {
+                let gradient = match &of[node_id] {
+                    Some(d) if is_linear && at == 0 => {
+                        Some(d.push(Op::LinearInput, &[d, &inputs[1]], inputs[0].shape()))
+                    }
+                    _ => gradients[at].take(),
+                };
+                if let Some(gradient) = gradient {
+                    of[id] = Some(match of[id].take() {
+                        Some(sum) => added(&sum, &gradient),
+                        None => gradient,
+                    });
+                }
             }
             uses[id] = usize::saturating_sub(uses[id], 1);
             if uses[id] == 0 && is_parameter(id) {
@@ -202,6 +258,31 @@ pub(super) fn backward(
     }
     let dx = x.and_then(|x| of[x.id].clone());
     (dy, dx)
+}
+
+/// The sum of two gradients. Those of different parts of an axis lie side by side.
+fn added(a: &Var, b: &Var) -> Var {
+    if let (Op::Join(axis, starts, 1), Op::Join(other, more, 1)) = (a.op(), b.op())
+        && axis == other
+        && starts.len() + more.len() <= INPUTS_MAX
+    {
+        let (inputs, others) = (a.inputs(), b.inputs());
+        let range = |(start, of): (&usize, &Var)| *start..start + of.shape()[axis];
+        let own: Vec<_> = starts.iter().zip(&inputs).map(range).collect();
+        let mut ranges = more.iter().zip(&others).map(range);
+        if ranges.all(|it| {
+            own.iter()
+                .all(|own| own.end <= it.start || it.end <= own.start)
+        }) {
+            let inputs: Vec<&Var> = inputs.iter().chain(&others).collect();
+            return a.push(
+                Op::Join(axis, [starts, more].concat(), 1),
+                &inputs,
+                a.shape(),
+            );
+        }
+    }
+    a + b
 }
 
 /// The gradient of a parameter is complete.

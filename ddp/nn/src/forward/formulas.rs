@@ -2,9 +2,11 @@
 
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
-use ddp_kernels::ops::Function;
+use ddp_kernels::ops::{Activation, Function, Norm};
 
-use super::trace::{Op, Var, broadcast};
+use super::gate::Gate;
+use super::rope::Rope;
+use super::trace::{Kind, Op, Var, broadcast};
 
 impl Var {
     /// A function of elements, with NumPy's broadcasting.
@@ -436,12 +438,116 @@ functions! {
     sigmoid Sigmoid;
     /// x / (1 + e⁻ˣ)
     silu Silu;
+}
+
+/// Operations with kernels of their own.
+impl Var {
+    /// x·Wᵀ + b on the last axis, of W (outputs, inputs) and b (outputs).
+    #[track_caller]
+    pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Var {
+        let (mut shape, of_weight) = (self.shape(), weight.shape());
+        let outputs = of_weight.first().copied().unwrap_or(0);
+        let fits_bias = bias.is_none_or(|bias| bias.shape() == [outputs]);
+        if shape.len() < 2 || of_weight.len() != 2 || shape.last() != of_weight.last() || !fits_bias
+        {
+            let operands: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
+            let expected = "(…, inputs), a weight of (outputs, inputs) and a bias of (outputs)";
+            let help = "weights are [outputs, inputs], as in torch.nn.Linear";
+            return self.refuse("linear", &operands, expected, help);
+        }
+        let last = shape.len() - 1;
+        shape[last] = outputs;
+        let inputs: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
+        self.checked(Op::Linear, &inputs, shape)
+    }
+
+    /// An activation. A linear layer before it applies it.
+    #[track_caller]
+    pub fn activate(&self, activation: Activation) -> Var {
+        self.push(Op::Activate(activation), &[self], self.shape())
+    }
+
     /// x·Φ(x), exact
-    gelu Gelu;
+    #[track_caller]
+    pub fn gelu(&self) -> Var {
+        self.applied(Activation::Gelu, Function::Gelu)
+    }
+
     /// `gelu` approximated with tanh
-    gelu_tanh GeluTanh;
+    #[track_caller]
+    pub fn gelu_tanh(&self) -> Var {
+        self.applied(Activation::GeluTanh, Function::GeluTanh)
+    }
+
     /// max(x, 0)
-    relu Relu;
+    #[track_caller]
+    pub fn relu(&self) -> Var {
+        self.applied(Activation::Relu, Function::Relu)
+    }
+
+    /// By a linear layer, or within a chain.
+    #[track_caller]
+    fn applied(&self, activation: Activation, function: Function) -> Var {
+        match self.op() {
+            Op::Linear => self.activate(activation),
+            _ => Var::apply(function, &[self]),
+        }
+    }
+
+    /// A norm of the last axis, times the weight, plus the bias.
+    pub(crate) fn norm(&self, norm: Norm, epsilon: f64, weight: &Var, bias: Option<&Var>) -> Var {
+        let shape = self.shape();
+        let columns = shape.last().copied().unwrap_or(1).max(1);
+        let rows = shape.iter().product::<usize>() / columns;
+        let inputs: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
+        let y = self.push(Op::Norm(norm, epsilon), &inputs, shape);
+        y.part(0, Kind::Sums, vec![rows, norm.statistics()]);
+        y
+    }
+
+    /// f(gate)·up, where the first half of the last axis is the gate.
+    #[track_caller]
+    pub fn gated(&self, gate: Gate) -> Var {
+        let mut shape = self.shape();
+        let Some(columns) = shape.last_mut().filter(|columns| columns.is_multiple_of(2)) else {
+            let help = "make both with one linear layer";
+            return self.refuse("gated", &[self], "an even last axis: gate and up", help);
+        };
+        *columns /= 2;
+        self.push(Op::Gated(gate), &[self], shape)
+    }
+
+    /// The first heads of (B, T, …), turned by their positions: how many, and their columns.
+    pub(crate) fn rope(&self, rope: &Rope, heads: [usize; 2]) -> Var {
+        self.push(Op::Rope(rope.clone(), heads, false), &[self], self.shape())
+    }
+
+    /// Rows of `table` (V, C) for these tokens (B, T), plus those of positions.
+    pub(crate) fn rows_of(&self, table: &Var, positions: Option<&Var>, untrained: &[usize]) -> Var {
+        let shape = [&self.shape()[..], &table.shape()[1..]].concat();
+        let inputs: Vec<&Var> = [self, table].into_iter().chain(positions).collect();
+        self.checked(Op::Embedding(untrained.into()), &inputs, shape)
+    }
+
+    /// A linear layer that the loss may run, to whose output `mask` is added.
+    pub(crate) fn as_head(&self, mask: Option<&Var>) -> Var {
+        let mut head = self.clone();
+        if let (Op::Linear, Some(mask)) = (self.op(), mask) {
+            let inputs = self.inputs();
+            let inputs: Vec<&Var> = inputs.iter().chain([mask]).collect();
+            head = self.push(Op::Linear, &inputs, self.shape());
+        }
+        self.trace.borrow_mut().head = Some(head.id);
+        head
+    }
+
+    /// Values along an axis of this length, each from an index on, and 0 elsewhere.
+    pub(crate) fn placed(values: &[Var], axis: usize, starts: &[usize], length: usize) -> Var {
+        let mut shape = values[0].shape();
+        shape[axis] = length;
+        let op = Op::Join(axis, starts.to_vec(), 1);
+        values[0].checked(op, &values.iter().collect::<Vec<_>>(), shape)
+    }
 }
 
 macro_rules! operators {

@@ -3,15 +3,18 @@
 //!
 //! Elementwise operations of one shape and sums of its last axes become a chain. Values within a
 //! chain are not in memory: where backward needs one, it is computed again from what is. Values of
-//! matmuls, layers and sums are kept. Permuted, sliced and repeated values are read where they lie.
+//! matmuls, sums and operations with kernels of their own are kept. Permuted, sliced and repeated
+//! values are read where they lie.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use ddp_kernels::ops::{Chain, Step, View};
+use ddp_kernels::ops::{Activation, Chain, Step, View};
 
-use super::trace::{Node, Op};
+use super::trace::{Kind, Node, Op};
 use crate::build::ParamId;
 use crate::error::Result;
+use crate::scratch::ScratchPool;
 
 /// The most operations of a chain.
 const CHAIN_MAX: usize = 26;
@@ -28,10 +31,44 @@ pub(super) enum Action {
     MatMul([bool; 2]),
     /// The sum of all rows.
     Columns,
-    /// By number; whether its backward comes.
-    Layer(usize, bool),
-    /// By number; whether the gradient of its input is needed for other gradients.
-    LayerBackward(usize, bool),
+    /// An operation with a kernel of its own.
+    Kernel,
+    /// Its activation's input is the second output, if that is kept.
+    Linear {
+        activation: Option<Activation>,
+        has_bias: bool,
+    },
+    /// With the derivative of the activation below.
+    LinearInput {
+        below: Option<Activation>,
+    },
+    /// Adds a product to its first input, in place.
+    AddMatMul {
+        is_turned: bool,
+    },
+    LinearWeight,
+    LinearGradients {
+        weight: ParamId,
+        bias: Option<ParamId>,
+    },
+    /// The norm of its input, or of the sum of its first two, which is then the first output.
+    Norm {
+        is_sum: bool,
+        has_bias: bool,
+    },
+    /// Whether there are sums for weight and bias, and whether the first input is added.
+    NormBackward {
+        parts: [bool; 2],
+        is_sum: bool,
+    },
+    Rope {
+        is_in_place: bool,
+    },
+    /// The gradient is the sum of these rows.
+    GradientSums(ParamId),
+    EmbeddingGradient(ParamId, Arc<[usize]>),
+    PositionsGradient(ParamId),
+    Finished(ParamId),
     Custom,
     CustomBackward,
     Gradient(ParamId),
@@ -50,6 +87,8 @@ pub(super) struct Run {
     pub(super) last: Vec<usize>,
     /// Whether it serves the gradient of the input alone.
     pub(super) is_for_input: bool,
+    /// The sums of blocks of rows of its first output, or those that it reads.
+    pub(super) sums: Option<usize>,
 }
 
 /// A forward, and in training its backward.
@@ -62,6 +101,11 @@ pub(super) struct Plan {
     pub(super) kept: Vec<usize>,
     /// The input and the output; the gradient of the output, and of the input.
     pub(super) ends: [Option<usize>; 4],
+    /// What the numbers of each value are, and which memory they are in.
+    pub(super) kinds: Vec<Kind>,
+    pub(super) pools: Vec<ScratchPool>,
+    /// How many nodes were traced; those after them are computed again, or parts.
+    pub(super) traced: usize,
 }
 
 /// Operations in one pass over memory.
@@ -78,14 +122,26 @@ enum Part {
     Single(usize),
 }
 
-struct Planner {
-    nodes: Vec<Node>,
+pub(super) struct Planner {
+    pub(super) nodes: Vec<Node>,
+    pub(super) kinds: Vec<Kind>,
+    /// Which values something needs.
+    pub(super) live: Vec<bool>,
+    /// Within which other operation each runs.
+    pub(super) into: Vec<Option<usize>>,
     /// Which values will be in memory.
-    stored: Vec<bool>,
+    pub(super) stored: Vec<bool>,
     /// Which values are in memory after the runs so far.
     made: Vec<bool>,
-    runs: Vec<Run>,
-    is_training: bool,
+    pub(super) runs: Vec<Run>,
+    how: PlanFor,
+}
+
+/// What is planned for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlanFor {
+    pub(super) is_training: bool,
+    pub(super) is_cpu: bool,
 }
 
 /// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `Plan`.
@@ -93,7 +149,7 @@ pub(super) fn plan(
     mut nodes: Vec<Node>,
     forward: usize,
     mut ends: [Option<usize>; 4],
-    is_training: bool,
+    how: PlanFor,
 ) -> Result<Plan> {
     // What stops gradients is nothing else.
     let mut real: Vec<usize> = (0..nodes.len()).collect();
@@ -104,23 +160,40 @@ pub(super) fn plan(
         }
     }
     ends.iter_mut().flatten().for_each(|it| *it = real[*it]);
+    // What leaves a part that is computed again is kept.
+    for id in 0..forward {
+        for input in nodes[id].inputs.clone() {
+            if nodes[input].again != nodes[id].again {
+                nodes[input].again = None;
+            }
+        }
+    }
+    ends[1].into_iter().for_each(|y| nodes[y].again = None);
     let mut planner = Planner {
+        kinds: Vec::new(),
+        live: Vec::new(),
+        into: vec![None; nodes.len()],
         stored: vec![false; nodes.len()],
         made: vec![false; nodes.len()],
         nodes,
         runs: Vec::new(),
-        is_training,
+        how,
     };
+    planner.find_kinds();
     let [_, y, _, dx] = ends;
-    let live = planner.live([y, dx]);
-    let order: Vec<usize> = (0..forward).filter(|&id| live[id]).collect();
+    planner.live = planner.find_live([y, dx]);
+    let is_live = |planner: &Planner, id: &usize| planner.live[*id];
+    let end = planner.nodes.len();
+    let order: Vec<usize> = (0..forward).filter(|id| is_live(&planner, id)).collect();
+    planner.fuse(&order, &[y]);
     let parts = planner.parts(&order);
     planner.demand_inputs(&parts);
     y.into_iter().for_each(|y| planner.demand(y));
-    let order: Vec<usize> = (forward..live.len()).filter(|&id| live[id]).collect();
+    let order: Vec<usize> = (forward..end).filter(|id| is_live(&planner, id)).collect();
     let (order, moved) = planner.with_forward(&order, forward);
     let dx = dx.map(|dx| moved.get(&dx).copied().unwrap_or(dx));
     ends[3] = dx;
+    planner.fuse(&order, &[dx]);
     let backward_parts = planner.parts(&order);
     planner.demand_inputs(&backward_parts);
     dx.into_iter().for_each(|dx| planner.demand(dx));
@@ -129,14 +202,21 @@ pub(super) fn plan(
     let forward_runs = std::mem::take(&mut planner.runs);
     planner.emit(backward_parts)?;
     dx.map_or(Ok(()), |dx| planner.ensure(dx))?;
+    if !how.is_cpu {
+        planner.leave_sums();
+    }
     let mut plan = Plan {
         forward: forward_runs,
         backward: planner.runs,
         kept: Vec::new(),
         nodes: planner.nodes,
         ends,
+        kinds: planner.kinds,
+        pools: Vec::new(),
+        traced: end,
     };
     plan.free();
+    plan.choose_pools(how);
     Ok(plan)
 }
 
@@ -187,19 +267,33 @@ impl Plan {
         let mut needed = vec![false; self.nodes.len()];
         for run in self.backward.iter_mut().rev() {
             let is_read = run.outputs.iter().any(|&id| needed[id]);
-            let is_root = match &mut run.action {
-                Action::LayerBackward(_, is_needed) => {
-                    *is_needed = is_read;
-                    true
-                }
-                Action::Gradient(_) | Action::GradientColumns(_) => true,
-                _ => false,
-            };
+            let is_root = run.outputs.is_empty();
             run.is_for_input = !is_root && !is_read;
             if !run.is_for_input {
                 run.inputs.iter().for_each(|&id| needed[id] = true);
             }
         }
+    }
+}
+
+impl Plan {
+    /// Chooses memory by lifetime.
+    fn choose_pools(&mut self, how: PlanFor) {
+        let pool = |(id, node): (usize, &Node)| {
+            // On the CPU backward computes such values again, so they live briefly.
+            let is_brief = match node.op {
+                Op::Activate(of) | Op::ActivateBackward(of) => of.keeps_input(),
+                _ => false,
+            };
+            if is_brief && how.is_cpu && how.is_training && !self.kept.contains(&id) {
+                ScratchPool::Brief
+            } else if node.again.is_some() {
+                ScratchPool::Again
+            } else {
+                ScratchPool::Kept
+            }
+        };
+        self.pools = self.nodes.iter().enumerate().map(pool).collect();
     }
 }
 
@@ -219,11 +313,11 @@ fn within(shape: &[usize], strides: &[usize], dims: &[usize]) -> Vec<usize> {
 }
 
 impl Planner {
-    fn node(&self, id: usize) -> &Node {
+    pub(super) fn node(&self, id: usize) -> &Node {
         &self.nodes[id]
     }
 
-    fn shape(&self, id: usize) -> &[usize] {
+    pub(super) fn shape(&self, id: usize) -> &[usize] {
         &self.nodes[id].shape
     }
 
@@ -231,26 +325,13 @@ impl Planner {
         self.shape(id).iter().product()
     }
 
-    /// What is needed for the ends, the gradients and the backward of layers.
-    fn live(&self, ends: [Option<usize>; 2]) -> Vec<bool> {
+    /// What is needed for the ends and the gradients.
+    fn find_live(&self, ends: [Option<usize>; 2]) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         ends.into_iter().flatten().for_each(|id| live[id] = true);
-        let backward: Vec<usize> = self
-            .nodes
-            .iter()
-            .filter_map(|node| match node.op {
-                Op::LayerBackward(layer) => Some(layer),
-                _ => None,
-            })
-            .collect();
         for id in (0..self.nodes.len()).rev() {
             let node = self.node(id);
-            let is_root = match node.op {
-                Op::Gradient(_) | Op::LayerBackward(_) => true,
-                Op::Layer(layer) => backward.contains(&layer),
-                _ => false,
-            };
-            live[id] |= is_root;
+            live[id] |= matches!(node.op, Op::Gradient(_) | Op::Finished(_));
             if live[id] {
                 node.inputs.iter().for_each(|&input| live[input] = true);
             }
@@ -267,7 +348,7 @@ impl Planner {
         let kept: Vec<usize> = (0..shape.len())
             .filter(|at| !axes.contains(at) && shape[*at] != 1)
             .collect();
-        !kept.is_empty()
+        (!kept.is_empty() || !axes.contains(&(shape.len() - 1)))
             && axes
                 .iter()
                 .all(|&axis| shape[axis] == 1 || kept.iter().all(|&at| at > axis))
@@ -276,6 +357,7 @@ impl Planner {
     fn is_fusable(&self, id: usize) -> bool {
         matches!(self.node(id).op, Op::Apply(_) | Op::Sum(_) | Op::Largest(_))
             && !self.is_columns(id)
+            && !self.has_within(id)
     }
 
     /// Where the value is read as its input lies.
@@ -300,7 +382,7 @@ impl Planner {
 
     /// What an operation that is made on demand comes from.
     fn base(&self, mut id: usize) -> usize {
-        while self.is_on_demand(id) {
+        while self.is_on_demand(id) || self.is_part(id) {
             id = self.node(id).inputs[0];
         }
         id
@@ -310,7 +392,7 @@ impl Planner {
     fn parts(&self, order: &[usize]) -> Vec<Part> {
         let (mut parts, mut open) = (Vec::new(), None::<Group>);
         for &id in order {
-            if self.is_leaf(id) {
+            if self.is_leaf(id) || self.is_part(id) || self.into[id].is_some() {
                 continue;
             }
             if let (Op::Expand, Some(group)) = (&self.node(id).op, &mut open)
@@ -325,10 +407,10 @@ impl Planner {
                 continue;
             }
             let depends = open.as_ref().is_some_and(|group| {
-                let inputs = self.node(id).inputs.iter();
-                inputs
-                    .clone()
-                    .any(|&it| group.nodes.contains(&it) || group.nodes.contains(&self.base(it)))
+                let is_in = |it: usize| group.nodes.contains(&it);
+                self.reads(id)
+                    .into_iter()
+                    .any(|it| is_in(it) || is_in(self.base(it)))
             });
             if !self.is_fusable(id) {
                 if depends {
@@ -456,7 +538,7 @@ impl Planner {
                     outside.into_iter().for_each(|id| self.demand_read(id));
                 }
                 Part::Single(id) => {
-                    for input in self.node(*id).inputs.clone() {
+                    for input in self.reads(*id) {
                         match self.columns_of(*id) {
                             Some(x) => self.demand(x),
                             None if self.is_copied(*id) => self.demand_read(input),
@@ -474,7 +556,7 @@ impl Planner {
     }
 
     /// What the gradient of a parameter is the sum of all rows of, if it is.
-    fn columns_of(&self, id: usize) -> Option<usize> {
+    pub(super) fn columns_of(&self, id: usize) -> Option<usize> {
         let (Op::Gradient(_), [input]) = (&self.node(id).op, &self.node(id).inputs[..]) else {
             return None;
         };
@@ -512,14 +594,23 @@ impl Planner {
         all: &mut Vec<usize>,
         copies: &mut HashMap<usize, usize>,
     ) -> usize {
-        if id >= forward || self.is_leaf(id) || self.stored[id] {
+        if id >= forward || self.is_leaf(id) {
             return id;
         }
         if let Some(&copy) = copies.get(&id) {
             return copy;
         }
-        let is_cheap = matches!(self.node(id).op, Op::Apply(_) | Op::Reshape) || self.is_view(id);
-        if !is_cheap {
+        let is_cheap = match self.node(id).op {
+            Op::Apply(_) | Op::Reshape => true,
+            // The derivative needs its input anyway.
+            Op::Activate(activation) => activation.keeps_input() && self.how.is_cpu,
+            _ => self.is_view(id),
+        };
+        let is_kept = match self.node(id).op {
+            Op::Activate(_) => !is_cheap,
+            _ => self.stored[id] || !is_cheap,
+        };
+        if is_kept && self.node(id).again.is_none() {
             self.demand(id);
             return id;
         }
@@ -527,13 +618,21 @@ impl Planner {
         for input in &mut node.inputs {
             *input = self.brought(*input, forward, all, copies);
         }
-        self.nodes.push(node);
-        self.stored.push(false);
-        self.made.push(false);
-        let copy = self.nodes.len() - 1;
+        let copy = self.add(node, self.kinds[id]);
         all.push(copy);
         copies.insert(id, copy);
         copy
+    }
+
+    /// One more node.
+    pub(super) fn add(&mut self, node: Node, kind: Kind) -> usize {
+        self.nodes.push(node);
+        self.kinds.push(kind);
+        self.live.push(true);
+        self.into.push(None);
+        self.stored.push(false);
+        self.made.push(false);
+        self.nodes.len() - 1
     }
 
     fn emit(&mut self, parts: Vec<Part>) -> Result<()> {
@@ -546,7 +645,13 @@ impl Planner {
         Ok(())
     }
 
-    fn run(&mut self, action: Action, of: usize, outputs: Vec<usize>, inputs: Vec<usize>) {
+    pub(super) fn run(
+        &mut self,
+        action: Action,
+        of: usize,
+        outputs: Vec<usize>,
+        inputs: Vec<usize>,
+    ) {
         outputs.iter().for_each(|&id| self.made[id] = true);
         self.runs.push(Run {
             action,
@@ -555,6 +660,7 @@ impl Planner {
             inputs,
             last: Vec::new(),
             is_for_input: false,
+            sums: None,
         });
     }
 
@@ -738,34 +844,26 @@ impl Planner {
             self.run(Action::Join(is_partial, chains), id, vec![id], inputs);
             return Ok(());
         }
-        for &input in &node.inputs {
+        let reads = self.reads(id);
+        for &input in &reads {
             self.ensure(input)?;
         }
-        let parts = self.nodes[id + 1..]
-            .iter()
-            .take_while(|it| matches!(it.op, Op::CustomPart))
-            .count();
+        if self.emit_kernel(id, reads) {
+            return Ok(());
+        }
         let (action, outputs) = match node.op {
             Op::MatMul(turned) => (Action::MatMul(turned), vec![id]),
-            Op::Layer(layer) => {
-                let has_backward = self
-                    .nodes
-                    .iter()
-                    .any(|it| matches!(it.op, Op::LayerBackward(it) if it == layer));
+            Op::Custom(_) => (Action::Custom, vec![id]),
+            Op::CustomBackward(_) => {
+                let inputs = node.inputs.len() - 2;
+                let parts = (1..inputs).filter_map(|at| self.known_part(id, at));
                 (
-                    Action::Layer(layer, has_backward || !self.is_training),
-                    vec![id],
+                    Action::CustomBackward,
+                    [id].into_iter().chain(parts).collect(),
                 )
             }
-            Op::LayerBackward(layer) => {
-                let is_read =
-                    self.nodes.iter().any(|it| it.inputs.contains(&id)) || self.stored[id];
-                let outputs = if is_read { vec![id] } else { vec![] };
-                (Action::LayerBackward(layer, false), outputs)
-            }
-            Op::Custom(_) => (Action::Custom, vec![id]),
-            Op::CustomBackward(_) => (Action::CustomBackward, (id..=id + parts).collect()),
             Op::Gradient(parameter) => (Action::Gradient(parameter), vec![]),
+            Op::Finished(parameter) => (Action::Finished(parameter), vec![]),
             _ => return Ok(()),
         };
         self.run(action, id, outputs, node.inputs);

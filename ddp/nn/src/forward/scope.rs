@@ -1,89 +1,163 @@
-//! `Scope`: what a forward declares while it is traced.
+//! `Module`, and `Scope`: what its forward declares while it is traced.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ddp_kernels::DType;
+use ddp_kernels::ops::Attention;
+
 use super::custom::CustomOp;
-use super::trace::{Op, Trace, Var};
-use crate::activate::Dropout;
-use crate::build::{Build, Init, ParamId, UseIndex};
+use super::trace::{Kind, Op, Trace, Var};
+use crate::build::{Declarations, Init, Lora, ParamId, Tie};
 use crate::error::Result;
-use crate::layer::Layer;
-use crate::linear::Linear;
-use crate::norm::Normalize;
-use crate::vocabulary::Embedding;
+
+/// A model or a part of one, by its formula.
+///
+/// ```
+/// use ddp_nn::{Init, Module, Scope, Var};
+///
+/// /// A gated block with a learned temperature.
+/// #[derive(Debug)]
+/// struct Gated {
+///     width: usize,
+/// }
+///
+/// impl Module for Gated {
+///     fn forward(&self, m: &mut Scope, x: &Var) -> Var {
+///         let hidden = m.linear("up", x, self.width).gelu();
+///         let temperature = m.parameter("temperature", &[1], Init::Constant(1.0));
+///         let gate = (m.linear("gate", x, self.width) / temperature).softmax(-1);
+///         x + m.linear("down", &(hidden * gate), x.size(-1))
+///     }
+/// }
+/// # use ddp_kernels::{Device, Seed};
+/// let model = ddp_nn::Sequential::new().then(Gated { width: 8 });
+/// let model = model.build(&[4], Device::Cpu, Seed(1)).unwrap();
+/// assert_eq!(model.output_shape, [4]);
+/// ```
+pub trait Module: Any + fmt::Debug + Send {
+    /// The output for `x` (B, …), which has the batch as its first axis, too. It is traced: it must
+    /// do the same for every batch of a shape. Operations do not fail; the first error is reported
+    /// with its line when the forward has returned.
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var;
+
+    /// The dtype of the input, if it is not the dtype that layers compute in: i64 for tokens.
+    fn input_dtype(&self) -> Option<DType> {
+        None
+    }
+}
+
+/// What a forward is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Training,
+    Evaluation,
+    /// Of tokens that follow others.
+    Decoding,
+}
 
 /// What the first trace has declared, by name.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     parameters: HashMap<String, (ParamId, Vec<usize>)>,
-    numbers: HashMap<String, usize>,
-    pub(super) layers: Vec<Inner>,
+    /// Layers that draw random numbers.
+    pub(super) numbers: HashMap<String, u32>,
 }
 
-/// A layer within a forward.
-#[derive(Debug)]
-pub(super) struct Inner {
-    pub(super) layer: Box<dyn Layer>,
-    /// The shapes of a row of its input and its output.
-    rows: [Vec<usize>; 2],
-    /// Its parameters.
-    pub(super) uses: [UseIndex; 2],
-}
-
-/// Declares, for the first trace.
-pub(super) trait Declares {
-    fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId>;
-    fn layer(
-        &mut self,
-        name: &str,
-        layer: &mut dyn Layer,
-        row: &[usize],
-    ) -> Result<(Vec<usize>, [UseIndex; 2])>;
-}
-
-impl Declares for Build<'_> {
-    fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
-        Build::parameter(self, name, shape, init)
-    }
-
-    fn layer(
-        &mut self,
-        name: &str,
-        layer: &mut dyn Layer,
-        row: &[usize],
-    ) -> Result<(Vec<usize>, [UseIndex; 2])> {
-        let begin = self.use_index();
-        let shape = self.scope(name, |build| layer.build(build, row))?;
-        Ok((shape, [begin, self.use_index()]))
-    }
-}
-
-/// Parameters, layers and numbers of a forward. Names are those of checkpoints, after the name of
-/// the module; each is declared once.
+/// Parameters, layers and numbers of a forward. Names are those of checkpoints; each is declared
+/// once.
 pub struct Scope<'a> {
     pub(super) trace: Rc<RefCell<Trace>>,
     pub(super) declared: &'a mut Declared,
-    pub(super) build: Option<&'a mut (dyn Declares + 'a)>,
+    /// In the first trace.
+    pub(super) build: Option<&'a mut Declarations>,
     /// The beginning of names.
     pub(super) prefix: String,
-    pub(super) is_training: bool,
+    pub(super) mode: Mode,
+    pub(super) lora: Option<Lora>,
 }
 
 impl Scope<'_> {
     /// Whether this is the forward of training.
     pub fn is_training(&self) -> bool {
-        self.is_training
+        self.mode == Mode::Training
+    }
+
+    /// Whether the tokens follow those of earlier forwards, which only attention sees.
+    pub fn is_decoding(&self) -> bool {
+        self.mode == Mode::Decoding
+    }
+
+    /// Sets the initial weights of all parameters called `leaf`.
+    #[cfg(test)]
+    pub(crate) fn start_all(&mut self, leaf: &str, init: Init) {
+        if let Some(build) = &mut self.build {
+            let list = build.list.iter_mut();
+            let called = list.filter(|one| one.name.ends_with(&format!(".{leaf}")));
+            called.for_each(|one| one.init = init);
+        }
+    }
+
+    /// The name of what is declared here, for messages.
+    pub(crate) fn path(&self) -> &str {
+        match self.prefix.strip_suffix('.') {
+            Some(path) => path,
+            None => "model",
+        }
+    }
+
+    /// The adapters of linear layers.
+    pub(crate) fn lora(&self) -> Option<Lora> {
+        self.lora.clone()
+    }
+
+    /// See `Declarations::begin_part`; and gives linear layers from here on adapters.
+    pub(crate) fn begin_part(&mut self, random_below: u32, lent: &[String], lora: &Option<Lora>) {
+        if lora.is_some() {
+            self.lora.clone_from(lora);
+        }
+        if let Some(build) = &mut self.build {
+            build.begin_part(random_below, lent);
+            build.lora.clone_from(&self.lora);
+        }
+    }
+
+    /// See `Declarations::note_layer`.
+    pub(crate) fn note_layer(&mut self) {
+        if let Some(build) = &mut self.build
+            && self.prefix.is_empty()
+        {
+            build.note_layer();
+        }
     }
 
     /// Declares with `body` what is called `name.…`.
     pub fn within<R>(&mut self, name: &str, body: impl FnOnce(&mut Scope<'_>) -> R) -> R {
         let before = self.prefix.len();
         self.prefix = format!("{}{name}.", self.prefix);
+        self.trace.borrow_mut().place = self.path().into();
         let result = body(self);
         self.prefix.truncate(before);
+        self.trace.borrow_mut().place = self.path().into();
+        result
+    }
+
+    /// What `body` computes, which is not kept in training: backward computes it again. The bits
+    /// are the same.
+    pub fn recompute(&mut self, body: impl FnOnce(&mut Scope<'_>) -> Var) -> Var {
+        let before = {
+            let trace = &mut self.trace.borrow_mut();
+            let next = trace.nodes.len();
+            let again = self.is_training().then_some(next);
+            let again = trace.again.or(again);
+            std::mem::replace(&mut trace.again, again)
+        };
+        let result = body(self);
+        self.trace.borrow_mut().again = before;
         result
     }
 
@@ -99,24 +173,67 @@ impl Scope<'_> {
     /// Keeps an error, and goes on with numbers of this shape.
     #[track_caller]
     fn refused(&self, text: String, shape: &[usize]) -> Var {
-        let at = std::panic::Location::caller();
-        let (file, line) = (at.file(), at.line());
-        let error = format!("{text} ({file}:{line})");
-        self.trace.borrow_mut().error.get_or_insert(error);
+        self.trace.borrow_mut().keep_error(text);
         self.leaf(Op::Input, shape, "x".into())
     }
 
-    /// A parameter with this name, shape and initial weights.
+    /// A parameter with this name, shape and initial weights. Weight decay applies to those of two
+    /// or more axes.
     #[track_caller]
     pub fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Var {
+        self.declare(name, shape, |build, path| {
+            build.parameter(path, shape, init)
+        })
+    }
+
+    /// As `parameter`, one that all uses of this tie share. The first use gives its name.
+    #[track_caller]
+    pub fn tied_parameter(&mut self, tie: &Tie, name: &str, shape: &[usize], init: Init) -> Var {
+        self.declare(name, shape, |build, path| {
+            build.tied_parameter(tie, path, shape, init)
+        })
+    }
+
+    /// A buffer: saved and moved with the model, never trained. Its dtype is that of the masters,
+    /// also where layers compute in bf16. A `CustomOp` may write to it in forward. Each rank writes
+    /// its own; every training step, evaluation and checkpoint begins with those of rank 0.
+    #[track_caller]
+    pub fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Var {
+        self.declare(name, shape, |build, path| build.buffer(path, shape, init))
+    }
+
+    /// Says that `parameter` is a weight (O, I) of a hidden layer, made of matrices with this many
+    /// rows, which Muon orthogonalises one by one. Embeddings and output layers are for AdamW.
+    #[track_caller]
+    pub fn hidden_matrices(&mut self, parameter: &Var, rows: &[usize]) {
+        let shape = parameter.shape();
+        let fits = shape.len() == 2 && shape[0] == rows.iter().sum::<usize>();
+        match (parameter.op(), &mut self.build) {
+            (Op::Parameter(id), Some(build)) if fits => {
+                build.list[id.0].matrices = rows.to_vec();
+            }
+            (_, Some(_)) => {
+                let expected = format!("a parameter with rows of {rows:?} together");
+                let help = "give the rows of each of its matrices";
+                parameter.refuse("hidden_matrices", &[parameter], &expected, help);
+            }
+            _ => {}
+        }
+    }
+
+    #[track_caller]
+    fn declare(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        declare: impl FnOnce(&mut Declarations, &str) -> Result<ParamId>,
+    ) -> Var {
         let path = format!("{}{name}", self.prefix);
         if let Some(build) = &mut self.build {
-            match build.parameter(&path, shape, init) {
+            match declare(build, &path) {
                 Ok(id) => {
-                    _ = self
-                        .declared
-                        .parameters
-                        .insert(path.clone(), (id, shape.to_vec()))
+                    let known = (id, shape.to_vec());
+                    self.declared.parameters.insert(path.clone(), known);
                 }
                 Err(error) => return self.refused(error.to_string(), shape),
             }
@@ -157,73 +274,67 @@ impl Scope<'_> {
         self.numbers(&values, &[count])
     }
 
-    /// The output of a layer with a backward of its own, such as `SelfAttention`, for `x` (B, …).
+    /// The output of `layer` for `x`. Its names begin with `name`.
     #[track_caller]
-    pub fn layer(&mut self, name: &str, x: &Var, mut layer: impl Layer) -> Var {
-        let path = format!("{}{name}", self.prefix);
-        let shape = x.shape();
-        let row = shape.get(1..).unwrap_or_default();
-        if let Some(build) = &mut self.build {
-            match build.layer(&path, &mut layer, row) {
-                Ok((output, uses)) => {
-                    self.declared
-                        .numbers
-                        .insert(path.clone(), self.declared.layers.len());
-                    self.declared.layers.push(Inner {
-                        layer: Box::new(layer),
-                        rows: [row.to_vec(), output],
-                        uses,
-                    });
-                }
-                Err(error) => return self.refused(error.to_string(), &shape),
-            }
-        }
-        let number = self.declared.numbers.get(&path).copied();
-        let known = number.map(|number| &self.declared.layers[number].rows);
-        let Some([_, output]) = known.filter(|[input, _]| input == row) else {
-            let known = known.map_or("a layer of the first trace".into(), |it| {
-                format!("rows of {:?}", it[0])
-            });
-            let text = format!(
-                "layer {path}: expected {known}, got rows of {row:?}; help: let shapes depend on the batch in axis 0 alone"
-            );
-            return self.refused(text, &shape);
-        };
-        let output = [&shape[..1], output].concat();
-        let y = x.push(Op::Layer(number.unwrap_or(0)), &[x], output);
-        self.trace.borrow_mut().names.push((y.id, path));
+    pub fn layer(&mut self, name: &str, x: &Var, layer: impl Module) -> Var {
+        let line = self.trace.borrow_mut().begin_line();
+        let y = self.within(name, |m| layer.forward(m, x));
+        self.trace.borrow_mut().line = line;
         y
     }
 
-    /// x·Wᵀ + b on the last axis, with PyTorch's initial weights: `name.weight` (outputs, inputs)
-    /// and `name.bias`.
+    /// Drops elements of `x` in training; at most once for each name.
     #[track_caller]
-    pub fn linear(&mut self, name: &str, x: &Var, outputs: usize) -> Var {
-        self.layer(name, x, Linear::new(outputs))
+    pub(crate) fn drop_elements(&mut self, x: &Var, probability: f64) -> Var {
+        if !(0.0..1.0).contains(&probability) {
+            let expected =
+                format!("a probability of at least 0 and less than 1, not {probability}");
+            return x.refuse("dropout", &[x], &expected, "use 0 to drop nothing");
+        }
+        if let Some(build) = &mut self.build {
+            let number = build.random_layer();
+            self.declared.numbers.insert(self.prefix.clone(), number);
+        }
+        let number = self.declared.numbers.get(&self.prefix).copied();
+        if probability == 0.0 || !self.is_training() {
+            return x.clone();
+        }
+        x.push(
+            Op::Dropout(number.unwrap_or(0), probability),
+            &[x],
+            x.shape(),
+        )
     }
 
-    /// The fused layer norm of the last axis: `name.weight` and `name.bias`.
+    /// Attention of (B, T, (H + 2K)·D), whose columns are those of queries, then keys, then values.
     #[track_caller]
-    pub fn layer_norm(&mut self, name: &str, x: &Var) -> Var {
-        self.layer(name, x, Normalize::layer())
+    pub fn attention(&mut self, qkv: &Var, attention: Attention) -> Var {
+        let (heads, time) = (attention.heads, attention.time);
+        let columns = (heads + 2 * attention.kv_heads) * attention.head_size;
+        let shape = qkv.shape();
+        if shape.len() != 3 || shape[1..] != [time, columns] {
+            let expected =
+                format!("[rows, {time}, {columns}]: queries, keys and values of all heads");
+            let help = "make them with one linear layer";
+            return qkv.refuse("attention", &[qkv], &expected, help);
+        }
+        let begins = self.trace.borrow().begins.map(|id| qkv.at(id));
+        let inputs: Vec<&Var> = [qkv].into_iter().chain(&begins).collect();
+        let output = vec![shape[0], time, heads * attention.head_size];
+        let y = qkv.push(Op::Attention(attention), &inputs, output);
+        y.part(0, Kind::Sums, vec![shape[0] * heads, time]);
+        y
     }
 
-    /// The fused RMS norm of the last axis: `name.weight`.
-    #[track_caller]
-    pub fn rms_norm(&mut self, name: &str, x: &Var) -> Var {
-        self.layer(name, x, Normalize::rms())
-    }
-
-    /// A learned row for each token of `x` (B, T): `name.tokens.weight`.
-    #[track_caller]
-    pub fn embedding(&mut self, name: &str, x: &Var, vocabulary: usize, columns: usize) -> Var {
-        self.layer(name, x, Embedding::new(vocabulary, columns))
-    }
-
-    /// In training, zeros with this probability, and the rest scaled up. `name` is its own.
-    #[track_caller]
-    pub fn dropout(&mut self, name: &str, x: &Var, probability: f64) -> Var {
-        self.layer(name, x, Dropout::new(probability))
+    /// The tokens of codes whose upper half says where in its row the token's document begins.
+    /// Attention from here on keeps documents apart.
+    pub(crate) fn documents(&mut self, codes: &Var) -> Var {
+        let shape = codes.shape();
+        let count = shape.iter().product();
+        let tokens = codes.push(Op::Documents, &[codes], shape);
+        let begins = tokens.part(0, Kind::Places, vec![count]);
+        self.trace.borrow_mut().begins = Some(begins.id);
+        tokens
     }
 
     /// An operation with a backward by hand.

@@ -5,11 +5,17 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::ops::Function;
+use ddp_kernels::ops::{Activation, Attention, Function, Norm};
 use ddp_kernels::shape::RANK_MAX;
 
 use super::custom::CustomOp;
+use super::gate::Gate;
+use super::rope::Rope;
 use crate::build::ParamId;
+pub(super) use crate::scratch::Kind;
+
+/// The most inputs of an operation.
+pub(super) const INPUTS_MAX: usize = 16;
 
 /// What makes a value from others.
 #[derive(Clone, Debug)]
@@ -41,15 +47,49 @@ pub(super) enum Op {
     Window(usize, usize),
     /// (S, M, K) with (S, K, N), each of which may be transposed.
     MatMul([bool; 2]),
-    /// A layer with a backward, by its number, and that backward.
-    Layer(usize),
-    LayerBackward(usize),
     Custom(Arc<dyn CustomOp>),
-    /// The gradients of all its inputs, which are its value and the `CustomPart`s after it.
+    /// The gradients of all its inputs, which are its value and the parts after it.
     CustomBackward(Arc<dyn CustomOp>),
-    CustomPart,
+    /// Another value of its input's operation, by number.
+    Part(usize, Kind),
+    /// x·Wᵀ + b, of x (…, I), W (O, I) and perhaps b (O).
+    Linear,
+    /// d·W, of d (…, O) and W.
+    LinearInput,
+    /// dᵀ·x, of d (…, O) and x (…, I).
+    LinearWeight,
+    Activate(Activation),
+    /// Of d and what the activation keeps.
+    ActivateBackward(Activation),
+    /// With this ε, of x, weight and perhaps bias. Its part: the statistics of rows.
+    Norm(Norm, f64),
+    /// Of d, x, statistics and weight. Its parts: sums of rows for the gradients of weight and
+    /// bias.
+    NormBackward(Norm, f64),
+    /// By number and probability.
+    Dropout(u32, f64),
+    Gated(Gate),
+    /// Of d and x.
+    GatedBackward(Gate),
+    /// Tokens of codes that also say where documents begin, which is its part.
+    Documents,
+    /// Of tokens, the table, in which these rows get no gradient, and perhaps a row for each
+    /// position.
+    Embedding(Arc<[usize]>),
+    /// The table's gradient, 0 in these rows, of d and the tokens.
+    EmbeddingBackward(Arc<[usize]>),
+    /// The gradient of the rows of positions, of d.
+    PositionsBackward,
+    /// Turns so many heads of so many columns by their positions, or back.
+    Rope(Rope, [usize; 2], bool),
+    /// Of queries, keys and values, and perhaps where documents begin. Its part: sums for backward.
+    Attention(Attention),
+    /// Of d, the output, the sums, queries, keys and values, and perhaps where documents begin.
+    AttentionBackward(Attention),
     /// The gradient of a parameter is complete. Zeros, if it has no input.
     Gradient(ParamId),
+    /// The gradient of a parameter is complete, which the loss has written.
+    Finished(ParamId),
 }
 
 #[derive(Clone, Debug)]
@@ -57,15 +97,29 @@ pub(super) struct Node {
     pub(super) op: Op,
     pub(super) inputs: Vec<usize>,
     pub(super) shape: Vec<usize>,
+    /// Backward computes it again, with all others of this number.
+    pub(super) again: Option<usize>,
+    /// The layer that has it.
+    pub(super) place: Arc<str>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<Node>,
     /// The names of parameters, in messages.
     pub(super) names: Vec<(usize, String)>,
     /// The first error, with the line of the formula.
     pub(super) error: Option<String>,
+    /// What `Node::again` is of new values.
+    pub(super) again: Option<usize>,
+    /// The layer that is being traced, which `Node::place` is of new values.
+    pub(super) place: Arc<str>,
+    /// Where the forward has called the layer that is being traced, for errors.
+    pub(super) line: Option<&'static Location<'static>>,
+    /// Where documents begin, once that is known.
+    pub(super) begins: Option<usize>,
+    /// The last layer, if the loss may run it.
+    pub(super) head: Option<usize>,
 }
 
 /// A value of a forward that is being traced. Its operations never fail: the first error, with its
@@ -76,10 +130,48 @@ pub struct Var {
     pub(super) id: usize,
 }
 
+impl Default for Trace {
+    fn default() -> Trace {
+        Trace {
+            nodes: Vec::new(),
+            names: Vec::new(),
+            error: None,
+            again: None,
+            place: "model".into(),
+            line: None,
+            begins: None,
+            head: None,
+        }
+    }
+}
+
 impl Trace {
+    /// Errors from here on are the caller's, unless they are already those of a line above.
+    #[track_caller]
+    pub(super) fn begin_line(&mut self) -> Option<&'static Location<'static>> {
+        let here = self.line.unwrap_or(Location::caller());
+        self.line.replace(here)
+    }
+
+    /// Keeps the first error, with the layer and the line.
+    #[track_caller]
+    pub(super) fn keep_error(&mut self, text: String) {
+        let at = self.line.unwrap_or(Location::caller());
+        let (place, file, line) = (&self.place, at.file(), at.line());
+        let error = format!("{place} ({file}:{line}): {text}");
+        self.error.get_or_insert(error);
+    }
+
     pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
         let id = self.nodes.len();
-        self.nodes.push(Node { op, inputs, shape });
+        let (again, place) = (self.again, self.place.clone());
+        self.nodes.push(Node {
+            op,
+            inputs,
+            shape,
+            again,
+            place,
+        });
         id
     }
 
@@ -88,9 +180,9 @@ impl Trace {
         let Node { op, shape, .. } = &self.nodes[id];
         let name = match op {
             Op::Input => "x".to_string(),
-            Op::Parameter(_) | Op::Layer(_) => {
+            Op::Parameter(_) => {
                 let name = self.names.iter().find(|it| it.0 == id);
-                name.map_or("parameter".into(), |it| it.1.clone())
+                name.map_or_else(|| op.name(), |it| it.1.clone())
             }
             Op::Constant(value) => return format!("{value}"),
             op => op.name(),
@@ -151,21 +243,26 @@ impl Var {
         self.at(id)
     }
 
+    /// Another value of its operation.
+    pub(super) fn part(&self, number: usize, kind: Kind, shape: Vec<usize>) -> Var {
+        self.push(Op::Part(number, kind), &[self], shape)
+    }
+
     /// A number.
     pub(super) fn constant(&self, value: f64) -> Var {
         self.push(Op::Constant(value), &[], vec![])
     }
 
-    /// Keeps an error of the operation `op` on `operands`, at the caller's line. Returns a value to
-    /// go on with.
+    /// Keeps an error of the operation `op` on `operands`, at the caller's line, for formulas that
+    /// cannot take what they get. Returns a value to go on with.
     #[track_caller]
-    pub(super) fn refuse(&self, op: &str, operands: &[&Var], expected: &str, help: &str) -> Var {
-        let at = Location::caller();
+    pub fn refuse(&self, op: &str, operands: &[&Var], expected: &str, help: &str) -> Var {
         let mut trace = self.trace.borrow_mut();
         let operands: Vec<String> = operands.iter().map(|it| trace.described(it.id)).collect();
-        let (got, file, line) = (operands.join(" and "), at.file(), at.line());
-        let error = format!("{op} ({file}:{line}): expected {expected}, got {got}; help: {help}");
-        trace.error.get_or_insert(error);
+        let got = operands.join(" and ");
+        trace.keep_error(format!(
+            "{op}: expected {expected}, got {got}; help: {help}"
+        ));
         drop(trace);
         self.clone()
     }

@@ -1,30 +1,22 @@
 use std::iter::once;
 use std::sync::Arc;
 
-use ddp_kernels::{DType, Device, Random};
+use ddp_kernels::{DType, Device, Random, Tensor};
 
 use super::*;
 use crate::check::DerivativeCheck;
 use crate::models::Model;
-use crate::{Activate, Linear, PassOptions, Saved, Scratch, Sequential};
+use crate::{Activate, Linear, Module, Pass, PassOptions, Saved, Scratch, Sequential};
 
 /// Layers whose B's do not start at 0, so that all derivatives matter.
 #[derive(Debug)]
 struct Started(Sequential);
 
-impl Layer for Started {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let output = Layer::build(&mut self.0, build, shape)?;
-        build.start_all(LORA_B, Init::Uniform { bound: 1.0 });
-        Ok(output)
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        self.0.forward(pass, x)
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        self.0.backward(pass, dy)
+impl Module for Started {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let y = self.0.forward(m, x);
+        m.start_all(LORA_B, Init::Uniform { bound: 1.0 });
+        y
     }
 }
 
@@ -56,8 +48,8 @@ fn lora(dropout: f64) -> Lora {
 #[test]
 fn derivatives_of_adapters_are_those_of_differences() {
     for dropout in [0.0, 0.4] {
-        let mut layers = Started(hidden().adapted(lora(dropout)));
-        let worst = DerivativeCheck::new(&[5]).worst(&mut layers).unwrap();
+        let layers = Started(hidden().adapted(lora(dropout)));
+        let worst = DerivativeCheck::new(&[5]).worst(layers).unwrap();
         assert!(worst.error() < 1e-8, "{worst:?}");
         assert_ne!(worst.backward, 0.0, "{worst:?}");
     }
@@ -66,7 +58,7 @@ fn derivatives_of_adapters_are_those_of_differences() {
 /// The output is that of the layers whose weights have the adapters' products added, by blocks.
 #[test]
 fn a_block_of_b_adds_to_its_own_outputs() {
-    let model = |layers: Box<dyn Layer>| {
+    let model = |layers: Box<dyn Module>| {
         Model::new(layers, &[5], DType::F64, Device::Cpu, 7, &|_| false).unwrap()
     };
     let adapted = model(Box::new(Started(layers().adapted(lora(0.0)))));

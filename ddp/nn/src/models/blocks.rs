@@ -13,8 +13,8 @@ use super::family::{check_size, refuse};
 use super::rope::rope;
 use crate::error::{HEADS, Result, WIDTH};
 use crate::{
-    Activate, Dropout, Geglu, Layer, Linear, NormOver, Normalize, Recompute, Residual, Rope,
-    SelfAttention, Sequential, Swiglu, family_settings,
+    Dropout, Gate, Linear, Module, NormOver, Normalize, Rope, Scope, SelfAttention, Sequential,
+    Var, family_settings,
 };
 
 family_settings! {
@@ -298,20 +298,19 @@ impl Blocks {
 
     /// Adds the blocks and the last norm to `layers`.
     pub(super) fn push(&self, layers: &mut Sequential) -> Result<()> {
-        let recompute = self.spec.recompute;
         let rope = match self.spec.position {
             PositionKind::Learned => None,
             PositionKind::Rope => Some(self.spec.rope()?),
         };
         for index in 0..self.spec.layers {
-            let again = recompute == RecomputeKind::Attention;
-            let attention = self.part(self.attention(index, rope.as_ref()), again);
-            let mlp = self.part(self.perceptron(), false);
+            let attention = AttentionPart {
+                blocks: self.clone(),
+                mix: self.attention(index, rope.as_ref()),
+            };
+            let mlp = PerceptronPart(self.clone());
             let name = format!("blocks.{index}");
-            if recompute == RecomputeKind::Block {
-                let block = Sequential::new().named("attention", attention);
-                let block = Recompute::new(block.named("mlp", mlp));
-                layers.push_named(&name, Box::new(block));
+            if self.spec.recompute == RecomputeKind::Block {
+                layers.push_named(&name, Box::new(Block(attention, mlp)));
             } else {
                 layers.push_named(&format!("{name}.attention"), Box::new(attention));
                 layers.push_named(&format!("{name}.mlp"), Box::new(mlp));
@@ -321,25 +320,29 @@ impl Blocks {
         Ok(())
     }
 
-    /// A part with its norm, around which the stream goes. `again`: whether backward computes it
-    /// again.
-    fn part(&self, mut inner: Sequential, again: bool) -> Residual {
+    /// x + f(x), with the norms of a part.
+    fn part(&self, m: &mut Scope<'_>, x: &Var, f: impl FnOnce(&mut Scope<'_>, &Var) -> Var) -> Var {
         let place = self.spec.norm_place;
-        if place != NormPlace::Before {
-            inner.push_named("post_norm", Box::new(self.norm()));
+        let mut y = x.clone();
+        if place != NormPlace::After {
+            y = m.layer("norm", &y, self.norm());
         }
-        let part = if again {
-            Residual::new(Recompute::new(inner))
-        } else {
-            Residual::new(inner)
+        x + f(m, &y)
+    }
+
+    /// What follows the last linear layer of a part.
+    fn ending(&self, m: &mut Scope<'_>, y: Var) -> Var {
+        let y = match self.spec.dropout {
+            0.0 => y,
+            probability => m.dropout("dropout", &y, probability),
         };
-        match place {
-            NormPlace::Before | NormPlace::Both => part.after(self.norm()),
-            NormPlace::After => part,
+        match self.spec.norm_place {
+            NormPlace::Before => y,
+            NormPlace::After | NormPlace::Both => m.layer("post_norm", &y, self.norm()),
         }
     }
 
-    fn attention(&self, index: usize, rope: Option<&[Rope; 2]>) -> Sequential {
+    fn attention(&self, index: usize, rope: Option<&[Rope; 2]>) -> SelfAttention {
         let spec = &self.spec;
         let linear = |outputs| self.linear(outputs, spec.bias || spec.qkv_bias);
         let last = |outputs| self.last_linear(outputs);
@@ -360,34 +363,11 @@ impl Blocks {
             mix = mix.scaled(1.0 / (spec.attention_scalar as f64).sqrt());
         }
         let norm = Normalize::rms().epsilon(spec.norm_epsilon);
-        mix = match spec.qk_norm {
+        match spec.qk_norm {
             QkNorm::None => mix,
             QkNorm::Head => mix.normed(&norm, NormOver::Head),
             QkNorm::Heads => mix.normed(&norm, NormOver::Heads),
-        };
-        let mut layers = Sequential::new().named("mix", mix);
-        self.push_dropout(&mut layers);
-        layers
-    }
-
-    fn perceptron(&self) -> Sequential {
-        // SwiGLU's gate is made beside the rest.
-        let (activation, halves): (Box<dyn Layer>, usize) = match self.spec.mlp {
-            MlpKind::Gelu => (Box::new(Activate::gelu()), 1),
-            MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
-            MlpKind::Relu2 => (Box::new(Activate::new(Activation::ReluSquared)), 1),
-            MlpKind::Swiglu => (Box::new(Swiglu), 2),
-            MlpKind::Geglu => (Box::new(Geglu), 2),
-        };
-        let parts = vec![self.spec.mlp_width(); halves];
-        let up = self
-            .linear(parts.iter().sum(), self.spec.bias)
-            .in_parts(&parts);
-        let mut layers = Sequential::new().named("up", up);
-        layers.push_named("activation", activation);
-        let mut layers = layers.named("down", self.last_linear(self.spec.width));
-        self.push_dropout(&mut layers);
-        layers
+        }
     }
 
     fn norm(&self) -> Normalize {
@@ -400,22 +380,17 @@ impl Blocks {
     }
 
     fn linear(&self, outputs: usize, has_bias: bool) -> Linear {
-        let linear = match self.deviation {
-            Some(deviation) => Linear::new(outputs).normal(deviation),
-            None => Linear::new(outputs),
-        };
-        if has_bias {
-            return linear;
+        let linear = Linear::new(outputs).biased(has_bias);
+        match self.deviation {
+            Some(deviation) => linear.normal(deviation),
+            None => linear,
         }
-        linear.without_bias()
     }
 
     /// The last linear layer of a part, whose output is added to the stream.
     fn last_linear(&self, outputs: usize) -> Linear {
-        let (linear, parts) = (
-            self.linear(outputs, self.spec.bias),
-            2.0 * self.spec.layers as f64,
-        );
+        let linear = self.linear(outputs, self.spec.bias);
+        let parts = 2.0 * self.spec.layers as f64;
         match self.deviation {
             Some(deviation) => linear.normal(deviation / parts.sqrt()),
             None => linear,
@@ -428,5 +403,71 @@ impl Blocks {
         if dropout != 0.0 {
             layers.push_named("dropout", Box::new(Dropout::new(dropout)));
         }
+    }
+}
+
+/// Attention, added to its input.
+#[derive(Debug)]
+struct AttentionPart {
+    blocks: Blocks,
+    mix: SelfAttention,
+}
+
+impl Module for AttentionPart {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let blocks = &self.blocks;
+        blocks.part(m, x, |m, x| {
+            let body = |m: &mut Scope<'_>| {
+                let y = m.layer("mix", x, self.mix.clone());
+                blocks.ending(m, y)
+            };
+            match blocks.spec.recompute {
+                RecomputeKind::Attention => m.recompute(body),
+                RecomputeKind::None | RecomputeKind::Block => body(m),
+            }
+        })
+    }
+}
+
+/// A perceptron, added to its input.
+#[derive(Debug)]
+struct PerceptronPart(Blocks);
+
+impl Module for PerceptronPart {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let (blocks, spec) = (&self.0, &self.0.spec);
+        blocks.part(m, x, |m, x| {
+            // A gate is made beside the rest.
+            let parts = match spec.mlp {
+                MlpKind::Swiglu | MlpKind::Geglu => vec![spec.mlp_width(); 2],
+                MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => vec![spec.mlp_width()],
+            };
+            let up = blocks
+                .linear(parts.iter().sum(), spec.bias)
+                .in_parts(&parts);
+            let up = m.layer("up", x, up);
+            let hidden = match spec.mlp {
+                MlpKind::Gelu => up.activate(Activation::Gelu),
+                MlpKind::GeluTanh => up.activate(Activation::GeluTanh),
+                MlpKind::Relu2 => up.activate(Activation::ReluSquared),
+                MlpKind::Swiglu => up.gated(Gate::Swiglu),
+                MlpKind::Geglu => up.gated(Gate::Geglu),
+            };
+            let y = m.layer("down", &hidden, blocks.last_linear(spec.width));
+            blocks.ending(m, y)
+        })
+    }
+}
+
+/// Both, of which only the input is kept.
+#[derive(Debug)]
+struct Block(AttentionPart, PerceptronPart);
+
+impl Module for Block {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        m.recompute(|m| {
+            let x = m.within("attention", |m| self.0.forward(m, x));
+            m.within("mlp", |m| self.1.forward(m, &x))
+        })
     }
 }

@@ -11,8 +11,7 @@
 //! equal numbers of parameters, and so equal memory and, for linear layers, equal work.
 //!
 //! Layers of a `Tie` may be in different parts. The first part that uses the parameter owns it, and
-//! later ones borrow it: `Params::loans`. It counts in each layer that uses it. Layers that share a
-//! parameter by `Build::share` stay together, with all layers between them.
+//! later ones borrow it: `Params::loans`. It counts in each layer that uses it.
 
 use std::any::Any;
 use std::ops::Range;
@@ -20,16 +19,16 @@ use std::ops::Range;
 use ddp_kernels::ops::{self, F32Math};
 use ddp_kernels::{DType, Device, Seed, Tensor};
 
-use crate::build::{Build, Declarations, UseIndex};
+use crate::build::{Declarations, UseIndex};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
+use crate::forward::{Module, Traced};
 use crate::params::{Format, Params};
-use crate::{Head, Layer, Loss, Pass, Sequential};
+use crate::{Loss, Pass, Sequential};
 
 /// Layers, their parameters, and the shapes of input and output.
 #[derive(Debug)]
 pub struct Model {
-    /// The layers.
-    pub root: Box<dyn Layer>,
+    root: Traced,
     /// Their parameters and buffers.
     pub params: Params,
     /// The shape of one row of the input.
@@ -65,7 +64,7 @@ impl Model {
     /// `format` is a dtype or a [`Precision`](crate::params::Precision). `frozen` tells by name
     /// which parameters are not trained.
     pub fn new(
-        root: Box<dyn Layer>,
+        root: Box<dyn Module>,
         input_shape: &[usize],
         format: impl Into<Format>,
         device: Device,
@@ -78,7 +77,7 @@ impl Model {
     /// As `new`, laid out so that any number of ranks up to `shares` can share the trained part,
     /// for ZeRO-1. The reducer's options tell how many.
     pub fn with_shares(
-        mut root: Box<dyn Layer>,
+        root: Box<dyn Module>,
         input_shape: &[usize],
         format: impl Into<Format>,
         device: Device,
@@ -88,7 +87,7 @@ impl Model {
     ) -> Result<Model> {
         let format = format.into();
         let mut declarations = Declarations::new();
-        let output_shape = root.build(&mut Build::new(&mut declarations), input_shape)?;
+        let (root, output_shape) = Traced::build(root, &mut declarations, input_shape)?;
         Ok(Model {
             params: Params::new(&declarations, format, device, seed, frozen, shares)?,
             root,
@@ -116,9 +115,15 @@ impl Model {
         ops::with_f32_math(self.f32_math, || self.root.forward(pass, &x))
     }
 
+    /// See `Traced::run_counts`.
+    #[cfg(test)]
+    pub(crate) fn run_counts(&self) -> [usize; 2] {
+        self.root.run_counts()
+    }
+
     /// The dtypes of inputs: as the layers take them, and another that is rounded to that.
     fn input_dtypes(&self) -> [DType; 2] {
-        match self.root.input_dtype() {
+        match self.root.module().input_dtype() {
             Some(dtype) => [dtype; 2],
             None => [self.params.dtype(), self.params.master_dtype()],
         }
@@ -151,7 +156,7 @@ impl Model {
         loss: &dyn Loss,
         of: [&Tensor; 3],
     ) -> Result<Tensor> {
-        match self.head(pass) {
+        match self.root.left_head(pass) {
             None => loss.gradient(pass, of),
             Some(head) => ops::with_f32_math(self.f32_math, || head.gradient(loss, pass, of)),
         }
@@ -160,19 +165,10 @@ impl Model {
     /// The loss of each row of the forward's output. `of` is that output, the targets, and the
     /// statistics, to which it adds as [`Loss::compute`] does.
     pub fn losses(&self, pass: &mut Pass<'_>, loss: &dyn Loss, of: [&Tensor; 3]) -> Result<Tensor> {
-        match self.head(pass) {
+        match self.root.left_head(pass) {
             None => loss.compute(pass, of, None),
             Some(head) => ops::with_f32_math(self.f32_math, || head.losses(loss, pass, of)),
         }
-    }
-
-    /// The head, if the pass leaves it to the loss.
-    fn head(&self, pass: &Pass<'_>) -> Option<&Head> {
-        let mut last: &dyn Any = &*self.root;
-        while let Some(layers) = last.downcast_ref::<Sequential>() {
-            last = layers.last()?;
-        }
-        last.downcast_ref().filter(|_| pass.leaves_head())
     }
 
     /// Computes the gradients of all trained parameters from `dy`, the gradient of the output of
@@ -194,7 +190,7 @@ impl Model {
         wants_input_gradient: bool,
     ) -> Result<Option<Tensor>> {
         let gradient = ops::with_f32_math(self.f32_math, || {
-            pass.input_gradient(wants_input_gradient, |pass| self.root.backward(pass, dy))
+            self.root.backward(pass, dy, wants_input_gradient)
         })?;
         pass.check_complete()?;
         Ok(gradient)
@@ -210,7 +206,7 @@ impl Model {
         root: Sequential,
         input_shape: &[usize],
         devices: &[Device],
-        mut make: impl FnMut(Box<dyn Layer>, &[usize], Device) -> Result<Model>,
+        mut make: impl FnMut(Box<dyn Module>, &[usize], Device) -> Result<Model>,
     ) -> Result<Vec<Model>> {
         let parts = split(root, input_shape, devices.len())?;
         let mut shape = input_shape.to_vec();
@@ -231,14 +227,16 @@ impl Model {
 }
 
 /// Cuts `layers`, for rows of `input_shape`, into this many parts.
-fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
+fn split(layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
     if parts == 1 {
         return Ok(vec![layers]);
     }
     // Built only to learn where parameters are used.
     let mut declarations = Declarations::new();
-    Layer::build(&mut layers, &mut Build::new(&mut declarations), input_shape)?;
-    let units = units(&layers, &declarations);
+    let traced = Traced::build(Box::new(layers), &mut declarations, input_shape)?.0;
+    let layers = traced.into_module() as Box<dyn Any>;
+    let layers = layers.downcast::<Sequential>().expect("it was one");
+    let units = units(&declarations);
     if parts == 0 || parts > units.len() {
         let count = units.len();
         return Err(Error::Usage(format!(
@@ -260,7 +258,7 @@ fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<
         let tied = declared.filter(|declared| declared.is_tied);
         tied.map(|declared| declared.name.clone()).collect()
     };
-    Ok(layers.cut(&ranges, lent))
+    Ok(layers.cut(&ranges, &declarations.begins, lent))
 }
 
 /// Consecutive layers that stay together.
@@ -273,17 +271,16 @@ struct Unit {
     uses: Range<usize>,
 }
 
-fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
+fn units(declarations: &Declarations) -> Vec<Unit> {
     let (uses, list) = (&declarations.uses, &declarations.list);
     let first_use = |at: usize| {
         uses.iter()
             .position(|id| *id == uses[at])
             .expect("each use is in the list")
     };
-    let begins = &layers.begins;
     let mut units: Vec<Unit> = Vec::new();
-    for (index, ends) in begins.windows(2).enumerate() {
-        let layer_uses = ends[0].range_to(ends[1]);
+    for (index, ends) in declarations.begins.windows(2).enumerate() {
+        let layer_uses = ends[0].0.range_to(ends[1].0);
         let is_tied = |at: usize| list[uses[at].0].is_tied;
         let elements = |at: usize| {
             let before = &uses[layer_uses.start..at];
@@ -298,17 +295,9 @@ fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
             elements: layer_uses.clone().map(elements).sum(),
             uses: layer_uses.clone(),
         };
-        let earliest = layer_uses
-            .clone()
-            .filter(|&at| !is_tied(at))
-            .map(first_use)
-            .min()
-            .unwrap_or(layer_uses.start);
-        // Without parameters it joins the layer below; with a shared one that is not tied, all
-        // layers from the first that uses it.
-        while let Some(below) = units.pop_if(|below| {
-            unit.uses.is_empty() || below.uses.is_empty() || below.uses.end > earliest
-        }) {
+        // Without parameters it joins the layer below.
+        while let Some(below) = units.pop_if(|below| unit.uses.is_empty() || below.uses.is_empty())
+        {
             unit.layers.start = below.layers.start;
             unit.uses.start = below.uses.start;
             unit.elements += below.elements;

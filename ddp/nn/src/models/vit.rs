@@ -2,16 +2,12 @@
 
 pub use super::blocks::RecomputeKind;
 
-use ddp_kernels::ops::{self, Patches};
-use ddp_kernels::{DType, Tensor, choices};
+use ddp_kernels::{DType, choices};
 
 use super::blocks::{Blocks, GptSpec, MlpKind, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
-use crate::build::{Build, Init, ParamId};
 use crate::error::{IMAGE, Result};
-use crate::layer::Layer;
-use crate::pass::{Gradient, Pass};
-use crate::{Linear, Sequential, family_settings};
+use crate::{Init, Linear, Module, Scope, Sequential, Var, family_settings};
 
 family_settings! {
     /// Settings of a transformer over patches.
@@ -78,8 +74,8 @@ impl Family for VitSpec {
         data.check_dtype(DType::F32, "vit")?;
         let (blocks, patches) = (self.blocks(), self.patches(data)?);
         let mut layers = Sequential::new();
-        let embedding = PatchEmbedding::new(patches, self.width);
-        layers.push_named("embedding", Box::new(embedding));
+        let columns = self.width;
+        layers.push_named("embedding", Box::new(PatchEmbedding { patches, columns }));
         blocks.push_dropout(&mut layers);
         blocks.push(&mut layers)?;
         let tokens = match self.pool {
@@ -87,7 +83,7 @@ impl Family for VitSpec {
             Pool::Class => 1,
         };
         Ok(layers
-            .named("pool", MeanOfTokens::new(tokens))
+            .named("pool", MeanOfTokens(tokens))
             .named("head", Linear::new(data.outputs).outer()))
     }
 }
@@ -178,6 +174,36 @@ impl VitSpec {
     }
 }
 
+/// How images are cut into square patches.
+#[derive(Clone, Copy, Debug)]
+struct Patches {
+    channels: usize,
+    /// In pixels; multiples of `patch`.
+    height: usize,
+    width: usize,
+    /// Whether the channels of a pixel are adjacent. Otherwise each channel is a plane.
+    channels_last: bool,
+    /// The side of a patch, in pixels.
+    patch: usize,
+    /// Tokens of zeros before those of the patches.
+    leading: usize,
+}
+
+impl Patches {
+    fn pixels(&self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    fn tokens(&self) -> usize {
+        self.leading + (self.height / self.patch) * (self.width / self.patch)
+    }
+
+    /// Of a patch: by channel, by line, by column, as a weight of `torch.nn.Conv2d`.
+    fn columns(&self) -> usize {
+        self.channels * self.patch * self.patch
+    }
+}
+
 /// Channels, height, width and whether channels come last, if this is the shape of an image.
 fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
     match *shape {
@@ -215,122 +241,47 @@ fn nearest_patches(patch: usize, height: usize, width: usize) -> String {
 /// "positions.weight" (T, C). A leading token has a patch of zeros: its content is learned by its
 /// position.
 #[derive(Debug)]
-pub(super) struct PatchEmbedding {
+struct PatchEmbedding {
     patches: Patches,
-    linear: Linear,
-    positions: Option<ParamId>,
-    /// Of a row.
-    input_shape: Vec<usize>,
+    columns: usize,
 }
 
-impl PatchEmbedding {
-    /// Tokens of this many columns.
-    pub(super) fn new(patches: Patches, columns: usize) -> PatchEmbedding {
-        PatchEmbedding {
-            patches,
-            linear: Linear::new(columns).outer(),
-            positions: None,
-            input_shape: Vec::new(),
+impl Module for PatchEmbedding {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let of = &self.patches;
+        let shape = x.shape();
+        if shape[1..].iter().product::<usize>() != of.pixels() {
+            let expected = format!("images of {} numbers", of.pixels());
+            let help = "build it for the images of the data";
+            return x.refuse("patches", &[x], &expected, help);
         }
-    }
-
-    fn positions(&self) -> ParamId {
-        self.positions
-            .expect("a layer is built (Model::new) before it is run")
-    }
-}
-
-impl Layer for PatchEmbedding {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        if shape.iter().product::<usize>() != self.patches.pixels() {
-            return Err(build.refuse(
-                format!("images of {} numbers", self.patches.pixels()),
-                format!("rows of shape {shape:?}"),
-                "build it for the images of the data",
-            ));
-        }
-        self.input_shape = shape.to_vec();
-        let patches = [self.patches.tokens(), self.patches.columns()];
-        let tokens = build.scope("patches", |build| self.linear.build(build, &patches))?;
+        let (side, down, across) = (of.patch, of.height / of.patch, of.width / of.patch);
+        // Rows and columns of patches, then within one: channels, rows, columns.
+        let images = match of.channels_last {
+            false => x
+                .reshape(&[shape[0], of.channels, down, side, across, side])
+                .permute(&[0, 2, 4, 1, 3, 5]),
+            true => x
+                .reshape(&[shape[0], down, side, across, side, of.channels])
+                .permute(&[0, 1, 3, 5, 2, 4]),
+        };
+        let patches = images.reshape(&[shape[0], down * across, of.columns()]);
+        let patches = patches.pad(1, of.leading, 0);
+        let tokens = m.layer("patches", &patches, Linear::new(self.columns).outer());
         // As large as tokens, so that the first steps see where a patch is.
         let init = Init::Normal { deviation: 0.5 };
-        let positions = build.scope("positions", |build| {
-            build.parameter("weight", &tokens, init)
-        });
-        self.positions = Some(positions?);
-        Ok(tokens)
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let images = x.shape()[0];
-        let x = x.reshape(&[images, self.patches.pixels()])?;
-        let shape = [images, self.patches.tokens(), self.patches.columns()];
-        let patches = pass.take(&shape)?;
-        ops::patches_into(&patches, &x, &self.patches)?;
-        let tokens = self.linear.forward(pass, &patches)?;
-        let positions = pass.value(self.positions())?.flatten()?;
-        let rows = tokens.reshape(&[images, positions.count()])?;
-        ops::add_into(&rows, &rows, &positions)?;
-        Ok(tokens)
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        let columns = self.linear.outputs;
-        if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.positions()) {
-            let dy = dy.reshape(&[dy.count() / columns, columns])?;
-            ops::embedding_positions_backward_into(tensor, &dy, accumulate)?;
-        }
-        pass.finished(self.positions())?;
-        let Some(dpatches) = self.linear.backward(pass, dy)? else {
-            return Ok(None);
-        };
-        let images = dy.shape()[0];
-        let dx = pass.take(&[images, self.patches.pixels()])?;
-        ops::patches_backward_into(&dx, &dpatches, &self.patches)?;
-        let shape = [&[images], &self.input_shape[..]].concat();
-        Ok(Some(dx.reshape(&shape)?))
+        tokens + m.parameter("positions.weight", &[of.tokens(), self.columns], init)
     }
 }
 
 /// The mean of the first tokens of each image: (B, T, C) to (B, C).
 #[derive(Debug)]
-pub(super) struct MeanOfTokens {
-    /// How many are in the mean.
-    tokens: usize,
-    /// T, once built.
-    time: usize,
-}
+struct MeanOfTokens(usize);
 
-impl MeanOfTokens {
-    /// The mean of this many tokens.
-    pub(super) fn new(tokens: usize) -> MeanOfTokens {
-        MeanOfTokens { tokens, time: 0 }
-    }
-}
-
-impl Layer for MeanOfTokens {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let &[time, columns] = shape else {
-            return Err(build.refuse(
-                "rows of two dimensions, [tokens, columns]",
-                format!("{shape:?}"),
-                "the mean is over the tokens of a row",
-            ));
-        };
-        self.time = time;
-        Ok(vec![columns])
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let mean = pass.take(&[x.shape()[0], x.shape()[2]])?;
-        ops::token_mean_into(&mean, x, self.tokens)?;
-        Ok(mean)
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        let dx = pass.take(&[dy.shape()[0], self.time, dy.shape()[1]])?;
-        ops::token_mean_backward_into(&dx, dy, self.tokens)?;
-        Ok(Some(dx))
+impl Module for MeanOfTokens {
+    fn forward(&self, _: &mut Scope<'_>, x: &Var) -> Var {
+        let mean = x.slice(1, 0..self.0).mean(1);
+        mean.reshape(&[x.size(0), x.size(-1)])
     }
 }
 

@@ -6,8 +6,9 @@ use ddp_kernels::{DType, Device};
 use proptest::prelude::*;
 
 use super::*;
-use crate::build::{Build, Init};
-use crate::{Activate, Dropout, Layer, Linear, Residual, Sequential, Tie};
+use crate::build::Init;
+use crate::forward::{Module, Traced};
+use crate::{Activate, Dropout, Linear, Residual, Sequential, Tie};
 
 /// The kind of a parameter of a made-up model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,18 +106,18 @@ fn layers() -> Sequential {
 
 /// The parameters of `model` for rows of 3 inputs.
 fn params_of(
-    model: &mut dyn Layer,
+    model: impl Module,
     dtype: DType,
     seed: u64,
     frozen: &dyn Fn(&str) -> bool,
 ) -> Result<Params> {
     let mut declarations = Declarations::new();
-    model.build(&mut Build::new(&mut declarations), &[3])?;
+    Traced::build(Box::new(model), &mut declarations, &[3])?;
     Params::new(&declarations, dtype.into(), Device::Cpu, seed, frozen, 1)
 }
 
 fn params(dtype: DType, seed: u64, frozen: &dyn Fn(&str) -> bool) -> Params {
-    params_of(&mut layers(), dtype, seed, frozen).unwrap()
+    params_of(layers(), dtype, seed, frozen).unwrap()
 }
 
 #[test]
@@ -199,8 +200,8 @@ fn first_values_depend_on_name_and_seed_and_not_on_dtype_layout_or_the_rest_of_t
             assert_eq!(value(&usual, &p.name), value(other, &p.name), "{}", p.name);
         }
     }
-    let mut alone = Sequential::new().then(Linear::new(3));
-    let alone = params_of(&mut alone, DType::F32, 5, &|_| false).unwrap();
+    let alone = Sequential::new().then(Linear::new(3));
+    let alone = params_of(alone, DType::F32, 5, &|_| false).unwrap();
     assert_eq!(value(&alone, "0.weight"), value(&usual, "0.weight"));
     assert_ne!(
         value(&params(DType::F32, 6, &|_| false), "0.weight"),
@@ -245,7 +246,7 @@ fn a_model_without_trained_parameters_has_no_gradients() {
         ),
         (0, 0)
     );
-    let none = params_of(&mut Sequential::new(), DType::F32, 1, &|_| false).unwrap();
+    let none = params_of(Sequential::new(), DType::F32, 1, &|_| false).unwrap();
     assert_eq!(none.count(), 0);
 }
 
@@ -255,7 +256,7 @@ fn what_no_model_computes_in_is_refused() {
         (DType::I32, "use f32"),
         (DType::F16, "use bf16, which has the range of f32"),
     ] {
-        let error = params_of(&mut layers(), dtype, 1, &|_| false).unwrap_err();
+        let error = params_of(layers(), dtype, 1, &|_| false).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let error = error.to_string();
         assert!(

@@ -89,8 +89,8 @@ fn models_that_cannot_be_are_refused_by_place_and_reason() {
         &[2],
     );
     assert!(
-        got.contains("1: expected an inner layer whose output has the input's shape [3]")
-            && got.contains("got [4]"),
+        got.starts_with("1 (")
+            && got.contains("residual: expected an output of the input's shape [2, 3]"),
         "{got}"
     );
     let got = error(
@@ -98,14 +98,14 @@ fn models_that_cannot_be_are_refused_by_place_and_reason() {
         &[2],
     );
     assert!(
-        got.contains("0.0: expected at least one input and one output"),
+        got.starts_with("0.0 (") && got.contains("at least one input, and at least one output"),
         "{got}"
     );
     let got = error(Sequential::new().then(Linear::new(3)), &[]);
-    assert!(got.contains("got rows of shape []"), "{got}");
+    assert!(got.contains("got x [2]"), "{got}");
     let got = error(Sequential::new().then(Dropout::new(1.0)), &[2]);
     assert!(
-        got.contains("0: expected a dropout probability of at least 0 and less than 1, got 1"),
+        got.contains("expected a probability of at least 0 and less than 1, not 1, got x [2, 2]"),
         "{got}"
     );
     let tie = Tie::new();
@@ -116,7 +116,7 @@ fn models_that_cannot_be_are_refused_by_place_and_reason() {
         &[2],
     );
     assert!(
-        got.contains("1: expected weight of shape [3, 2], to be tied to 0.weight, got [3, 3]"),
+        got.contains("1.weight: expected shape [3, 2], to be tied to 0.weight, got [3, 3]"),
         "{got}"
     );
     let got = error(Sequential::new().then(Linear::new(usize::MAX / 2)), &[4]);
@@ -132,28 +132,16 @@ fn inputs_that_do_not_fit_are_refused() {
         &|_| false,
     );
     let mut error = |x: Tensor| {
-        let (whole, root) = bench
-            .pass(false, WHOLE, |model, pass, _| {
-                (model.forward(pass, &x), model.root.forward(pass, &x))
-            })
-            .0;
-        [whole, root].map(|result| result.map_or_else(|error| error.to_string(), |y| y.to_string()))
+        let forward = |model: &Model, pass: &mut Pass<'_>, _: &Tensor| model.forward(pass, &x);
+        bench.pass(false, WHOLE, forward).0.unwrap_err().to_string()
     };
-    let [model, linear] = error(randn(&[5, 3], DType::F32, 1));
+    let text = error(randn(&[5, 3], DType::F32, 1));
     assert!(
-        model.contains(
+        text.contains(
             "model: expected rows of [2] in f32, as it was built for, got f32[5, 3] on cpu"
         ),
-        "{model}"
+        "{text}"
     );
-    assert!(
-        linear.contains("0: expected rows of 2 inputs, as it was built for, got f32[5, 3] on cpu"),
-        "{linear}"
-    );
-    assert!(error(randn(&[5, 2], DType::F64, 1))[0].contains("got f64[5, 2] on cpu"));
-    assert!(
-        error(randn(&[2], DType::F32, 1))
-            .iter()
-            .all(|error| error.contains("got f32[2] on cpu"))
-    );
+    assert!(error(randn(&[5, 2], DType::F64, 1)).contains("got f64[5, 2] on cpu"));
+    assert!(error(randn(&[2], DType::F32, 1)).contains("got f32[2] on cpu"));
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ddp_comm::World;
+use ddp_comm::{Rdma, World};
 use ddp_kernels::device::{Candidate, Library, discover};
 use ddp_kernels::mapped::free_bytes;
 use ddp_kernels::simd::{self, Bf16Unit};
@@ -22,7 +22,13 @@ const GIB: u64 = 1 << 30;
 /// Findings about a host.
 pub(super) fn host(out: &Path) -> Vec<Finding> {
     let certain = [Some(processor()), Some(memory())];
-    let others = [huge_pages(), shared_memory(), Some(disk(out)), Some(mpi())];
+    let others = [
+        huge_pages(),
+        shared_memory(),
+        Some(disk(out)),
+        Some(mpi()),
+        rdma(),
+    ];
     certain.into_iter().chain(others).flatten().collect()
 }
 
@@ -145,6 +151,18 @@ fn mpi() -> Finding {
         Some(line) => Finding::fine("MPI", line),
         None => Finding::note("MPI", missing, help),
     }
+}
+
+/// Network cards that NCCL could use between hosts.
+fn rdma() -> Option<Finding> {
+    let rdma = Rdma::of_this_host()?;
+    Some(match rdma.problem() {
+        Some([why, help]) => {
+            let text = format!("{rdma}, which NCCL cannot use between hosts: {why}");
+            Finding::note("RDMA", text, help.as_str())
+        }
+        None => Finding::fine("RDMA", rdma.to_string()),
+    })
 }
 
 /// The first line of a program's output.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::library::{Kernel, Library, RawFailure, RawLaunch, Span, THREADS_MAX, Window};
 use super::message::{Scene, kind};
 use super::pinned::Opened;
+use super::second;
 use super::shadow::{Shadows, cells_of};
 use crate::work::{Address, Failure, Memory, Reads, Touched, Views, Work};
 
@@ -250,6 +251,18 @@ impl KernelLaunch {
             .collect()
     }
 
+    /// The same launch, for the PTX of the kernel.
+    fn as_ptx(&self) -> ddp_ptx::Launch {
+        ddp_ptx::Launch {
+            grid: self.grid,
+            block: self.block,
+            dynamic_shared_bytes: self.dynamic_shared_bytes,
+            arguments: second::arguments(&self.kernel().arguments, &self.arguments, &self.offsets),
+            seed: self.seed,
+            errors: second::errors(),
+        }
+    }
+
     fn out_of_memory(&self) -> Failure {
         let message = format!(
             "{}: the simulator has no memory for stacks and shadows",
@@ -282,6 +295,10 @@ impl Work for KernelLaunch {
         memory: &dyn Memory,
         touched: &mut Touched,
     ) -> Result<(), Failure> {
+        let opinion = self.library.second.as_ref().map(|second| {
+            let launch = self.as_ptx();
+            second.execute(&self.kernel().name, &launch, device, memory)
+        });
         let mut grounds = GROUNDS
             .get_or_init(Mutex::default)
             .lock()
@@ -369,6 +386,10 @@ impl Work for KernelLaunch {
         touched.unwritten = scene.unwritten(&launch.unwritten);
         let failure = scene.failure(&launch.failure);
         let failure = failure.or_else(|| stale.map(|bytes| scene.stale(&bytes)));
+        let failure = failure.or_else(|| {
+            let name = &self.kernel().name;
+            opinion?.compare(&self.describe(), name, memory, touched)
+        });
         failure.map_or(Ok(()), Err)
     }
 

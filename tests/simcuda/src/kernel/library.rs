@@ -5,9 +5,10 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use super::second::Second;
 use super::symbols::{self, Variable};
 use crate::error::CUresult;
-use crate::nvrtc::PTX_HEADER;
+use crate::nvrtc::{PTX_HEADER, PTX_LENGTH};
 
 /// The version of the structures; the library carries its own.
 const ABI_VERSION: u32 = 6;
@@ -155,6 +156,8 @@ pub(super) struct Library {
     pub(super) shared_uses: Vec<String>,
     /// The library as a file, to map addresses to lines.
     file: OwnedFd,
+    /// With SIMCUDA_PTX.
+    pub(super) second: Option<Second>,
 }
 
 // SAFETY: the pointers are to the library's constants and code, which stay as long as the library
@@ -182,7 +185,10 @@ unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
             .rev()
             .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
         // The table of sections is what linkers write last.
-        let length = sections_at + half(58) * half(60);
+        let flags = PTX_LENGTH
+            .rev()
+            .fold(0, |sum, at| sum << 8 | u64::from(header[at]));
+        let length = sections_at + half(58) * half(60) + flags;
         // SAFETY: the file reaches to the end of its table.
         return Ok(unsafe { std::slice::from_raw_parts(image, length as usize) }.to_vec());
     }
@@ -209,6 +215,18 @@ unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
 unsafe fn is_text(image: *const u8) -> bool {
     // SAFETY: any image has a first byte.
     unsafe { *image != 0x7f }
+}
+
+/// The PTX behind an image, which is cut off.
+fn split_ptx(image: &mut Vec<u8>) -> Option<String> {
+    let flags = image.get_mut(PTX_LENGTH)?;
+    let length = flags
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    flags.fill(0);
+    let start = image.len().checked_sub(length).filter(|_| length > 0)?;
+    String::from_utf8(image.split_off(start)).ok()
 }
 
 /// An unlinked file.
@@ -243,7 +261,8 @@ impl Library {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // SAFETY: as the caller says.
-        let (bytes, is_text) = unsafe { (image_bytes(image)?, is_text(image)) };
+        let (mut bytes, is_text) = unsafe { (image_bytes(image)?, is_text(image)) };
+        let ptx = split_ptx(&mut bytes);
         let file = memory_file(&bytes).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let path = std::ffi::CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .expect("a number has no zero byte");
@@ -270,6 +289,7 @@ impl Library {
             dynamic_shared: 0,
             shared_uses: Vec::new(),
             file,
+            second: ptx.map(Second::new),
         };
         // SAFETY: the symbols, if they are there, are what the table that NVRTC's room writes says
         // they are.

@@ -8,6 +8,7 @@ mod fences;
 mod halves;
 mod language;
 mod order;
+mod second;
 mod tensor;
 
 use std::ops::Range;

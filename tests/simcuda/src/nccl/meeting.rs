@@ -1,6 +1,8 @@
 //! The meeting of all ranks of a unique id, which makes a communicator.
 
 use std::ffi::c_int;
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -91,6 +93,33 @@ fn nvls_is_allowed() -> bool {
     std::env::var_os("NCCL_NVLS_ENABLE").is_none_or(|value| value != "0")
 }
 
+/// Writes how the rank is connected to its neighbours, as NCCL does where its log is asked for.
+fn log_ways(comm: &Comm) {
+    static LOG: OnceLock<Option<File>> = OnceLock::new();
+    let log = LOG.get_or_init(|| {
+        let is_asked = std::env::var_os("NCCL_DEBUG").is_some_and(|level| level == "INFO");
+        let path = std::env::var_os("NCCL_DEBUG_FILE").filter(|_| is_asked)?;
+        File::create(path).ok()
+    });
+    let (Some(mut log), ranks) = (log.as_ref(), comm.segment.ranks()) else {
+        return;
+    };
+    for other in [(comm.rank + 1) % ranks, (comm.rank + ranks - 1) % ranks] {
+        let [own, there] = [comm.rank, other].map(|rank| comm.segment.member(rank));
+        let hosts = [own, there].map(|it| it.host.load(Ordering::Relaxed));
+        let [a, b] = [own, there].map(|it| it.device.load(Ordering::Relaxed));
+        let way = if hosts[0] == hosts[1] {
+            "via P2P/CUMEM"
+        } else {
+            "[send] via NET/Socket/0"
+        };
+        let (from, to) = (comm.rank, other);
+        let line = format!("simcuda NCCL INFO Channel 00/0 : {from}[{a}] -> {to}[{b}] {way}\n");
+        // A log that cannot be written is no error of NCCL's.
+        let _ = log.write_all(line.as_bytes());
+    }
+}
+
 /// All arrived: creates the communicator.
 pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refusal> {
     let Come {
@@ -138,6 +167,7 @@ pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refu
     if at_once && ranks > 1 {
         connect::algorithms(machine, &comm)?;
     }
+    log_ways(&comm);
     if comm.ranks_here() < ranks {
         progress::spawn(comm.clone());
     }

@@ -16,18 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twox_hash::XxHash3_128;
 
 use super::options::Options;
+use super::program::Program;
+use super::real;
 use super::rewrite::{self, HEADER_PRAGMA};
-
-/// A program as it was created.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Program {
-    pub(crate) name: String,
-    pub(crate) source: String,
-    /// (name, text) of headers included by name.
-    pub(crate) headers: Vec<(String, String)>,
-    /// Arguments of nvrtcAddNameExpression.
-    pub(crate) expressions: Vec<String>,
-}
 
 /// The result of a compilation.
 #[derive(Clone, Debug)]
@@ -386,11 +377,25 @@ fn preprocess(
     }
 }
 
-/// Makes the library of a program, or finds it.
+/// Makes the library of a program, or finds it; with SIMCUDA_PTX, NVIDIA's PTX follows it.
 pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, Failed> {
     let cache = cache_folder();
     fs::create_dir_all(&cache).map_err(|error| failed("make the folder", &cache, &error))?;
-    let shim = shim_folder(&cache)?;
+    let mut compiled = compile_for_host(program, options, &cache)?;
+    let scratch = Scratch::new(&cache)?;
+    if let Some(ptx) = real::ptx(program, options, &cache, &scratch.0, digest) {
+        let ptx = ptx.map_err(Failed::Program)?;
+        compiled.image = real::joined(compiled.image, &ptx);
+    }
+    Ok(compiled)
+}
+
+fn compile_for_host(
+    program: &Program,
+    options: &Options,
+    cache: &Path,
+) -> Result<Compiled, Failed> {
+    let shim = shim_folder(cache)?;
     // Without include paths the text determines the program.
     let is_closed = options.include_paths.is_empty()
         && options.pre_includes.is_empty()
@@ -406,7 +411,7 @@ pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, 
             lowered: Default::default(),
         });
     }
-    let scratch = Scratch::new(&cache)?;
+    let scratch = Scratch::new(cache)?;
     let text = preprocess(program, options, &scratch, &shim)?;
     let rewritten =
         rewrite::rewrite(&program.name, &text, &program.expressions).map_err(Failed::Program)?;

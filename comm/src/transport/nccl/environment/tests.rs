@@ -9,6 +9,7 @@ fn names_of(choice: NcclChoice, ranks: RankKind, set: &str) -> Vec<&'static str>
     settings(ranks, choice, &lookup)
         .into_iter()
         .map(|(name, _)| name)
+        .filter(|name| !name.starts_with("NCCL_DEBUG"))
         .collect()
 }
 

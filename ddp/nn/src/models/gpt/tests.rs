@@ -1,9 +1,11 @@
+use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
 use crate::CrossEntropy;
 use crate::check::{DerivativeCheck, Objective};
 use crate::models::{Model, ModelSpec};
+use crate::{Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
 
 fn tiny() -> GptSpec {
     GptSpec {
@@ -28,7 +30,7 @@ fn shape(context: &[usize]) -> DataShape<'_> {
 }
 
 fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
-    let mut layers = spec.layers(&shape(&[spec.context])).unwrap();
+    let layers = spec.layers(&shape(&[spec.context])).unwrap();
     let targets: Vec<i64> = (0..10).map(|index| index * 3 % 7).collect();
     let targets = Tensor::from_slice(&targets, &[2, 5], Device::Cpu).unwrap();
     let loss = CrossEntropy::default();
@@ -39,7 +41,7 @@ fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
         frozen,
         ..DerivativeCheck::new(&[5])
     };
-    let worst = check.worst(&mut layers).unwrap();
+    let worst = check.worst(layers).unwrap();
     println!("{worst:?}");
     worst.error()
 }
@@ -457,4 +459,80 @@ fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_o
         error.to_string().contains("expected rotary positions"),
         "{error}"
     );
+}
+
+/// A transformer as a user writes it, of the operations of formulas.
+#[derive(Debug)]
+struct Own(usize);
+
+impl Module for Own {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let (width, time) = (8, x.size(1));
+        let attention = Attention {
+            time,
+            heads: 4,
+            kv_heads: 4,
+            head_size: width / 4,
+            causal: true,
+            scale: None,
+            window: None,
+        };
+        let tie = Tie::new();
+        let embedding = Embedding::new(7, width).with_positions(5).tied(&tie);
+        let mut x = m.layer("embedding", x, embedding);
+        for block in 0..self.0 {
+            x = m.within(&format!("{block}"), |m| {
+                let normed = m.layer_norm("norm_1", &x);
+                let qkv = m.linear("qkv", &normed, 3 * width);
+                let mixed = m.attention(&qkv, attention);
+                let x = &x + m.linear("out", &mixed, width);
+                let normed = m.layer_norm("norm_2", &x);
+                let hidden = m.linear("up", &normed, 6).gelu_tanh();
+                x + m.linear("down", &hidden, width)
+            });
+        }
+        let x = m.layer_norm("norm", &x);
+        m.layer("head", &x, Head::new(7).tied(&tie))
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        Some(DType::I64)
+    }
+}
+
+/// How many operations run forward and backward in training.
+fn runs(layers: Box<dyn Module>) -> [usize; 2] {
+    let model = Model::new(layers, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let mut ready = |_| Ok(());
+    let pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let tokens = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 0, 1, 2, 3], &[2, 5], Device::Cpu);
+    model
+        .forward(&mut pass.leaving_head(), &tokens.unwrap())
+        .unwrap();
+    model.run_counts()
+}
+
+#[test]
+fn a_transformer_of_ones_own_has_as_many_operations_as_the_family() {
+    for layers in [1, 3] {
+        let spec = GptSpec {
+            layers,
+            kv_heads: 0,
+            ..tiny()
+        };
+        let family = runs(Box::new(spec.layers(&shape(&[5])).unwrap()));
+        assert_eq!(runs(Box::new(Own(layers))), family);
+        // Of a block two norms with sums, four linear layers with their activation, attention;
+        // backward two of each linear layer, one that computes GELU again, three of each norm.
+        assert_eq!(family, [7 * layers + 2, 16 * layers + 6], "{layers} layers");
+    }
 }

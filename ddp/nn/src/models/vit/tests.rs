@@ -29,7 +29,7 @@ fn shape<'a>(row_shape: &'a [usize], image: &'a [usize]) -> DataShape<'a> {
 #[test]
 fn derivatives_are_those_of_the_loss_in_every_variant() {
     let worst = |spec: &VitSpec, row: &[usize], frozen: &dyn Fn(&str) -> bool| {
-        let mut layers = spec.layers(&shape(row, &[])).unwrap();
+        let layers = spec.layers(&shape(row, &[])).unwrap();
         let targets = Tensor::from_slice(&[2i64, 0], &[2], Device::Cpu).unwrap();
         let loss = CrossEntropy::default();
         let check = DerivativeCheck {
@@ -39,7 +39,7 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
             frozen,
             ..DerivativeCheck::new(row)
         };
-        let worst = check.worst(&mut layers).unwrap();
+        let worst = check.worst(layers).unwrap();
         println!("{worst:?}");
         worst.error()
     };

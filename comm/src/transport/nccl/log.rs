@@ -1,0 +1,126 @@
+//! What NCCL says of its connections. No function tells, so its log is read: it goes to a file
+//! without a name, where the user has not asked for it.
+
+use std::env::temp_dir;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::sync::{Once, OnceLock};
+
+use crate::launch::rdma::Rdma;
+use crate::launcher::Lookup;
+
+/// NCCL's settings of its log.
+const NAMES: [&str; 3] = ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"];
+
+static LOG: OnceLock<Option<File>> = OnceLock::new();
+
+/// The settings with which NCCL writes the log; none if the user has made one of them.
+pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]> {
+    if NAMES.iter().any(|name| lookup(name).is_some()) {
+        return None;
+    }
+    let file = LOG.get_or_init(|| {
+        let path = temp_dir().join(format!("ddp-nccl-{}", std::process::id()));
+        let file = File::create_new(&path).ok()?;
+        fs::remove_file(&path).ok()?;
+        Some(file)
+    });
+    let path = format!("/proc/self/fd/{}", file.as_ref()?.as_raw_fd());
+    let [level, parts, to] = NAMES;
+    Some([(level, "INFO".into()), (parts, "INIT".into()), (to, path)])
+}
+
+/// How NCCL's log says that this rank is connected: `P2P/CUMEM`, `SHM/direct`, `NET/IB`, each once.
+fn connections(log: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for line in log.lines() {
+        // Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+        let Some((_, way)) = line.split_once(" via ") else {
+            continue;
+        };
+        let way = way.split_whitespace().next().unwrap_or_default();
+        let end = way
+            .match_indices('/')
+            .nth(1)
+            .map_or(way.len(), |(at, _)| at);
+        if !found.contains(&&way[..end]) {
+            found.push(&way[..end]);
+        }
+    }
+    found
+}
+
+/// Says once how NCCL connects this rank, and warns of TCP where there is RDMA.
+pub(super) fn say(version: &str, rank: usize) {
+    static SAID: Once = Once::new();
+    let Some(file) = LOG.get().and_then(Option::as_ref) else {
+        return;
+    };
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let log = fs::read(path).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let ways = connections(&log);
+    if ways.is_empty() {
+        return;
+    }
+    SAID.call_once(|| {
+        tracing::info!("NCCL {version} connects rank {rank} by {}", ways.join(", "));
+        if let Some(rdma) = Rdma::of_this_host()
+            && ways.contains(&"NET/Socket")
+        {
+            let unknown = || {
+                [
+                    "NCCL does not say why".into(),
+                    "NCCL_DEBUG=INFO shows more".into(),
+                ]
+            };
+            let [why, help] = rdma.problem().cloned().unwrap_or_else(unknown);
+            tracing::warn!(
+                "NCCL moves gradients between hosts over TCP, though this host has {rdma}: {why}; \
+                 help: {help}; see docs/clusters.md, \"A network with RDMA\""
+            );
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_are_named_once_without_their_numbers() {
+        // As NCCL 2.18 to 2.30 write them (src/transport/p2p.cc, shm.cc, net.cc).
+        let log = "\
+n1:7:9 [0] NCCL INFO Using network IB
+n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+n1:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+n1:7:9 [0] NCCL INFO Channel 02 : 0[0] -> 3[3] via SHM/direct/direct
+n1:7:9 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0
+n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer
+";
+        assert_eq!(
+            connections(log),
+            [
+                "P2P/CUMEM",
+                "SHM/direct",
+                "NET/IB",
+                "NET/Socket",
+                "P2P/direct"
+            ]
+        );
+        assert!(connections("").is_empty());
+    }
+
+    #[test]
+    fn the_users_log_stays_the_users() {
+        let set = |name: &str| (name == "NCCL_DEBUG").then(|| "WARN".to_string());
+        assert_eq!(settings(&set), None);
+        let [level, parts, to] = settings(&|_: &str| None).unwrap();
+        assert_eq!([level.1, parts.1], ["INFO", "INIT"]);
+        // NCCL opens it to write, this process reads it.
+        fs::write(&to.1, "one line").unwrap();
+        assert_eq!(fs::read_to_string(&to.1).unwrap(), "one line");
+        assert_eq!(settings(&|_: &str| None).unwrap()[2].1, to.1);
+    }
+}

@@ -1,0 +1,193 @@
+//! Runs a plan, with memory of a pass.
+
+use ddp_kernels::{Tensor, ops};
+
+use super::plan::{Action, Plan, Run};
+use super::trace::{INPUTS_MAX, Node, Op};
+use crate::error::{Error, Result};
+use crate::pass::{Pass, observe};
+
+/// Runs a plan's operations.
+pub(super) struct Running<'a, 'b, 'c> {
+    pub(super) pass: &'a mut Pass<'b>,
+    pub(super) plan: &'c Plan,
+    pub(super) nodes: &'c [Node],
+    numbers: &'c [(usize, Tensor)],
+    pub(super) values: &'c mut [Option<Tensor>],
+    /// Whether the gradient of the model's input is wanted.
+    wants_input: bool,
+}
+
+impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
+    pub(super) fn new(
+        pass: &'a mut Pass<'b>,
+        plan: &'c Plan,
+        numbers: &'c [(usize, Tensor)],
+        values: &'c mut [Option<Tensor>],
+        wants_input: bool,
+    ) -> Running<'a, 'b, 'c> {
+        Running {
+            pass,
+            plan,
+            nodes: &plan.nodes,
+            numbers,
+            values,
+            wants_input,
+        }
+    }
+    pub(super) fn value(&self, id: usize) -> Result<Tensor> {
+        match &self.nodes[id].op {
+            Op::Parameter(parameter) => Ok(self.pass.value(*parameter)?.clone()),
+            Op::Numbers(_) | Op::Constant(_) => {
+                let found = self.numbers.iter().find(|it| it.0 == id);
+                Ok(found
+                    .expect("numbers that runs read are made with the plan")
+                    .1
+                    .clone())
+            }
+            _ => {
+                let value = self.values[id].clone();
+                Ok(value.expect("a plan makes values before it reads them"))
+            }
+        }
+    }
+
+    /// Runs in order; `is_backward` is for observers.
+    pub(super) fn all(&mut self, runs: &[Run], is_backward: bool) -> Result<()> {
+        for run in runs {
+            if run.is_for_input && !self.wants_input {
+                continue;
+            }
+            self.run(run)?;
+            for &id in &run.outputs {
+                let node = &self.nodes[id];
+                // Not what a processor computes again, or computes besides.
+                if let Some(value) = &self.values[id]
+                    && id < self.plan.traced
+                    && !matches!(node.op, Op::Part(..))
+                {
+                    let of = if is_backward { "backward" } else { "forward" };
+                    let name = || format!("{of} of layer {} ({})", node.place, node.op.name());
+                    observe(name, value)?;
+                }
+            }
+            run.last.iter().for_each(|&id| self.values[id] = None);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, run: &Run) -> Result<()> {
+        let mut inputs = [const { None }; INPUTS_MAX];
+        if run.inputs.len() > INPUTS_MAX {
+            let got = format!("{} inputs", run.inputs.len());
+            let op = self.nodes[run.of].op.name();
+            let help = "join or pass them in several steps";
+            return Err(Error::model(
+                op,
+                format!("at most {INPUTS_MAX} inputs"),
+                got,
+                help,
+            ));
+        }
+        for (input, &id) in inputs.iter_mut().zip(&run.inputs) {
+            *input = Some(self.value(id)?);
+        }
+        let first = inputs[0].clone();
+        let x = |at: usize| inputs[at].as_ref().expect("a run has its inputs");
+        // References, on the stack.
+        let Some(any) = &first else {
+            let Action::Gradient(parameter) = run.action else {
+                return match run.action {
+                    Action::Finished(parameter) => self.pass.finished(parameter),
+                    _ => Ok(()),
+                };
+            };
+            if let Some(gradient) = self.pass.gradient(parameter)
+                && !gradient.accumulate
+            {
+                ops::zero(gradient.tensor)?;
+            }
+            return self.pass.finished(parameter);
+        };
+        let mut all = [any; INPUTS_MAX];
+        for (to, input) in all.iter_mut().zip(inputs.iter().flatten()) {
+            *to = input;
+        }
+        let inputs = &all[..run.inputs.len()];
+        match &run.action {
+            Action::Reshape => {
+                let id = run.outputs[0];
+                self.values[id] = Some(any.reshape(&self.nodes[id].shape)?);
+                return Ok(());
+            }
+            Action::Gradient(parameter) => {
+                if let Some(gradient) = self.pass.gradient(*parameter) {
+                    gradient.write(any)?;
+                }
+                return self.pass.finished(*parameter);
+            }
+            _ => {}
+        }
+        if self.kernel(run, inputs)? {
+            return Ok(());
+        }
+        (0..run.outputs.len()).try_for_each(|at| self.take(run, at).map(drop))?;
+        let Some(&id) = run.outputs.first() else {
+            return Ok(());
+        };
+        let out = |at: usize| {
+            self.values[run.outputs[at]]
+                .as_ref()
+                .expect("it was just made")
+        };
+        match &run.action {
+            Action::Chain(chain) => {
+                let mut outs = [out(0); INPUTS_MAX];
+                (0..run.outputs.len()).for_each(|at| outs[at] = out(at));
+                ops::chain_into(chain, &outs[..run.outputs.len()], inputs)?;
+            }
+            Action::Join(is_partial, chains) => {
+                if *is_partial {
+                    ops::zero(out(0))?;
+                }
+                for (chain, input) in chains.iter().zip(inputs) {
+                    ops::chain_into(chain, &[out(0)], &[input])?;
+                }
+            }
+            Action::MatMul(turned) => {
+                let side = |at: usize| {
+                    if turned[at] {
+                        x(at).t()
+                    } else {
+                        Ok(x(at).clone())
+                    }
+                };
+                ops::addmm_into(out(0), out(0), &side(0)?, &side(1)?, 1.0, 0.0)?;
+            }
+            Action::Columns => {
+                let out = out(0).flatten()?;
+                ops::column_sum_into(&out, &rows(any, out.count())?, false)?;
+            }
+            Action::Custom => {
+                if let Op::Custom(op) = &self.nodes[id].op {
+                    op.forward(inputs, out(0))?;
+                }
+            }
+            Action::CustomBackward => {
+                if let Op::CustomBackward(op) = &self.nodes[id].op {
+                    let mut gradients = [out(0); INPUTS_MAX];
+                    (0..run.outputs.len()).for_each(|at| gradients[at] = out(at));
+                    let (of, ends) = inputs.split_at(inputs.len() - 2);
+                    op.backward(of, [ends[0], ends[1]], &gradients[..run.outputs.len()])?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A value as rows of this many columns.
+pub(super) fn rows(x: &Tensor, columns: usize) -> Result<Tensor> {
+    Ok(x.reshape(&[x.count() / columns.max(1), columns])?)
+}

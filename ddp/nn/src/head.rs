@@ -1,0 +1,101 @@
+//! The last linear layer of a model with many classes, whose outputs (logits) would take more
+//! memory than the rest. With a loss it processes the rows in pieces: logits, loss and gradients of
+//! one piece, then the next. Letters: R rows, C columns.
+
+use std::ops::Range;
+
+use ddp_kernels::{DType, Device, Tensor, ops};
+
+use crate::build::ParamId;
+use crate::error::Result;
+use crate::loss::{Loss, math_dtype};
+use crate::pass::{Gradient, Pass};
+
+/// Rows of a piece on the CPU, as many as a matmul sums at a time. The weight's gradient is the
+/// sum of the pieces in order. If all pieces are full, it is bit-identical to one matmul.
+pub(crate) const ROWS_CPU: usize = 256;
+/// In bf16 pieces are larger, because each reads the weight twice and adds to its gradient. The
+/// gradient is not bit-identical to one matmul.
+const ROWS_CPU_BF16: usize = 1024;
+/// Rows of a piece on a GPU.
+const ROWS_GPU: usize = 8192;
+
+/// The head of a model, which the loss runs.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftHead {
+    pub(crate) weight: ParamId,
+    pub(crate) mask: Option<Tensor>,
+}
+
+impl LeftHead {
+    /// Calls `body` with each piece: its rows, and of these `x`, `targets` and the logits.
+    fn each_piece(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Tensor,
+        targets: &Tensor,
+        mut body: impl FnMut(&mut Pass<'_>, Range<usize>, [&Tensor; 3]) -> Result<()>,
+    ) -> Result<()> {
+        let [outputs, columns] = self.sizes(pass)?;
+        let x = x.reshape(&[x.count() / columns, columns])?;
+        let (rows, targets) = (x.shape()[0], targets.flatten()?);
+        let piece = match x.device() {
+            Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
+            Device::Cpu => ROWS_CPU,
+            Device::Cuda(_) => ROWS_GPU,
+        };
+        // Without rows there is one piece without rows, which sets the gradient to 0.
+        for start in (0..rows.max(1)).step_by(piece) {
+            let rows = start..rows.min(start + piece);
+            let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
+            let logits = pass.take(&[rows.len(), outputs])?;
+            let weight = pass.value(self.weight)?;
+            ops::linear_into(&logits, &x, weight, self.mask.as_ref(), None, None)?;
+            body(pass, rows, [&x, &targets, &logits])?;
+        }
+        Ok(())
+    }
+
+    fn sizes(&self, pass: &Pass<'_>) -> Result<[usize; 2]> {
+        let shape = pass.value(self.weight)?.shape();
+        Ok([shape[0], shape[1]])
+    }
+
+    /// The gradient by x (…, C) of the sum of losses, of x, targets and stats. Writes the weight's
+    /// gradient.
+    pub(crate) fn gradient(
+        &self,
+        loss: &dyn Loss,
+        pass: &mut Pass<'_>,
+        [x, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let [_, columns] = self.sizes(pass)?;
+        let dx = pass.take(&[x.count() / columns, columns])?;
+        self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
+            loss.compute(pass, [logits, targets, stats], Some(logits))?;
+            if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.weight) {
+                let accumulate = accumulate || rows.start > 0;
+                ops::linear_backward_weight_into(tensor, None, logits, x, accumulate)?;
+            }
+            let dx = dx.slice(rows)?;
+            let weight = pass.value(self.weight)?;
+            Ok(ops::linear_backward_input_into(&dx, logits, weight, None)?)
+        })?;
+        Ok(dx.reshape(x.shape())?)
+    }
+
+    /// The loss of each row of x, (R), which are added to stats.
+    pub(crate) fn losses(
+        &self,
+        loss: &dyn Loss,
+        pass: &mut Pass<'_>,
+        [x, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
+        self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
+            let part = loss.compute(pass, [logits, targets, stats], None)?;
+            Ok(losses.slice(rows)?.copy_from(&part)?)
+        })?;
+        Ok(losses)
+    }
+}

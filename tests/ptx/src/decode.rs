@@ -1,0 +1,713 @@
+//! From statements to decoded instructions, or a refusal that names what is not simulated.
+
+mod arithmetic;
+mod memory;
+mod moves;
+mod warp;
+
+use std::collections::HashMap;
+
+use crate::finding::Refusal;
+use crate::names;
+use crate::op::{Coded, Op, Place, Register, Slot, Vote, Width};
+use crate::text::{Content, Instruction, KernelText, Operand, Space, Statement, Variable};
+
+/// Generic addresses of shared and local memory begin here; global ones are their own.
+pub(crate) const SHARED_WINDOW: u64 = 1 << 60;
+pub(crate) const LOCAL_WINDOW: u64 = 1 << 61;
+pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
+/// Bytes without an owner before and between variables of shared and local memory.
+const GAP_BYTES: u64 = 64;
+
+/// A value that a register has when a thread starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Fixed {
+    Bits(u64),
+    /// 0 to 2 for x to z.
+    Thread(u8),
+    Threads(u8),
+    Block(u8),
+    Blocks(u8),
+    Lane,
+    Warp,
+    /// Lanes before (0), up to (1), from (2) and after (3) this one, and itself (4).
+    Lanes(u8),
+    DynamicShared,
+    TotalShared,
+}
+
+/// Bytes in a state space that have an owner.
+#[derive(Clone, Debug)]
+pub(crate) struct Owned {
+    pub(crate) name: String,
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A kernel, ready to run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) code: Vec<Coded>,
+    /// Registers by width.
+    pub(crate) counts: [usize; 4],
+    pub(crate) fixed: Vec<(Register, Fixed)>,
+    pub(crate) parameters: Vec<(u64, u64)>,
+    pub(crate) parameter_bytes: u64,
+    pub(crate) shared: Vec<Owned>,
+    /// Where dynamic shared memory begins.
+    pub(crate) dynamic_at: u64,
+    /// The smallest access that may be to shared memory.
+    pub(crate) cell_bytes: u32,
+    pub(crate) local: Vec<Owned>,
+    pub(crate) local_bytes: u64,
+    pub(crate) threads_max: Option<u32>,
+}
+
+/// Lays out variables with gaps.
+fn lay_out<'a>(variables: impl Iterator<Item = &'a Variable>) -> (Vec<Owned>, u64) {
+    let (mut at, mut owned) = (GAP_BYTES, Vec::new());
+    for variable in variables {
+        at = at.next_multiple_of(variable.alignment.max(1));
+        owned.push(Owned {
+            name: variable.name.clone(),
+            start: at,
+            bytes: variable.bytes,
+        });
+        at += variable.bytes + GAP_BYTES;
+    }
+    (owned, at)
+}
+
+pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Program, Refusal> {
+    let named = names::number(&kernel.statements)?;
+    let places = names::place(&named)?;
+    let inside = kernel
+        .statements
+        .iter()
+        .filter_map(|statement| match &statement.content {
+            Content::Variable(variable) => Some(variable),
+            _ => None,
+        });
+    let variables: Vec<&Variable> = globals.iter().chain(inside).collect();
+    let is_used = |variable: &&&Variable| {
+        let uses = |operand: &Operand| match operand {
+            Operand::Name(name) | Operand::Address(Some(name), _) => *name == variable.name,
+            _ => false,
+        };
+        named
+            .instructions
+            .iter()
+            .any(|(_, instruction, _)| instruction.operands.iter().any(uses))
+    };
+    let of = |space: Space, is_open: bool| {
+        let all = variables.iter().filter(is_used);
+        all.copied()
+            .filter(move |variable| variable.space == space && variable.is_open == is_open)
+    };
+    let (shared, end) = lay_out(of(Space::Shared, false));
+    let dynamic_at = end.next_multiple_of(1024);
+    let (local, local_bytes) = lay_out(of(Space::Local, false));
+    let mut symbols = HashMap::new();
+    for (space, owned) in [(Space::Shared, &shared), (Space::Local, &local)] {
+        symbols.extend(
+            owned
+                .iter()
+                .map(|owned| (owned.name.clone(), (space, owned.start))),
+        );
+    }
+    symbols.extend(
+        of(Space::Shared, true).map(|open| (open.name.clone(), (Space::Shared, dynamic_at))),
+    );
+    let (mut parameters, mut parameter_bytes) = (Vec::new(), 0_u64);
+    for parameter in &kernel.parameters {
+        parameter_bytes = parameter_bytes.next_multiple_of(parameter.alignment.max(1));
+        symbols.insert(parameter.name.clone(), (Space::Param, parameter_bytes));
+        parameters.push((parameter_bytes, parameter.bytes));
+        parameter_bytes += parameter.bytes;
+    }
+    let mut decoder = Decoder {
+        counts: Width::ALL.map(|width| places.counts.get(&width).copied().unwrap_or(0)),
+        symbols,
+        labels: &named.labels,
+        fixed: HashMap::new(),
+        names: HashMap::new(),
+        line: 0,
+    };
+    let mut code = Vec::new();
+    for (statement, instruction, found) in &named.instructions {
+        decoder.line = statement.line;
+        decoder.names = found
+            .iter()
+            .map(|(name, number)| (name.clone(), places.registers[*number as usize]))
+            .collect();
+        code.push(decoder.coded(statement, instruction)?);
+    }
+    let end = kernel
+        .statements
+        .last()
+        .map_or(0, |statement| statement.line);
+    code.push(Coded {
+        op: Op::Exit,
+        guard: None,
+        line: end,
+        source: (0, 0),
+    });
+    let mut fixed: Vec<(Register, Fixed)> = decoder
+        .fixed
+        .iter()
+        .map(|((_, fixed), register)| (*register, *fixed))
+        .collect();
+    fixed.sort_by_key(|(register, _)| (register.width, register.slot));
+    Ok(Program {
+        name: kernel.name.clone(),
+        cell_bytes: code
+            .iter()
+            .filter_map(|coded| shared_access(&coded.op))
+            .min()
+            .unwrap_or(16),
+        code,
+        counts: decoder.counts,
+        fixed,
+        parameters,
+        parameter_bytes,
+        shared,
+        dynamic_at,
+        local,
+        local_bytes,
+        threads_max: kernel.threads_max,
+    })
+}
+
+/// The bytes of an access that may be to shared memory.
+fn shared_access(op: &Op) -> Option<u32> {
+    let (place, bytes) = match op {
+        Op::Load {
+            place, element, to, ..
+        } => (place, element.bytes * to.len() as u32),
+        Op::Store {
+            place,
+            element,
+            from,
+        } => (place, element.bytes * from.len() as u32),
+        Op::Atomic { place, bytes, .. } => (place, *bytes),
+        Op::CopyAsync { to, bytes, .. } => (to, *bytes),
+        Op::LoadMatrix { place, .. } => (place, 16),
+        _ => return None,
+    };
+    matches!(place.space, Space::Shared | Space::Generic).then_some(bytes)
+}
+
+struct Decoder<'a> {
+    counts: [usize; 4],
+    /// Space and address of variables.
+    symbols: HashMap<String, (Space, u64)>,
+    labels: &'a HashMap<&'a str, u32>,
+    fixed: HashMap<(Width, Fixed), Register>,
+    /// Registers of the current instruction.
+    names: HashMap<String, Register>,
+    line: u32,
+}
+
+/// Types of integer and untyped operands, by their width.
+fn width_of(kind: &str) -> Option<Width> {
+    Some(match kind {
+        "pred" => Width::P,
+        "b16" | "u16" | "s16" | "f16" | "bf16" => Width::H,
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Width::W,
+        "b64" | "u64" | "s64" | "f64" => Width::D,
+        _ => return None,
+    })
+}
+
+/// What an opcode's parts say, as each is consumed: what is left over is not understood.
+struct Parts<'a> {
+    all: Vec<&'a str>,
+}
+
+impl<'a> Parts<'a> {
+    fn take(&mut self, part: &str) -> bool {
+        let at = self.all.iter().position(|known| *known == part);
+        at.map(|at| self.all.remove(at)).is_some()
+    }
+
+    fn take_any(&mut self, parts: &[&'static str]) -> Option<&'static str> {
+        parts.iter().copied().find(|part| self.take(part))
+    }
+
+    fn last(&mut self) -> &'a str {
+        self.all.pop().unwrap_or_default()
+    }
+}
+
+impl Decoder<'_> {
+    fn refuse<T>(&self, message: impl Into<String>) -> Result<T, Refusal> {
+        Err(Refusal::at(self.line, message))
+    }
+
+    fn coded(
+        &mut self,
+        statement: &Statement,
+        instruction: &Instruction,
+    ) -> Result<Coded, Refusal> {
+        let guard = match &instruction.guard {
+            None => None,
+            Some((name, is_negated)) => Some((self.register(name, Width::P)?, *is_negated)),
+        };
+        let mut parts = Parts {
+            all: instruction
+                .parts
+                .iter()
+                .skip(1)
+                .map(String::as_str)
+                .collect(),
+        };
+        let op = self.op(&instruction.parts[0], &mut parts, &instruction.operands);
+        let op = match op {
+            Ok(Some(op)) if parts.all.is_empty() => op,
+            Ok(_) => return self.refuse(format!("{} is not simulated", instruction.opcode())),
+            Err(refusal) => {
+                return Err(Refusal::at(
+                    refusal.line,
+                    format!("{}: {}", instruction.opcode(), refusal.message),
+                ));
+            }
+        };
+        Ok(Coded {
+            op,
+            guard,
+            line: statement.line,
+            source: statement.source,
+        })
+    }
+
+    fn register(&self, name: &str, width: Width) -> Result<Slot, Refusal> {
+        match self.names.get(name) {
+            Some(register) if register.width == width => Ok(register.slot),
+            Some(register) => self.refuse(format!(
+                "{name} has {} bits, expected {}",
+                register.width.bits(),
+                width.bits()
+            )),
+            None => self.refuse(format!("{name} is no register")),
+        }
+    }
+
+    fn fixed(&mut self, width: Width, fixed: Fixed) -> Result<Slot, Refusal> {
+        if let Some(known) = self.fixed.get(&(width, fixed)) {
+            return Ok(known.slot);
+        }
+        let count = &mut self.counts[width as usize];
+        let Ok(slot) = Slot::try_from(*count) else {
+            return self.refuse("a kernel with too many registers");
+        };
+        *count += 1;
+        self.fixed.insert((width, fixed), Register { width, slot });
+        Ok(slot)
+    }
+
+    fn special(&self, name: &str) -> Option<Fixed> {
+        let axis = |name: &str| match name {
+            "x" => Some(0),
+            "y" => Some(1),
+            "z" => Some(2),
+            _ => None,
+        };
+        if let Some((stem, letter)) = name.split_once('.') {
+            let axis = axis(letter)?;
+            return match stem {
+                "%tid" => Some(Fixed::Thread(axis)),
+                "%ntid" => Some(Fixed::Threads(axis)),
+                "%ctaid" => Some(Fixed::Block(axis)),
+                "%nctaid" => Some(Fixed::Blocks(axis)),
+                _ => None,
+            };
+        }
+        Some(match name {
+            "%laneid" => Fixed::Lane,
+            "%warpid" => Fixed::Warp,
+            "%lanemask_lt" => Fixed::Lanes(0),
+            "%lanemask_le" => Fixed::Lanes(1),
+            "%lanemask_ge" => Fixed::Lanes(2),
+            "%lanemask_gt" => Fixed::Lanes(3),
+            "%lanemask_eq" => Fixed::Lanes(4),
+            "%dynamic_smem_size" => Fixed::DynamicShared,
+            "%total_smem_size" => Fixed::TotalShared,
+            "WARP_SZ" => Fixed::Bits(32),
+            _ => return None,
+        })
+    }
+
+    /// A source operand of this width: a register, a constant or an address.
+    fn source(&mut self, operand: &Operand, width: Width) -> Result<Slot, Refusal> {
+        match operand {
+            Operand::Name(name) if self.names.contains_key(name) => self.register(name, width),
+            Operand::Name(name) => {
+                if let Some(fixed) = self.special(name) {
+                    return self.fixed(width, fixed);
+                }
+                match self.symbols.get(name) {
+                    Some((Space::Shared | Space::Local | Space::Param, address)) => {
+                        self.fixed(width, Fixed::Bits(*address))
+                    }
+                    _ => self.refuse(format!("{name} is not simulated")),
+                }
+            }
+            Operand::Integer(value) => {
+                let bits = *value as u64 & (u64::MAX >> (64 - width.bits()));
+                self.fixed(width, Fixed::Bits(bits))
+            }
+            Operand::F32(bits) if width == Width::W => {
+                self.fixed(width, Fixed::Bits(u64::from(*bits)))
+            }
+            Operand::F64(bits) if width == Width::D => self.fixed(width, Fixed::Bits(*bits)),
+            // ISA: constants in 0d form may stand for f32 values and are rounded.
+            Operand::F64(bits) if width == Width::W => self.fixed(
+                width,
+                Fixed::Bits(u64::from((f64::from_bits(*bits) as f32).to_bits())),
+            ),
+            other => self.refuse(format!("operand {other:?}")),
+        }
+    }
+
+    /// A source of whatever width its register has; constants have `width`.
+    fn any_source(&mut self, operand: &Operand, width: Width) -> Result<Register, Refusal> {
+        if let Operand::Name(name) = operand
+            && let Some(register) = self.names.get(name)
+        {
+            return Ok(*register);
+        }
+        let slot = self.source(operand, width)?;
+        Ok(Register { width, slot })
+    }
+
+    fn result(&self, operand: &Operand, width: Width) -> Result<Slot, Refusal> {
+        match operand {
+            Operand::Name(name) => self.register(name, width),
+            other => self.refuse(format!("result {other:?}")),
+        }
+    }
+
+    fn any_result(&self, operand: &Operand) -> Result<Register, Refusal> {
+        match operand {
+            Operand::Name(name) => match self.names.get(name) {
+                Some(register) => Ok(*register),
+                None => self.refuse(format!("{name} is no register")),
+            },
+            other => self.refuse(format!("result {other:?}")),
+        }
+    }
+
+    /// A predicate that may be negated.
+    fn predicate(&mut self, operand: &Operand) -> Result<(Slot, bool), Refusal> {
+        match operand {
+            Operand::Not(name) => Ok((self.register(name, Width::P)?, true)),
+            Operand::Integer(value) => Ok((
+                self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?,
+                false,
+            )),
+            other => Ok((self.source(other, Width::P)?, false)),
+        }
+    }
+
+    fn place(&mut self, operand: &Operand, space: Space) -> Result<Place, Refusal> {
+        let Operand::Address(name, offset) = operand else {
+            return self.refuse(format!("operand {operand:?}, expected an address"));
+        };
+        let (base, symbol) = match name {
+            None => (None, 0),
+            Some(name) => match self.names.get(name) {
+                Some(register) if matches!(register.width, Width::W | Width::D) => {
+                    (Some(*register), 0)
+                }
+                Some(_) => return self.refuse(format!("address {name}")),
+                None => match self.symbols.get(name) {
+                    Some((known, address)) if *known == space => (None, *address as i64),
+                    _ => {
+                        return self
+                            .refuse(format!("variable {name} in this space is not simulated"));
+                    }
+                },
+            },
+        };
+        Ok(Place {
+            space,
+            base,
+            offset: offset + symbol,
+        })
+    }
+
+    fn vector(operand: &Operand) -> Vec<Operand> {
+        match operand {
+            Operand::Vector(parts) => parts.clone(),
+            other => vec![other.clone()],
+        }
+    }
+
+    fn words<const N: usize>(
+        &mut self,
+        operand: &Operand,
+        is_result: bool,
+    ) -> Result<[Slot; N], Refusal> {
+        let mut slots = [0; N];
+        let parts = Self::vector(operand);
+        if parts.len() != N {
+            return self.refuse(format!("a vector of {}, expected {N}", parts.len()));
+        }
+        for (slot, part) in slots.iter_mut().zip(&parts) {
+            *slot = if is_result {
+                self.result(part, Width::W)?
+            } else {
+                self.source(part, Width::W)?
+            };
+        }
+        Ok(slots)
+    }
+
+    fn op(
+        &mut self,
+        name: &str,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        let needed = |count: usize| {
+            if operands.len() == count {
+                Ok(())
+            } else {
+                Err(Refusal::at(
+                    self.line,
+                    format!("{} operands, expected {count}", operands.len()),
+                ))
+            }
+        };
+        match name {
+            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor"
+            | "shl" | "shr" => {
+                needed(3)?;
+                self.binary(name, parts, operands)
+            }
+            "not" | "neg" | "abs" | "cnot" => {
+                needed(2)?;
+                self.unary(name, parts, operands)
+            }
+            "mad" | "fma" => {
+                needed(4)?;
+                self.multiply_add(name, parts, operands)
+            }
+            "sqrt" | "rcp" | "rsqrt" | "ex2" | "lg2" | "tanh" | "sin" | "cos" => {
+                needed(2)?;
+                self.function(name, parts, operands)
+            }
+            "setp" => self.setp(parts, operands),
+            "selp" => {
+                needed(4)?;
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
+                let (d, a) = (
+                    self.result(&operands[0], width)?,
+                    self.source(&operands[1], width)?,
+                );
+                let b = self.source(&operands[2], width)?;
+                let (p, is_negated) = self.predicate(&operands[3])?;
+                let (a, b) = if is_negated { (b, a) } else { (a, b) };
+                Ok(Some(Op::Select { width, d, a, b, p }))
+            }
+            "mov" => {
+                needed(2)?;
+                self.mov(parts, operands)
+            }
+            "cvt" => self.cvt(parts, operands),
+            "cvta" => {
+                needed(2)?;
+                self.cvta(parts, operands)
+            }
+            "bfi" => {
+                needed(5)?;
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
+                Ok(Some(Op::Insert {
+                    width,
+                    d: self.result(&operands[0], width)?,
+                    a: self.source(&operands[1], width)?,
+                    b: self.source(&operands[2], width)?,
+                    position: self.source(&operands[3], Width::W)?,
+                    length: self.source(&operands[4], Width::W)?,
+                }))
+            }
+            "bfe" => {
+                needed(4)?;
+                let kind = parts.last();
+                let Some(width) = width_of(kind) else {
+                    return Ok(None);
+                };
+                Ok(Some(Op::Extract {
+                    width,
+                    is_signed: kind.starts_with('s'),
+                    d: self.result(&operands[0], width)?,
+                    a: self.source(&operands[1], width)?,
+                    position: self.source(&operands[2], Width::W)?,
+                    length: self.source(&operands[3], Width::W)?,
+                }))
+            }
+            "prmt" if parts.take("b32") => {
+                needed(4)?;
+                Ok(Some(Op::Permute {
+                    d: self.result(&operands[0], Width::W)?,
+                    a: self.source(&operands[1], Width::W)?,
+                    b: self.source(&operands[2], Width::W)?,
+                    selector: self.source(&operands[3], Width::W)?,
+                }))
+            }
+            "lop3" if parts.take("b32") => {
+                needed(5)?;
+                let Operand::Integer(table) = operands[4] else {
+                    return self.refuse("a table that is no constant");
+                };
+                Ok(Some(Op::Lookup {
+                    d: self.result(&operands[0], Width::W)?,
+                    a: self.source(&operands[1], Width::W)?,
+                    b: self.source(&operands[2], Width::W)?,
+                    c: self.source(&operands[3], Width::W)?,
+                    table: table as u32,
+                }))
+            }
+            "shf" if parts.take("b32") => {
+                needed(4)?;
+                let (is_left, wraps) = (parts.take("l"), parts.take("wrap"));
+                if !is_left {
+                    parts.take("r");
+                }
+                if !wraps {
+                    parts.take("clamp");
+                }
+                Ok(Some(Op::Funnel {
+                    is_left,
+                    wraps,
+                    d: self.result(&operands[0], Width::W)?,
+                    a: self.source(&operands[1], Width::W)?,
+                    b: self.source(&operands[2], Width::W)?,
+                    amount: self.source(&operands[3], Width::W)?,
+                }))
+            }
+            "popc" | "clz" | "brev" => {
+                needed(2)?;
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
+                let a = self.source(&operands[1], width)?;
+                let of = if name == "brev" { width } else { Width::W };
+                let d = self.result(&operands[0], of)?;
+                Ok(Some(match name {
+                    "popc" => Op::Count { width, d, a },
+                    "clz" => Op::LeadingZeros { width, d, a },
+                    _ => Op::Reverse { width, d, a },
+                }))
+            }
+            "ld" => {
+                needed(2)?;
+                self.load(parts, operands)
+            }
+            "st" => {
+                needed(2)?;
+                self.store(parts, operands)
+            }
+            "atom" | "red" => self.atomic(name == "red", parts, operands),
+            "cp" if parts.take("async") => self.copy(parts, operands),
+            "ldmatrix" => {
+                needed(2)?;
+                self.load_matrix(parts, operands)
+            }
+            "mma" => {
+                needed(4)?;
+                self.multiply(parts, operands)
+            }
+            "shfl" if parts.take("sync") && parts.take("b32") => self.shuffle(parts, operands),
+            "vote" if parts.take("sync") => {
+                needed(3)?;
+                let how = match parts.take_any(&["all", "any", "uni", "ballot"]) {
+                    Some("all") => Vote::All,
+                    Some("any") => Vote::Any,
+                    Some("uni") => Vote::Uniform,
+                    Some(_) => Vote::Ballot,
+                    None => return Ok(None),
+                };
+                let of = if how == Vote::Ballot {
+                    Width::W
+                } else {
+                    Width::P
+                };
+                parts.take(if how == Vote::Ballot { "b32" } else { "pred" });
+                let (a, is_inverted) = self.predicate(&operands[1])?;
+                Ok(Some(Op::Vote {
+                    how,
+                    d: self.result(&operands[0], of)?,
+                    a,
+                    is_inverted,
+                    members: self.source(&operands[2], Width::W)?,
+                }))
+            }
+            "match" if parts.take("sync") => {
+                needed(3)?;
+                let Some(width) = width_of(parts.last()) else {
+                    return Ok(None);
+                };
+                let (is_all, _) = (parts.take("all"), parts.take("any"));
+                let (d, is_same) = match &operands[0] {
+                    Operand::Pair(d, p) => (
+                        self.register(d, Width::W)?,
+                        Some(self.register(p, Width::P)?),
+                    ),
+                    other => (self.result(other, Width::W)?, None),
+                };
+                Ok(Some(Op::Match {
+                    is_all,
+                    is_same,
+                    d,
+                    a: self.any_source(&operands[1], width)?,
+                    members: self.source(&operands[2], Width::W)?,
+                }))
+            }
+            "activemask" if parts.take("b32") => {
+                needed(1)?;
+                Ok(Some(Op::ActiveMask {
+                    d: self.result(&operands[0], Width::W)?,
+                }))
+            }
+            "bar" | "barrier" => self.barrier(parts, operands),
+            "membar" => Ok(parts.take_any(&["cta", "gl", "sys"]).map(|_| Op::Fence)),
+            "fence" => {
+                parts.take_any(&["sc", "acq_rel", "acquire", "release"]);
+                Ok(parts
+                    .take_any(&["cta", "cluster", "gpu", "sys"])
+                    .map(|_| Op::Fence))
+            }
+            "bra" => {
+                parts.take("uni");
+                let target = match operands {
+                    [Operand::Name(label)] => self.labels.get(label.as_str()).copied(),
+                    _ => None,
+                };
+                match target {
+                    Some(target) => Ok(Some(Op::Branch { target })),
+                    None => self.refuse("no such label"),
+                }
+            }
+            "ret" | "exit" => {
+                parts.take("uni");
+                Ok(Some(Op::Exit))
+            }
+            "trap" => Ok(Some(Op::Trap)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn wider(width: Width) -> Option<Width> {
+    match width {
+        Width::H => Some(Width::W),
+        Width::W => Some(Width::D),
+        _ => None,
+    }
+}

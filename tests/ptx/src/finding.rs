@@ -1,0 +1,104 @@
+//! What goes wrong: a text that cannot be run, and a kernel that does what the ISA forbids.
+
+use std::fmt;
+
+/// Why a text is not run: the line of the PTX and the cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// From 1; 0 for the whole text.
+    pub line: u32,
+    /// What was found there.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(crate) fn at(line: u32, message: impl Into<String>) -> Refusal {
+        Refusal {
+            line,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {} of the PTX: {}", self.line, self.message)
+    }
+}
+
+/// Kinds of mistakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An access outside of every allocation or variable.
+    OutOfBounds,
+    /// An address that is no multiple of the access's size.
+    Misaligned,
+    /// Two threads of a block touch the same bytes, one of them writes, and nothing orders them.
+    Race,
+    /// Threads miss each other at a barrier.
+    Barrier,
+    /// Threads of a warp miss each other at an instruction that needs all of them.
+    Warp,
+    /// A copy to shared memory was touched before its thread waited for it.
+    Copy,
+    /// A load through the read-only path of bytes that the launch writes.
+    ReadOnly,
+    /// `trap`, a division by zero, or a kernel that does not end.
+    Stopped,
+}
+
+/// A mistake of a kernel and where it happened.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What it is.
+    pub kind: Kind,
+    /// The kernel.
+    pub kernel: String,
+    /// The line of the PTX, from 1.
+    pub line: u32,
+    /// The source line of that instruction, where the PTX names it: `attention.cu:12`.
+    pub source: Option<String>,
+    /// The block's index.
+    pub block: [u32; 3],
+    /// The thread's index in its block.
+    pub thread: [u32; 3],
+    /// What happened.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([x, y, z], [i, j, k]) = (self.block, self.thread);
+        write!(
+            f,
+            "{:?}: kernel {}, line {} of its PTX",
+            self.kind, self.kernel, self.line
+        )?;
+        if let Some(source) = &self.source {
+            write!(f, " ({source})")?;
+        }
+        write!(
+            f,
+            ", block ({x}, {y}, {z}), thread ({i}, {j}, {k}): {}",
+            self.message
+        )
+    }
+}
+
+/// A mistake of one lane, before its place is known in words.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    pub(crate) lane: u32,
+    pub(crate) message: String,
+}
+
+impl Fault {
+    pub(crate) fn new(kind: Kind, lane: u32, message: impl Into<String>) -> Fault {
+        Fault {
+            kind,
+            lane,
+            message: message.into(),
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Decoded instructions. Registers are slots of the warp's register file, by their width.
+
+use crate::number::{Approximate, Conversion};
+use crate::text::Space;
+
+/// A register: an index among those of its width.
+pub(crate) type Slot = u16;
+
+/// The width of a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Width {
+    /// A predicate.
+    P,
+    /// 16 bits.
+    H,
+    /// 32 bits.
+    W,
+    /// 64 bits.
+    D,
+}
+
+impl Width {
+    pub(crate) const ALL: [Width; 4] = [Width::P, Width::H, Width::W, Width::D];
+
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Width::P => 1,
+            Width::H => 16,
+            Width::W => 32,
+            Width::D => 64,
+        }
+    }
+}
+
+/// A register of any width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Register {
+    pub(crate) width: Width,
+    pub(crate) slot: Slot,
+}
+
+/// Integer operations of two operands, or of one, which then is `a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Int {
+    Add,
+    Sub,
+    Mul,
+    MulHighU,
+    MulHighS,
+    DivU,
+    DivS,
+    RemU,
+    RemS,
+    MinU,
+    MinS,
+    MaxU,
+    MaxS,
+    And,
+    Or,
+    Xor,
+    Not,
+    Neg,
+    Abs,
+    /// The last three take their amount from a 32-bit register.
+    Shl,
+    ShrU,
+    ShrS,
+}
+
+/// Floating-point operations of two operands, or of one, which then is `a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Float {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    DivApprox,
+    DivFull,
+    Min,
+    Max,
+    Neg,
+    Abs,
+    Sqrt,
+    Rcp,
+}
+
+/// Comparisons. Those with U are also true if an operand is NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    EqU,
+    NeU,
+    LtU,
+    LeU,
+    GtU,
+    GeU,
+    Number,
+    Nan,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compared {
+    U16,
+    S16,
+    U32,
+    S32,
+    U64,
+    S64,
+    F32,
+    F64,
+}
+
+/// Operations of predicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Logic {
+    And,
+    Or,
+    Xor,
+    Not,
+    Move,
+}
+
+/// How an element of memory becomes a register's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Element {
+    pub(crate) bytes: u32,
+    pub(crate) is_signed: bool,
+}
+
+/// A load's or store's address: `[base + offset]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) space: Space,
+    /// None: the offset is the address.
+    pub(crate) base: Option<Register>,
+    pub(crate) offset: i64,
+}
+
+/// Read-modify-write operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    Add,
+    AddF32,
+    AddF64,
+    Exchange,
+    CompareAndSwap,
+    MinU,
+    MinS,
+    MaxU,
+    MaxS,
+    And,
+    Or,
+    Xor,
+}
+
+/// Where a shuffle reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// What lanes vote for or look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}
+
+/// What all threads of a barrier compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    And,
+    Or,
+    Count,
+}
+
+/// An instruction without its guard.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Int {
+        width: Width,
+        op: Int,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    /// `mul.wide` and, with `c`, `mad.wide`.
+    Wide {
+        from: Width,
+        is_signed: bool,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        c: Option<Slot>,
+    },
+    /// `mad.lo`.
+    Mad {
+        width: Width,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    F32 {
+        op: Float,
+        ftz: bool,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    F64 {
+        op: Float,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    Fma32 {
+        ftz: bool,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Fma64 {
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Approximate {
+        function: Approximate,
+        ftz: bool,
+        d: Slot,
+        a: Slot,
+    },
+    /// `setp`; `with` is a predicate that the result is combined with.
+    Setp {
+        compare: Compare,
+        of: Compared,
+        ftz: bool,
+        d: Slot,
+        inverse: Option<Slot>,
+        a: Slot,
+        b: Slot,
+        with: Option<(Logic, Slot, bool)>,
+    },
+    Select {
+        width: Width,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        p: Slot,
+    },
+    Logic {
+        op: Logic,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    Move {
+        width: Width,
+        d: Slot,
+        a: Slot,
+    },
+    /// Low parts first, all of one width.
+    Pack {
+        d: Register,
+        parts: Box<[Register]>,
+    },
+    Unpack {
+        parts: Box<[Register]>,
+        a: Register,
+    },
+    Convert {
+        how: Conversion,
+        d: Register,
+        a: Register,
+    },
+    /// Integers to wider or narrower registers.
+    Extend {
+        is_signed: bool,
+        bits: u32,
+        d: Register,
+        a: Register,
+    },
+    /// `cvt.rn.bf16x2.f32`: a is the upper half.
+    Bf16x2 {
+        d: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    Insert {
+        width: Width,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        position: Slot,
+        length: Slot,
+    },
+    Extract {
+        width: Width,
+        is_signed: bool,
+        d: Slot,
+        a: Slot,
+        position: Slot,
+        length: Slot,
+    },
+    Permute {
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        selector: Slot,
+    },
+    Lookup {
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+        table: u32,
+    },
+    /// `shf`: to the left or right by an amount that wraps or is clamped.
+    Funnel {
+        is_left: bool,
+        wraps: bool,
+        d: Slot,
+        a: Slot,
+        b: Slot,
+        amount: Slot,
+    },
+    /// `popc`, `clz`, `brev` and `bfind` have results of 32 bits, `brev` of its own width.
+    Count {
+        width: Width,
+        d: Slot,
+        a: Slot,
+    },
+    LeadingZeros {
+        width: Width,
+        d: Slot,
+        a: Slot,
+    },
+    Reverse {
+        width: Width,
+        d: Slot,
+        a: Slot,
+    },
+    /// To generic addresses (by adding the window's base) or from them.
+    Rebase {
+        d: Slot,
+        a: Register,
+        add: u64,
+    },
+    Load {
+        place: Place,
+        element: Element,
+        read_only: bool,
+        to: Box<[Register]>,
+    },
+    Store {
+        place: Place,
+        element: Element,
+        from: Box<[Register]>,
+    },
+    Atomic {
+        op: Atomic,
+        place: Place,
+        bytes: u32,
+        d: Option<Register>,
+        b: Register,
+        c: Option<Register>,
+    },
+    /// `cp.async`: of `bytes`, those after the first `given` are zero.
+    CopyAsync {
+        to: Place,
+        from: Place,
+        bytes: u32,
+        given: Option<Slot>,
+    },
+    CommitCopies,
+    /// All but so many of the latest groups; None also waits for copies of no group yet.
+    WaitCopies {
+        but: Option<u32>,
+    },
+    LoadMatrix {
+        place: Place,
+        is_transposed: bool,
+        to: Box<[Slot]>,
+    },
+    /// `mma.m16n8k16`, f32 += bf16 or f16.
+    Multiply {
+        is_f16: bool,
+        d: [Slot; 4],
+        a: [Slot; 4],
+        b: [Slot; 2],
+        c: [Slot; 4],
+    },
+    Shuffle {
+        how: Shuffle,
+        d: Slot,
+        is_valid: Option<Slot>,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+        members: Slot,
+    },
+    Vote {
+        how: Vote,
+        d: Slot,
+        a: Slot,
+        is_inverted: bool,
+        members: Slot,
+    },
+    /// `match.any` and `match.all`.
+    Match {
+        is_all: bool,
+        is_same: Option<Slot>,
+        d: Slot,
+        a: Register,
+        members: Slot,
+    },
+    ActiveMask {
+        d: Slot,
+    },
+    WarpBarrier {
+        members: Slot,
+    },
+    /// `bar.sync`, `bar.arrive` and `bar.red`.
+    Barrier {
+        id: Slot,
+        threads: Option<Slot>,
+        arrives_only: bool,
+        reduce: Option<Reduce>,
+    },
+    Fence,
+    Branch {
+        target: u32,
+    },
+    Exit,
+    Trap,
+}
+
+/// The reduction of a barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduce {
+    pub(crate) op: Reduction,
+    /// A predicate, or a count in 32 bits.
+    pub(crate) d: Slot,
+    pub(crate) a: Slot,
+    pub(crate) is_inverted: bool,
+}
+
+/// An instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct Coded {
+    pub(crate) op: Op,
+    /// A predicate, and whether it is negated.
+    pub(crate) guard: Option<(Slot, bool)>,
+    pub(crate) line: u32,
+    pub(crate) source: (u32, u32),
+}

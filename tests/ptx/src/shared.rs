@@ -1,0 +1,250 @@
+//! Shared memory of a block: its bytes, their owners, and for each cell of them (as many bytes as
+//! the kernel's smallest access) who touched it last and when.
+
+use crate::decode::Owned;
+use crate::finding::{Fault, Kind};
+
+/// When a thread does something: after how many barriers of its block and of its warp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) block: u32,
+    pub(crate) warp: u32,
+    /// In its block.
+    pub(crate) thread: u32,
+    /// The instruction.
+    pub(crate) at: u32,
+}
+
+/// A lane's number stands for its thread; these for several.
+const MANY_OF_WARP: u32 = 1 << 10;
+const MANY: u32 = 1 << 11;
+
+#[derive(Clone, Copy, Default)]
+struct Touch {
+    /// 0: nobody did.
+    block: u32,
+    warp: u32,
+    who: u32,
+    at: u32,
+}
+
+impl Touch {
+    fn of(moment: Moment) -> Touch {
+        Touch {
+            block: moment.block,
+            warp: moment.warp,
+            who: moment.thread,
+            at: moment.at,
+        }
+    }
+
+    /// Whether what was done then is before the moment, by a barrier or by the thread's own order.
+    #[inline]
+    fn is_before(self, moment: Moment) -> bool {
+        self.block < moment.block
+            || self.who == moment.thread
+            || self.who & MANY == 0
+                && (self.who ^ moment.thread) & 0x3e0 == 0
+                && self.warp < moment.warp
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    written: Touch,
+    read: Touch,
+    /// A copy that was started and not waited for writes here.
+    is_awaited: bool,
+}
+
+pub(crate) struct Shared {
+    bytes: Vec<u8>,
+    owned: Vec<Owned>,
+    cells: Vec<Cell>,
+    /// log2 of the bytes of a cell.
+    cell_shift: u32,
+    /// Off where threads meet at barriers that only some of the block take part in.
+    pub(crate) is_followed: bool,
+}
+
+/// How shared memory is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    /// Read and write at once; does not race with its like.
+    Atomic,
+    /// Starts a copy.
+    Start,
+    /// Ends a copy.
+    Arrive,
+}
+
+impl Shared {
+    /// `cell_bytes`: a power of two that divides the size of every access.
+    pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32) -> Shared {
+        let end = owned
+            .iter()
+            .map(|owned| owned.start + owned.bytes)
+            .max()
+            .unwrap_or(0) as usize;
+        Shared {
+            // What nothing wrote is NaN, and no sensible index.
+            bytes: vec![0xff; end],
+            cells: vec![Cell::default(); end.div_ceil(cell_bytes as usize)],
+            cell_shift: cell_bytes.trailing_zeros(),
+            owned,
+            is_followed: true,
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.bytes.fill(0xff);
+        self.is_followed = true;
+        // Numbers of barriers grow over all blocks, so older touches order themselves. Copies that
+        // nobody waited for are over.
+        for cell in self.cells.iter_mut().filter(|cell| cell.is_awaited) {
+            cell.is_awaited = false;
+        }
+    }
+
+    fn check(&self, address: u64, bytes: u64, lane: u32) -> Result<(), Fault> {
+        if !address.is_multiple_of(bytes) {
+            return Err(Fault::new(
+                Kind::Misaligned,
+                lane,
+                format!("{bytes} bytes at {address:#x} of shared memory"),
+            ));
+        }
+        let holds =
+            |owned: &&Owned| owned.start <= address && address + bytes <= owned.start + owned.bytes;
+        if self.owned.iter().any(|owned| holds(&owned)) {
+            return Ok(());
+        }
+        let near = self.owned.iter().min_by_key(|owned| {
+            let end = owned.start + owned.bytes;
+            if address < owned.start {
+                owned.start - address
+            } else {
+                address.saturating_sub(end)
+            }
+        });
+        let place = match near {
+            Some(owned) if address < owned.start => {
+                format!("{} bytes before {}", owned.start - address, owned.name)
+            }
+            Some(owned) => {
+                format!(
+                    "from byte {} of {}, which has {}, on",
+                    address - owned.start,
+                    owned.name,
+                    owned.bytes
+                )
+            }
+            None => "of a block that has none".to_owned(),
+        };
+        Err(Fault::new(
+            Kind::OutOfBounds,
+            lane,
+            format!("{bytes} bytes of shared memory {place}"),
+        ))
+    }
+
+    /// Checks an access of a lane and notes it.
+    #[inline]
+    pub(crate) fn touch(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        access: Access,
+        moment: Moment,
+    ) -> Result<(), Fault> {
+        self.check(address, bytes, moment.thread % 32)?;
+        let reads = access == Access::Read;
+        let (first, end) = (
+            address >> self.cell_shift,
+            (address + bytes) >> self.cell_shift,
+        );
+        for cell in &mut self.cells[first as usize..end as usize] {
+            if cell.is_awaited && access != Access::Arrive {
+                return Err(awaited(cell, address, access, moment));
+            }
+            if access == Access::Arrive {
+                cell.is_awaited = false;
+                cell.written = Touch::of(moment);
+                continue;
+            }
+            if !cell.written.is_before(moment) && self.is_followed {
+                return Err(race(cell.written, "writes", address, access, moment));
+            }
+            if reads {
+                let last = cell.read;
+                cell.read = Touch::of(moment);
+                if last.who != moment.thread
+                    && last.block == moment.block
+                    && !last.is_before(moment)
+                {
+                    let is_of_warp =
+                        last.who & MANY == 0 && (last.who ^ moment.thread) & 0x3e0 == 0;
+                    cell.read.who = if is_of_warp {
+                        moment.thread & 0x3e0 | MANY_OF_WARP
+                    } else {
+                        MANY
+                    };
+                } else if last.block == moment.block && last.who & MANY != 0 {
+                    cell.read.who = MANY;
+                }
+                continue;
+            }
+            if !cell.read.is_before(moment) && self.is_followed {
+                return Err(race(cell.read, "reads", address, access, moment));
+            }
+            // The numbers of reads that were ordered are done with.
+            if access == Access::Start {
+                cell.is_awaited = true;
+            }
+            if access != Access::Atomic {
+                cell.written = Touch::of(moment);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn load<const N: usize>(&self, address: u64) -> [u8; N] {
+        let mut found = [0; N];
+        found.copy_from_slice(&self.bytes[address as usize..address as usize + N]);
+        found
+    }
+
+    pub(crate) fn bytes(&self, address: u64, bytes: u32) -> &[u8] {
+        &self.bytes[address as usize..address as usize + bytes as usize]
+    }
+
+    pub(crate) fn store(&mut self, address: u64, bytes: &[u8]) {
+        self.bytes[address as usize..address as usize + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+#[cold]
+fn awaited(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
+    let message = format!(
+        "{access:?} of shared memory at {address:#x}, to which thread {} of the block copies: no wait for that copy has ended",
+        cell.written.who
+    );
+    Fault::new(Kind::Copy, moment.thread % 32, message)
+}
+
+#[cold]
+fn race(touch: Touch, does: &str, address: u64, access: Access, moment: Moment) -> Fault {
+    let who = match touch.who {
+        who if who & MANY != 0 => "several threads of the block".to_owned(),
+        who if who & MANY_OF_WARP != 0 => format!("several threads of warp {}", (who & 0x3e0) / 32),
+        who => format!("thread {who} of the block"),
+    };
+    let message = format!(
+        "{access:?} of shared memory at {address:#x}, which {who} {does} at instruction {} with no barrier between",
+        touch.at
+    );
+    Fault::new(Kind::Race, moment.thread % 32, message)
+}

@@ -1,0 +1,9 @@
+//! Instructions against their definitions in the PTX ISA, and kernels with mistakes, which are
+//! found.
+
+mod arithmetic;
+mod block;
+mod machine;
+mod mistakes;
+mod refused;
+mod warp;

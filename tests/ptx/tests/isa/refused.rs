@@ -1,0 +1,78 @@
+//! What is not simulated is refused by name, with its line.
+
+use ddp_ptx::{Module, Refusal};
+
+use crate::machine::kernel;
+
+fn refusal(body: &str) -> Refusal {
+    let text = kernel("", body);
+    match Module::parse(&text).map(|module| module.kernel("k")) {
+        Err(refusal) | Ok(Some(Err(refusal))) => refusal,
+        other => panic!("{body} is accepted: {other:?}"),
+    }
+}
+
+#[test]
+fn unknown_instructions_types_and_modifiers_are_named() {
+    for (instruction, named) in [
+        (
+            "wgmma.fence.sync.aligned;",
+            "wgmma.fence.sync.aligned is not simulated",
+        ),
+        ("add.rz.f32 %r1, %r2, %r3;", "add.rz.f32 is not simulated"),
+        ("add.sat.s32 %r1, %r2, %r3;", "add.sat.s32 is not simulated"),
+        ("add.f16x2 %r1, %r2, %r3;", "add.f16x2 is not simulated"),
+        ("ex2.f32 %r1, %r2;", "ex2.f32 is not simulated"),
+        ("cvt.f32.s32 %r1, %r2;", "cvt.f32.s32 is not simulated"),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1}, {%r2}, {%r3}, {%r4};",
+            "not simulated",
+        ),
+        ("mov.u32 %r1, %clock;", "%clock is not simulated"),
+        ("mov.u32 %r1, %rd1;", "%rd1 has 64 bits, expected 32"),
+        ("mov.u32 %r1, %unknown;", "%unknown is not simulated"),
+        ("ld.const.u32 %r1, [%rd1];", "ld.const.u32 is not simulated"),
+        (
+            "ld.global.u64 %r1, [%rd1];",
+            "ld.global.u64 is not simulated",
+        ),
+        ("bra NOWHERE;", "no label NOWHERE"),
+        ("call f, ();", "call is not simulated"),
+        ("add.s32 %r1, %r2;", "2 operands, expected 3"),
+        (
+            "cp.async.cg.shared.global [%r1], [%rd1], 8;",
+            "a copy of 8 bytes",
+        ),
+    ] {
+        let refusal = refusal(&format!("\t{instruction}\n"));
+        assert!(refusal.message.contains(named), "{instruction}: {refusal}");
+        let line = kernel("", &format!("\t{instruction}\n"))
+            .lines()
+            .position(|line| line.contains(instruction));
+        assert_eq!(
+            Some(refusal.line),
+            line.map(|line| line as u32 + 1),
+            "{instruction}"
+        );
+    }
+}
+
+#[test]
+fn modules_with_what_is_not_simulated_are_refused() {
+    for (text, named) in [
+        (".func f() { ret; }", ".func"),
+        (".visible .entry k() { ret;", "expected }"),
+        (".visible .entry k() { .reg .b128 %q<2>; ret; }", ""),
+    ] {
+        let found = Module::parse(text);
+        let refusal = match found {
+            Err(refusal) => refusal,
+            Ok(module) => module
+                .kernel("k")
+                .expect("it is there")
+                .expect_err("it is refused"),
+        };
+        assert!(refusal.message.contains(named), "{refusal}");
+    }
+    assert!(Module::parse("").is_ok_and(|module| module.kernel("k").is_none()));
+}
