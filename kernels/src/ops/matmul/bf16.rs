@@ -27,10 +27,10 @@ use pack::Panels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
-use super::tile::{AsIs, Finish, Matrix, Output, TILE_MAX, Tile};
+use super::tile::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, TILE_MAX, Tile};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
-use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
+use super::tile::{PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 use crate::dtype::bf16;
 use crate::ops::round;
 use crate::simd::{self, Bf16Unit, Level};
