@@ -239,14 +239,15 @@ impl Launcher {
     }
 }
 
-/// How a GPU multiplies f32 matrices. The CPU always computes in f32.
+/// How f32 matrices are multiplied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum F32Math {
     /// In f32: each product and each sum is rounded to 24 bits. The default.
     #[default]
     Strict,
-    /// Operands are rounded to TF32 (11 bits, the range of f32), products are exact and sums are in
-    /// f32: several times as fast, with a relative error of up to 2⁻⁹ per product.
+    /// On a GPU operands are rounded to TF32 (11 bits, the range of f32), products are exact and
+    /// sums are in f32: several times as fast, with a relative error of up to 2⁻⁹ per product. On
+    /// the CPU each operand is the sum of two bf16, in an order of bf16 matmuls: up to 2⁻¹⁶.
     Tf32,
 }
 

@@ -281,7 +281,7 @@ ddp_kernels::choices! {
         /// 32 bits throughout
         #[default]
         F32 = "f32",
-        /// On a GPU: matmuls of numbers rounded to 10 mantissa bits, sums in 32 bits
+        /// Matmuls of numbers rounded to 10 mantissa bits, on a CPU to 16; sums in 32 bits
         Tf32 = "tf32",
         /// Activations and the parameters that matmuls read in bf16, sums in 32 bits
         Bf16 = "bf16",

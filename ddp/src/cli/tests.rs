@@ -374,10 +374,6 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ),
         ("--device cpu --graph on", &["--graph on:", "--device cuda"]),
         (
-            "--device cpu --dtype tf32",
-            &["--dtype tf32:", "--device cuda"],
-        ),
-        (
             "--device cpu --data-on-device on",
             &["--data-on-device on:", "--device cuda"],
         ),

@@ -177,20 +177,6 @@ fn operands_of_matmuls_are_larger_than_caches_together() {
 fn the_cpu_refuses_what_is_for_gpus() {
     for (words, parts) in [
         (
-            "addmm --dtype tf32",
-            [
-                "--dtype tf32: expected --device cuda",
-                "help: leave --dtype out",
-            ],
-        ),
-        (
-            "mlp --dtype tf32",
-            [
-                "--dtype tf32: expected --device cuda",
-                "help: leave --dtype out",
-            ],
-        ),
-        (
             "mlp --graph on",
             [
                 "--graph on: expected --device cuda",

@@ -92,17 +92,6 @@ const WRONG: &[(&str, &[&str])] = &[
     ),
     ("--dtype f16", &["'f16'", "f32, tf32, bf16"]),
     (
-        "--dtype tf32",
-        &[
-            "--dtype tf32: expected --device cuda",
-            "this run is on the CPU",
-        ],
-    ),
-    (
-        "--dtype tf32 --device cpu",
-        &["--dtype tf32: expected --device cuda"],
-    ),
-    (
         "--data-on-device on",
         &["--data-on-device on: expected --device cuda"],
     ),
@@ -119,7 +108,6 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--no-such-flag", &["--no-such-flag"]),
     ("tarin", &["'tarin'", "'train'"]),
     ("bench mlp --layers 784", &["'784'", "--layers"]),
-    ("bench mlp --dtype tf32", &["--dtype tf32"]),
     ("bench allreduce --mb 0", &["'0'", "--mb"]),
     (
         "bench allreduce --buckets 1 --operation broadcast",
@@ -158,7 +146,6 @@ fn missing_hardware_is_refused_by_all_ranks_and_reported_once() {
             "--device cuda",
             &["--device cuda: expected", "--device cpu"][..],
         ),
-        ("--dtype tf32", &["--dtype tf32: expected --device cuda"]),
         (
             "--devices-per-rank 2",
             &["--devices-per-rank 2: expected --device cuda"],

@@ -275,3 +275,18 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
         }
     }
 }
+
+#[test]
+fn a_held_out_loss_that_is_not_finite_is_warned_of() {
+    let folder = Folder::new("nonfinite-held-out");
+    for (name, last) in [("train.csv", "1.5"), ("held-out.csv", "1e30")] {
+        let rows: String = (0..20).map(|row| format!("{row},{}\n", row % 3)).collect();
+        std::fs::write(folder.path().join(name), format!("x,y\n{rows}7,{last}\n")).unwrap();
+    }
+    let words = "--data train.csv --val-data held-out.csv --task regression --labels y \
+                 --hidden 8 --batch-size 7 --steps 3 --eval-every 2 --out OUT";
+    let ended = folder.alone(words).run();
+    ended.assert_well();
+    let warning = "step 2: the held-out loss is not finite, and this evaluation is not compared";
+    assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended}");
+}

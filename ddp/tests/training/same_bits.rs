@@ -86,43 +86,61 @@ const CASES: [(&str, &str, &str, &str); 9] = [
     ),
 ];
 
-/// Runs in bf16: the order of additions, the hash of the model, the model, and settings.
-const BF16: [(Bf16Order, &str, &str, &str); 6] = [
+/// Runs by bf16: the order of additions, the hash of the model, the model, and settings.
+const BF16: [(Bf16Order, &str, &str, &str); 9] = [
     (
         Bf16Order::Amx,
         "cf358e6c44471e9d",
         "mlp,dropout=0.2",
-        "hidden=40 grad-clip=0.5 micro-batch=2",
+        "dtype=bf16 hidden=40 grad-clip=0.5 micro-batch=2",
     ),
     (
         Bf16Order::Dpbf16,
         "cf358e6c44471e9d",
         "mlp,dropout=0.2",
-        "hidden=40 grad-clip=0.5 micro-batch=2",
+        "dtype=bf16 hidden=40 grad-clip=0.5 micro-batch=2",
     ),
     (
         Bf16Order::Amx,
         "ba047e4b9de683d3",
         "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
-        "zero=1",
+        "dtype=bf16 zero=1",
     ),
     (
         Bf16Order::Dpbf16,
         "4d2c26eb0ee756ff",
         "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
-        "zero=1",
+        "dtype=bf16 zero=1",
     ),
     (
         Bf16Order::Amx,
         "1aa3a776a3ad8ad6",
         "vit,layers=1,width=16,heads=2,patch=7",
-        "optimizer=muon",
+        "dtype=bf16 optimizer=muon",
     ),
     (
         Bf16Order::Dpbf16,
         "76020f6f1b3af746",
         "vit,layers=1,width=16,heads=2,patch=7",
-        "optimizer=muon",
+        "dtype=bf16 optimizer=muon",
+    ),
+    (
+        Bf16Order::Amx,
+        "",
+        "mlp,dropout=0.2",
+        "dtype=tf32 hidden=40 grad-clip=0.5 micro-batch=2",
+    ),
+    (
+        Bf16Order::Amx,
+        "",
+        "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
+        "dtype=tf32 zero=1",
+    ),
+    (
+        Bf16Order::Dpbf16,
+        "",
+        "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
+        "dtype=tf32 zero=1",
     ),
 ];
 
@@ -291,14 +309,13 @@ fn any_number_of_ranks_computes_the_same_bits() {
 }
 
 #[test]
-fn runs_in_bf16_have_the_bits_of_their_order_on_any_number_of_ranks() {
+fn runs_by_bf16_have_the_bits_of_their_order_on_any_number_of_ranks() {
     let _turn = TURN.lock().unwrap();
     let mut wrong = Vec::new();
     for (order, hash, model, settings) in BF16 {
-        let settings = format!("{settings} dtype=bf16");
         let [one, more @ ..] = [1, 2, 3, 5].map(|ranks| {
             let folder = Folder::new();
-            let config = config(model, &settings, &folder.0);
+            let config = config(model, settings, &folder.0);
             on_ranks(ranks, Some(ranks as u64), |world| {
                 with_bf16_order(order, || train::train(&config, world))
             });
@@ -320,10 +337,15 @@ fn runs_in_bf16_have_the_bits_of_their_order_on_any_number_of_ranks() {
 }
 
 #[test]
-fn a_run_in_bf16_keeps_its_order_where_it_is_resumed() {
+fn a_run_by_bf16_keeps_its_order_where_it_is_resumed() {
     let _turn = TURN.lock().unwrap();
-    let fixed = "hidden=40 dtype=bf16 schedule=constant warmup-steps=1 checkpoint-every=1 keep=9";
-    for order in [Bf16Order::Amx, Bf16Order::Dpbf16] {
+    let fixed = "hidden=40 schedule=constant warmup-steps=1 checkpoint-every=1 keep=9";
+    for (order, dtype) in [
+        (Bf16Order::Amx, "bf16"),
+        (Bf16Order::Dpbf16, "bf16"),
+        (Bf16Order::Amx, "tf32"),
+    ] {
+        let fixed = &format!("{fixed} dtype={dtype}");
         let folders = [(); 2].map(|()| Folder::new());
         let [whole, parts] = folders.each_ref().map(|folder| Config {
             epochs: None,
@@ -344,12 +366,12 @@ fn a_run_in_bf16_keeps_its_order_where_it_is_resumed() {
         begin(&parts, 2, Some(order));
         // By the instruction or by f32 arithmetic, whatever this processor has.
         begin(&parts, 4, None);
-        assert_eq!(computed(&parts), computed(&whole), "{order:?}");
+        assert_eq!(computed(&parts), computed(&whole), "{dtype} in {order:?}");
     }
 }
 
 #[test]
-fn losses_in_bf16_are_close_to_those_in_f32() {
+fn losses_by_bf16_are_close_to_those_in_f32() {
     let _turn = TURN.lock().unwrap();
     let cases = [
         ("mlp", "hidden=64"),
@@ -376,16 +398,20 @@ fn losses_in_bf16_are_close_to_those_in_f32() {
                 .collect()
         };
         let wide = losses("f32", Bf16Order::Amx);
-        for order in [Bf16Order::Amx, Bf16Order::Dpbf16] {
-            let narrow = losses("bf16", order);
+        let ways = [("bf16", 0.01), ("tf32", 1e-4)];
+        for ((dtype, bound), order) in ways
+            .into_iter()
+            .flat_map(|way| [Bf16Order::Amx, Bf16Order::Dpbf16].map(|order| (way, order)))
+        {
+            let narrow = losses(dtype, order);
             assert_eq!((narrow.len(), wide.len()), (300, 300));
             // Of each thirty steps the mean: single batches differ more.
             for (narrow, wide) in narrow.chunks(30).zip(wide.chunks(30)) {
                 let [narrow, wide] = [narrow, wide].map(|of| of.iter().sum::<f64>() / 30.0);
                 let apart = (narrow - wide).abs();
                 assert!(
-                    apart <= 0.01 * wide.max(0.1),
-                    "{model} in {order:?}: {narrow} in bf16, {wide} in f32"
+                    apart <= bound * wide.max(0.1),
+                    "{model} in {order:?}: {narrow} in {dtype}, {wide} in f32"
                 );
             }
         }

@@ -7,7 +7,7 @@
 //! Bias, activation and derivative are applied to each tile of a matmul while it is in the cache of
 //! the thread that made it; on a GPU (`linear/gpu.rs`) by cuBLASLt where it can.
 //!
-//! Operands may also be bf16, with sums in f32; on a GPU f32 is strict unless `with_f32_math` says
+//! Operands may also be bf16, with sums in f32; f32 is strict unless `with_f32_math` says
 //! otherwise.
 
 pub(super) mod gpu;

@@ -18,19 +18,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use pack::{Panels, Turn};
-use tile::{ALONG_MAX, TILE_MAX, TiledMatmul, store};
-pub(crate) use tile::{AsIs, Finish, Matrix, Output, Plain, Tile, TileKernel};
+use tile::{ALONG_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
+pub(crate) use tile::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, Plain, Tile, TileKernel};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
+use tile::{TILE_MAX, TiledMatmul, store};
 
+use crate::launch::{F32Math, f32_math};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
 use crate::threads;
-
-/// Matmuls with fewer multiplications run on the calling thread.
-const PARALLEL_MATMUL_MIN: usize = 48 * 48 * 256;
-/// As above, for a matmul of one row, whose speed is that of memory.
-const PARALLEL_ROW_MIN: usize = 1 << 16;
 
 /// `out = matmul_scale * a·b + existing_scale * out`, then `finish`. With an `existing_scale` of
 /// 0, `out` is not read.
@@ -61,7 +58,7 @@ pub(crate) fn matmul<T: Real>(
     } else {
         threads::count()
     };
-    if m > 0 && n > 0 {
+    if m > 0 && n > 0 && !T::by_bf16(&work, threads, finish) {
         in_pieces(&work, threads, finish);
     }
 }
@@ -80,15 +77,16 @@ fn in_pieces<T: Real>(work: &TiledMatmul<'_, T>, threads: usize, finish: &impl F
     });
 }
 
-/// The most columns of a block of the right operand: 768 KiB of f32 with `ALONG_MAX`.
-pub(crate) const COLUMNS_MAX: usize = 768;
 /// Rows of the left operand that are packed at a time: whole tiles of every kernel.
 const ROWS_MAX: usize = 96;
-/// Pieces and blocks end at multiples of this: whole cache lines of f32.
-const PIECE_GRAIN: usize = 16;
 
 /// f32 and f64: the types of matmuls.
 pub(crate) trait Real: Turn {
+    /// Computes the whole matmul by way of bf16, if `f32_math` says so.
+    fn by_bf16(_: &TiledMatmul<'_, Self>, _threads: usize, _: &impl Finish<Self>) -> bool {
+        false
+    }
+
     /// `piece` with the fastest kernel of this processor and this thread's buffers.
     ///
     /// # Safety
@@ -194,6 +192,14 @@ thread_local! {
 }
 
 impl Real for f32 {
+    fn by_bf16(work: &TiledMatmul<'_, f32>, threads: usize, finish: &impl Finish<f32>) -> bool {
+        let is_asked = f32_math() == F32Math::Tf32;
+        if is_asked {
+            bf16::split::multiply(work, threads, finish);
+        }
+        is_asked
+    }
+
     unsafe fn piece(
         work: &TiledMatmul<'_, f32>,
         rows: Range<usize>,

@@ -111,8 +111,8 @@ class Settings(TypedDict, total=False):
     share_gpus: Optional[bool]
     """Let several ranks share a GPU if there are too few: for tests, slow [default: false]"""
     dtype: Optional[Literal["f32", "tf32", "bf16"]]
-    """Precision of the model's computation; tf32 needs a GPU. Parameters, gradients and moments stay
-    f32 [default: f32]"""
+    """Precision of the model's computation. tf32 on a CPU: matmuls by three of bf16. Parameters,
+    gradients and moments stay f32 [default: f32]"""
     data_on_device: Optional[Literal["auto", "on", "off"]]
     """Keep all training data in GPU memory; auto: where it fits [default: auto]"""
     graph: Optional[Literal["auto", "on", "off"]]

@@ -212,8 +212,7 @@ impl Config {
             );
             require(is_right, name, got, &text)
         };
-        let (is_tf32, per_rank) = (self.dtype == Precision::Tf32, &self.devices_per_rank);
-        cpu_only(!is_tf32, "dtype", &"tf32", "only GPUs multiply in tf32")?;
+        let per_rank = &self.devices_per_rank;
         let why = "layers can only be split over GPUs";
         cpu_only(*per_rank == 1, "devices-per-rank", per_rank, why)?;
         let is_kept = self.data_on_device == Resident::On;

@@ -337,8 +337,8 @@ settings! {
     Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
     Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce]: bool = false;
-    /// Precision of the model's computation; tf32 needs a GPU. Parameters, gradients and
-    /// moments stay f32
+    /// Precision of the model's computation. tf32 on a CPU: matmuls by three of bf16. Parameters,
+    /// gradients and moments stay f32
     Run dtype "TYPE" [mlp gpt addmm]: Precision = Precision::F32;
     /// Keep all training data in GPU memory; auto: where it fits
     Job data_on_device "WHEN": Resident = Resident::Auto;

@@ -18,7 +18,7 @@ use crate::setting::DTYPE;
 /// Its name among the versions that bits depend on.
 const VERSION: &str = "bf16-order";
 
-/// The order of a run, if it computes in bf16 on the CPU: that in which it began, or the one in
+/// The order of a run, if it computes by bf16 on the CPU: that in which it began, or the one in
 /// force on all ranks, by default that of their hardware. In force on this thread from here on.
 pub(super) fn agree(
     options: &Config,
@@ -26,7 +26,7 @@ pub(super) fn agree(
     world: &World,
     before: Option<Bf16Order>,
 ) -> Result<Option<Bf16Order>> {
-    if options.dtype != Precision::Bf16 || device.is_accelerator() {
+    if options.dtype == Precision::F32 || device.is_accelerator() {
         let is_missed = !device.is_accelerator() && simd::bf16_unit() > Bf16Unit::None;
         if is_missed && world.rank() == 0 && world.generation() < 2 {
             let factor = factor()?;

@@ -8,12 +8,11 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Tensor, threads};
 use serde_json::{Value, json};
 
-use crate::config::{Config, Precision};
+use crate::config::Config;
 use crate::devices::{described, find_devices, is_simulated};
 use crate::error::{Error, Result};
 use crate::exchange::gather_numbers;
-use crate::params::Format;
-use crate::setting::{DEVICE, DTYPE};
+use crate::setting::DEVICE;
 
 /// Repetitions of the first run, which compiles, allocates and captures.
 const COLD: u64 = 4;
@@ -80,17 +79,6 @@ fn no_figures(bench: &BenchOptions, device: Device, why: &str) -> Error {
         "{DEVICE} {choice}: expected a real device, got {got}: {why}; help: give {DEVICE} cpu, or \
          measure on a real GPU"
     ))
-}
-
-/// The format of tensors for a `dtype`.
-pub(super) fn precision(wanted: Precision, device: Device) -> Result<Format> {
-    if wanted != Precision::Tf32 || device.is_accelerator() {
-        return Ok(wanted.into());
-    }
-    let name = wanted.name();
-    Err(Error::Usage(format!(
-        "{DTYPE} {name}: expected {DEVICE} cuda; help: leave {DTYPE} out, or measure on a GPU"
-    )))
 }
 
 /// Repeats `body`, which is given the number of the repetition, for about `seconds` in `rounds`

@@ -8,9 +8,7 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
 use serde_json::{Value, json};
 
-use super::measure::{
-    BenchOptions, begin, largest, line, precision, round, round_or_null, rounds, start,
-};
+use super::measure::{BenchOptions, begin, largest, line, round, round_or_null, rounds, start};
 use super::{explain, timed};
 use crate::config::Config;
 use crate::data::sampler::Shards;
@@ -21,6 +19,7 @@ use crate::nn::{Loss, Sequential};
 use crate::optim::Optimizer;
 use crate::optim::muon::Alone;
 use crate::output::Say;
+use crate::params::Format;
 use crate::setting::{DEVICE, GRAPH};
 use crate::step::{Step, StepOptions};
 use crate::trainer::step_options;
@@ -94,7 +93,7 @@ pub fn steps(
     };
     let config = &bench.config;
     crate::step::check_graph(config.graph, device)?;
-    let precision = precision(config.dtype, device)?;
+    let format = Format::from(config.dtype);
     let began = Instant::now();
     let main = &world.group("main")?;
     let batches = batches(&subject, device, world, config.same_bits)?;
@@ -134,7 +133,7 @@ pub fn steps(
         Ok(())
     })?;
     if is_timed {
-        let rates = timed::Rates::measure(device, precision)?;
+        let rates = timed::Rates::measure(device, format)?;
         let is_captured = step.graphs().is_some();
         return timed::print(&nodes, &rates, times.median_s, is_captured, device, say);
     }

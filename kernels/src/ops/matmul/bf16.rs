@@ -15,6 +15,7 @@ mod pack;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod row;
+pub(super) mod split;
 #[cfg(test)]
 mod tests;
 
@@ -26,10 +27,10 @@ use pack::Panels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
-use super::tile::{AsIs, Finish, Matrix, Output, TILE_MAX, Tile};
+use super::tile::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, TILE_MAX, Tile};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx512F32};
-use super::{COLUMNS_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
+use super::tile::{PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 use crate::dtype::bf16;
 use crate::ops::round;
 use crate::simd::{self, Bf16Unit, Level};
@@ -92,7 +93,7 @@ fn in_pieces(work: &Product<'_>, threads: usize, finish: &impl Finish<f32>) {
     #[cfg(target_arch = "x86_64")]
     if work.order == Bf16Order::Amx && simd::bf16_unit() >= Bf16Unit::Amx && !row::fits(work) {
         // SAFETY: the whole output, which the caller has exclusively; this process has tiles.
-        return unsafe { amx::multiply::<amx::Amx>(work, threads, finish) };
+        return unsafe { amx::multiply::<amx::Amx, _>(work, threads, finish) };
     }
     let (m, n) = (work.a.rows, work.b.columns);
     let side = m.max(n);

@@ -7,6 +7,14 @@ use crate::ops::float::Float;
 
 /// The most elements along k of a block. Results depend on it.
 pub(super) const ALONG_MAX: usize = 256;
+/// The most columns of a block of the right operand: 768 KiB of f32 with `ALONG_MAX`.
+pub(crate) const COLUMNS_MAX: usize = 768;
+/// Pieces and blocks end at multiples of this: whole cache lines of f32.
+pub(super) const PIECE_GRAIN: usize = 16;
+/// Matmuls with fewer multiplications run on the calling thread.
+pub(super) const PARALLEL_MATMUL_MIN: usize = 48 * 48 * 256;
+/// As above, for a matmul of one row, whose speed is that of memory.
+pub(super) const PARALLEL_ROW_MIN: usize = 1 << 16;
 
 /// A matrix to read, row-major or transposed.
 #[derive(Clone, Copy)]

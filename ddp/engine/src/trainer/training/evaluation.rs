@@ -49,6 +49,12 @@ impl Trainer<'_> {
             self.program
                 .note(&format!("step {number}: held-out {result}"));
             self.program.evaluated(&event)?;
+            if !event.loss.is_finite() {
+                tracing::warn!(
+                    "step {number}: the held-out loss is not finite, and this evaluation is not \
+                     compared with others; help: look for extreme numbers in the held-out rows"
+                );
+            }
             log.write(&Event::Eval(event))?;
         }
         if let Some(collector) = collector.filter(|_| is_last) {

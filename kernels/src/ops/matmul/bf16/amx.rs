@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::flush::{self, flushed};
-use super::product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
+use super::product::{ALONG_GRAIN, ALONG_MAX, Product, SPLIT_ALONG_MAX, Target, parts};
 use super::{Finish, Matrix, Tile, round};
 use crate::dtype::bf16;
 use crate::simd::multiversion;
@@ -27,15 +27,16 @@ const ALONG: usize = 32;
 const PANEL: usize = 2 * LINES;
 /// Rows whose sums are finished at a time.
 const ROWS: usize = 2 * PANEL;
-/// Steps of 32 elements along k after which sums are stored: so much of a panel of rows stays in
-/// the first cache while columns pass by.
-const STEPS: usize = 8;
+/// Steps of 32 elements along k after which sums are stored, at most: so much of a panel of rows
+/// stays in the first cache while columns pass by.
+const STEPS: usize = 16;
 /// How many steps before its use a line is fetched.
 const STEPS_AHEAD: usize = 8;
-/// What a thread's panels may take of its second cache, and, if these are of rows, as much again
-/// the columns that meet them.
-const CACHE_BYTES: usize = 6 << 18;
+/// What the columns that rows pass by may take of a second cache.
+const CACHE_BYTES: usize = 4 << 18;
 const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
+/// Rows that a thread packs at a time.
+const OWN_ROWS: usize = 1024;
 /// Lines of the shorter side that are packed at a time.
 const SHARED_MAX: usize = 4096;
 
@@ -51,12 +52,13 @@ pub(super) trait TileUnit {
     /// # Safety
     /// The processor has the instructions, and this process may use them.
     unsafe fn with_tiles(body: impl FnOnce());
-    /// `out = a·b`, or added to `out` unless `is_first`: 32 × 32 sums in rows `stride` apart.
+    /// `out = a·b`, or added to `out` unless `is_first`: 32 × 32 sums in rows `stride` apart. Of
+    /// `PARTS` 2 each step adds three products, in the order of `split.rs`.
     ///
     /// # Safety
-    /// Within `with_tiles`; `a` and `b` are panels of `steps` pairs of tiles, and `out` is
-    /// writable.
-    unsafe fn multiply(
+    /// Within `with_tiles`; `a` and `b` are panels of `steps` pairs of tiles of each part, and
+    /// `out` is writable.
+    unsafe fn multiply<const PARTS: usize>(
         is_first: bool,
         steps: usize,
         a: *const TileBytes,
@@ -103,7 +105,7 @@ impl TileUnit for Amx {
     }
 
     #[inline(always)]
-    unsafe fn multiply(
+    unsafe fn multiply<const PARTS: usize>(
         is_first: bool,
         steps: usize,
         a: *const TileBytes,
@@ -111,32 +113,129 @@ impl TileUnit for Amx {
         out: *mut f32,
         stride: usize,
     ) {
-        // SAFETY: the caller has tiles. Each step reads two tiles of each panel; 32 rows of 128
-        // bytes are read, unless they are the first, and written.
-        unsafe {
-            asm!(
-                "test {is_first:e}, {is_first:e}; jnz 4f",
-                "tileloadd tmm0, [{c} + {stride}]; tileloadd tmm1, [{c} + {stride} + 64]",
-                "tileloadd tmm2, [{d} + {stride}]; tileloadd tmm3, [{d} + {stride} + 64]; jmp 2f",
-                "4: tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
-                "test {steps}, {steps}; jz 3f",
-                "2: tileloadd tmm4, [{a} + {line}]; tileloadd tmm6, [{b} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6; tileloadd tmm7, [{b} + {line} + 1024]",
+        macro_rules! multiply {
+            ($($step:literal),*) => {
+                // Columns are read once for each panel of rows, past the first cache.
+                // SAFETY: the caller has tiles. Each step reads the tiles of each panel; 32 rows of
+                // 128 bytes are read, unless they are the first, and written.
+                unsafe {
+                    asm!(
+                        "test {is_first:e}, {is_first:e}; jnz 4f",
+                        "tileloadd tmm0, [{c} + {stride}]; tileloadd tmm1, [{c} + {stride} + 64]",
+                        "tileloadd tmm2, [{d} + {stride}]; tileloadd tmm3, [{d} + {stride} + 64]",
+                        "jmp 2f",
+                        "4: tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
+                        "test {steps}, {steps}; jz 3f",
+                        "2:",
+                        $($step,)*
+                        "add {a}, {bytes}; add {b}, {bytes}; dec {steps}; jnz 2b",
+                        "3: tilestored [{c} + {stride}], tmm0",
+                        "tilestored [{c} + {stride} + 64], tmm1",
+                        "tilestored [{d} + {stride}], tmm2",
+                        "tilestored [{d} + {stride} + 64], tmm3",
+                        is_first = in(reg) u32::from(is_first),
+                        a = inout(reg) a => _,
+                        b = inout(reg) b => _,
+                        steps = inout(reg) steps => _,
+                        c = in(reg) out,
+                        d = in(reg) out.add(LINES * stride),
+                        line = in(reg) 64usize,
+                        stride = in(reg) 4 * stride,
+                        bytes = const PARTS * 2048,
+                        options(nostack)
+                    )
+                }
+            };
+        }
+        if PARTS == 1 {
+            multiply!(
+                "tileloadd tmm4, [{a} + {line}]; tileloaddt1 tmm6, [{b} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6; tileloaddt1 tmm7, [{b} + {line} + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7; tileloadd tmm5, [{a} + {line} + 1024]",
-                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a}, 2048; add {b}, 2048; dec {steps}; jnz 2b",
-                "3: tilestored [{c} + {stride}], tmm0; tilestored [{c} + {stride} + 64], tmm1",
-                "tilestored [{d} + {stride}], tmm2; tilestored [{d} + {stride} + 64], tmm3",
-                is_first = in(reg) u32::from(is_first),
-                a = inout(reg) a => _,
-                b = inout(reg) b => _,
-                steps = inout(reg) steps => _,
-                c = in(reg) out,
-                d = in(reg) out.add(LINES * stride),
-                line = in(reg) 64usize,
-                stride = in(reg) 4 * stride,
-                options(nostack)
+                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7"
             );
+        } else {
+            multiply!(
+                "tileloadd tmm4, [{a} + {line}]; tileloaddt1 tmm6, [{b} + {line} + 2048]",
+                "tdpbf16ps tmm0, tmm4, tmm6; tileloaddt1 tmm7, [{b} + {line} + 3072]",
+                "tdpbf16ps tmm1, tmm4, tmm7; tileloadd tmm5, [{a} + {line} + 1024]",
+                "tdpbf16ps tmm2, tmm5, tmm6; tileloaddt1 tmm6, [{b} + {line}]",
+                "tdpbf16ps tmm3, tmm5, tmm7; tileloaddt1 tmm7, [{b} + {line} + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6; tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm4, [{a} + {line} + 2048]",
+                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7",
+                "tileloadd tmm5, [{a} + {line} + 3072]",
+                "tdpbf16ps tmm0, tmm4, tmm6; tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7"
+            );
+        }
+    }
+}
+
+/// What operands hold.
+pub(super) trait Operand: Copy + Default + Sync {
+    /// How many bf16 each of their elements becomes.
+    const PARTS: usize;
+    /// The most elements along k of a block.
+    const ALONG_MAX: usize;
+    /// As `turn_tile`, for a tile of each part; these lie two apart.
+    ///
+    /// # Safety
+    /// As for `turn_tile`.
+    unsafe fn turn_tiles(
+        to: &mut [TileBytes],
+        from: *const Self,
+        stride: usize,
+        is_transposed: bool,
+        is_left: bool,
+    );
+}
+
+impl Operand for bf16 {
+    const PARTS: usize = 1;
+    const ALONG_MAX: usize = ALONG_MAX;
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn turn_tiles(
+        to: &mut [TileBytes],
+        from: *const bf16,
+        stride: usize,
+        is_transposed: bool,
+        is_left: bool,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { turn_tile(&mut to[0].0, from, stride, is_transposed, is_left) };
+    }
+}
+
+/// Each is the sum of two bf16.
+impl Operand for f32 {
+    const PARTS: usize = 2;
+    const ALONG_MAX: usize = SPLIT_ALONG_MAX;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn turn_tiles(
+        to: &mut [TileBytes],
+        from: *const f32,
+        stride: usize,
+        is_transposed: bool,
+        is_left: bool,
+    ) {
+        let width = if is_transposed { LINES } else { ALONG };
+        let mut rooms = [[bf16::ZERO; LINES * ALONG]; 2];
+        for row in 0..LINES * ALONG / width {
+            // SAFETY: a row, by the caller's promise.
+            let from = unsafe { std::slice::from_raw_parts(from.add(row * stride), width) };
+            let [high, low] = rooms
+                .each_mut()
+                .map(|part| &mut part[row * width..][..width]);
+            for ((high, low), &x) in high.iter_mut().zip(low).zip(from) {
+                [*high, *low] = parts(x);
+            }
+        }
+        for (to, part) in to.chunks_mut(2).zip(&rooms) {
+            // SAFETY: `part` has whole rows.
+            unsafe { turn_tile(&mut to[0].0, part.as_ptr(), width, is_transposed, is_left) };
         }
     }
 }
@@ -150,7 +249,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// Room for this many lines.
+    /// Room for this many lines, with so many pairs of tiles each.
     fn room(&mut self, lines: usize, steps: usize) -> Shares<'_, TileBytes> {
         self.distance = 2 * steps;
         let count = lines.div_ceil(PANEL) * self.distance;
@@ -182,13 +281,13 @@ thread_local! {
 /// # Safety
 /// The output has room for it, and no other thread reads or writes it. The processor has AVX-512
 /// and the instructions of `U`, and this process may use them.
-pub(super) unsafe fn multiply<U: TileUnit>(
-    work: &Product<'_>,
+pub(super) unsafe fn multiply<U: TileUnit, S: Operand>(
+    work: &Product<'_, S>,
     threads: usize,
     finish: &impl Finish<f32>,
 ) {
     let (m, n, k) = (work.a.rows, work.b.columns, work.a.columns);
-    let blocks = k.div_ceil(ALONG_MAX).max(1);
+    let blocks = k.div_ceil(S::ALONG_MAX).max(1);
     let (long, short) = (m.max(n), m.min(n));
     // Sums of an output in bf16 to which blocks along k add: seldom, so they are not kept.
     let mut kept = match work.out {
@@ -209,7 +308,7 @@ pub(super) unsafe fn multiply<U: TileUnit>(
                     (work.b.t(), work.a)
                 };
                 let panels = few.len().div_ceil(PANEL);
-                let room = shared.room(few.len(), steps);
+                let room = shared.room(few.len(), steps * S::PARTS);
                 let pieces = threads.min(panels);
                 threads::run(pieces, |index| {
                     let panels = threads::cut(panels, 1, pieces, index);
@@ -217,7 +316,8 @@ pub(super) unsafe fn multiply<U: TileUnit>(
                         ..few.end.min(few.start + panels.end * PANEL);
                     // SAFETY: each index has its own panels, and the processor has AVX-512.
                     unsafe {
-                        let tiles = panels.start * 2 * steps..panels.end * 2 * steps;
+                        let distance = 2 * steps * S::PARTS;
+                        let tiles = panels.start * distance..panels.end * distance;
                         pack(room.part(tiles), side, &lines, &along, is_left);
                     }
                 });
@@ -250,17 +350,17 @@ pub(super) unsafe fn multiply<U: TileUnit>(
 struct Kept(*mut f32);
 
 /// A block along k of a product.
-struct BlockOf<'a> {
-    work: &'a Product<'a>,
+struct BlockOf<'a, S> {
+    work: &'a Product<'a, S>,
     kept: Option<Kept>,
     along: &'a Range<usize>,
     is_last: bool,
 }
 
 // SAFETY: as for `Product`, whose threads write disjoint elements of `kept`, too.
-unsafe impl Sync for BlockOf<'_> {}
+unsafe impl<S: Sync> Sync for BlockOf<'_, S> {}
 
-impl BlockOf<'_> {
+impl<S: Operand> BlockOf<'_, S> {
     /// Lines of the longer side with all that are packed of the shorter one.
     ///
     /// # Safety
@@ -269,18 +369,19 @@ impl BlockOf<'_> {
         &self,
         shared: &Packed,
         few: &Range<usize>,
-        side: Matrix<'_, bf16>,
+        side: Matrix<'_, S>,
         lines: Range<usize>,
         finish: &impl Finish<f32>,
         rooms: &mut Rooms,
     ) {
         // Whether these lines are rows.
         let is_left = self.work.a.rows > self.work.b.columns;
-        let steps = self.along.len().div_ceil(ALONG);
+        let steps = self.along.len().div_ceil(ALONG) * S::PARTS;
         let count = (CACHE_BYTES / (64 * steps.max(1)) / ROWS * ROWS).clamp(ROWS, LINES_MAX);
         let Rooms { own, sums } = rooms;
-        for start in lines.clone().step_by(count) {
-            let lines = start..lines.end.min(start + count);
+        let own_count = if is_left { OWN_ROWS } else { count };
+        for start in lines.clone().step_by(own_count) {
+            let lines = start..lines.end.min(start + own_count);
             let room = own.room(lines.len(), steps);
             // SAFETY: the caller's promises; `room` is this thread's.
             unsafe { pack(room.part(0..room.len()), side, &lines, self.along, is_left) };
@@ -326,18 +427,27 @@ impl BlockOf<'_> {
         columns: &Range<usize>,
         sums: &mut Vec<f32>,
     ) {
+        let multiply = match S::PARTS {
+            1 => U::multiply::<1>,
+            _ => U::multiply::<2>,
+        };
         let stride = stride_of(columns);
         sums.resize(sums.len().max(ROWS * stride), 0.0);
-        let steps = left.distance / 2;
-        for first in (0..steps.max(1)).step_by(STEPS) {
-            let count = STEPS.min(steps - first);
+        let steps = left.distance / 2 / S::PARTS;
+        let at_once = steps.div_ceil(steps.div_ceil(STEPS / S::PARTS).max(1));
+        for first in (0..steps.max(1)).step_by(at_once.max(1)) {
+            let count = at_once.min(steps - first);
             for row in 0..rows.len().div_ceil(PANEL) {
-                let a = left.panel(row_panel + row).wrapping_add(2 * first);
+                let a = left
+                    .panel(row_panel + row)
+                    .wrapping_add(2 * S::PARTS * first);
                 for column in 0..columns.len().div_ceil(PANEL) {
-                    let b = right.panel(column_panel + column).wrapping_add(2 * first);
+                    let b = right
+                        .panel(column_panel + column)
+                        .wrapping_add(2 * S::PARTS * first);
                     let out = sums[row * PANEL * stride + column * PANEL..].as_mut_ptr();
                     // SAFETY: panels have as many steps; `sums` has room for whole tiles.
-                    unsafe { U::multiply(first == 0, count, a, b, out, stride) };
+                    unsafe { multiply(first == 0, count, a, b, out, stride) };
                 }
             }
         }
@@ -441,9 +551,9 @@ multiversion! {
 /// 0, and so are lines up to a whole tile; the second tile of a last pair may keep what it held,
 /// since its sums are not used.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack(
+fn pack<S: Operand>(
     to: &mut [TileBytes],
-    from: Matrix<'_, bf16>,
+    from: Matrix<'_, S>,
     lines: &Range<usize>,
     along: &Range<usize>,
     is_left: bool,
@@ -462,7 +572,8 @@ fn pack(
             true => k * stride + line,
             false => line * stride + k,
         };
-        let tile = &mut to[(half / 2 * steps + step) * 2 + half % 2].0;
+        let tiles = &mut to[(half / 2 * steps + step) * 2 * S::PARTS + half % 2..];
+        let tiles = &mut tiles[..2 * S::PARTS - 1];
         // Rows lie on pages of their own, so the processor does not foresee what comes next.
         let (rows, ahead) = match from.transposed {
             true if half % 2 == 1 => (0, 0),
@@ -484,9 +595,11 @@ fn pack(
             };
             let source = &from.elements[first..][..(rows - 1) * stride + width];
             // SAFETY: `source` has whole rows, `stride` apart.
-            return unsafe { turn_tile(tile, source.as_ptr(), stride, from.transposed, is_left) };
+            return unsafe {
+                S::turn_tiles(tiles, source.as_ptr(), stride, from.transposed, is_left);
+            };
         }
-        let mut room = [bf16::ZERO; LINES * ALONG];
+        let mut room = [S::default(); LINES * ALONG];
         let (rows, width) = if from.transposed {
             (depth, count)
         } else {
@@ -497,7 +610,7 @@ fn pack(
             room[..width].copy_from_slice(&from.elements[first + row * stride..][..width]);
         }
         // SAFETY: `room` has whole rows.
-        unsafe { turn_tile(tile, room.as_ptr(), room_stride, from.transposed, is_left) };
+        unsafe { S::turn_tiles(tiles, room.as_ptr(), room_stride, from.transposed, is_left) };
     };
     // In the order of the memory that is read.
     if from.transposed {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::choices;
-use crate::dtype::bf16;
+use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::matmul::tile::Matrix;
 use crate::simd::{self, Bf16Unit};
 
@@ -67,6 +67,16 @@ pub fn bf16_order() -> Bf16Order {
 pub(super) const ALONG_MAX: usize = 4096;
 /// Blocks end at multiples of this: what one instruction of AMX takes.
 pub(super) const ALONG_GRAIN: usize = 32;
+/// The most elements along k of a block of f32 that are split: their products are one block of
+/// bf16.
+pub(super) const SPLIT_ALONG_MAX: usize = ALONG_MAX / 3 / ALONG_GRAIN * ALONG_GRAIN;
+
+/// The nearest bf16, and the one nearest to what is left.
+#[inline(always)]
+pub(super) fn parts(x: f32) -> [bf16; 2] {
+    let high = bf16_nearest(x);
+    [high, bf16_nearest(x - bf16_wide(high))]
+}
 
 /// Where a product goes, for threads that write parts of it.
 #[derive(Clone, Copy)]
@@ -76,10 +86,10 @@ pub(super) enum Target {
 }
 
 /// A product in progress.
-pub(super) struct Product<'a> {
+pub(super) struct Product<'a, S = bf16> {
     pub(super) out: Target,
-    pub(super) a: Matrix<'a, bf16>,
-    pub(super) b: Matrix<'a, bf16>,
+    pub(super) a: Matrix<'a, S>,
+    pub(super) b: Matrix<'a, S>,
     /// Of the product, and of what is there.
     pub(super) scales: (f32, f32),
     pub(super) order: Bf16Order,
@@ -87,4 +97,4 @@ pub(super) struct Product<'a> {
 
 // SAFETY: the threads of one matmul write disjoint rows or columns of `out` (argued where they do)
 // and only read the rest.
-unsafe impl Sync for Product<'_> {}
+unsafe impl<S: Sync> Sync for Product<'_, S> {}

@@ -1,8 +1,10 @@
 //! Tests of matmuls of bf16: every kernel has the bits of the order that it says, spelled out.
 
 use super::flush::flushed;
+use super::product::{SPLIT_ALONG_MAX, parts};
 use super::*;
 use crate::dtype::{bf16_nearest, bf16_wide};
+use crate::launch::{F32Math, with_f32_math};
 use crate::ops::testing::random_f32;
 
 /// `a·b + sum`, as the instructions compute it.
@@ -199,7 +201,7 @@ impl amx::TileUnit for TilesInF32 {
         body();
     }
 
-    unsafe fn multiply(
+    unsafe fn multiply<const PARTS: usize>(
         is_first: bool,
         steps: usize,
         a: *const amx::TileBytes,
@@ -215,19 +217,26 @@ impl amx::TileUnit for TilesInF32 {
             tiles[row / 16 * 2 + column / 16][row % 16][column % 16] = sum;
         }
         for step in 0..steps {
-            // SAFETY: two tiles of each panel a step, as the instructions load them.
-            unsafe {
-                let [above, below, left, right] = [
-                    a.add(2 * step),
-                    a.add(2 * step + 1),
-                    b.add(2 * step),
-                    b.add(2 * step + 1),
-                ]
-                .map(|tile| *tile.cast::<[[u32; 16]; 16]>());
-                multiply_tiles(&mut tiles[0], &above, &left);
-                multiply_tiles(&mut tiles[1], &above, &right);
-                multiply_tiles(&mut tiles[2], &below, &left);
-                multiply_tiles(&mut tiles[3], &below, &right);
+            // Of which parts of both, in turn.
+            let products: &[[usize; 2]] = match PARTS {
+                1 => &[[0, 0]],
+                _ => &[[0, 1], [0, 0], [1, 0]],
+            };
+            for [of_a, of_b] in products
+                .iter()
+                .map(|of| of.map(|part| 2 * (PARTS * step + part)))
+            {
+                // SAFETY: two tiles of each part of each panel a step, as the instructions load
+                // them.
+                unsafe {
+                    let [above, below, left, right] =
+                        [a.add(of_a), a.add(of_a + 1), b.add(of_b), b.add(of_b + 1)]
+                            .map(|tile| *tile.cast::<[[u32; 16]; 16]>());
+                    multiply_tiles(&mut tiles[0], &above, &left);
+                    multiply_tiles(&mut tiles[1], &above, &right);
+                    multiply_tiles(&mut tiles[2], &below, &left);
+                    multiply_tiles(&mut tiles[3], &below, &right);
+                }
             }
         }
         for (row, column) in all() {
@@ -264,13 +273,13 @@ fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
         if simd::level() >= Level::Avx512 {
             kernels.push(("tiles in f32", Amx, |work, _, _, finish, _| {
                 // SAFETY: the caller's promises; it has AVX-512.
-                unsafe { amx::multiply::<TilesInF32>(work, 2, finish) };
+                unsafe { amx::multiply::<TilesInF32, _>(work, 2, finish) };
             }));
         }
         if simd::bf16_unit() >= Bf16Unit::Amx {
             kernels.push(("tdpbf16ps", Amx, |work, _, _, finish, _| {
                 // SAFETY: the caller's promises; this process has tiles.
-                unsafe { amx::multiply::<amx::Amx>(work, 1, finish) };
+                unsafe { amx::multiply::<amx::Amx, _>(work, 1, finish) };
             }));
         }
     }
@@ -334,6 +343,154 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
             }
         }
     }
+}
+
+/// Numbers that f32 holds and bf16 does not, of many sizes.
+fn wide(count: usize, seed: u64) -> Vec<f32> {
+    let sizes = (0..count).map(|index| 2f32.powi(index as i32 % 7 - 3));
+    let numbers = random_f32(count, seed).into_iter().zip(sizes);
+    numbers.map(|(x, size)| x * size).collect()
+}
+
+#[test]
+fn f32_is_multiplied_by_its_two_parts_with_the_bits_of_the_order() {
+    for ((shape, layout), scales) in SHAPES
+        .iter()
+        .flat_map(|shape| LAYOUTS.map(|layout| (*shape, layout)))
+        .zip([(1.0, 0.0), (0.5, 2.0)].into_iter().cycle())
+    {
+        let (m, n, k) = shape;
+        let (a, b, existing) = (wide(m * k, 1), wide(k * n, 2), wide(m * n, 3));
+        let run = |order: Bf16Order, body: &dyn Fn(&Product<'_, f32>)| -> Vec<f32> {
+            let mut out = existing.clone();
+            body(&Product {
+                out: Target::F32(out.as_mut_ptr()),
+                a: Matrix::new(&a, m, k, layout.0),
+                b: Matrix::new(&b, k, n, layout.1),
+                scales,
+                order,
+            });
+            out
+        };
+        let blocks = k.div_ceil(SPLIT_ALONG_MAX).max(1);
+        for order in ORDERS {
+            let alone = run(order, &|work| split::in_copies(work, 1, &AsIs));
+            for index in (0..m * n).step_by((m * n / 20).max(1)) {
+                let line = |of: &[f32], transposed: bool, lines: usize, line: usize| -> Vec<f32> {
+                    let of_line = (0..k).map(|along| match transposed {
+                        true => of[along * lines + line],
+                        false => of[line * k + along],
+                    });
+                    of_line.collect()
+                };
+                let (row, column) = (
+                    line(&a, layout.0, m, index / n),
+                    line(&b, !layout.1, n, index % n),
+                );
+                let spread = |line: &[f32], order: [usize; 3]| -> Vec<bf16> {
+                    let chunks = line.chunks(ALONG_GRAIN);
+                    let spread = chunks.flat_map(|chunk| {
+                        order.map(|part| {
+                            let mut of_part = [bf16::ZERO; ALONG_GRAIN];
+                            for (to, &x) in of_part.iter_mut().zip(chunk) {
+                                *to = parts(x)[part];
+                            }
+                            of_part
+                        })
+                    });
+                    spread.flatten().collect()
+                };
+                let expected = (0..blocks).fold(existing[index], |out, block| {
+                    let along = threads::cut(k, ALONG_GRAIN, blocks, block);
+                    let row = spread(&row[along.clone()], [0, 0, 1]);
+                    let column = spread(&column[along], [1, 0, 0]);
+                    let sum = scales.0 * plain_sum(order, &row, &column);
+                    match if block == 0 { scales.1 } else { 1.0 } {
+                        0.0 => sum,
+                        scale => scale.mul_add(out, sum),
+                    }
+                });
+                let what = format!("{shape:?} {layout:?} {order:?}, element {index}");
+                assert_eq!(alone[index].to_bits(), expected.to_bits(), "{what}");
+                // What is left out of a product is at most 3 · 2⁻¹⁶ of it: two parts leave 2⁻¹⁶ of
+                // a number, and low · low is 2⁻¹⁶. Sums of n products round 3n + 3 times, in
+                // random directions.
+                let of_f64 = |(&a, &b): (&f32, &f32)| f64::from(a) * f64::from(b);
+                let products: Vec<f64> = row.iter().zip(&column).map(of_f64).collect();
+                let (scale, there) = (f64::from(scales.0), f64::from(scales.1));
+                let there = there * f64::from(existing[index]);
+                let exact = scale * products.iter().sum::<f64>() + there;
+                let sizes = scale * products.iter().map(|x| x.abs()).sum::<f64>() + there.abs();
+                let roundings = (3.0 * k as f64 + 3.0).sqrt() * 4.0 * 2f64.powi(-24);
+                let bound = sizes * (3.0 * 2f64.powi(-16) + roundings);
+                assert!((f64::from(alone[index]) - exact).abs() <= bound, "{what}");
+            }
+            let same = |name: &str, body: &dyn Fn(&Product<'_, f32>)| {
+                assert!(
+                    run(order, body) == alone,
+                    "{shape:?} {layout:?} {order:?} by {name}"
+                );
+            };
+            same("three threads", &|work| {
+                split::in_copies(work, 3, &AsIs);
+            });
+            #[cfg(target_arch = "x86_64")]
+            if order == Bf16Order::Amx && simd::level() >= Level::Avx512 {
+                same("tiles in f32", &|work| {
+                    // SAFETY: the whole output; the processor has AVX-512.
+                    unsafe { amx::multiply::<TilesInF32, _>(work, 2, &AsIs) };
+                });
+            }
+            #[cfg(target_arch = "x86_64")]
+            if order == Bf16Order::Amx && simd::bf16_unit() >= Bf16Unit::Amx {
+                same("tdpbf16ps", &|work| {
+                    // SAFETY: as above; this process has tiles.
+                    unsafe { amx::multiply::<amx::Amx, _>(work, 2, &AsIs) };
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn matmuls_of_f32_go_by_bf16_where_they_are_asked_to() {
+    let (a, b) = (wide(40 * 70, 1), wide(70 * 50, 2));
+    let run = |math: F32Math, order: Bf16Order| {
+        let mut out = vec![0f32; 40 * 50];
+        let (a, b) = (
+            Matrix::new(&a, 40, 70, false),
+            Matrix::new(&b, 70, 50, false),
+        );
+        with_f32_math(math, || {
+            with_bf16_order(order, || {
+                crate::ops::matmul::matmul(&mut out, a, b, 1.0, 0.0, &AsIs);
+            });
+        });
+        out
+    };
+    let [strict, amx, dpbf16] = [
+        (F32Math::Strict, Bf16Order::Amx),
+        (F32Math::Tf32, Bf16Order::Amx),
+        (F32Math::Tf32, Bf16Order::Dpbf16),
+    ]
+    .map(|(math, order)| run(math, order));
+    assert!(strict != amx && strict != dpbf16 && amx != dpbf16);
+    let extremes = |x: f32| {
+        let mut out = [0f32];
+        let [a, b] = [[x, 1.0], [1.0, 0.5]];
+        with_f32_math(F32Math::Tf32, || {
+            let (a, b) = (Matrix::new(&a, 1, 2, false), Matrix::new(&b, 2, 1, false));
+            crate::ops::matmul::matmul(&mut out, a, b, 1.0, 0.0, &AsIs);
+        });
+        out[0]
+    };
+    assert!(
+        [f32::NAN, f32::INFINITY, f32::MAX]
+            .map(extremes)
+            .iter()
+            .all(|x| !x.is_finite())
+    );
+    assert_eq!(extremes(1e-40), 0.5);
 }
 
 #[test]
