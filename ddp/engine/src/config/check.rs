@@ -9,8 +9,7 @@ use ddp_kernels::setting::{Choice, SettingName};
 use super::derived::{CONSTANTS, Length};
 use super::settings::{Config, SETTINGS};
 use super::values::{
-    ClassWeights, DeviceChoice, GraphChoice, Limits, Number, OptimizerKind, Precision, Resident,
-    Schedule,
+    ClassWeights, DeviceChoice, GraphChoice, Limits, Number, OptimizerKind, Resident, Schedule,
 };
 use crate::error::{Error, Result};
 use crate::setting::{
