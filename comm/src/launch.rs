@@ -3,5 +3,4 @@
 pub(crate) mod cores;
 pub mod gpus;
 pub(crate) mod limits;
-pub(crate) mod rdma;
 pub mod spawn;

@@ -11,5 +11,6 @@ pub(crate) mod messages;
 pub(crate) mod mpi;
 pub(crate) mod nccl;
 pub(crate) mod placement;
+pub(crate) mod rdma;
 pub(crate) mod shared;
 pub(crate) mod tcp;

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
-use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
+use crate::trainer::{self, ModelBytes, Plan, Rehearsal, StepBytes, Trial};
 use crate::units::{duration, megabytes};
 use ddp_tools::output::Say;
 
@@ -44,10 +44,10 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
     let places = run.places.iter().enumerate();
     lines.extend(places.map(|(rank, place)| format!("rank {rank}: {place}")));
     lines.push(format!("the model of a rank: {}", model(&run.model_bytes)));
-    let tied = match config.devices_per_rank {
-        1 => "",
-        _ => ", copies of tied weights",
-    };
+    let on_gpus = run.devices[0].is_accelerator();
+    if on_gpus || run.host_peak_mb.is_none() {
+        lines.push(planned(&run.model_bytes, &run.step_bytes, on_gpus));
+    }
     let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map(gpu).unwrap_or_default();
     lines.push(match run.host_peak_mb.map(megabytes) {
@@ -55,10 +55,7 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
             "memory of a rank: about {host} of host memory at the peak{gpu}, as measured in a few \
              steps"
         ),
-        None => format!(
-            "the model was not made, since it is large: activations, batches{tied} and the program \
-             come on top"
-        ),
+        None => "the model was not made, since it is large: the program itself comes on top".into(),
     });
     let sent = run.between_ranks_bytes.filter(|bytes| *bytes > 0).map(mb);
     let sent = sent.map(|sent| format!("a rank sends at most {sent} to the others in a step"));
@@ -106,6 +103,39 @@ fn model(bytes: &ModelBytes) -> String {
     };
     let parts: Vec<String> = parts.into_iter().filter_map(shown).collect();
     format!("{}; together {}", parts.join(", "), mb(bytes.total()))
+}
+
+/// What a rank needs on its devices, by kind, as computed without a model.
+fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
+    let place = if on_gpus { "GPU" } else { "host" };
+    let sums = model.partial_sums + model.kept_for_others;
+    // Without rounded copies layers read the masters.
+    let read = model.copies + model.base + model.tied;
+    let [weights, masters] = match model.copies {
+        0 => [read + model.values, 0],
+        _ => [read, model.values],
+    };
+    let parts = [
+        ("weights", weights),
+        ("f32 masters", masters),
+        ("gradients", model.gradients),
+        ("sums and copies for others", sums),
+        ("moments", model.moments),
+        ("activations", step.activations),
+        ("batches", step.batches),
+        ("workspace", step.workspace),
+        ("CUDA's context about", step.context),
+        ("NCCL about", step.nccl),
+    ];
+    let shown = parts.iter().filter(|(_, bytes)| *bytes > 0);
+    let shown: Vec<_> = shown
+        .map(|(what, bytes)| format!("{what} {}", mb(*bytes)))
+        .collect();
+    let total = mb(model.on_device() + step.total());
+    format!(
+        "planned {place} memory of a rank: {}; together {total}",
+        shown.join(", ")
+    )
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {

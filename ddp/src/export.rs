@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::config::{Config, FloatType};
 use crate::error::{Error, Result};
+use crate::flags::Taken;
 use crate::hugging_face;
 use crate::lora;
 use crate::shown::shown;
@@ -31,7 +32,8 @@ pub(crate) struct ExportFlags {
     /// with --lora adapter_config.json and adapter_model.safetensors)
     #[arg(long, value_name = "FORMAT", value_parser = ["hf"])]
     pub format: String,
-    /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
+    /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest), or
+    /// with --merge of an adapter
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
     /// Add the adapters of a run with --lora to the weights they belong to, and write all
@@ -40,11 +42,15 @@ pub(crate) struct ExportFlags {
     /// New folder to write
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
+    /// Where a base is.
+    #[command(flatten)]
+    pub settings: Taken,
 }
 
 /// Writes a folder of Hugging Face, on rank 0.
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
-    let (chosen, model) = load::on_cpu(&flags.checkpoint, Some(FloatType::F32))?;
+    let from = &flags.settings;
+    let (chosen, model) = load::on_cpu(&flags.checkpoint, from, Some(FloatType::F32))?;
     let (opened, state) = (&chosen.opened, &chosen.opened.state);
     let (config, vocabulary) = (Config::of_checkpoint(opened)?, state.task.outputs());
     let (spec, params) = (&config.model, &model.params);
@@ -52,8 +58,9 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let tokenizer = opened.tokenizer()?;
     match (&config.lora, &config.init_from) {
         (Some(lora), Some(base)) if !flags.merge => {
+            let base = (base.as_path(), state.base.as_deref());
             lora::export(&flags.folder, lora, spec, params, base, tokenizer.as_ref())?;
-            let base = shown(&base.to_string_lossy()).to_string();
+            let base = shown(&base.0.to_string_lossy()).to_string();
             warn_unprinted(say(&format!(
                 "{name} is an adapter of PEFT to {base}, of {of}"
             )));

@@ -26,8 +26,8 @@ Examples:
   ddp-train show-tokens chats.jsonl --init-from Qwen3-0.6B --json | jq 'select(.trained)'
 
 Tokens that are trained are green; without colours they are between ‹ and ›. A bar stands between two tokens, and ×N after a token \
-that comes N times. With --json, a line for each token: row, document, index in the row, position in the document, token, text, \
-and whether it is trained.";
+that comes N times. With --json, a line for each token: row, document (null of padding), index in the row, position in the \
+document, token, text, and whether it is trained.";
 
 /// The flags of `show-tokens`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -51,7 +51,8 @@ pub(crate) struct ShowTokensFlags {
 
 /// A token of a row.
 struct Shown {
-    document: usize,
+    /// None if it pads the row.
+    document: Option<usize>,
     /// In the row.
     index: usize,
     /// In its document.
@@ -98,7 +99,11 @@ pub(crate) fn show_tokens(flags: &ShowTokensFlags, world: &World, say: Say<'_>) 
         }
         for of_document in tokens.chunk_by(|one, next| one.document == next.document) {
             let trained = of_document.iter().filter(|one| one.is_trained).count();
-            let (document, all) = (of_document[0].document, of_document.len());
+            let all = of_document.len();
+            let Some(document) = of_document[0].document else {
+                say(&format!("row {row}: {all} tokens of padding"))?;
+                continue;
+            };
             say(&format!(
                 "row {row}, document {document}: {all} tokens, {trained} trained"
             ))?;
@@ -131,13 +136,14 @@ fn encoder(data: &Data, name: &DataSpec) -> Result<Encoder> {
 fn tokens(data: &Data, row: u64, encoder: &Encoder) -> Result<Vec<Shown>> {
     let [inputs, targets] = read_rows(&*data.train, &[row])?;
     let (inputs, targets) = (inputs.to_vec::<i64>()?, targets.to_vec::<i64>()?);
+    let used = data.train.used(row);
     let (mut document, mut before) = (0, 0);
     let one = |(index, input): (usize, &i64)| {
         let (token, start) = token_and_start(*input);
         document += usize::from(start != before);
         before = start;
         Ok(Shown {
-            document,
+            document: (index < used).then_some(document),
             index,
             position: index - start,
             token,

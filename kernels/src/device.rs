@@ -30,6 +30,10 @@ pub enum Device {
 }
 
 impl Device {
+    /// A GPU that does not exist. Tensors on it have no memory, and operations check nothing but
+    /// what they check before they run, and do nothing: to learn what a model would need.
+    pub const PLANNED: Device = Device::Cuda(usize::MAX);
+
     /// Whether this is not the CPU.
     pub fn is_accelerator(self) -> bool {
         self != Device::Cpu

@@ -5,6 +5,9 @@ use crate::error::{Caller, Result};
 use crate::launch::Launcher;
 use crate::stream::Stream;
 
+/// The memory that matmuls of a stream use besides their operands.
+pub use crate::launch::blaslt::WORKSPACE_BYTES;
+
 #[track_caller]
 fn launcher(device: Device) -> Result<Option<Launcher>> {
     let by = Caller::new("matmuls");

@@ -18,7 +18,7 @@ pub use pool::MemoryStats;
 use std::num::NonZero;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use pool::{BlockPool, PINNED, PoolState, Wanted, pool};
 
@@ -80,6 +80,14 @@ pub fn largest_live(device: Device, count: usize) -> Vec<LiveTensor> {
     with_pool(device, |state| state.largest_live(count)).unwrap_or_default()
 }
 
+/// An address for this many bytes that do not exist: not that of others that do not.
+fn planned(bytes: usize) -> NonNull<u8> {
+    static NEXT: AtomicUsize = AtomicUsize::new(host::ALIGNMENT);
+    let room = bytes.next_multiple_of(host::ALIGNMENT);
+    let address = NEXT.fetch_add(room, Ordering::Relaxed);
+    NonNull::without_provenance(NonZero::new(address).expect("it begins above 0"))
+}
+
 /// A buffer on one device, which goes back to its pool when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -115,7 +123,9 @@ impl Block {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let device = info.device;
-        device.check_usable(by)?;
+        if device != Device::PLANNED {
+            device.check_usable(by)?;
+        }
         let mut block = Block {
             pointer: NonNull::without_provenance(NonZero::new(host::ALIGNMENT).unwrap()),
             capacity_bytes: 0,
@@ -140,6 +150,7 @@ impl Block {
         (block.pointer, block.capacity_bytes, block.is_fresh) = match device {
             Device::Cpu if pinned => pinned::allocate(wanted)?,
             Device::Cpu => host::allocate(wanted)?,
+            Device::PLANNED => (planned(bytes), 0, false),
             Device::Cuda(index) => {
                 let (pointer, capacity_bytes, users) = gpu::allocate(index, wanted)?;
                 block.home = Home::Gpu(users);

@@ -43,6 +43,7 @@ mod sum;
 #[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
+mod unfold;
 
 pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
@@ -90,3 +91,4 @@ pub use sum::{
     AddOrder, add_in_order, column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum,
     sum_into,
 };
+pub use unfold::{Windows, unfold_backward_into, unfold_into};

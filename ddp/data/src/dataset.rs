@@ -37,6 +37,11 @@ pub trait Dataset: Debug + Send + Sync {
         None
     }
 
+    /// How many elements of a row's inputs come before what pads it.
+    fn used(&self, _row: u64) -> usize {
+        self.spec().inputs.elements()
+    }
+
     /// The shape of one row's inputs.
     fn row_shape(&self) -> &[usize] {
         &self.spec().inputs.shape
@@ -67,6 +72,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn rows_of_classes(&self) -> Option<Vec<u64>> {
         (**self).rows_of_classes()
+    }
+
+    fn used(&self, row: u64) -> usize {
+        (**self).used(row)
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) use self::restore::restore_if_fits;
 pub use self::restore::{restore, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, Progress, ScheduleState, State, WorldState};
-pub(crate) use self::tensors::{FileDType, write_file};
+pub(crate) use self::tensors::{FileDType, PIECE, write_file};
 use ddp_data::safetensors;
 
 /// Reads `bytes` as each of the files of a checkpoint, for the fuzzer: nothing may panic, or

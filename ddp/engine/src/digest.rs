@@ -6,9 +6,12 @@
 //! slices under ZeRO-1 add theirs: a quantum is 0 on all ranks but one.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use ddp_comm::{Group, Reduce};
 use ddp_data::Sampler;
 use ddp_kernels::ops::{self, Chunk, ChunkTable, DIGEST, QUANTUM, digest_mix};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::optim::Clip;
 use ddp_nn::params::{Parameter, Params};
@@ -44,19 +47,44 @@ fn is_saved(parameter: &Parameter) -> bool {
 }
 
 /// The weights of a whole model, in parts: also those that are not trained, and buffers, but not a
-/// base.
-pub(crate) fn of_weights<'a>(parts: impl Iterator<Item = &'a Params>) -> Result<Vec<LayerDigest>> {
-    let digests = |params: &Params| -> Result<Vec<LayerDigest>> {
-        let chunk = |p: &Parameter| Chunk {
-            offset: p.range.start,
-            len: p.range.len(),
-            decay: false,
+/// base. All ranks call it together: they may have divided the weights.
+pub(crate) fn of_weights<'a>(
+    parts: impl Iterator<Item = (&'a Params, &'a Group)>,
+) -> Result<Vec<LayerDigest>> {
+    let digests = |(params, group): (&Params, &Group)| -> Result<Vec<LayerDigest>> {
+        let chunks = |part: &Range<usize>| -> Result<ChunkTable> {
+            let saved = params.list().iter().filter(|p| is_saved(p));
+            let chunk = |p: &Parameter| {
+                let (start, end) = (p.range.start.max(part.start), p.range.end.min(part.end));
+                (start < end).then(|| Chunk {
+                    offset: start - part.start,
+                    len: end - start,
+                    decay: false,
+                })
+            };
+            Ok(ChunkTable::new(saved.filter_map(chunk).collect())?)
         };
-        let saved = params.list().iter().filter(|p| is_saved(p));
-        let chunks = ChunkTable::new(saved.map(chunk).collect())?;
-        let (count, device) = (DIGEST * chunks.quanta(), params.device());
-        let quanta = Tensor::zeros(&[count], DType::I64, device)?.named("digests of weights");
-        ops::digest_quanta(&quanta, params.values(), &chunks)?;
+        let count = chunks(&(0..params.arena_count()))?.quanta();
+        let quanta = Tensor::zeros(&[DIGEST * count], DType::I64, params.device())?;
+        for part in params.value_ranges() {
+            // What all have, one digests.
+            let is_of_all = part.start >= params.trained_part().end;
+            if params.is_divided() && is_of_all && group.rank() > 0 {
+                continue;
+            }
+            let before = DIGEST * chunks(&(0..part.start))?.quanta();
+            let chunks = chunks(&part)?;
+            let out = quanta.slice(before..before + DIGEST * chunks.quanta())?;
+            ops::digest_quanta(&out, &params.values_of(part)?, &chunks)?;
+        }
+        if params.is_divided() {
+            let stream = Stream::current(params.device())?;
+            group.all_reduce(
+                &quanta.clone().named("digests of weights"),
+                Reduce::Sum,
+                &stream,
+            )?;
+        }
         Ok(by_layer(params, is_saved, &read(&quanta)?, 1.0))
     };
     Ok(parts.map(digests).collect::<Result<Vec<_>>>()?.concat())
@@ -87,17 +115,22 @@ impl Digests {
         sum_over_ranks: impl FnOnce(&Tensor) -> Result<()>,
     ) -> Result<()> {
         let half = self.quanta.count() / 2;
-        let (arena, all) = if weights {
-            (params.trained_values(), self.quanta.slice(half..2 * half)?)
+        let all = if weights {
+            self.quanta.slice(half..2 * half)?
         } else {
-            (params.gradients(), self.quanta.slice(0..half)?)
+            self.quanta.slice(0..half)?
         };
         if clip.is_shared() {
             ops::zero(&all)?;
         }
         for (range, chunks, quanta) in clip.slices() {
-            let quanta = DIGEST * quanta.start..DIGEST * quanta.end;
-            ops::digest_quanta(&all.slice(quanta)?, &arena.slice(range)?, chunks)?;
+            let quanta = all.slice(DIGEST * quanta.start..DIGEST * quanta.end)?;
+            let elements = if weights {
+                params.values_of(range)?
+            } else {
+                params.gradients_of(range)?
+            };
+            ops::digest_quanta(&quanta, &elements, chunks)?;
         }
         if clip.is_shared() && half > 0 {
             return sum_over_ranks(&all.named("digests"));

@@ -78,6 +78,11 @@ impl Coding {
         }
     }
 
+    /// The text of tokens, without special ones.
+    pub(crate) fn text(&self, tokens: &[u32]) -> Result<String> {
+        self.encoder.decode(tokens).map_err(Error::Data)
+    }
+
     /// The tokens of a prompt, as many as `model` takes.
     pub(crate) fn prompt(&self, prompt: &str, model: &Model) -> Result<Vec<u32>> {
         let mut tokens = self.encoder.encode(prompt).map_err(Error::Data)?;

@@ -73,6 +73,12 @@ impl FromStr for LoraSetting {
             // A list has commas, too: on=q_proj,v_proj.
             let (name, value) = match part.split_once('=') {
                 None if given.last() == Some(&"on") => ("on", part),
+                None if given.last() == Some(&"from") => {
+                    let path = read.from.get_or_insert_default().as_mut_os_string();
+                    path.push(",");
+                    path.push(part);
+                    continue;
+                }
                 Some((name, _)) if given.contains(&name) => return Err(wrong(part)),
                 Some((name, value)) => {
                     given.push(name);

@@ -217,10 +217,31 @@ pub struct EvalEvent {
 pub struct SampleEvent {
     /// After this step.
     pub step: u64,
+    /// The first text, of which there is always one.
+    #[serde(flatten)]
+    pub first: SampleText,
+    /// The others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more: Vec<SampleText>,
+}
+
+impl SampleEvent {
+    /// All texts.
+    pub fn texts(&self) -> impl Iterator<Item = &SampleText> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+}
+
+/// A text that a model in training made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampleText {
     /// The text that was given.
     pub prompt: String,
     /// What the model added to it.
     pub text: String,
+    /// What the data have after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
 }
 
 /// The run was resumed. Other versions may have written less.

@@ -3,7 +3,7 @@
 use ddp_data::{RowSpec, TaskSpec};
 use ddp_kernels::Device;
 use ddp_nn::models::{DataShape, Model, ModelSpec};
-use ddp_nn::params::Precision;
+use ddp_nn::params::{Precision, Sharing};
 
 use crate::error::{Error, Result};
 use crate::lora::LoraSetting;
@@ -38,13 +38,13 @@ pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
 
 impl ModelOptions {
     /// The parts of the model on `devices`, for these data. `frozen` says by name what is not
-    /// trained.
+    /// trained, `sharing` how ranks share what is.
     pub fn models(
         &self,
         data: &DataShape<'_>,
         devices: &[Device],
         frozen: &dyn Fn(&str) -> bool,
-        shares: usize,
+        sharing: impl Into<Sharing>,
     ) -> Result<Vec<Model>> {
         if data.documents && devices.len() > 1 {
             return Err(Error::Usage(format!(
@@ -57,9 +57,17 @@ impl ModelOptions {
         if let Some(lora) = &self.lora {
             layers = layers.adapted(lora.of_model(&self.spec));
         }
-        let (precision, seed) = (self.precision, self.seed);
+        let (precision, seed, sharing) = (self.precision, self.seed, sharing.into());
         let models = Model::split(layers, data.row_shape, devices, |layers, shape, device| {
-            Model::with_shares(layers, shape, precision, device, seed, frozen, shares)
+            Model::with_shares(
+                layers,
+                shape,
+                precision,
+                device,
+                seed,
+                frozen,
+                sharing.clone(),
+            )
         });
         Ok(models?)
     }

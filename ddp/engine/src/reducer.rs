@@ -10,6 +10,9 @@
 //! optimizer's moments for them, and updates them. The next step starts by gathering the values,
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
+//!
+//! ZeRO-2: backward writes gradients to memory that later buckets use again once a bucket is
+//! reduced (`Listener::writes`). So every micro-batch is reduced (a round), and its sums are added.
 
 mod device_queue;
 mod host_queue;
@@ -18,7 +21,7 @@ mod options;
 pub mod plan;
 mod reduced;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,8 +89,10 @@ pub struct Reducer {
     owned: Vec<Range<usize>>,
     /// Whether ranks own slices.
     is_shared: bool,
-    /// Whether layers read bf16 copies of the values.
-    reads_copies: bool,
+    /// Whether values are gathered besides the bf16 copies of them that layers read.
+    gathers_masters: bool,
+    /// With ZeRO-2.
+    windows: Option<Windows>,
     pub(crate) options: ReducerOptions,
     /// The first of the jobs that copy a slice of each bucket to its keeper, if ranks keep slices.
     copies: Option<usize>,
@@ -104,6 +109,42 @@ pub struct Reducer {
     last: ReduceTime,
 }
 
+/// Memory of gradients that is used again.
+#[derive(Debug)]
+struct Windows {
+    /// By bucket: its window.
+    of_bucket: Vec<usize>,
+    /// By window: its last bucket, and the number of its memory.
+    all: Vec<(usize, usize)>,
+    /// By number of the memory: the round and the window that used it last.
+    used: RefCell<Vec<Option<(u64, usize)>>>,
+    /// A round is a backward.
+    round: u64,
+    /// An error of `writes`, which `ready` reports.
+    failed: RefCell<Option<Error>>,
+}
+
+impl Windows {
+    fn of(params: &Params, buckets: &[Bucket]) -> Option<Windows> {
+        let (mut of_bucket, mut all, mut slots) = (Vec::new(), Vec::new(), 0);
+        for (index, window) in params.windows()?.enumerate() {
+            let mut rest = buckets[of_bucket.len()..].iter();
+            let count = rest.position(|bucket| bucket.range.start >= window.range.end);
+            let end = count.map_or(buckets.len(), |count| of_bucket.len() + count);
+            of_bucket.resize(end, index);
+            all.push((end - 1, window.slot));
+            slots = slots.max(window.slot + 1);
+        }
+        Some(Windows {
+            of_bucket,
+            all,
+            used: RefCell::new(vec![None; slots]),
+            round: 0,
+            failed: RefCell::default(),
+        })
+    }
+}
+
 impl Reducer {
     /// A reducer for the gradients of `params` over `group`.
     pub fn new(params: &Params, group: Group, options: ReducerOptions) -> Result<Reducer> {
@@ -118,8 +159,15 @@ impl Reducer {
                 params.shares()
             )));
         }
-        let trained: Vec<_> = trained(params);
-        let buckets = plan_of(params, options, shares);
+        if (options.zero == 2 && shares > 1) != params.windows().is_some() {
+            return Err(Error::Usage(format!(
+                "ZeRO-{} with {shares} ranks: expected a model that was made for it, got one for \
+                 another stage; help: make it with Model::with_shares(…, reducer_options.sharing(rank, {shares}))",
+                options.zero
+            )));
+        }
+        let trained: Vec<_> = trained(params.list());
+        let buckets = plan_of(params.list(), params.device(), options, shares);
         let count = trained.iter().map(|p| p.id.0 + 1).max().unwrap_or(0);
         let mut buckets_of = vec![0..0; count];
         for (place, parameter) in trained.iter().enumerate() {
@@ -146,7 +194,8 @@ impl Reducer {
             queue,
             owned: owned(params, &group, options),
             is_shared: shares > 1,
-            reads_copies: params.dtype() != params.master_dtype(),
+            gathers_masters: params.dtype() != params.master_dtype() && !params.is_divided(),
+            windows: Windows::of(params, &buckets),
             sums,
             options,
             copies,
@@ -183,6 +232,11 @@ impl Reducer {
     /// Whether the ranks own slices: ZeRO-1, and more than one rank.
     pub fn is_shared(&self) -> bool {
         self.is_shared
+    }
+
+    /// Whether memory of gradients is used again within a backward: ZeRO-2.
+    pub fn frees_gradients(&self) -> bool {
+        self.windows.is_some()
     }
 
     /// Refuses an optimizer of other elements than this rank owns.
@@ -225,6 +279,10 @@ impl Reducer {
     /// Keeps the gradients of shard `index` of this rank, which is not its last: they are complete,
     /// or zeros for a shard without rows.
     pub(crate) fn close_shard(&mut self, index: usize, has_rows: bool) -> Result<()> {
+        if self.frees_gradients() {
+            // Each bucket was kept when it was complete.
+            return if has_rows { Ok(()) } else { self.add_zeros() };
+        }
         for sum in &self.sums {
             if !has_rows {
                 ops::zero(&sum.gradients)?;
@@ -260,11 +318,9 @@ impl Reducer {
     /// gathering the values, in every step alike, so that a captured step contains it too.
     pub fn begin(&mut self) -> Result<()> {
         self.queue.begin();
-        self.next = 0;
+        self.sums.iter().for_each(|sum| sum.begin());
         self.began = Instant::now();
-        for (waiting, bucket) in self.waiting.iter_mut().zip(&self.buckets) {
-            *waiting = bucket.parameters.len();
-        }
+        self.begin_round();
         self.wait.set(Duration::ZERO);
         self.is_stale = self.is_shared || self.buffers.is_some();
         if let Some(job) = self.buffers {
@@ -280,14 +336,44 @@ impl Reducer {
         Ok(())
     }
 
+    /// Begins a backward, with ZeRO-2 one of several in a step: no gradient is complete.
+    pub(crate) fn begin_round(&mut self) {
+        self.next = 0;
+        for (waiting, bucket) in self.waiting.iter_mut().zip(&self.buckets) {
+            *waiting = bucket.parameters.len();
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.round += 1;
+        }
+    }
+
+    /// Waits until the memory of a window's gradients is free.
+    fn take_window(&self, windows: &Windows, window: usize) -> Result<()> {
+        let (now, slot) = ((windows.round, window), windows.all[window].1);
+        let before = windows.used.borrow_mut()[slot].replace(now);
+        let Some((round, before)) = before.filter(|before| *before != now) else {
+            return Ok(());
+        };
+        let last = windows.all[before].0;
+        if round == windows.round && last >= self.next {
+            return Err(Error::Usage(format!(
+                "ZeRO-2: expected layers that complete gradients in the order of their parameters, got \
+                 some that write bucket {} before bucket {last} is complete; help: use ZeRO-1, or \
+                 larger buckets",
+                windows.all[window].0
+            )));
+        }
+        trace::record_on(self.device, WAIT, || self.queue.wait_for(last))
+    }
+
     /// The job that gathers what layers read of a bucket.
     fn read_gather(&self, bucket: usize) -> usize {
         self.buckets.len() + bucket
     }
 
-    /// The job that gathers the values of a bucket. Layers read these, or bf16 copies.
+    /// The job that gathers the values of a bucket, or bf16 copies if ranks have divided these.
     fn value_gather(&self, bucket: usize) -> usize {
-        self.read_gather(bucket) + usize::from(self.reads_copies) * self.buckets.len()
+        self.read_gather(bucket) + usize::from(self.gathers_masters) * self.buckets.len()
     }
 
     /// Makes the values current on this rank and buffers those of rank 0, for evaluation, hashes
@@ -302,10 +388,35 @@ impl Reducer {
         let mut jobs = gathers.chain(self.buffers);
         jobs.try_for_each(|job| self.queue.start(job, false))?;
         self.queue.join()?;
-        if self.is_shared {
-            return Ok(params.refresh(0..params.gradients().count())?);
+        if self.is_shared && self.gathers_masters {
+            return Ok(params.refresh(params.trained_part())?);
         }
         Ok(())
+    }
+
+    /// Copies all masters of `params` to `target` (A) in host memory, if there is one. Where ranks
+    /// have divided them, all call it together, between steps.
+    pub fn copy_masters(&self, params: &Params, target: Option<&Tensor>) -> Result<()> {
+        let copy = |range: Range<usize>, from: &Tensor| match target {
+            Some(target) => Ok(target.slice(range)?.copy_from(from)?),
+            None => Ok(()),
+        };
+        if !params.is_divided() {
+            return copy(0..params.arena_count(), params.values());
+        }
+        let longest = self.buckets.iter().map(|bucket| bucket.range.len()).max();
+        let all = Tensor::empty(&[longest.unwrap_or(0)], params.master_dtype(), self.device)?;
+        let (stream, all) = (Stream::current(self.device)?, all.named("masters"));
+        for (bucket, own) in self.buckets.iter().zip(&self.owned) {
+            let (range, start) = (bucket.range.clone(), bucket.range.start);
+            let part = all.slice(0..range.len())?;
+            let mine = part.slice(own.start - start..own.end - start)?;
+            mine.copy_from(&params.values_of(own.clone())?)?;
+            self.group.all_gather(&part, &stream)?;
+            copy(range, &part)?;
+        }
+        let rest = params.trained_part().end..params.arena_count();
+        copy(rest.clone(), &params.values_of(rest)?)
     }
 
     /// Starts the sum of a small tensor over the ranks, such as losses and counts. On a GPU it goes
@@ -332,12 +443,15 @@ impl Reducer {
     }
 
     /// Completes all gradients with zeros, for a rank without rows.
-    pub(crate) fn all_ready_with_zeros(&mut self) -> Result<()> {
-        let mut sums = self.sums.iter();
-        sums.try_for_each(|sum| ops::zero(&sum.gradients))?;
+    pub(crate) fn add_zeros(&mut self) -> Result<()> {
+        self.begin_round();
         self.ready_at.fill(Instant::now());
         self.waiting.fill(0);
         while self.next < self.buckets.len() {
+            if let Some(windows) = &self.windows {
+                self.take_window(windows, windows.of_bucket[self.next])?;
+            }
+            ops::zero(&self.sums[self.next].gradients)?;
             self.start_next()?;
         }
         Ok(())
@@ -401,8 +515,24 @@ impl Reducer {
 }
 
 impl Listener for Reducer {
+    /// Waits until the memory of the gradient is free. An error is that of the next `ready`.
+    fn writes(&self, parameter: ParamId) {
+        // A borrowed parameter is in no bucket.
+        let buckets = self.buckets_of.get(parameter.0).filter(|it| !it.is_empty());
+        let (Some(windows), Some(buckets)) = (&self.windows, buckets) else {
+            return;
+        };
+        let window = windows.of_bucket[buckets.start];
+        if let Err(error) = self.take_window(windows, window) {
+            windows.failed.borrow_mut().get_or_insert(error);
+        }
+    }
+
     /// The gradient of `parameter` is complete on this rank: starts the buckets that it completes.
     fn ready(&mut self, parameter: ParamId) -> ddp_nn::Result<()> {
+        if let Some(error) = self.windows.as_ref().and_then(|it| it.failed.take()) {
+            return Err(error.into());
+        }
         for bucket in self.buckets_of[parameter.0].clone() {
             assert!(
                 self.waiting[bucket] > 0,

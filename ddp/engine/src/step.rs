@@ -330,10 +330,12 @@ impl Step {
         let mut work = || -> Result<()> {
             let own = (!is_alone).then_some(&*own_bad_step);
             model.begin()?;
+            model.level_rounds(batch)?;
             model.observe("value of", true)?;
             for shard in batch.shards().numbers() {
                 for pass in passes(batch, shard, *seed) {
                     faults::at(FaultPoint::Forward)?;
+                    model.begin_round();
                     let micro = batch.micro(pass.micro_batch)?;
                     let x = model.aligned(&micro, batch)?;
                     observe(|| format!("inputs of micro-batch {}", pass.micro_batch), &x)?;

@@ -23,8 +23,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::Tensor;
 use ddp_kernels::transfer::announced;
+use ddp_kernels::{Device, Tensor};
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ use running::Running;
 use scope::{Declared, Mode};
 use trace::Op;
 
-pub use convolution::Convolution;
+pub use convolution::{Convolution, PerAxis};
 pub use custom::CustomOp;
 pub use gate::Gate;
 pub use rope::Rope;
@@ -207,14 +207,14 @@ impl Traced {
         for (id, node) in plan.nodes.iter().enumerate() {
             let values = match &node.op {
                 Op::Numbers(values) => values.to_vec(),
-                Op::Constant(value) => vec![*value as f32],
+                Op::Constant(value) => vec![*value],
                 _ => continue,
             };
             let mut runs = plan.forward.iter().chain(&plan.backward);
             if of_head.get(2) == Some(&id) || runs.any(|run| run.inputs.contains(&id)) {
                 let made = announced("numbers of a forward", || {
-                    let tensor = Tensor::from_slice(&values, &node.shape, like.device())?;
-                    tensor.to_dtype(pass.dtype())
+                    let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
+                    tensor.to_dtype(pass.dtype())?.to(like.device())
                 })?;
                 numbers.push((id, made));
             }

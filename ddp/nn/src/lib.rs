@@ -31,7 +31,7 @@ pub use build::{Init, Tie};
 pub use containers::{Residual, Sequential};
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{Convolution, CustomOp, Gate, Module, Scope, Var};
+pub use forward::{Convolution, CustomOp, Gate, Module, PerAxis, Scope, Var};
 pub use linear::Linear;
 pub use lora::Lora;
 pub use loss::{CrossEntropy, Loss, Mse};

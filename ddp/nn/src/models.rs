@@ -177,12 +177,6 @@ impl ModelSpec {
         self.count(self.layers(data)?, data, |_| true)
     }
 
-    /// How many of these are in matrices of hidden layers, as Muon takes them.
-    pub fn hidden_count(&self, data: &DataShape<'_>) -> Result<u128> {
-        let layers = self.layers(data)?;
-        self.count(layers, data, |declared| !declared.matrices.is_empty())
-    }
-
     /// Elements of all parameters of these adapters of the model.
     pub fn adapter_count(&self, data: &DataShape<'_>, lora: Lora) -> Result<u128> {
         let layers = self.layers(data)?.adapted(lora);

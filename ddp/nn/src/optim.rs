@@ -151,7 +151,7 @@ pub struct Optimizer {
 impl Optimizer {
     /// An optimizer of all trained parameters of `params`, with moments of 0.
     pub fn new(rule: Rule, params: &Params) -> Result<Optimizer> {
-        let all = 0..params.gradients().count();
+        let all = params.trained_part();
         Optimizer::of_slices(rule, params, std::slice::from_ref(&all))
     }
 
@@ -471,8 +471,8 @@ impl Optimizer {
             Ok(all.slice(slice.at..slice.at + slice.range.len())?)
         };
         update.apply(&ArenaPart {
-            values: &params.trained_values().slice(slice.range.clone())?,
-            gradients: &params.gradients().slice(slice.range.clone())?,
+            values: &params.values_of(slice.range.clone())?,
+            gradients: &params.gradients_of(slice.range.clone())?,
             moment: &moment,
             copies: copies.as_ref(),
             chunks: &slice.chunks,

@@ -7,7 +7,9 @@
 //!
 //! ZeRO-1: where N ranks share the trained part, each trained parameter starts at a whole quantum,
 //! and the part is padded to a multiple of N quanta. It can then be cut into N equal slices of
-//! whole quanta, which is the unit in which optimizers work and norms are summed.
+//! whole quanta, which is the unit in which optimizers work and norms are summed. Where a rank
+//! has a part alone (`division.rs`), it has masters of its slices only, if layers read copies, and
+//! with ZeRO-2 gradients of its slices, and memory for those of a few buckets.
 //!
 //! bf16: layers then read rounded copies of the values, a second arena of the same layout
 //! (`working`). The values themselves (the master weights), gradients and moments stay f32, because
@@ -22,7 +24,9 @@
 //! then has separate memory for the values that layers read and for a gradient; the parameter is
 //! not in its `list()` or arenas.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ddp_kernels::ops::{self, Chunk, ChunkTable, QUANTUM};
 use ddp_kernels::transfer::announced;
@@ -30,6 +34,10 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
+mod division;
+
+pub use self::division::{Division, Window};
+use self::division::{Held, Windows};
 use crate::build::{Declarations, Declared, Init, is_adapter};
 pub use crate::build::{Format, ParamId, Precision};
 use crate::error::{Error, Result};
@@ -55,6 +63,8 @@ pub struct Parameter {
     pub is_buffer: bool,
     /// Whether it is of the base, to which adapters are added.
     pub is_base: bool,
+    /// Whether several layers use it.
+    pub is_shared: bool,
 }
 
 impl Parameter {
@@ -99,12 +109,16 @@ pub struct Params {
     uses: Vec<usize>,
     /// By `ParamId`: how many layers of later parts use it.
     pub(crate) uses_above: Vec<usize>,
-    /// (A), the masters.
-    values: Tensor,
-    /// (T), the part of `values` that is trained.
+    /// (A), the masters; fewer where ranks have divided them.
+    values: Held,
+    /// The part of `values` that is trained.
     trained_values: Tensor,
-    /// (T)
-    gradients: Tensor,
+    /// (T), what the optimizer reads; less where ranks have divided them.
+    gradients: Held,
+    /// Where backward writes gradients, unless that is `gradients`.
+    windows: Option<Windows>,
+    /// T.
+    trained: usize,
     /// (A), the rounded copies that layers read, if they compute in less than the masters' dtype.
     working: Option<Tensor>,
     /// The base's values, in the layers' dtype; empty without adapters.
@@ -117,25 +131,59 @@ pub struct Params {
     gradient_views: Vec<Option<Tensor>>,
 }
 
+/// How ranks share the trained part of a model: any number of them up to the given one, of which
+/// each has all of it in memory, or as many as that, with a part each.
+#[derive(Clone)]
+pub struct Sharing {
+    /// The most ranks; 1 for the tightest layout.
+    pub ranks: usize,
+    /// Whether memory of gradients is used again within a backward. Then parameters begin where
+    /// all ranks' slices are whole quanta.
+    pub frees_gradients: bool,
+    /// Tells what this rank has of these parameters on this device; None if it has all.
+    pub division: Option<Divide>,
+}
+
+/// Divides these parameters of one device.
+pub type Divide = Arc<dyn Fn(&[Parameter], Device) -> Division + Send + Sync>;
+
+impl From<usize> for Sharing {
+    fn from(ranks: usize) -> Sharing {
+        Sharing {
+            ranks,
+            frees_gradients: false,
+            division: None,
+        }
+    }
+}
+
+impl fmt::Debug for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let divided = self.division.is_some();
+        write!(f, "Sharing among {}, divided: {divided}", self.ranks)
+    }
+}
+
 impl Params {
     /// Allocates what `declarations` declare on `device` and fills it from `seed`, with the same
     /// values on any device and in any format, up to rounding. `frozen` tells by name which
-    /// parameters are not trained; any number of ranks up to `shares` can share the trained part.
+    /// parameters are not trained, `sharing` how ranks share the others.
     pub(crate) fn new(
         declarations: &Declarations,
         format: Format,
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
-        shares: usize,
+        sharing: &Sharing,
     ) -> Result<Params> {
+        let shares = sharing.ranks;
         assert!(shares > 0, "0 ranks to share the trained part");
         format.check()?;
         let declared = &declarations.list;
         let has_base = declarations.lora.is_some();
         let base_of = |name: &str| has_base && !is_adapter(name);
         let (mut list, borrowed, trained) =
-            lay_out(declared, format.layers, [frozen, &base_of], shares);
+            lay_out(declared, format.layers, [frozen, &base_of], sharing);
         let end_of = |is_base| {
             let last = list.iter().rfind(|p| p.is_base == is_base);
             last.map_or(0, |last| last.range.end)
@@ -154,26 +202,48 @@ impl Params {
             uses[id.0] += 1;
         }
 
+        for p in &mut list {
+            p.is_shared = uses[p.id.0] > 1 || declared[p.id.0].is_tied;
+        }
+
         let masters = format.masters();
-        let values = Tensor::zeros(&[end], masters, device)?.named("values");
-        let gradients = Tensor::zeros(&[trained], masters, device)?.named("gradients");
+        let division = sharing.division.as_ref();
+        let division = division.map(|divide| divide(&list[..own], device));
+        let windows = division.as_ref().and_then(|it| it.windows.clone());
+        // Own ranges and what is not trained, or all.
+        let held = |divides: bool, end: usize| -> Vec<Range<usize>> {
+            let own = division.as_ref().filter(|_| divides).map(|it| &it.own);
+            let rest = own.map_or(0, |_| trained)..end;
+            own.into_iter().flatten().cloned().chain([rest]).collect()
+        };
+        let values = held(format.layers != masters, end);
+        let values = Held::zeros(values, masters, device, "values")?;
+        let gradients = held(windows.is_some(), trained);
+        let gradients = Held::zeros(gradients, masters, device, "gradients")?;
+        let windows = windows.map(|all| Windows::zeros(all, masters, device));
+        let windows = windows.transpose()?;
         let working = match format.layers {
             same if same == masters => None,
             narrower => Some(Tensor::zeros(&[end], narrower, device)?.named("working values")),
         };
         let base = Tensor::zeros(&[base_end], format.layers, device)?.named("base");
-        let trained_values = values.slice(0..trained)?;
+        let own_count = values.memory.count() - (end - trained);
+        let trained_values = values.memory.slice(0..own_count)?;
         let view = |arena: &Tensor, p: &Parameter, ending: &str| -> Result<Tensor> {
             let view = arena.slice(p.range.clone())?.reshape(&p.shape)?;
             Ok(view.named(&format!("{}{ending}", p.name)))
         };
         let by_id = || index.iter().map(|&at| &list[at]);
-        let views = |arena: &Tensor| -> Result<Vec<Tensor>> {
-            let view = |p: &Parameter| match p {
-                p if is_borrowed(p) => Ok(arena.slice(0..0)?),
-                p if p.is_base => view(&base, p, ""),
-                p if p.is_buffer => view(&values, p, ""),
-                p => view(arena, p, ""),
+        let views = |arena: Option<&Tensor>| -> Result<Vec<Tensor>> {
+            let view = |p: &Parameter| match (p, arena) {
+                (p, _) if is_borrowed(p) => Ok(values.memory.slice(0..0)?),
+                (p, _) if p.is_base => view(&base, p, ""),
+                (p, Some(arena)) if !p.is_buffer => view(arena, p, ""),
+                (p, _) if p.is_trained() && own_count < trained => Ok(values.memory.slice(0..0)?),
+                (p, _) => {
+                    let part = values.part(p.range.clone())?.reshape(&p.shape)?;
+                    Ok(part.named(&p.name))
+                }
             };
             by_id().map(view).collect()
         };
@@ -184,11 +254,19 @@ impl Params {
         let gradient_view = |p: &Parameter| match (p.is_trained(), is_borrowed(p)) {
             (false, _) => Ok(None),
             (true, true) => apart(p, masters, ".grad, borrowed").map(Some),
-            (true, false) => view(&gradients, p, ".grad").map(Some),
+            (true, false) => {
+                let range = p.range.clone();
+                let part = match &windows {
+                    Some(windows) => windows.part(range)?,
+                    None => gradients.part(range)?,
+                };
+                let name = format!("{}.grad", p.name);
+                Ok(Some(part.reshape(&p.shape)?.named(&name)))
+            }
         };
-        let master_views = views(&values)?;
+        let master_views = views(None)?;
         let mut value_views = match &working {
-            Some(working) => views(working)?,
+            Some(working) => views(Some(working))?,
             None => master_views.clone(),
         };
         for p in &list[own..] {
@@ -206,13 +284,17 @@ impl Params {
             values,
             trained_values,
             gradients,
+            windows,
+            trained,
             working,
             base,
             value_views,
             master_views,
             gradient_views,
         };
-        params.fill(declared, seed)?;
+        if device != Device::PLANNED {
+            params.fill(declared, seed)?;
+        }
         Ok(params)
     }
 
@@ -224,20 +306,62 @@ impl Params {
             if declared.is_borrowed || self.parameter(ParamId(id)).is_base {
                 continue;
             }
-            let target = &self.master_views[id];
-            if let Init::Constant(value) = declared.init {
-                ops::fill_into(target, value)?;
+            let parameter = self.parameter(ParamId(id));
+            if let (Init::Constant(value), true) = (&declared.init, self.has_master(parameter)) {
+                ops::fill_into(&self.master_views[id], *value)?;
+                self.refresh(parameter.range.clone())?;
                 continue;
             }
             let mut random = Random::new(XxHash3_64::oneshot_with_seed(
                 seed,
                 declared.name.as_bytes(),
             ));
-            let source = declared.init.values(target.count(), &mut random)?;
-            let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;
-            announced("the model's initial weights", || target.copy_from(&source))?;
+            let source = declared.init.values(parameter.range.len(), &mut random)?;
+            self.set(parameter, &source, "the model's initial weights")?;
         }
-        self.refresh(0..self.values.count())
+        Ok(())
+    }
+
+    /// Gives a parameter these values, in host memory, and rounds them into what layers read. `why`
+    /// they move to the device.
+    pub fn set(&self, parameter: &Parameter, values: &Tensor, why: &'static str) -> Result<()> {
+        if self.has_master(parameter) {
+            copy(&self.master_views[parameter.id.0], values, why)?;
+            if parameter.is_base {
+                return Ok(());
+            }
+            return self.refresh(parameter.range.clone());
+        }
+        self.set_part(parameter, 0, &values.flatten()?, why)
+    }
+
+    /// As `set`, for the elements (N) from number `first` on of a parameter whose master ranks have
+    /// divided.
+    pub fn set_part(
+        &self,
+        parameter: &Parameter,
+        first: usize,
+        values: &Tensor,
+        why: &'static str,
+    ) -> Result<()> {
+        let (start, count) = (parameter.range.start + first, values.count());
+        for part in self.values.within(start..start + count) {
+            let from = values.slice(part.start - start..part.end - start)?;
+            copy(&self.values.part(part)?, &from, why)?;
+        }
+        let of_layers = self.value(parameter.id).flatten()?;
+        copy(&of_layers.slice(first..first + count)?, values, why)
+    }
+
+    /// Whether this rank has all of a parameter's master.
+    pub fn has_master(&self, parameter: &Parameter) -> bool {
+        !self.is_divided() || !parameter.is_trained()
+    }
+
+    /// Whether ranks have divided the masters of trained parameters: this one has those that it
+    /// owns.
+    pub fn is_divided(&self) -> bool {
+        self.trained_values.count() < self.trained
     }
 
     /// Tells that these elements of the values have changed: rounds them into the copies that
@@ -247,7 +371,7 @@ impl Params {
             return Ok(());
         };
         let target = working.slice(range.clone())?;
-        Ok(ops::cast_into(&target, &self.values.slice(range)?)?)
+        Ok(ops::cast_into(&target, &self.values.part(range)?)?)
     }
 
     /// The copies of these elements, if an optimizer can round the values into them.
@@ -336,17 +460,39 @@ impl Params {
     /// The dtype of the masters, of gradients and of moments: the layers' dtype, or f32 if that is
     /// narrower.
     pub fn master_dtype(&self) -> DType {
-        self.values.dtype()
+        self.values.memory.dtype()
     }
 
     /// The device of all memory.
     pub fn device(&self) -> Device {
-        self.values.device()
+        self.values.memory.device()
     }
 
-    /// (A), the masters of all parameters. Call `refresh` after writing to them.
+    /// (A), the masters of all parameters, or of those that this rank has. Call `refresh` after
+    /// writing to them.
     pub fn values(&self) -> &Tensor {
-        &self.values
+        &self.values.memory
+    }
+
+    /// The masters of these elements, all of which this rank has.
+    pub fn values_of(&self, range: Range<usize>) -> Result<Tensor> {
+        self.values.part(range)
+    }
+
+    /// The elements of which this rank has the masters, in ascending order: trained ones, then all
+    /// others.
+    pub fn value_ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.values.within(0..usize::MAX)
+    }
+
+    /// A: how many elements the arenas have, but for that of the base.
+    pub fn arena_count(&self) -> usize {
+        self.read_arena().count()
+    }
+
+    /// The trained part of the arenas: 0..T.
+    pub fn trained_part(&self) -> Range<usize> {
+        0..self.trained
     }
 
     /// The values of the base, which has no masters; empty without adapters.
@@ -356,23 +502,48 @@ impl Params {
 
     /// (A), what layers read: the masters, or their rounded copies if layers compute in less.
     pub fn read_arena(&self) -> &Tensor {
-        self.working.as_ref().unwrap_or(&self.values)
+        self.working.as_ref().unwrap_or(&self.values.memory)
     }
 
-    /// (T), the masters of all trained parameters, laid out like the gradients.
+    /// (T), the masters of all trained parameters, or of those that this rank has.
     pub fn trained_values(&self) -> &Tensor {
         &self.trained_values
     }
 
-    /// (T), the gradients of all trained parameters.
+    /// (T), the gradients of all trained parameters, or the sums of those that this rank owns.
     pub fn gradients(&self) -> &Tensor {
-        &self.gradients
+        &self.gradients.memory
+    }
+
+    /// The gradients of these elements, all of which this rank has: what an optimizer reads.
+    pub fn gradients_of(&self, range: Range<usize>) -> Result<Tensor> {
+        self.gradients.part(range)
+    }
+
+    /// Where backward writes the gradients of these elements, which are of one window.
+    pub fn written_gradients(&self, range: Range<usize>) -> Result<Tensor> {
+        match &self.windows {
+            Some(windows) => windows.part(range),
+            None => self.gradients.part(range),
+        }
+    }
+
+    /// The windows of the gradients' arena, if their memory is used again within a backward.
+    pub fn windows(&self) -> Option<impl Iterator<Item = &Window>> {
+        let all = self.windows.as_ref()?.all.iter();
+        Some(all.map(|(window, _)| window))
+    }
+
+    /// Bytes of gradients: those that an optimizer reads, and where backward writes them.
+    pub fn gradient_bytes(&self) -> usize {
+        let windows = self.windows.as_ref().map_or(0, Windows::bytes);
+        self.gradients.memory.bytes() + windows
     }
 
     /// The masters of all buffers, which come last; None if there are none.
     pub fn buffers(&self) -> Result<Option<Tensor>> {
         let first = self.list().iter().find(|parameter| parameter.is_buffer);
-        let all = first.map(|first| self.values.slice(first.range.start..self.values.count()));
+        let all = first.map(|first| self.values.part(first.range.start..self.arena_count()));
         Ok(all.transpose()?.map(|all| all.named("buffers")))
     }
 
@@ -386,6 +557,8 @@ impl Params {
     /// `refresh` after writing to it. For one of the base, that which layers read.
     pub fn master(&self, id: ParamId) -> &Tensor {
         assert!(!self.is_borrowed(id), "a borrowed parameter has no master");
+        let is_here = self.has_master(self.parameter(id));
+        assert!(is_here, "ranks have divided the masters");
         &self.master_views[id.0]
     }
 
@@ -408,7 +581,7 @@ impl Params {
 
     /// What the optimizer updates: a chunk for each trained parameter.
     pub fn chunks(&self) -> Result<ChunkTable> {
-        self.chunks_of(0..self.gradients.count())
+        self.chunks_of(self.trained_part())
     }
 
     /// The chunks of a part of the gradients' arena, with offsets from the part's start.
@@ -425,8 +598,8 @@ impl Params {
         Ok(ChunkTable::new(trained.filter_map(chunk).collect())?)
     }
 
-    /// A hash of the bits of all masters, without the base: equal on replicas that are equal.
-    /// Copies them to the host.
+    /// A hash of the bits of all masters, or where ranks have divided them of what layers read,
+    /// without the base: equal on replicas that are equal. Copies them to the host.
     pub fn values_hash(&self) -> Result<u64> {
         let mut hash = XxHash3_64::new();
         for (_, part) in self.value_hashes()? {
@@ -439,7 +612,11 @@ impl Params {
     /// the other to the host, so there is never a second copy of the model in memory.
     pub fn value_hashes(&self) -> Result<Vec<(&str, u64)>> {
         let hash = |parameter: &Parameter| -> Result<u64> {
-            let values = self.master(parameter.id);
+            let values = if self.has_master(parameter) {
+                self.master(parameter.id)
+            } else {
+                self.value(parameter.id)
+            };
             let values = announced("hashing the model", || values.to(Device::Cpu))?;
             let bytes = values.bits_as(DType::U8)?;
             Ok(bytes.with_slice(|bytes: &[u8]| XxHash3_64::oneshot(bytes))?)
@@ -466,9 +643,9 @@ fn lay_out(
     declared: &[Declared],
     dtype: DType,
     [frozen, base]: [&dyn Fn(&str) -> bool; 2],
-    shares: usize,
+    sharing: &Sharing,
 ) -> (Vec<Parameter>, Vec<Parameter>, usize) {
-    let alignment = ALIGNMENT_BYTES / dtype.bytes();
+    let (alignment, shares) = (ALIGNMENT_BYTES / dtype.bytes(), sharing.ranks);
     let parameter = |(index, declared): (usize, &Declared)| Parameter {
         id: ParamId(index),
         name: declared.name.clone(),
@@ -479,6 +656,7 @@ fn lay_out(
         frozen: !declared.is_buffer && (frozen(&declared.name) || base(&declared.name)),
         is_buffer: declared.is_buffer,
         is_base: !declared.is_buffer && base(&declared.name),
+        is_shared: false,
     };
     let all = declared.iter().enumerate().rev().map(parameter);
     let (borrowed, mut list): (Vec<_>, Vec<_>) = all.partition(|p| declared[p.id.0].is_borrowed);
@@ -486,7 +664,8 @@ fn lay_out(
     let trained_count = list.iter().filter(|p| p.is_trained()).count();
     let (trained, others) = list.split_at_mut(trained_count);
     let end = if shares > 1 {
-        let end = place(trained, 0, alignment.max(QUANTUM));
+        let quanta = if sharing.frees_gradients { shares } else { 1 };
+        let end = place(trained, 0, alignment.max(quanta * QUANTUM));
         let room = |ranks: usize| end.next_multiple_of(ranks * QUANTUM);
         (1..=shares).map(room).max().unwrap_or(end)
     } else {
@@ -508,6 +687,12 @@ fn place(list: &mut [Parameter], mut start: usize, alignment: usize) -> usize {
         start = end.next_multiple_of(alignment);
     }
     end
+}
+
+/// Gives `to` the values of `from`, in its dtype and shape.
+fn copy(to: &Tensor, from: &Tensor, why: &'static str) -> Result<()> {
+    let from = from.to_dtype(to.dtype())?.reshape(to.shape())?;
+    Ok(announced(why, || to.copy_from(&from))?)
 }
 
 #[cfg(test)]

@@ -47,6 +47,9 @@ pub trait Listener {
         Ok(())
     }
 
+    /// The gradient of this parameter is about to be written. Returns when its memory is free.
+    fn writes(&self, _parameter: ParamId) {}
+
     /// The gradient of this parameter is complete.
     fn ready(&mut self, parameter: ParamId) -> Result<()>;
 }
@@ -186,6 +189,7 @@ impl<'a> Pass<'a> {
     /// compute, but `finished` must be called all the same.
     pub fn gradient(&self, parameter: ParamId) -> Option<Gradient<'a>> {
         let tensor = self.params.gradient(parameter)?;
+        self.listener.writes(parameter);
         Some(Gradient {
             tensor,
             accumulate: self.options.accumulate || self.saved.uses_done[parameter.0] > 0,

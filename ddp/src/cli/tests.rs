@@ -92,7 +92,7 @@ fn every_flag_of_training_arrives() {
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
-                --eval-every 3 --best auc --stop-after 4 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
+                --eval-every 3 --best auc --stop-after 4 --sample To --sample-held-out 3 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 --stratify \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
@@ -147,6 +147,7 @@ fn every_flag_of_training_arrives() {
         best: BestBy::Auc,
         stop_after: Some(4),
         sample: Some("To".into()),
+        sample_held_out: 3,
         log_every: 1,
         bucket_mb: Some(0.5),
         reduce_dtype: FloatType::Bf16,
@@ -412,7 +413,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             "--data-on-device never",
             &["'never'", "--data-on-device", "auto, on, off"],
         ),
-        ("--zero 2", &["--zero 2:", "from 0 to 1"]),
+        ("--zero 3", &["--zero 3:", "from 0 to 2"]),
         ("--zero -1", &["'-1'", "--zero", "whole number"]),
         ("--graph maybe", &["'maybe'", "--graph", "auto, on, off"]),
         ("--threads 0", &["--threads 0:", "from 1 to 1024"]),
@@ -529,7 +530,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
-        ("bench mlp --zero 2", &["--zero 2:", "0 to 1"]),
+        ("bench mlp --zero 3", &["--zero 3:", "0 to 2"]),
         ("bench mlp --batch 0", &["'0'", "--batch", "from 1"]),
         ("bench addmm --m 0", &["'0'", "--m", "from 1"]),
         ("bench addmm --shapes 2x3", &["2x3"]),
@@ -579,12 +580,12 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
 const WHOLE: [(&str, &str); 10] = [
     (
         "eval",
-        "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
+        "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
          --log-level warn --labels kind --json",
     ),
     (
         "predict",
-        "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
+        "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
          --log-level warn --out a.csv --probabilities --logits --keep id,town --overwrite",
     ),
     (

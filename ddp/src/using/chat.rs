@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use super::generate::{Opened, SamplingFlags, describe, opened};
 use crate::data::ChatWriter;
-use crate::data::text::TOKENIZER_FILE;
 use crate::error::{Error, Result, refuse};
 use crate::flags::check_alone;
 use crate::generate::{Ended, Writer};
@@ -46,16 +45,16 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
     check_alone("chat", world)?;
     threads::set_count(flags.how.settings.thread_count(world))?;
     let (opened, template) = in_phase(Phase::Setup, || {
-        let opened = opened(&flags.checkpoint, None, flags.how.dtype)?;
-        if !opened.folder.join(TOKENIZER_FILE).exists() {
+        let opened = opened(&flags.checkpoint, None, &flags.how)?;
+        let Some(folder) = &opened.folder else {
             return Err(refuse(
                 "chat",
-                opened.folder.display(),
+                flags.checkpoint.display(),
                 "a model with a tokenizer and a chat template",
                 "for a model without there is generate",
             ));
-        }
-        let template = ChatWriter::open(&opened.folder)?;
+        };
+        let template = ChatWriter::open(folder)?;
         Ok::<_, Error>((opened, template))
     })?;
     let Opened { model, coding, .. } = opened;

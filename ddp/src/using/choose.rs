@@ -4,25 +4,51 @@
 use std::fs;
 use std::path::Path;
 
-use crate::checkpoint::{self, CHECKPOINTS, Chosen, MODEL_FILE, STATE_FILE, is_checkpoint};
-use crate::error::{Error, Result};
-use crate::hugging_face;
+use crate::checkpoint::{self, CHECKPOINTS, Chosen, MODEL_FILE, Opened, STATE_FILE, is_checkpoint};
+use crate::error::{Error, Result, refuse};
+use crate::hugging_face::{self, ADAPTER_FILE};
+use crate::initial;
 use crate::shown::shown;
 
-/// The checkpoint that `path` means.
-pub(crate) fn choose(path: &Path) -> Result<Chosen> {
+/// The checkpoint that `path` means, with the base of adapters where `base` says, if it does. A
+/// folder of Hugging Face sees `context` tokens, if that is given.
+pub(crate) fn choose(path: &Path, base: Option<&Path>, context: Option<usize>) -> Result<Chosen> {
+    if hugging_face::is_folder(path) {
+        let has_adapter = path.join(ADAPTER_FILE).exists();
+        base.filter(|_| !has_adapter).map_or(Ok(()), no_base)?;
+        return Ok(Chosen {
+            opened: initial::open_folder(path, base, context)?,
+            why: "of Hugging Face".into(),
+        });
+    }
+    let mut chosen = checkpoint_of(path)?;
+    rebase(&mut chosen.opened, base)?;
+    Ok(chosen)
+}
+
+/// Takes the base of a checkpoint's adapters from another place.
+pub(super) fn rebase(opened: &mut Opened, base: Option<&Path>) -> Result<()> {
+    let (Some(base), config) = (base, &mut opened.state.config) else {
+        return Ok(());
+    };
+    if !config.contains_key("lora") {
+        return no_base(base);
+    }
+    config.insert("init-from".into(), base.to_string_lossy().into());
+    Ok(())
+}
+
+fn no_base(got: &Path) -> Result<()> {
+    let expected = "adapters (--lora), beside which the weights of that folder are";
+    let help = "leave it out: the model is whole";
+    Err(refuse("--init-from", got.display(), expected, help))
+}
+
+fn checkpoint_of(path: &Path) -> Result<Chosen> {
     let help = "give --checkpoint the folder of a run (its --out) or of one of its checkpoints";
     let about = fs::metadata(path).map_err(Error::io("read", path, help))?;
     if about.is_file() {
         return of_file(path);
-    }
-    if hugging_face::is_folder(path) {
-        return Err(Error::Data(format!(
-            "{}: expected the folder of a run or of a checkpoint, got one of Hugging Face; help: \
-             ddp-train --init-from FOLDER --steps 0 --data … --val-data … --out RUN evaluates it \
-             and makes a run of it",
-            path.display()
-        )));
     }
     if is_checkpoint(path) {
         return named(path);
@@ -42,6 +68,9 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 /// `out/checkpoints/step-00000007 (the best by validation), after step 7`
 pub(crate) fn described(Chosen { opened, why }: &Chosen) -> String {
     let (folder, step) = (shown(&opened.folder.to_string_lossy()), opened.state.step);
+    if opened.is_foreign() {
+        return format!("{folder} ({why})");
+    }
     format!("{folder} ({why}), after step {step}")
 }
 

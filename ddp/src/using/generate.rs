@@ -6,20 +6,18 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use ddp_comm::World;
+use ddp_kernels::threads;
 use ddp_kernels::transfer::{Phase, in_phase};
-use ddp_kernels::{DType, Device, threads};
 use serde_json::json;
 
 use super::choose::described;
 use super::load;
-use crate::config::{Config, FloatType, LoraSetting, Precision};
-use crate::data::text::{TOKENIZER_FILE, Vocabulary};
+use crate::config::FloatType;
+use crate::data::text::Vocabulary;
 use crate::error::{Error, Result};
 use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
 use crate::generate::{self, Coding, GenerateOptions, Generated};
-use crate::hugging_face;
-use crate::lora;
-use crate::models::{DataShape, Model};
+use crate::models::Model;
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
 use crate::units::plural;
@@ -100,7 +98,7 @@ pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     threads::set_count(flags.how.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (path, tokenizer) = (&flags.checkpoint, flags.tokenizer.as_deref());
-    let opened = in_phase(Phase::Setup, || opened(path, tokenizer, flags.how.dtype))?;
+    let opened = in_phase(Phase::Setup, || opened(path, tokenizer, &flags.how))?;
     let Opened { model, coding, .. } = opened;
     let options = flags.how.options(&flags.stop);
     let run = |prompt: &str, each: &mut dyn FnMut(&str) -> Result<()>| {
@@ -180,48 +178,27 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
     }
 }
 
-/// A model, what its tokens mean, and the folder that its tokenizer is in.
+/// A model, what its tokens mean, and the folder that its tokenizer is in, if it has one.
 pub(super) struct Opened {
     pub(super) model: Model,
     pub(super) coding: Coding,
-    pub(super) folder: PathBuf,
+    pub(super) folder: Option<PathBuf>,
 }
 
 /// The model in a folder, and what its tokens mean; with the tokenizer that is given, if one is.
-pub(super) fn opened(
-    path: &Path,
-    tokenizer: Option<&Path>,
-    dtype: Option<FloatType>,
-) -> Result<Opened> {
+pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags) -> Result<Opened> {
     let of_file = |path: &Path| Coding::of_tokenizer(&Vocabulary::read(path)?, None);
     let given = tokenizer.map(|path| match path.to_str() {
         Some("bytes") => Ok(Coding::of_bytes()),
         _ => of_file(path),
     });
     let given = given.transpose()?;
-    let adapter = path.join(hugging_face::ADAPTER_FILE).exists();
-    let adapter = adapter.then(|| lora::describe(path)).transpose()?;
-    let (model, coding, folder) = if hugging_face::is_folder(path) {
-        let (adapter, base) = adapter.unzip();
-        let base = base.flatten().map_or(path.to_path_buf(), PathBuf::from);
-        let has_own = path.join(TOKENIZER_FILE).exists();
-        let folder = if has_own { path } else { &base };
-        let file = folder.join(TOKENIZER_FILE);
-        let coding = match given {
-            None if file.exists() => Some(of_file(&file)?),
-            given => given,
-        };
-        let folder = folder.to_path_buf();
-        (of_hugging_face(&base, adapter, dtype)?, coding, folder)
-    } else {
-        let (chosen, model) = load::on_cpu(path, dtype)?;
-        tracing::info!("{}", described(&chosen));
-        let opened = &chosen.opened;
-        let coding = match given {
-            None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
-            given => given,
-        };
-        (model, coding, chosen.opened.folder)
+    let (chosen, model) = load::on_cpu(path, &how.settings, how.dtype)?;
+    tracing::info!("{}", described(&chosen));
+    let opened = &chosen.opened;
+    let coding = match given {
+        None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
+        given => given,
     };
     let coding = coding.ok_or_else(|| {
         Error::Usage(format!(
@@ -233,37 +210,8 @@ pub(super) fn opened(
     Ok(Opened {
         model,
         coding: coding?,
-        folder,
+        folder: chosen.opened.tokenizer_in,
     })
-}
-
-/// The model of a folder of Hugging Face, with the adapters that belong to it.
-fn of_hugging_face(
-    path: &Path,
-    adapter: Option<LoraSetting>,
-    dtype: Option<FloatType>,
-) -> Result<Model> {
-    let mut spec = hugging_face::describe(path)?.spec;
-    spec.context = spec.usable_context();
-    let shape = DataShape {
-        row_shape: &[spec.context],
-        image: &[],
-        dtype: DType::I64,
-        outputs: spec.vocab,
-        documents: false,
-    };
-    let config = Config {
-        model: spec.clone().into(),
-        dtype: dtype.map_or(Precision::F32, load::precision),
-        lora: adapter.clone(),
-        ..Config::default()
-    };
-    let model = load::empty(&config, &shape, Device::Cpu)?;
-    hugging_face::load(path, &[&model.params])?;
-    if let Some(lora) = adapter {
-        lora::load(&lora, &config.model, &[&model.params])?;
-    }
-    Ok(model)
 }
 
 /// Logs how fast a text was made, and why it ended.

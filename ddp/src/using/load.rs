@@ -9,15 +9,16 @@ use ddp_kernels::ops::set_bf16_order;
 use ddp_kernels::{DType, Device, threads};
 use ddp_tools::metrics::check_run;
 
-use super::choose::choose;
+use super::choose::{choose, rebase};
 use super::forward::Forward;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, FloatType, Precision, SettingValue};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
-use crate::error::{Error, Result};
-use crate::flags::{RankFlags, whole};
+use crate::error::{Error, Result, refuse};
+use crate::flags::{RankFlags, Taken, whole};
+use crate::hugging_face;
 use crate::initial;
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
@@ -31,9 +32,13 @@ const BATCH_MAX: usize = 1 << 32;
 /// The flags of both commands.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct UsingFlags {
-    /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
+    /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest), of
+    /// Hugging Face, or of an adapter that names the folder of its base model
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
+    /// Of a folder of Hugging Face, the tokens of a row [default: the model's context]
+    #[arg(long, value_name = "N", value_parser = whole(1..=data::TOKENS_MAX as usize))]
+    pub context: Option<usize>,
     /// Rows, in the form of --data in training
     #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
     pub data: DataSpec,
@@ -71,7 +76,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let using = asked.using;
     threads::set_count(using.ranks.settings.thread_count(world))?;
     let device = using.ranks.settings.find_device(world)?;
-    let chosen = choose_together(&using.checkpoint, world)?;
+    let chosen = choose_together(using, world)?;
     let opened = &chosen.opened;
     if world.rank() == 0 {
         check_run(opened)?;
@@ -98,14 +103,29 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
 }
 
 /// The checkpoint that rank 0 chooses: a run in progress may have a newer one a moment later.
-fn choose_together(path: &Path, world: &World) -> Result<Chosen> {
+fn choose_together(using: &UsingFlags, world: &World) -> Result<Chosen> {
+    let (path, base) = (&using.checkpoint, using.ranks.settings.init_from.as_deref());
+    if hugging_face::is_folder(path) {
+        return choose(path, base, using.context);
+    }
+    if let Some(context) = using.context {
+        let help = "leave it out: the model sees as many as in training";
+        return Err(refuse(
+            "--context",
+            context,
+            "a folder of Hugging Face",
+            help,
+        ));
+    }
     let mut why = "as rank 0 chose".to_string();
     let opened = checkpoint::open_together(world, || {
-        let chosen = choose(path)?;
+        let chosen = choose(path, None, None)?;
         why = chosen.why;
         Ok(Some(chosen.opened))
     })?;
-    let opened = opened.ok_or_else(|| Error::Internal("no checkpoint was chosen".into()))?;
+    let none = || Error::Internal("no checkpoint was chosen".into());
+    let mut opened = opened.ok_or_else(none)?;
+    rebase(&mut opened, base)?;
     Ok(Chosen { opened, why })
 }
 
@@ -130,7 +150,7 @@ fn rows(
         labels: asked.labels.map(String::from),
         seed: config.seed,
         task: state.task.kind(),
-        tokenizer: opened.has_tokenizer().then(|| opened.folder.clone()),
+        tokenizer: opened.tokenizer_in.clone(),
         loss_on: config.loss_on,
         cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
@@ -198,6 +218,7 @@ fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device
     let file = opened.files.iter().find(|entry| entry.name == MODEL_FILE);
     let bytes = file.map_or(0, |entry| entry.bytes);
     let claimed = match &config.lora {
+        _ if opened.is_foreign() => Ok(0),
         Some(lora) => lora.count(&config.model, shape),
         None => config.model.parameter_count(shape).map_err(Error::from),
     };
@@ -220,14 +241,14 @@ fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device
 }
 
 /// A model with initial weights.
-pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
+fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
     let (options, everything) = (config.model_options(), |_: &str| true);
     let mut models = options.models(shape, &[device], &everything, 1)?;
     Ok(models.pop().expect("a model for one device"))
 }
 
 /// The precision of a model in this type.
-pub(super) fn precision(dtype: FloatType) -> Precision {
+fn precision(dtype: FloatType) -> Precision {
     match dtype {
         FloatType::F32 => Precision::F32,
         FloatType::Bf16 => Precision::Bf16,
@@ -236,8 +257,12 @@ pub(super) fn precision(dtype: FloatType) -> Precision {
 
 /// The transformer of the checkpoint that `path` means, on the CPU and without gradients, in the
 /// checkpoint's precision unless another is given.
-pub(crate) fn on_cpu(path: &Path, dtype: Option<FloatType>) -> Result<(Chosen, Model)> {
-    let chosen = choose(path)?;
+pub(crate) fn on_cpu(
+    path: &Path,
+    settings: &Taken,
+    dtype: Option<FloatType>,
+) -> Result<(Chosen, Model)> {
+    let chosen = choose(path, settings.init_from.as_deref(), None)?;
     let opened = &chosen.opened;
     check_run(opened)?;
     let mut config = Config::of_checkpoint(opened)?;

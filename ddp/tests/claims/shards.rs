@@ -55,9 +55,10 @@ fn shards_with_zero_clipping_dropout_and_micro_batches_do() {
 }
 
 #[test]
-fn shards_whose_gradients_travel_in_bf16_do() {
+fn shards_whose_gradients_travel_in_bf16_and_are_freed_do() {
     let Some(_turn) = turn() else { return };
     every_world_size_gives_the_same_bits(&Case {
+        stage: Some(2),
         reduce_dtype: DType::BF16,
         rule: Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.9,
@@ -84,7 +85,7 @@ fn shards_give_the_same_bits_in_any_order_of_ranks() {
     let Some(_turn) = turn() else { return };
     for seed in ddp_slice::of("shards, orders of ranks", 100, 1) {
         let case = Case {
-            zero: seed % 3 == 0,
+            stage: [None, Some(1), Some(2)][seed % 3],
             clip_norm: 0.05,
             steps: 0..4,
             ..plain()
@@ -103,16 +104,17 @@ fn shards_give_the_same_bits_in_any_order_of_ranks() {
 fn a_bucket_cut_at_another_place_changes_nothing() {
     let Some(_turn) = turn() else { return };
     for (way, size) in worlds(&ways(), |way| 2..=way.ranks_max().min(2)) {
-        let of = |bucket_elements: usize, zero: bool| {
+        let of = |bucket_elements: usize, stage: u64| {
             let case = Case {
                 bucket_elements,
-                zero,
+                stage: Some(stage),
                 ..plain()
             };
             way.of(&case).train(size, 1).remove(0)
         };
-        let first = of(1100, false);
-        assert_eq!(of(5000, false), first, "{way:?}");
-        assert_eq!(of(1100, true), first, "{way:?}");
+        let first = of(1100, 0);
+        for (size, stage) in [(5000, 0), (1100, 1), (1100, 2), (5000, 2), (1, 2)] {
+            assert_eq!(of(size, stage), first, "{size}, {stage}, {way:?}");
+        }
     }
 }

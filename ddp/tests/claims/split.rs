@@ -154,7 +154,7 @@ impl Recipe {
             sizes: Some(sizes),
             dtype: self.reduce_dtype,
             overlap: true,
-            zero: self.zero,
+            zero: u64::from(self.zero),
             shards: self.shards,
             ..ReducerOptions::default()
         };

@@ -1,5 +1,5 @@
-//! ZeRO-1 trains the same model to the bit, with the optimizer's state split over the ranks; on the
-//! CPU and on GPUs, eager and captured.
+//! ZeRO-1 and ZeRO-2 train the same model to the bit, with the optimizer's state, masters of bf16
+//! and gradients split over the ranks; on the CPU and on GPUs, eager and captured.
 //!
 //! Why to the bit, for any number of steps: a rank sums its slices over the ranks in the order in
 //! which an all-reduce does; an element's update reads only that element's numbers; the norm is
@@ -11,6 +11,7 @@
 use crate::support::random::{uniform, whole};
 use crate::support::training::{self, Case, Outcome, Way, on_ranks, try_on_ranks, worlds};
 use crate::{turn, ways};
+use ddp::config::Precision;
 use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
@@ -70,9 +71,16 @@ fn zero_is_plain(name: &str, case: &Case) -> Outcome {
         } else {
             &[case.overlap]
         };
-        for &overlap in overlaps {
+        // Whole matrices need all gradients, and micro-batches are summed in another order.
+        let frees = case.rule.hidden.is_none() && case.micro.is_none();
+        let stages = if frees { 0..=2 } else { 0..=1 };
+        for (&overlap, stage) in overlaps
+            .iter()
+            .flat_map(|it| stages.clone().map(move |at| (it, at)))
+        {
             let zero = Case {
                 zero: true,
+                stage: (stage > 0).then_some(stage),
                 overlap,
                 ..case.clone()
             }
@@ -83,7 +91,9 @@ fn zero_is_plain(name: &str, case: &Case) -> Outcome {
                 zero[0].clone()
             };
             for (rank, outcome) in zero.into_iter().enumerate() {
-                let text = format!("{name}: rank {rank} of {ranks}, overlap {overlap}, {way:?}");
+                let text = format!(
+                    "{name}: rank {rank} of {ranks}, stage {stage}, overlap {overlap}, {way:?}"
+                );
                 assert_eq!(
                     (&outcome.losses, &outcome.rows),
                     (&plain.losses, &plain.rows),
@@ -178,6 +188,36 @@ fn zero_is_plain_training_under_muon_whose_matrices_ranks_share() {
     );
 }
 
+/// Layers read bf16 copies, so ranks have masters of what they own alone.
+#[test]
+fn zero_is_plain_training_where_ranks_divide_the_masters() {
+    let Some(_turn) = turn() else { return };
+    for rule in [Rule::adamw(), Rule::muon()] {
+        let case = Case {
+            precision: Precision::Bf16,
+            frozen: "2.",
+            clip_norm: 0.3,
+            steps: 0..8,
+            rule,
+            ..long()
+        };
+        let of = |ranks, stage| {
+            let stage = Some(stage);
+            Case {
+                stage,
+                ..case.clone()
+            }
+            .train(ranks, 3)
+        };
+        for (ranks, stage) in [(2, 1), (3, 1), (2, 2), (4, 2)] {
+            if stage == 1 || rule.hidden.is_none() {
+                let text = format!("{ranks} ranks, stage {stage}, {rule:?}");
+                assert_eq!(of(ranks, stage), of(ranks, 0), "{text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn zero_leaves_frozen_layers_alone() {
     let Some(_turn) = turn() else { return };
@@ -231,7 +271,19 @@ fn on_exactly_summable_numbers_every_number_of_ranks_gives_the_bits_of_one() {
                 zero: true,
                 ..case.clone()
             };
-            for (way, ranks) in worlds(&ways(), sizes) {
+            let stages = [(None, None), (Some(1), Some(3)), (Some(2), Some(1))];
+            let stages = stages
+                .into_iter()
+                .filter(|it| it.0.is_none() || rule.hidden.is_none());
+            let worlds = worlds(&ways(), sizes).into_iter();
+            for ((way, ranks), (stage, micro)) in
+                worlds.flat_map(|world| stages.clone().map(move |stage| (world, stage)))
+            {
+                let zero = Case {
+                    stage,
+                    micro,
+                    ..zero.clone()
+                };
                 // Steps before a captured one leave traces in AdamW's moments, unlike in SGD
                 // without momentum: AdamW's first step is eager.
                 let warm_up = if rule == Case::sgd() {
@@ -256,7 +308,7 @@ fn on_exactly_summable_numbers_every_number_of_ranks_gives_the_bits_of_one() {
                 for outcome in zero.train(ranks, 3) {
                     assert_eq!(
                         outcome, one,
-                        "{ranks} ranks, {rule:?}, clipped at {clip_norm}, {way:?}"
+                        "{ranks} ranks, {stage:?}, {rule:?}, clipped at {clip_norm}, {way:?}"
                     );
                 }
             }
@@ -277,15 +329,17 @@ fn every_bucket_size_gives_the_same_bits() {
             ..long()
         });
         let one = case.train(ranks, 0).remove(0);
-        for bucket_elements in [1, 5000, 1 << 20] {
+        let sizes = [1, 5000, 1 << 20].map(|size| [(size, None), (size, Some(2))]);
+        for (bucket_elements, stage) in sizes.concat() {
             let case = Case {
                 bucket_elements,
+                stage,
                 ..case.clone()
             };
             assert_eq!(
                 case.train(ranks, 1).remove(ranks - 1),
                 one,
-                "{bucket_elements}, {way:?}"
+                "{bucket_elements}, {stage:?}, {way:?}"
             );
         }
     }
@@ -461,7 +515,7 @@ fn a_wrong_optimizer_or_model_is_refused_with_help() {
                 )
             };
             let reducer = ReducerOptions {
-                zero: true,
+                zero: 1,
                 ..ReducerOptions::default()
             };
             let shares = if with_shares {

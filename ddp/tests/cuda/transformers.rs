@@ -207,6 +207,99 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
     );
 }
 
+#[test]
+fn every_stage_of_zero_trains_the_same_captured_and_eager() {
+    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
+        return;
+    };
+    // Two ranks: NCCL adds the same two numbers in any order.
+    let flags = "--dtype bf16 --bucket-mb 0.01";
+    let plain = trained(&with_text(), 2, 4, flags);
+    let ways = [
+        "--zero 1",
+        "--zero 2",
+        "--zero 2 --graph off",
+        "--zero 2 --overlap off",
+    ];
+    all_at_once(ways, |way| {
+        let folder = with_text();
+        trained(&folder, 2, 2, &format!("{flags} {way}"));
+        let continued = trained(&folder, 2, 4, &format!("{flags} {way} --resume auto"));
+        assert!(continued == plain, "{way}");
+    });
+    let shards = |flags: &str| trained(&with_text(), 2, 3, &format!("{flags} --same-bits 4"));
+    assert!(shards("--zero 2 --bucket-mb 0.01") == shards(""));
+}
+
+/// Memory as the simulated driver counts it, in MB: planned without a model, and measured.
+fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
+    let folder = Folder::new("planned");
+    std::fs::write(folder.path().join("t.txt"), "To be, or not. ".repeat(400)).unwrap();
+    let model = "gpt,layers=4,heads=4,width=256,context=64,vocab=4096";
+    let words = format!(
+        "--model {model} --data t.txt --val-split 0.1 --batch-size {} --steps 8 --threads 1 \
+         --device cuda --data-on-device off --graph off --dry-run --out OUT {flags}",
+        2 * ranks
+    );
+    let job = match ranks {
+        1 => folder.alone(&words),
+        _ => folder.ranks(ranks, &words),
+    };
+    let ended = job.on_gpus().run();
+    ended.assert_well();
+    let mb = |text: &str| -> f64 {
+        let (number, unit) = text.trim().split_once(' ').unwrap();
+        let factor = if unit.starts_with("GB") { 1000.0 } else { 1.0 };
+        factor * number.parse::<f64>().unwrap()
+    };
+    let line = |start: &str| {
+        let mut lines = ended.stdout.lines();
+        lines
+            .find(|it| it.contains(start))
+            .unwrap_or_else(|| panic!("{ended}"))
+            .to_string()
+    };
+    let planned = line("planned GPU memory of a rank: ");
+    let (_, parts) = planned.split_once("of a rank: ").unwrap();
+    let (parts, _) = parts.split_once("; together").unwrap();
+    // The simulator has neither.
+    let counted = parts.split(", ").filter(|it| !it.contains(" about "));
+    let number = |part: &str| {
+        let words: Vec<_> = part.rsplitn(3, ' ').collect();
+        mb(&format!("{} {}", words[1], words[0]))
+    };
+    let all: f64 = counted.map(number).sum();
+    let measured = line("memory of a rank: about ");
+    let measured = measured.split_once("at the peak, ").unwrap().1;
+    [all, mb(measured.split_once(" of GPU").unwrap().0)]
+}
+
+#[test]
+fn memory_is_what_a_dry_run_plans_without_a_model() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = ddp_kernels::Device::usable().len() - 1;
+    let cases = [
+        (1, ""),
+        (1, "--dtype bf16 --recompute block --micro-batch 1"),
+        (2, "--dtype bf16"),
+        (2, "--dtype bf16 --zero 1"),
+        (2, "--dtype bf16 --zero 2 --bucket-mb 1"),
+        (
+            2,
+            "--zero 2 --bucket-mb 1 --reduce-dtype bf16 --micro-batch 1",
+        ),
+        (2, "--dtype bf16 --zero 2 --bucket-mb 1 --same-bits 4"),
+    ];
+    let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
+    for (ranks, flags) in ddp_slice::from(&test_name(), cases, 3) {
+        let [planned, measured] = planned_and_measured(ranks, flags);
+        assert!(
+            (planned / measured - 1.0).abs() < 0.02,
+            "{flags}: {planned} MB, {measured}"
+        );
+    }
+}
+
 /// Over more than 1,024 rows in bf16 a norm sums what it passes to the layers below it, for their
 /// biases; it does not where these are on another device, or drop something.
 #[test]

@@ -295,7 +295,8 @@ fn each_token_is_shown_with_what_it_is_for() {
         (of_document(1, false), of_document(1, true)),
         ("is<|im_end|>".into(), "s<|im_end|>".into())
     );
-    assert_eq!(of_document(2, true), "");
+    assert_eq!(of_document(2, false), "", "padding is no document");
+    assert!(tokens.last().unwrap()["document"].is_null());
     let first = tokens.iter().find(|one| one["document"] == 1).unwrap();
     assert_eq!(first["position"], 0);
     assert_eq!(
@@ -308,10 +309,9 @@ fn each_token_is_shown_with_what_it_is_for() {
         .run();
     ended.assert_well();
     for part in [
-        "row 0, document 0: 64 tokens",
-        "|<|im_end|>|\\n›",
-        "row 1, document 0: 64 tokens, 2 trained",
-        "i|‹s|<|im_end|>›|<|im_end|>×61",
+        "|<|im_end|>|\\n›\nrow 0: ",
+        "row 1, document 0: 3 tokens, 2 trained\n",
+        "i|‹s|<|im_end|>›\nrow 1: 61 tokens of padding\n",
     ] {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
@@ -397,4 +397,106 @@ fn a_chat_writes_what_the_template_and_generate_would() {
     let ended = folder.alone("chat bytes").run();
     let cause = ended.assert_fails(2);
     assert!(cause.contains("there is generate"), "{cause}");
+}
+
+#[test]
+fn tokens_are_kept_when_only_the_settings_of_generation_change() {
+    let folder = with_chats("chats-kept");
+    let show = "show-tokens train.jsonl --tokenizer chat --context 96";
+    let cache = folder.path().join(".ddp-cache");
+    let copies = || fs::read_dir(&cache).unwrap().count();
+    folder.alone(show).run().assert_well();
+    let before = copies();
+    fs::write(
+        folder.path().join("chat/generation_config.json"),
+        "{\"eos_token_id\": 7}",
+    )
+    .unwrap();
+    folder.alone(show).run().assert_well();
+    assert_eq!(copies(), before);
+    fs::write(
+        folder.path().join("chat/chat_template.jinja"),
+        format!("{{# changed #}}{TEMPLATE}"),
+    )
+    .unwrap();
+    folder.alone(show).run().assert_well();
+    assert!(copies() > before);
+}
+
+#[test]
+fn a_token_across_the_beginning_of_an_answer_is_warned_of() {
+    let folder = with_chats("chats-across");
+    let show = "show-tokens some.jsonl --tokenizer chat --context 96";
+    for (prompt, completion, is_warned_of) in [("is ", "of", true), ("is", " of", false)] {
+        let records = [
+            conversation(1),
+            json!({ "prompt": prompt, "completion": completion }),
+        ];
+        fs::write(folder.path().join("some.jsonl"), lines(records)).unwrap();
+        // From the cache, too.
+        for _ in 0..2 {
+            let ended = folder.alone(show).run();
+            ended.assert_well();
+            let warned = ended
+                .stderr
+                .contains("in 1 of 2 conversations a trained token begins");
+            assert_eq!(warned, is_warned_of, "{prompt}: {ended}");
+        }
+    }
+}
+
+#[test]
+fn prompts_of_held_out_conversations_are_answered_at_each_evaluation() {
+    let folder = with_chats("chats-answered");
+    let words = format!(
+        "{MODEL} --data train.jsonl --val-data val.jsonl --tokenizer chat --batch-size 4 --steps 4 --eval-every 2 --threads 1 \
+         --sample-held-out 2 --out OUT"
+    );
+    let ended = folder
+        .ranks(2, &words.replacen("--threads 1 ", "", 1))
+        .run();
+    ended.assert_well();
+    let log = folder.metrics_log();
+    let samples = log.all("sample");
+    let steps: Vec<_> = samples
+        .iter()
+        .map(|it| it["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps, [2, 4]);
+    let last = samples.last().unwrap();
+    assert_eq!(last["more"].as_array().unwrap().len(), 1);
+    let conversations: Vec<Value> = (40..53).map(conversation).collect();
+    let report = fs::read_to_string(folder.out().join("report.html")).unwrap();
+    for one in [last, &last["more"][0]] {
+        // The prompt and answer of one of the held-out conversations, as decoded without marks.
+        let [prompt, expected] = ["prompt", "expected"].map(|name| one[name].as_str().unwrap());
+        let is_of = |record: &&Value| {
+            let content = |at: usize| record["messages"][at]["content"].as_str().unwrap();
+            prompt == format!("user\n{}\nassistant\n", content(0)) && expected.trim() == content(1)
+        };
+        assert!(conversations.iter().any(|it| is_of(&it)), "{one}");
+        assert!(report.contains(expected.trim()), "{one}");
+    }
+    let first = last["text"].as_str().unwrap();
+    // As a chat answers it.
+    let question = last["prompt"].as_str().unwrap();
+    let question = question
+        .strip_prefix("user\n")
+        .unwrap()
+        .strip_suffix("\nassistant\n")
+        .unwrap();
+    fs::write(folder.path().join("messages.txt"), format!("{question}\n")).unwrap();
+    let chat = "chat out/checkpoints/step-00000004 --temperature 0.8 --max-tokens 64 --seed 0";
+    let ended = folder.in_shell("exec <messages.txt", chat).run();
+    assert_eq!(ended.stdout.strip_suffix('\n'), Some(first), "{ended}");
+    let ended = folder
+        .alone(&format!(
+            "{MODEL} --data train.jsonl --tokenizer chat --sample-held-out 2 --steps 1 --out other"
+        ))
+        .run();
+    let text = ended.assert_fails(2);
+    assert!(
+        text.contains("--sample-held-out: expected held-out conversations"),
+        "{text}"
+    );
 }

@@ -480,14 +480,45 @@ fn ranks_with_different_weights_end_the_job() {
 }
 
 #[test]
-fn a_folder_of_hugging_face_is_not_taken_for_a_run() {
+fn a_folder_of_hugging_face_is_evaluated_as_the_run_that_it_becomes() {
     let folder = begun("no-run");
+    let data = "--data tokens:t.bin,vocabulary=5 --device cpu";
+    let evaluate = |words: &str| {
+        let ended = folder
+            .started(2, &format!("eval {data} {words} --json"))
+            .run();
+        ended.assert_well();
+        let json: Value = serde_json::from_str(&ended.stdout).unwrap();
+        json["loss"].as_f64().unwrap()
+    };
+    for (name, words) in [("gpt2", ""), ("llama", ""), ("gpt2", "--context 2")] {
+        let import = format!(
+            "{data} --init-from {name} {words} --batch-size 2 --steps 0 --out of-{name}{}",
+            words.len()
+        );
+        folder.alone(&import).run().assert_well();
+        let [there, here] = [
+            format!("{name} {words}"),
+            format!("of-{name}{}", words.len()),
+        ]
+        .map(|of| evaluate(&format!("--checkpoint {of}")));
+        assert!(there == here, "{name} {words}: {there} {here}");
+    }
     let ended = folder
-        .alone("eval --checkpoint gpt2 --data tokens:t.bin,context=4")
+        .alone(&format!("eval {data} --checkpoint of-gpt20 --context 2"))
         .run();
-    let text = ended.assert_fails(65);
+    let text = ended.assert_fails(2);
     assert!(
-        text.contains("got one of Hugging Face") && text.contains("--init-from"),
+        text.contains("--context 2: expected a folder of Hugging Face"),
         "{ended}"
     );
+    for whole in ["of-gpt20", "gpt2"] {
+        let words = format!("eval {data} --checkpoint {whole} --init-from llama");
+        let ended = folder.alone(&words).run();
+        let text = ended.assert_fails(2);
+        assert!(
+            text.contains("--init-from llama: expected adapters (--lora)"),
+            "{ended}"
+        );
+    }
 }

@@ -99,6 +99,63 @@ fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
     }
 }
 
+/// ZeRO divides masters, gradients and moments in another way on each number of ranks; a run goes
+/// on from a checkpoint of any of them. The embedding is tied.
+#[test]
+fn every_stage_of_zero_on_any_ranks_continues_what_another_began() {
+    let words = format!("{GPT} --schedule constant --warmup-steps 2 --dtype bf16 --grad-clip 1");
+    let words = format!(
+        "{words} --same-bits 4 --bucket-mb 0.02 --checkpoint-every 2 --eval-every 2 --threads 1"
+    );
+    let whole = {
+        let folder = Folder::new("stages-one");
+        write_text(&folder);
+        folder.alone(&words).run().assert_well();
+        (folder.metrics_log().losses(), model_bytes(&folder.out(), 8))
+    };
+    let ways = [
+        [(3, 2), (2, 0), (3, 1), (2, 2)],
+        [(2, 1), (3, 2), (1, 2), (4, 2)],
+    ];
+    all_at_once(ways, |way| {
+        let folder = Folder::new("stages");
+        write_text(&folder);
+        for (index, (ranks, stage)) in way.into_iter().enumerate() {
+            let steps = 2 * (index + 1);
+            let words = words.replace("--steps 8", &format!("--steps {steps}"));
+            let words = format!("{words} --zero {stage} --resume auto");
+            folder.started(ranks, &words).run().assert_well();
+        }
+        assert!(folder.metrics_log().losses() == whole.0, "{way:?}");
+        assert!(model_bytes(&folder.out(), 8) == whole.1, "{way:?}");
+    });
+}
+
+#[test]
+fn zero_2_refuses_what_needs_whole_gradients() {
+    let cases = [
+        (
+            "--zero 2 --optimizer muon",
+            "--zero 2: expected an optimizer of elements",
+        ),
+        (
+            "--zero 2 --min-ranks 1",
+            "--zero 2: expected 0 or 1 with --min-ranks",
+        ),
+        (
+            "--zero 2 --same-bits 2 --micro-batch 3",
+            "--zero 2 with --same-bits: expected shards of one",
+        ),
+        ("--zero 3", "--zero 3: expected"),
+    ];
+    all_at_once(cases, |(flags, expected)| {
+        let folder = Folder::new("stages-refused");
+        let ended = folder.started(2, &format!("{QUICK} {flags}")).run();
+        let cause = ended.assert_fails(2);
+        assert!(cause.contains(expected), "{flags}: {ended}");
+    });
+}
+
 #[test]
 fn the_model_has_pytorchs_names_and_shapes() {
     let folder = Folder::new("names");

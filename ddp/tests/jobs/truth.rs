@@ -156,4 +156,26 @@ fn a_dry_run_states_the_size_of_a_large_model_without_making_it() {
         "{ended}"
     );
     assert!(stdout.contains("the model was not made"), "{ended}");
+    // 11 layers of 12,000 × 12,000 and one of 784 × 12,000: 1.59 billion parameters.
+    let hidden = ["12000"; 12].join(",");
+    let words = words.replace("40000,40000,40000", &hidden);
+    for (stage, parts) in [
+        (
+            0,
+            "parameters 6.37 GB, rounded copies 3.19 GB, gradients 6.37 GB, moments 12.75 GB",
+        ),
+        (
+            1,
+            "parameters 3.19 GB, rounded copies 3.19 GB, gradients 6.37 GB, moments 6.37 GB",
+        ),
+        // Half of the gradients, and those that backward writes of two layers.
+        (
+            2,
+            "parameters 3.19 GB, rounded copies 3.19 GB, gradients 4.34 GB, moments 6.37 GB",
+        ),
+    ] {
+        let words = format!("{words} --zero {stage} --dtype bf16 --device cpu");
+        let ended = folder.started(2, &words).run();
+        assert!(ended.stdout.contains(parts), "{stage}: {ended}");
+    }
 }

@@ -11,13 +11,14 @@ use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{Linear, Sequential};
 use ddp::optim::{Method, Optimizer, Rule};
-use ddp::params::Params;
+use ddp::params::{Parameter, Params};
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
 use ddp::step::{Step, StepOptions};
 use ddp::tasks::{self, LossOptions};
 use ddp::{Error, Result};
 use ddp_comm::World;
+use ddp_kernels::dtype::bf16;
 use ddp_kernels::ops::{Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, threads};
 
@@ -159,6 +160,9 @@ pub(crate) struct Case {
     pub(crate) overlap: bool,
     /// ZeRO-1.
     pub(crate) zero: bool,
+    /// The stage of ZeRO of a model that was made for a rank's part. With it `precision` is that of
+    /// the CPU, too.
+    pub(crate) stage: Option<u64>,
     /// `ReducerOptions::shards`.
     pub(crate) shards: Option<usize>,
     /// Draws the model's initial weights.
@@ -213,6 +217,7 @@ impl Case {
             bucket_elements: 1024,
             overlap: true,
             zero: false,
+            stage: None,
             shards: None,
             values: draw,
             learning_rate: 0.125,
@@ -252,8 +257,26 @@ impl Case {
             outcome.losses.push(report.stats.loss());
             outcome.rows.push(report.stats.rows);
             step.gather()?;
-            check_copies(&step.stages()[0].model().params)?;
-            outcome.values.push(bits(&step.stages()[0].model().params)?);
+            let stage = &step.stages()[0];
+            let params = &stage.model().params;
+            if params.is_divided() {
+                let all = Tensor::zeros(&[params.arena_count()], DType::F32, Device::Cpu)?;
+                stage.reducer().copy_masters(params, Some(&all))?;
+                let read = params.read_arena().to(Device::Cpu)?;
+                let same = read.to_vec::<bf16>()? == all.to_dtype(DType::BF16)?.to_vec::<bf16>()?;
+                assert!(same, "layers read other weights than the rounded masters");
+                let of = |p: &Parameter| all.slice(p.range.clone())?.to_vec::<f32>();
+                let parts = params
+                    .list()
+                    .iter()
+                    .map(of)
+                    .collect::<Result<Vec<_>, _>>()?;
+                let bits = parts.concat().into_iter().map(f32::to_bits);
+                outcome.values.push(bits.collect());
+                continue;
+            }
+            check_copies(params)?;
+            outcome.values.push(bits(params)?);
         }
         Ok(outcome)
     }
@@ -294,12 +317,16 @@ impl Case {
             sizes: Some(sizes),
             dtype: self.reduce_dtype,
             overlap: self.overlap,
-            zero: self.zero,
+            zero: self.stage.unwrap_or(u64::from(self.zero)),
             shards: self.shards,
             ..ReducerOptions::default()
         };
-        let (features, shares) = (self.data.row_shape(), reducer.shares(world.size()));
-        let precision = if device == Device::Cpu {
+        let features = self.data.row_shape();
+        let sharing = match self.stage {
+            None => reducer.shares(world.size()).into(),
+            Some(_) => reducer.sharing(world.rank(), world.size()),
+        };
+        let precision = if device == Device::Cpu && self.stage.is_none() {
             Precision::F32
         } else {
             self.precision
@@ -311,14 +338,14 @@ impl Case {
             device,
             3,
             &frozen,
-            shares,
+            sharing,
         )?;
         for (stream, parameter) in model.params.list().iter().enumerate() {
-            let value = model.params.master(parameter.id);
-            let values = (0..value.count()).map(|at| (self.values)(10 + stream as u64, at as u64));
-            value.copy_from(&cpu(&values.collect::<Vec<f32>>(), value.shape()))?;
+            let (count, stream) = (parameter.range.len(), 10 + stream as u64);
+            let values = (0..count).map(|at| (self.values)(stream, at as u64));
+            let values = cpu(&values.collect::<Vec<f32>>(), &parameter.shape);
+            model.params.set(parameter, &values, "the test's values")?;
         }
-        model.params.refresh(0..model.params.values().count())?;
         let group = world.group_on(device, "gradients")?;
         let optimizer = Optimizer::of_slices(
             self.rule,

@@ -21,6 +21,7 @@ mod golden_resnet;
 mod golden_vit;
 mod layers;
 mod nonfinite;
+mod op_info;
 mod overlap;
 mod same_bits;
 mod split;

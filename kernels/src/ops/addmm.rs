@@ -26,16 +26,17 @@ use crate::{Element, Tensor};
 /// with `addmm` and `t()`.
 #[track_caller]
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {
-    let mut call = Call::new("addmm");
+    let (mut call, like) = (Call::new("addmm"), acc);
     let acc = call.reads("acc", acc);
     let operands = Operands::check(&mut call, &[acc], [mat1, mat2], [alpha, beta])?;
-    call.run(operands.mat1, &FLOATS_AND_BF16, |placed| {
+    let made = call.run(operands.mat1, &FLOATS_AND_BF16, |placed| {
         let shape = placed.tensor(acc).shape();
         let out = placed.tensor(operands.mat1).new_empty(shape)?;
         let buffer = placed.enter_new(&out)?;
         operands.run(placed, buffer)?;
-        Ok(out)
-    })
+        Ok(Some(out))
+    })?;
+    made.map_or_else(|| like.empty_like(), Ok)
 }
 
 /// As [`addmm`], into `out` (M, N); `acc` may be `out`.

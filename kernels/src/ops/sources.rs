@@ -2,12 +2,12 @@
 
 use super::{
     activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
-    embedding, gather, linear, mse, muon, norm, rope, sgd, step, sum,
+    embedding, gather, linear, mse, muon, norm, rope, sgd, step, sum, unfold,
 };
 use crate::launch::Source;
 
 /// Those that take longest to compile first.
-pub(crate) static SOURCES: [&Source; 26] = [
+pub(crate) static SOURCES: [&Source; 27] = [
     &attention::gpu::TENSOR,
     &attention::gpu::PLAIN,
     &norm::SOURCE,
@@ -34,4 +34,5 @@ pub(crate) static SOURCES: [&Source; 26] = [
     &step::VOTE_STOPPED,
     &sum::ADD_IN_ORDER,
     &sum::SUM,
+    &unfold::SOURCE,
 ];

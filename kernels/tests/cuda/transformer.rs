@@ -1,9 +1,9 @@
-//! Rotary positions, swiglu, relu²: the CPU's bits, in bf16 too, where
+//! Rotary positions, swiglu, relu² and windows: the CPU's bits, in bf16 too, where
 //! both compute in f32 and round once.
 
 use std::cell::Cell;
 
-use ddp_kernels::ops;
+use ddp_kernels::ops::{self, Windows};
 use ddp_kernels::{DType, Device, Result, Tensor};
 
 use crate::reductions::{cpu, upload};
@@ -90,5 +90,33 @@ fn rotary_positions_have_the_cpu_s_bits() {
         let back =
             |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_backward_into(out, x, &table(x), heads);
         check("rope_backward", back, &[rows, columns], [&x, &x], true);
+    }
+}
+
+#[test]
+fn windows_and_their_gradient_have_the_cpu_s_bits() {
+    // Images, channels, height, width; then size, stride, padding and dilation of each axis.
+    for (image, of) in [
+        ([2, 3, 7, 9], [[3, 2], [2, 1], [1, 2], [1, 3]]),
+        ([1, 2, 2, 600], [[3, 3], [1, 1], [1, 1], [1, 1]]),
+        ([3, 2, 8, 5], [[2, 1], [3, 2], [0, 0], [1, 1]]),
+        ([0, 2, 3, 3], [[3, 3], [1, 1], [1, 1], [1, 1]]),
+    ] {
+        let [size, stride, padding, dilation] = of;
+        let windows = Windows {
+            size,
+            stride,
+            padding,
+            dilation,
+        };
+        let [down, across] = windows.places([image[2], image[3]]).unwrap();
+        let columns = [image[1] * size[0] * size[1], image[0] * down * across];
+        let x = cpu(&random_f32(image.iter().product(), 98), &image);
+        let dout = cpu(&random_f32(columns.iter().product(), 99), &columns);
+        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::unfold_into(out, x, &windows);
+        check("unfold", forward, &columns, [&x, &x], false);
+        let backward =
+            |dx: &Tensor, [dout, _]: [&Tensor; 2]| ops::unfold_backward_into(dx, dout, &windows);
+        check("unfold_backward", backward, &image, [&dout, &dout], false);
     }
 }

@@ -129,8 +129,8 @@ class Settings(TypedDict, total=False):
     """Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md"""
     zero: Value
-    """ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
-    [default: 0]"""
+    """ZeRO stage: 0 keeps all state on every rank; 1 divides the optimizer's moments among the ranks,
+    and with bf16 the f32 weights; 2 divides the gradients, too [default: 0]"""
     overlap: Optional[Literal["auto", "on", "off"]]
     """Reduce gradients while the backward pass still runs; auto: with several ranks [default: auto]"""
     nccl: Optional[Literal["fixed", "fast"]]
@@ -148,7 +148,8 @@ class Settings(TypedDict, total=False):
     init_from: Value
     """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
     Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model follows; or a
-    model.safetensors that matches the model"""
+    model.safetensors that matches the model. Of adapters that are resumed or used: where their
+    base is now"""
     eval_every: Value
     """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
     best: Optional[Literal["loss", "accuracy", "balanced", "auc"]]
@@ -160,6 +161,9 @@ class Settings(TypedDict, total=False):
     sample: Value
     """gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the metrics
     log and the report; in a run on conversations, a question to answer"""
+    sample_held_out: Value
+    """The same for the prompts of N held-out conversations, beside the answers that these have
+    [default: 0]"""
     log_every: Value
     """Steps between entries in metrics.jsonl [default: 10]"""
     trace: Value

@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::sync::{Once, OnceLock};
 
-use crate::launch::rdma::Rdma;
 use crate::launcher::Lookup;
+use crate::transport::rdma::Rdma;
 
 /// NCCL's settings of its log.
 const NAMES: [&str; 3] = ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"];

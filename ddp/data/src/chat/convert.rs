@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! codes      u32 [tokens]         a token, plus 2^31 if it is trained
-//! documents  u64 [documents, 5]   end in codes, line, first trained token, trained tokens, largest
+//! documents  u64 [documents, 6]   end in codes, line, first trained token, trained tokens,
+//!                                 largest, 1 if a token has text before an answer and some of it
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use ddp_kernels::setting::Choice;
 use serde_json::{Map, Value};
 use twox_hash::XxHash3_128;
 
-use super::record::{self, Written};
+use super::record;
 use super::template::ChatFormat;
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::io::refuse;
@@ -22,10 +23,10 @@ use crate::scan::in_segments;
 use crate::tables::Tables;
 use crate::task::LossOn;
 use crate::text::documents::json_lines;
-use crate::text::{Encoder, TOKENIZER_FILE, Vocabulary};
+use crate::text::{CHAT_FILES, Encoder, TOKENIZER_FILE, Vocabulary};
 
 /// Part of every key: copies of other versions are made again.
-const VERSION: &[u8] = b"ddp conversations 1";
+const VERSION: &[u8] = b"ddp conversations 2";
 /// Bytes of lines that are tokenized at a time, on all threads.
 const GROUP_BYTES: usize = 8 << 20;
 /// Set in the code of a token that is trained.
@@ -55,10 +56,12 @@ pub(crate) struct Document {
     pub(crate) first_trained: usize,
     pub(crate) trained: u64,
     pub(crate) largest: u64,
+    /// Whether a token has both text before an answer and some of it.
+    pub(crate) straddles: bool,
 }
 
-/// The tokens of a document, and of `Document` the last three fields.
-type Coded = (Vec<u32>, [u64; 3]);
+/// The tokens of a document, and of `Document` the last four fields.
+type Coded = (Vec<u32>, [u64; 4]);
 
 impl Coder {
     /// That of a tokenizer's folder or file.
@@ -87,17 +90,17 @@ impl Coder {
             "expected a tokenizer with a chat template, got one without; help: give a model that is made for \
              chats, or put a chat_template.jinja beside tokenizer.json",
         )?;
-        let text = template.text(messages, &Map::new(), true)?;
+        let conversation = template.conversation(messages, &Map::new());
+        let text = conversation.text(messages.len(), true)?;
         Ok(self.encoder.encode_placed(&text.text)?.0)
     }
 
     /// Everything on which tokens depend, besides the records.
     fn request(&self) -> String {
         let mut hash = XxHash3_128::new();
-        let files = self
-            .vocabulary
-            .files()
-            .flat_map(|(name, bytes)| [name.as_bytes(), bytes]);
+        let files = self.vocabulary.files();
+        let files = files.filter(|(name, _)| *name != CHAT_FILES[2]);
+        let files = files.flat_map(|(name, bytes)| [name.as_bytes(), bytes]);
         for part in [VERSION, self.loss_on.name().as_bytes()]
             .into_iter()
             .chain(files)
@@ -112,18 +115,16 @@ impl Coder {
     fn code(&self, line: &str) -> Result<Coded, String> {
         let written = record::write(line, self.format.template.as_ref(), self.loss_on)?;
         let (tokens, places) = self.encoder.encode_placed(&written.text)?;
-        let mut codes: Vec<u32> = tokens
-            .iter()
-            .zip(places)
-            .map(|(token, place)| {
-                token
-                    | if is_trained(&written, place) {
-                        TRAINED
-                    } else {
-                        0
-                    }
-            })
-            .collect();
+        let mut straddles = false;
+        let code = |(token, (start, end)): (&u32, (usize, usize))| {
+            // A token of no bytes is where it is.
+            let next = written.trained.partition_point(|range| range.end <= start);
+            let answer = written.trained.get(next);
+            let answer = answer.filter(|answer| end > answer.start || start == answer.start);
+            straddles |= answer.is_some_and(|answer| start < answer.start);
+            token | answer.map_or(0, |_| TRAINED)
+        };
+        let mut codes: Vec<u32> = tokens.iter().zip(places).map(code).collect();
         if written.is_plain {
             self.complete(&mut codes);
         }
@@ -140,7 +141,8 @@ impl Coder {
             );
         };
         let largest = codes.iter().map(|code| code & !TRAINED).max();
-        let facts = [first as u64, trained as u64, largest.unwrap_or(0).into()];
+        let largest = largest.unwrap_or(0).into();
+        let facts = [first as u64, trained as u64, largest, straddles.into()];
         Ok((codes, facts))
     }
 
@@ -153,14 +155,6 @@ impl Coder {
             codes.push(self.end | TRAINED);
         }
     }
-}
-
-/// Whether any byte of a token at this place is trained. A token of no bytes is where it is.
-fn is_trained(written: &Written, (start, end): (usize, usize)) -> bool {
-    let mut ranges = written.trained.iter();
-    ranges.any(|range| {
-        start < range.end && (end > range.start || start == end && start == range.start)
-    })
 }
 
 /// A file of conversations as tokens.
@@ -198,8 +192,8 @@ impl ChatFile {
         table.read_i64(0, &mut numbers)?;
         let (mut documents, mut first) = (Vec::with_capacity(table.rows() as usize), 0);
         for facts in numbers.chunks_exact(FACTS) {
-            let [end, line, first_trained, trained, largest] =
-                [0, 1, 2, 3, 4].map(|at| facts[at] as u64);
+            let [end, line, first_trained, trained, largest, straddles] =
+                [0, 1, 2, 3, 4, 5].map(|at| facts[at] as u64);
             documents.push(Document {
                 file,
                 first,
@@ -208,6 +202,7 @@ impl ChatFile {
                 first_trained: first_trained as usize,
                 trained,
                 largest,
+                straddles: straddles != 0,
             });
             first = end;
         }
@@ -231,7 +226,7 @@ impl ChatFile {
 }
 
 /// Numbers of a document.
-const FACTS: usize = 5;
+const FACTS: usize = 6;
 
 /// Writes the tokens of the file `source` to `to`.
 fn convert(

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::template::{MARKS, Marked, Template};
+use super::template::{Conversation, MARKS, Marked, Template};
 use crate::error::bail;
 use crate::setting::LOSS_ON;
 use crate::task::LossOn;
@@ -124,10 +124,10 @@ pub(super) fn write(
             "expected a text without U+FDD0 and U+FDD1, which are no characters; help: remove them"
         );
     }
-    let conversation = Conversation {
+    let conversation = Turns {
         template,
         messages: &messages,
-        variables: &variables,
+        conversation: template.conversation(&messages, &variables),
     };
     conversation.write(prompt, loss_on)
 }
@@ -147,27 +147,24 @@ fn normalize(message: &mut Value) {
     }
 }
 
-struct Conversation<'a> {
+/// The messages of a conversation.
+struct Turns<'a> {
     template: &'a Template,
     messages: &'a [Value],
-    variables: &'a Map<String, Value>,
+    conversation: Conversation<'a>,
 }
 
+/// The most messages of a conversation whose template marks no answers.
+const MESSAGES_MAX: usize = 10_000;
 /// What models think is between these. Templates may begin it for them, and leave out that of
 /// earlier answers.
 const THOUGHTS: [&str; 2] = ["<think>", "</think>"];
 
-impl Conversation<'_> {
-    /// The first `count` messages; with the beginning of an answer if it `answers`.
-    fn text(&self, count: usize, answers: bool) -> Result<Marked, String> {
-        self.template
-            .text(&self.messages[..count], self.variables, answers)
-    }
-
+impl Turns<'_> {
     /// `prompt` messages are a prompt, if it is given, and the others its completion.
     fn write(&self, prompt: Option<usize>, loss_on: LossOn) -> Result<Written, String> {
         let count = self.messages.len();
-        let Marked { text, ranges } = self.text(count, false)?;
+        let Marked { text, ranges } = self.conversation.text(count, false)?;
         let (trained, why_none) = match (loss_on, prompt) {
             (LossOn::All, _) => (rest_of(&text, 0), "the template writes nothing"),
             (LossOn::Assistant, Some(prompt)) => {
@@ -179,6 +176,12 @@ impl Conversation<'_> {
                 "the template's {% generation %} marks nothing in it",
             ),
             (LossOn::Assistant, None) => {
+                if count > MESSAGES_MAX {
+                    bail!(
+                        "expected at most {MESSAGES_MAX} messages, got {count}, each of which is written once more for each \
+                         answer; help: mark the answers in the template by {{% generation %}}, or split the conversation"
+                    );
+                }
                 let mut ranges = Vec::new();
                 let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
                 for index in (0..count).filter(is_answer) {
@@ -198,12 +201,12 @@ impl Conversation<'_> {
 
     /// Where the message begins in the text of all: after what opens an answer.
     fn start(&self, message: usize, whole: &str) -> Result<usize, String> {
-        let before = self.text(message, true)?.text;
+        let before = self.conversation.text(message, true)?.text;
         if whole.starts_with(&before) {
             return Ok(before.len());
         }
         // What opens an answer may begin a thought that the whole leaves out.
-        let earlier = self.text(message, false)?.text;
+        let earlier = self.conversation.text(message, false)?.text;
         let opened = before
             .strip_prefix(&earlier)
             .and_then(|opening| opening.find(THOUGHTS[0]));
@@ -214,7 +217,10 @@ impl Conversation<'_> {
 
     /// Where the message that begins at `start` ends.
     fn end(&self, message: usize, start: usize, whole: &str) -> Result<usize, String> {
-        let alone = self.text(message + 1, false)?.text;
+        if message + 1 == self.messages.len() && start < whole.len() {
+            return Ok(whole.len());
+        }
+        let alone = self.conversation.text(message + 1, false)?.text;
         let Some(turn) = alone.strip_prefix(&whole[..start]) else {
             return Err(self.differs(message, &alone, whole));
         };

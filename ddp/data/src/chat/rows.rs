@@ -82,12 +82,16 @@ impl ChatRows {
         1.0 - tokens as f64 / (self.rows() as f64 * self.spec.inputs.elements() as f64)
     }
 
+    /// The documents of a row.
+    fn of_row(&self, row: u64) -> &[Document] {
+        &self.documents[self.firsts[row as usize]..self.firsts[row as usize + 1]]
+    }
+
     /// Reads a row: `inputs` and `targets` (context).
     fn read(&self, row: u64, inputs: &mut [i64], targets: &mut [i64]) -> Result<()> {
-        let documents = self.firsts[row as usize]..self.firsts[row as usize + 1];
         targets.fill(IGNORED);
         let mut at = 0;
-        for document in &self.documents[documents] {
+        for document in self.of_row(row) {
             let (place, codes) = (at..at + document.tokens, &self.files[document.file].codes);
             codes.read_i64(document.first, &mut inputs[place.clone()])?;
             for position in place.clone() {
@@ -121,6 +125,10 @@ impl Dataset for ChatRows {
 
     fn spec(&self) -> &RowSpec {
         &self.spec
+    }
+
+    fn used(&self, row: u64) -> usize {
+        self.of_row(row).iter().map(|it| it.tokens).sum()
     }
 
     fn fingerprint(&self) -> Result<String> {

@@ -139,13 +139,12 @@ impl Template {
         self.special.get("eos_token").map_or("", String::as_str)
     }
 
-    /// Writes a conversation with these variables; with the beginning of an answer if it `answers`.
-    pub(crate) fn text(
+    /// A conversation with these variables, to be written in parts.
+    pub(crate) fn conversation(
         &self,
         messages: &[Value],
         variables: &Map<String, Value>,
-        answers: bool,
-    ) -> Result<Marked, String> {
+    ) -> Conversation<'_> {
         let special = self.special.iter();
         let mut all: Map<String, Value> = special
             .map(|(name, text)| (name.clone(), text.as_str().into()))
@@ -154,12 +153,33 @@ impl Template {
             all.insert(name.into(), Value::Null);
         }
         all.extend(variables.clone());
-        all.insert("messages".into(), messages.into());
-        all.insert("add_generation_prompt".into(), answers.into());
         let is_with_tools = self.has_tool_use && !all["tools"].is_null();
-        let name = if is_with_tools { TOOL_USE } else { PLAIN };
-        let text = render(&self.engine, name, all)?;
-        Ok(match self.has_marks {
+        Conversation {
+            template: self,
+            name: if is_with_tools { TOOL_USE } else { PLAIN },
+            cells: Cells::of(messages, all),
+        }
+    }
+}
+
+/// A conversation whose messages the engine has.
+pub(crate) struct Conversation<'a> {
+    template: &'a Template,
+    name: &'static str,
+    cells: Cells,
+}
+
+impl Conversation<'_> {
+    /// Writes the first `count` messages; with the beginning of an answer if it `answers`.
+    pub(crate) fn text(&self, count: usize, answers: bool) -> Result<Marked, String> {
+        let text = render(
+            &self.template.engine,
+            self.name,
+            &self.cells,
+            count,
+            answers,
+        )?;
+        Ok(match self.template.has_marks {
             true => Marked::of(&text),
             false => Marked {
                 text,
@@ -170,31 +190,35 @@ impl Template {
 }
 
 #[cfg(feature = "tokenizers")]
-use built::{Engine, engine, render};
+use built::{Cells, Engine, engine, render};
 #[cfg(not(feature = "tokenizers"))]
-use not_built::{Engine, engine, render};
+use not_built::{Cells, Engine, engine, render};
 
 #[cfg(feature = "tokenizers")]
 mod built {
     use std::collections::BTreeMap;
-    use std::{io, thread};
+    use std::thread;
 
     use minijinja::syntax::SyntaxConfig;
-    use minijinja::value::{Kwargs, Serde, Value as Cell};
+    use minijinja::value::{Kwargs, Serde, Value as Cell, ValueKind};
     use minijinja::{Environment, Error, ErrorKind};
-    use serde::Serialize;
-    use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
     use serde_json::{Map, Value};
 
     use super::{MARKS, with_marks};
 
     pub(super) type Engine = Environment<'static>;
 
-    /// The longest template, and memory for the parser, which calls itself for each part of a part.
+    /// The longest template, and memory for each of its bytes: the parser calls itself for each
+    /// part of a part.
     const SOURCE_MAX: usize = 256 << 10;
-    const STACK_BYTES: usize = 1 << 30;
+    const STACK_OF_BYTE: usize = 4 << 10;
     /// Steps of a template for one conversation. Usual ones take some hundreds for each message.
-    const STEPS_MAX: u64 = 20_000_000;
+    /// 64 bytes of text count as one, so that it cannot fill the memory.
+    const STEPS_MAX: u64 = 5_000_000;
+    /// The most levels and bytes of what `tojson` writes, and spaces of each level.
+    const DEPTH_MAX: usize = 200;
+    const JSON_MAX: usize = 4 << 20;
+    const INDENT_MAX: usize = 100;
 
     /// Compiles templates by name.
     pub(super) fn engine(sources: BTreeMap<String, String>) -> Result<Engine, String> {
@@ -203,7 +227,8 @@ mod built {
                 "the chat template: expected at most {SOURCE_MAX} bytes, got more; help: give a shorter one"
             ));
         }
-        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let bytes: usize = sources.values().map(String::len).sum();
+        let thread = thread::Builder::new().stack_size((1 << 20) + STACK_OF_BYTE * bytes);
         let compiled = thread.spawn(move || compile(sources));
         let compiled =
             compiled.map_err(|error| format!("a thread for the chat template: {error}"))?;
@@ -222,8 +247,12 @@ mod built {
         engine.add_function("raise_exception", |message: String| {
             Err::<Cell, _>(Error::new(ErrorKind::InvalidOperation, message))
         });
-        engine.add_function("strftime_now", date);
+        engine.add_function("strftime_now", |format: String| date(&format));
         engine.add_filter("tojson", to_json);
+        // As in Python.
+        engine.add_test("iterable", |value: &Cell| {
+            !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+        });
         engine.add_filter("generation", |text: String| {
             format!("{}{text}{}", MARKS[0], MARKS[1])
         });
@@ -234,71 +263,155 @@ mod built {
         Ok(engine)
     }
 
+    /// Messages and variables of a conversation. Copies share the texts.
+    pub(super) struct Cells {
+        messages: Vec<Cell>,
+        variables: BTreeMap<String, Cell>,
+    }
+
+    impl Cells {
+        pub(super) fn of(messages: &[Value], variables: Map<String, Value>) -> Cells {
+            let cell = |(name, value)| (name, Cell::from(Serde(value)));
+            Cells {
+                messages: messages.iter().map(|it| Cell::from(Serde(it))).collect(),
+                variables: variables.into_iter().map(cell).collect(),
+            }
+        }
+    }
+
     pub(super) fn render(
         engine: &Engine,
         name: &str,
-        variables: Map<String, Value>,
+        cells: &Cells,
+        count: usize,
+        answers: bool,
     ) -> Result<String, String> {
+        let mut all = cells.variables.clone();
+        all.insert("messages".into(), cells.messages[..count].to_vec().into());
+        all.insert("add_generation_prompt".into(), answers.into());
         let template = engine.get_template(name);
-        let text = template.and_then(|it| it.render(Cell::from(Serde(variables))));
+        let text = template.and_then(|it| it.render(Cell::from(all)));
         text.map_err(|error| shown(&error))
     }
 
-    /// The same on every day, so that the same data give the same tokens: that of Llama 3's
-    /// templates.
-    fn date(format: String) -> String {
-        let parts = [
-            ("%d", "26"),
-            ("%m", "07"),
-            ("%b", "Jul"),
-            ("%B", "July"),
-            ("%Y", "2024"),
-        ];
-        parts
-            .iter()
-            .fold(format, |text, (part, value)| text.replace(part, value))
+    /// That of Llama 3's templates at midnight, so that the same data give the same tokens on every
+    /// day. Letters that Python does not know stay.
+    fn date(mut format: &str) -> String {
+        let mut text = String::new();
+        while let Some((before, rest)) = format.split_once('%') {
+            text += before;
+            let letter = rest.strip_prefix('-').unwrap_or(rest);
+            let found = letter.chars().next().and_then(|letter| {
+                let mut known = DATE.split('|');
+                known.find_map(|text| text.strip_prefix(letter))
+            });
+            let Some(value) = found else {
+                (text, format) = (text + "%", rest);
+                continue;
+            };
+            let is_short = letter.len() < rest.len() && value.len() > 1;
+            text += value
+                .strip_prefix('0')
+                .filter(|_| is_short)
+                .unwrap_or(value);
+            format = &letter[1..];
+        }
+        text + format
     }
 
-    /// JSON as Python's `json.dumps` writes it, with a space after commas and colons.
-    struct Spaced;
+    /// Letters of `strftime`, each followed by its text on that day.
+    const DATE: &str = "aFri|AFriday|bJul|BJuly|cFri Jul 26 00:00:00 2024|C20|d26|D07/26/24|e26|f000000|F2024-07-26|G2024|hJul|\
+                        H00|I12|j208|k 0|l12|m07|M00|pAM|R00:00|S00|T00:00:00|u5|U29|V30|w5|W30|x07/26/24|X00:00:00|y24|Y2024|\
+                        z|Z|%%";
 
-    impl Formatter for Spaced {
-        fn begin_array_value<W>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()>
-        where
-            W: ?Sized + io::Write,
-        {
-            writer.write_all(if is_first { b"" } else { b", " })
-        }
-
-        fn begin_object_key<W>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()>
-        where
-            W: ?Sized + io::Write,
-        {
-            self.begin_array_value(writer, is_first)
-        }
-
-        fn begin_object_value<W>(&mut self, writer: &mut W) -> io::Result<()>
-        where
-            W: ?Sized + io::Write,
-        {
-            writer.write_all(b": ")
-        }
+    /// How Python's `json.dumps` writes.
+    struct Style {
+        ascii: bool,
+        sorted: bool,
+        indent: Option<String>,
+        /// Between items, and between a key and its value.
+        separators: [String; 2],
     }
 
-    fn to_json(value: Cell, options: Kwargs) -> Result<String, Error> {
-        let indent: Option<usize> = options.get("indent")?;
-        let spaces = " ".repeat(indent.unwrap_or(0));
-        let mut bytes = Vec::new();
-        let written = if indent.is_some() {
-            let pretty = PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut Serializer::with_formatter(&mut bytes, pretty))
-        } else {
-            value.serialize(&mut Serializer::with_formatter(&mut bytes, Spaced))
+    /// JSON as Python's `json.dumps` writes it, by default with a space after commas and colons.
+    fn to_json(value: &Cell, options: Kwargs) -> Result<String, Error> {
+        let indent: Option<Cell> = options.get("indent")?;
+        let indent = indent
+            .filter(|it| !it.is_none())
+            .map(|it| match it.as_usize() {
+                Some(count) => " ".repeat(count.min(INDENT_MAX)),
+                None => it.to_string(),
+            });
+        let separators: Option<Vec<String>> = options.get("separators")?;
+        let comma = if indent.is_some() { "," } else { ", " };
+        let default = || [comma, ": "].map(String::from);
+        let separators = separators.and_then(|both| both.try_into().ok());
+        let style = Style {
+            ascii: options.get::<Option<bool>>("ensure_ascii")? == Some(true),
+            sorted: options.get::<Option<bool>>("sort_keys")? == Some(true),
+            indent,
+            separators: separators.unwrap_or_else(default),
         };
-        let failed =
-            |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-        written.map_err(failed)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        options.assert_all_used()?;
+        let mut text = String::new();
+        style.write(value, 1, &mut text)?;
+        Ok(text)
+    }
+
+    impl Style {
+        /// Writes a value whose items are at this depth.
+        fn write(&self, value: &Cell, depth: usize, text: &mut String) -> Result<(), Error> {
+            let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);
+            let [open, close] = match value.kind() {
+                ValueKind::Map => ['{', '}'],
+                ValueKind::Seq | ValueKind::Iterable => ['[', ']'],
+                _ => {
+                    let json = serde_json::to_string(value);
+                    let json = json.map_err(|error| failed(error.to_string()))?;
+                    for letter in json.chars() {
+                        if !self.ascii || letter.is_ascii() {
+                            text.push(letter);
+                            continue;
+                        }
+                        let units = &mut [0; 2];
+                        for unit in letter.encode_utf16(units) {
+                            *text += &format!("\\u{unit:04x}");
+                        }
+                    }
+                    return Ok(());
+                }
+            };
+            if depth > DEPTH_MAX || text.len() > JSON_MAX {
+                return Err(failed(format!(
+                    "tojson: expected at most {DEPTH_MAX} levels and {JSON_MAX} bytes"
+                )));
+            }
+            let mut items: Vec<Cell> = value.try_iter()?.collect();
+            if self.sorted && open == '{' {
+                items.sort();
+            }
+            let line = |depth| match &self.indent {
+                Some(indent) => format!("\n{}", indent.repeat(depth)),
+                None => String::new(),
+            };
+            text.push(open);
+            for (index, item) in items.iter().enumerate() {
+                *text += if index > 0 { &self.separators[0] } else { "" };
+                *text += &line(depth);
+                if open == '[' {
+                    self.write(item, depth + 1, text)?;
+                    continue;
+                }
+                self.write(&Cell::from(item.to_string()), depth, text)?;
+                *text += &self.separators[1];
+                self.write(&value.get_item(item)?, depth + 1, text)?;
+            }
+            if !items.is_empty() {
+                *text += &line(depth - 1);
+            }
+            text.push(close);
+            Ok(())
+        }
     }
 
     fn shown(error: &Error) -> String {
@@ -320,13 +433,27 @@ mod not_built {
 
     pub(super) type Engine = ();
 
+    pub(super) struct Cells;
+
+    impl Cells {
+        pub(super) fn of(_: &[Value], _: Map<String, Value>) -> Cells {
+            Cells
+        }
+    }
+
     pub(super) fn engine(_: BTreeMap<String, String>) -> Result<Engine, String> {
         Err("this program was built without chat templates; help: build it with `cargo build --release -p ddp --features \
              tokenizers`"
             .into())
     }
 
-    pub(super) fn render(_: &Engine, _: &str, _: Map<String, Value>) -> Result<String, String> {
+    pub(super) fn render(
+        _: &Engine,
+        _: &str,
+        _: &Cells,
+        _: usize,
+        _: bool,
+    ) -> Result<String, String> {
         engine(BTreeMap::new()).map(|()| String::new())
     }
 }

@@ -168,7 +168,7 @@ impl Rows<'_> {
     /// Refuses conversations that the model cannot learn from, and warns of those that are cut.
     fn check(&self, all: &Conversations, setting: SettingName<'_>) -> Result<()> {
         let (context, vocabulary) = (self.context, self.task.outputs() as u64);
-        let (mut cut, mut longest) = (0, 0);
+        let (mut cut, mut longest, mut straddling) = (0, 0, 0);
         for document in &all.documents {
             let place = || all.files[document.file].place(document);
             let largest = document.largest;
@@ -188,6 +188,15 @@ impl Rows<'_> {
             );
             cut += usize::from(document.tokens > context);
             longest = longest.max(document.tokens);
+            straddling += usize::from(document.straddles);
+        }
+        if straddling > 0 && self.ranks.rank() == 0 {
+            tracing::warn!(
+                "{setting}: in {straddling} of {} conversations a trained token begins in what opens an answer: whoever asks \
+                 the model ends the prompt before it, with another token; help: see show-tokens, and let what the template \
+                 writes for add_generation_prompt, or the prompt, end without a space",
+                all.documents.len()
+            );
         }
         if cut > 0 && self.ranks.rank() == 0 {
             tracing::warn!(

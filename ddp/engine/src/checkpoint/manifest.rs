@@ -62,11 +62,31 @@ pub struct Opened {
     pub files: Vec<FileEntry>,
     /// The BLAKE3 of its manifest: folders with the same one hold the same bytes.
     pub(crate) manifest_blake3: String,
-    /// The file that was checked. It stays open even if the folder is removed.
-    pub(super) model: Arc<File>,
+    /// The file that was checked. It stays open even if the folder is removed. None if the folder
+    /// is of another program.
+    pub(super) model: Option<Arc<File>>,
+    /// The folder with its tokenizer, if it has one.
+    pub tokenizer_in: Option<PathBuf>,
 }
 
 impl Opened {
+    /// A folder of another program, in this state.
+    pub(crate) fn foreign(folder: &Path, state: State, tokenizer_in: Option<PathBuf>) -> Opened {
+        Opened {
+            folder: folder.to_path_buf(),
+            state,
+            files: Vec::new(),
+            manifest_blake3: String::new(),
+            model: None,
+            tokenizer_in,
+        }
+    }
+
+    /// Whether it is a folder of another program.
+    pub fn is_foreign(&self) -> bool {
+        self.model.is_none()
+    }
+
     /// The file with the model.
     pub fn model_file(&self) -> PathBuf {
         self.folder.join(MODEL_FILE)
@@ -74,13 +94,9 @@ impl Opened {
 
     /// The tokenizer of the model's tokens, if the checkpoint has it.
     pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
-        let read = || Vocabulary::read(&self.folder.join(TOKENIZER_FILE));
-        Ok(self.has_tokenizer().then(read).transpose()?)
-    }
-
-    /// Whether the checkpoint has the tokenizer.
-    pub fn has_tokenizer(&self) -> bool {
-        self.files.iter().any(|entry| entry.name == TOKENIZER_FILE)
+        let folder = self.tokenizer_in.as_ref();
+        let read = |folder: &PathBuf| Vocabulary::read(&folder.join(TOKENIZER_FILE));
+        Ok(folder.map(read).transpose()?)
     }
 
     /// The files with the optimizer's moments, in the order of their parts.
@@ -210,12 +226,14 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
     }
     let model = Arc::new(files.remove(MODEL_FILE).expect("it is one of the first"));
     let manifest_blake3 = blake3::hash(&bytes).to_hex().to_string();
+    let has_tokenizer = manifest.files.iter().any(|it| it.name == TOKENIZER_FILE);
     Ok(Opened {
+        tokenizer_in: has_tokenizer.then(|| folder.to_path_buf()),
         folder: folder.to_path_buf(),
         state,
         files: manifest.files,
         manifest_blake3,
-        model,
+        model: Some(model),
     })
 }
 

@@ -2,6 +2,7 @@
 //! `safetensors.torch`. Where there are adapters, these alone: the base is read where it is.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,10 +65,16 @@ pub(crate) fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Resul
 
 /// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
 pub fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
-    let (path, file) = (opened.model_file(), opened.model.clone());
+    let (path, file) = (opened.model_file(), model_of(opened)?);
     ModelFile::of(&path, file, saved(parts), false)?
         .load()
         .map(drop)
+}
+
+/// The file that was checked when the checkpoint was opened.
+pub(super) fn model_of(opened: &Opened) -> Result<Arc<File>> {
+    let none = || Error::Internal("a folder of another program has no such file".into());
+    opened.model.clone().ok_or_else(none)
 }
 
 /// A file with the names and shapes of a model.
@@ -111,7 +118,7 @@ impl<'a> ModelFile<'a> {
             let entry = self.header.find(&parameter.name).expect("checked");
             let dtype = FileDType::of(entry).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
-            fill(params, parameter, |values| {
+            fill(params, parameter, 0..parameter.shape[0], |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
                 if self.is_foreign {
@@ -125,14 +132,35 @@ impl<'a> ModelFile<'a> {
     }
 }
 
-/// Gives a parameter the values that `read` writes.
+/// Elements that are in host memory at a time on their way to another device or type; fewer in unit
+/// tests, so that they see several pieces.
+const HOST_PIECE: usize = if cfg!(test) { 64 } else { 1 << 24 };
+
+/// Gives these rows of a parameter the values that `read` writes, in order, piece by piece. The
+/// last rows of a parameter come last.
 pub(crate) fn fill(
     params: &Params,
     parameter: &Parameter,
-    read: impl FnOnce(&mut [f32]) -> Result<()>,
+    rows: Range<usize>,
+    mut read: impl FnMut(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
-    tensors::read_into(params.master(parameter.id), "loading the model", read)?;
-    if parameter.is_base {
+    let why = "loading the model";
+    if !params.has_master(parameter) {
+        let columns: usize = parameter.shape[1..].iter().product();
+        let height = (HOST_PIECE / columns.max(1)).max(1);
+        for first in rows.clone().step_by(height) {
+            let count = (rows.end - first).min(height) * columns;
+            let host = Tensor::zeros(&[count], DType::F32, Device::Cpu)?;
+            host.with_slice_mut(&mut read)??;
+            let set = || params.set_part(parameter, first * columns, &host, why);
+            in_phase(Phase::Checkpoint, set)?;
+        }
+        return Ok(());
+    }
+    let is_last = rows.end == parameter.shape[0];
+    let master = params.master(parameter.id).slice(rows)?;
+    tensors::read_into(&master, why, HOST_PIECE, read)?;
+    if parameter.is_base || !is_last {
         return Ok(());
     }
     Ok(params.refresh(parameter.range.clone())?)

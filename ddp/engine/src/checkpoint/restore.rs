@@ -7,7 +7,7 @@ use ddp_kernels::DType;
 
 use super::files::{ReadFrom, unreadable};
 use super::manifest::Opened;
-use super::model::{ModelFile, load_opened, saved};
+use super::model::{ModelFile, load_opened, model_of, saved};
 use super::optimizer::{SavedMoments, SavedPiece};
 use super::tensors::{FileDType, read_into};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result
     let stages = step.stages();
     let parts = parts(step)?;
     let model_file = opened.model_file();
-    let model = ModelFile::of(&model_file, opened.model.clone(), saved(&parts), false)?;
+    let model = ModelFile::of(&model_file, model_of(opened)?, saved(&parts), false)?;
     let wanted = stages.iter().flat_map(|stage| {
         let rule = stage.optimizer().rule();
         let list = stage.model().params.list().iter();
@@ -88,7 +88,7 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
         bytes: Vec::new(),
     };
     for (name, moment) in optimizer.all_moments() {
-        read_into(moment, "the optimizer's moments", |values| {
+        read_into(moment, "the optimizer's moments", usize::MAX, |values| {
             let all = optimizer.all_pieces().iter();
             let mut having = all.filter(|piece| piece.moments.contains(&name));
             having.try_for_each(|piece| {

@@ -51,24 +51,21 @@ impl Snapshot {
         })
     }
 
-    /// Copies the current values and moments of `step`.
+    /// Copies the current values and moments of `step`. All ranks call it together: they may have
+    /// divided the values.
     pub(super) fn fill(&mut self, step: &Step) -> Result<()> {
-        let of_model = self.model.iter().map(|part| &part.copies);
-        let of_model = of_model.flat_map(|copies| copies.iter().zip(values(step)));
         let of_moments = self.moments.iter().map(|part| &part.copies);
-        let of_moments = of_moments.flat_map(|copies| copies.iter().zip(moments(step)));
-        let mut copies = of_model.chain(of_moments);
+        let mut of_moments = of_moments.flat_map(|copies| copies.iter().zip(moments(step)));
         in_phase(Phase::Checkpoint, || {
             announced("the snapshot for a checkpoint", || {
-                copies.try_for_each(|(copy, source)| Ok(copy.copy_from(source)?))
+                for (index, stage) in step.stages().iter().enumerate() {
+                    let copy = self.model.as_ref().map(|part| &part.copies[index]);
+                    stage.reducer().copy_masters(&stage.model().params, copy)?;
+                }
+                of_moments.try_for_each(|(copy, source)| Ok(copy.copy_from(source)?))
             })
         })
     }
-}
-
-/// All values, by stage.
-fn values(step: &Step) -> impl Iterator<Item = &Tensor> {
-    step.params().map(Params::values)
 }
 
 /// All moments, by stage.
@@ -85,19 +82,21 @@ impl FilePart {
             let parameters = params.in_order().into_iter().filter(|it| !it.is_base);
             parameters.map(move |parameter| (stage, parameter.range.clone()))
         });
+        let copy = |params: &Params| copy_of(params.arena_count(), params.device());
         Ok(FilePart {
             header: model::header(&model::saved(&parts)),
             list: of_stage.collect(),
-            copies: values(step).map(copy_of).collect::<Result<_>>()?,
+            copies: step.params().map(copy).collect::<Result<_>>()?,
         })
     }
 
     fn of_moments(step: &Step) -> Result<FilePart> {
         let outgoing = Outgoing::of(step);
+        let copy = |moment: &Tensor| copy_of(moment.count(), moment.device());
         Ok(FilePart {
             header: optimizer::header(&outgoing),
             list: outgoing.into_iter().map(|it| it.source).collect(),
-            copies: moments(step).map(copy_of).collect::<Result<_>>()?,
+            copies: moments(step).map(copy).collect::<Result<_>>()?,
         })
     }
 
@@ -111,13 +110,13 @@ impl FilePart {
     }
 }
 
-/// Host memory for a copy of `tensor`. Without pinned memory, copies only take longer.
-fn copy_of(tensor: &Tensor) -> Result<Tensor> {
-    let is_on_gpu = tensor.device().is_accelerator();
-    let pinned = is_on_gpu.then(|| Tensor::zeros_pinned(tensor.shape(), DType::F32));
+/// Host memory for a copy of a tensor of `device`. Without pinned memory, copies only take longer.
+fn copy_of(count: usize, device: Device) -> Result<Tensor> {
+    let is_on_gpu = device.is_accelerator();
+    let pinned = is_on_gpu.then(|| Tensor::zeros_pinned(&[count], DType::F32));
     let copy = match pinned {
         Some(Ok(copy)) => copy,
-        _ => Tensor::zeros(tensor.shape(), DType::F32, Device::Cpu)?,
+        _ => Tensor::zeros(&[count], DType::F32, Device::Cpu)?,
     };
     Ok(copy.named("a checkpoint's snapshot"))
 }

@@ -94,7 +94,7 @@ pub struct State {
 }
 
 /// The position in the order of rows. It does not depend on the number of ranks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
     /// The seed of the order.
@@ -112,7 +112,7 @@ pub struct Position {
 }
 
 /// The learning rate schedule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleState {
     /// Steps of the whole run.
@@ -124,7 +124,7 @@ pub struct ScheduleState {
 }
 
 /// The ranks and devices of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorldState {
     /// Ranks.

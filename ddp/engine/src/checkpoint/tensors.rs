@@ -42,20 +42,28 @@ pub(crate) fn write_file(
     Ok(contents)
 }
 
-/// Gives `target` the values that `read` writes. On the CPU in f32 they are read directly into it.
+/// Gives `target` the values that `read` writes, in order, one piece of rows with about `most`
+/// elements after another. On the CPU in f32 they are read directly into it.
 pub(super) fn read_into(
     target: &Tensor,
     why: &'static str,
-    read: impl FnOnce(&mut [f32]) -> Result<()>,
+    most: usize,
+    mut read: impl FnMut(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
     if target.device() == Device::Cpu && target.dtype() == DType::F32 {
         return target.with_slice_mut(read)?;
     }
-    let host = Tensor::zeros(target.shape(), DType::F32, Device::Cpu)?;
-    host.with_slice_mut(read)??;
-    let host = host.to_dtype(target.dtype())?;
-    let copy = || announced(why, || target.copy_from(&host));
-    Ok(in_phase(Phase::Checkpoint, copy)?)
+    let all = target.shape().first().copied().unwrap_or(1);
+    let rows = (most / (target.count() / all.max(1)).max(1)).max(1);
+    for first in (0..all).step_by(rows) {
+        let target = target.slice(first..all.min(first + rows))?;
+        let host = Tensor::zeros(target.shape(), DType::F32, Device::Cpu)?;
+        host.with_slice_mut(&mut read)??;
+        let host = host.to_dtype(target.dtype())?;
+        let copy = || announced(why, || target.copy_from(&host));
+        in_phase(Phase::Checkpoint, copy)?;
+    }
+    Ok(())
 }
 
 /// The dtype of values in a file: those that f32 holds exactly.

@@ -357,9 +357,9 @@ settings! {
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     /// shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md
     Run same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
-    /// ranks
-    Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 1);
+    /// ZeRO stage: 0 keeps all state on every rank; 1 divides the optimizer's moments among the
+    /// ranks, and with bf16 the f32 weights; 2 divides the gradients, too
+    Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 2);
     /// Reduce gradients while the backward pass still runs; auto: with several ranks
     Job overlap "WHEN" [mlp gpt]: Overlap = Overlap::Auto;
     /// How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to
@@ -382,8 +382,9 @@ settings! {
     Job override_ "BOOL": bool = false;
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
     /// Hugging Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model
-    /// follows; or a model.safetensors that matches the model
-    Job init_from "PATH" [show_tokens]: Option<PathBuf> = None;
+    /// follows; or a model.safetensors that matches the model. Of adapters that are resumed or
+    /// used: where their base is now
+    Job init_from "PATH" [show_tokens eval predict generate chat export]: Option<PathBuf> = None;
 
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed
@@ -399,6 +400,8 @@ settings! {
     /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
     /// metrics log and the report; in a run on conversations, a question to answer
     Job sample "PROMPT": Option<String> = None;
+    /// The same for the prompts of N held-out conversations, beside the answers that these have
+    Job sample_held_out "N": u64 = 0, Limits::Whole(0, 1000);
     /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;
     /// Steps of which to write a timeline of all ranks to OUT/trace.json, for ui.perfetto.dev or

@@ -57,7 +57,7 @@ impl Slices {
     /// Those of `step`, if it has slices that must not be lost.
     pub(super) fn of(step: &Step) -> Option<Slices> {
         let options = options(step);
-        (options.zero && options.keeper > 0).then(Slices::default)
+        (options.zero > 0 && options.keeper > 0).then(Slices::default)
     }
 
     /// After this many steps: what this rank has, and what it is ready for.

@@ -55,13 +55,33 @@ fn value_of(word: &str) -> Value {
     serde_json::from_str(word).unwrap_or_else(|_| word.into())
 }
 
+/// Parts of the names of classes that are not read, and why.
+const UNREAD: [(&str, &str); 7] = [
+    ("Gemma2", "soft caps of attention and logits are"),
+    (
+        "ForConditionalGeneration",
+        "models with images or sound are",
+    ),
+    ("Moe", "mixtures of experts are"),
+    ("Mixtral", "mixtures of experts are"),
+    ("GptOss", "mixtures of experts are"),
+    ("Qwen3Next", "linear attention is"),
+    ("Qwen3_5", "linear attention is"),
+];
+
 fn read(mut keys: Keys) -> Result<Described> {
     let named: Value = keys.take("architectures", Value::Null)?;
     let mut all = Architecture::all().iter();
     let Some(architecture) = all.find(|one| named == json!([one.class()])) else {
         let known = Architecture::all().iter();
         let known: Vec<String> = known.map(|one| format!("[{:?}]", one.class())).collect();
-        return Err(keys.unknown("architectures", &named, &known.join(" or ")));
+        let name = named.to_string();
+        let why = UNREAD.iter().find(|(part, _)| name.contains(part));
+        let why = why.map_or(String::new(), |(_, has)| {
+            format!(", since {has} not supported")
+        });
+        let expected = known.join(" or ") + &why;
+        return Err(keys.unknown("architectures", &named, &expected));
     };
     keys.expect("model_type", architecture.model_type().into())?;
     for words in architecture.all_words("only") {

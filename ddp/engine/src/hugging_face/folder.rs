@@ -76,15 +76,17 @@ impl Tensors {
         Err(refuse(path, format!("{what}; help: {help}")))
     }
 
-    /// Reads the first values of a tensor. `bytes` is a scratch buffer.
+    /// Reads the values of a tensor from the one at `first` on. `bytes` is a scratch buffer.
     pub(super) fn read(
         &self,
         found: &Found,
+        first: usize,
         values: &mut [f32],
         bytes: &mut Vec<u8>,
     ) -> Result<()> {
         let (path, file) = &self.files[found.file];
-        let mut file = ReadFrom::place(file, found.start);
+        let start = found.start + (first * found.dtype.bytes()) as u64;
+        let mut file = ReadFrom::place(file, start);
         let read = found.dtype.read(&mut file, values, bytes);
         read.map_err(unreadable(path))
     }

@@ -9,7 +9,7 @@ use super::architecture::Architecture;
 use super::config::{Described, describe};
 use super::folder::{Found, Tensors};
 use super::names::{self, Part};
-use crate::checkpoint::{Foreign, fill, initial, refuse};
+use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
@@ -31,16 +31,17 @@ pub fn load(folder: &Path, params: &[&Params]) -> Result<String> {
     }
     let (mut read, mut foreign) = (Read::default(), Foreign::default());
     for ((params, parameter), parts) in list.iter().zip(&sources) {
-        fill(params, parameter, |mut values| {
-            for part in parts {
-                let (rows, rest) = values.split_at_mut(part.shape.iter().product());
-                read.part(&tensors, part, rows)?;
-                let plausible = foreign.check(&part.name, rows);
-                plausible.map_err(|why| refuse(folder, why))?;
-                values = rest;
-            }
-            Ok(())
-        })?;
+        let mut rows = 0..0;
+        for part in parts {
+            rows = rows.end..rows.end + part.shape[0];
+            let mut first = 0;
+            fill(params, parameter, rows.clone(), |values| {
+                read.part(&tensors, part, first, values)?;
+                first += values.len();
+                let plausible = foreign.check(&part.name, values);
+                plausible.map_err(|why| refuse(folder, why))
+            })?;
+        }
     }
     Ok(foreign.digest())
 }
@@ -118,12 +119,17 @@ fn check_tied(folder: &Path, architecture: &Architecture, tensors: &Tensors) -> 
     else {
         return Ok(());
     };
-    let values = |found: &Found| -> Result<Vec<f32>> {
-        let mut values = vec![0.0; found.shape.iter().product()];
-        tensors.read(found, &mut values, &mut Vec::new())?;
+    let count: usize = head.shape.iter().product();
+    let piece = |found: &Found, first: usize| -> Result<Vec<f32>> {
+        let mut values = vec![0.0; PIECE.min(count - first)];
+        tensors.read(found, first, &mut values, &mut Vec::new())?;
         Ok(values)
     };
-    if head.shape == embedding.shape && values(head)? == values(embedding)? {
+    let mut is_same = head.shape == embedding.shape;
+    for first in (0..count).step_by(PIECE) {
+        is_same = is_same && piece(head, first)? == piece(embedding, first)?;
+    }
+    if is_same {
         return Ok(());
     }
     let why = "lm_head.weight: expected the values of the embedding, as tie_word_embeddings says, \
@@ -136,18 +142,31 @@ fn check_tied(folder: &Path, architecture: &Architecture, tensors: &Tensors) -> 
 struct Read {
     bytes: Vec<u8>,
     there: Vec<f32>,
+    /// The part, if it is transposed there.
+    here: Vec<f32>,
 }
 
 impl Read {
-    /// Reads a tensor as the rows `here` of a parameter.
-    fn part(&mut self, tensors: &Tensors, part: &Part, here: &mut [f32]) -> Result<()> {
+    /// Reads values of a tensor, which has them as rows of a parameter, from the one at `first` on.
+    fn part(
+        &mut self,
+        tensors: &Tensors,
+        part: &Part,
+        first: usize,
+        here: &mut [f32],
+    ) -> Result<()> {
         let found = &tensors.found[&part.name];
-        if part.is_transposed {
-            self.there.resize(here.len(), 0.0);
-            tensors.read(found, &mut self.there, &mut self.bytes)?;
-            transpose(&self.there, here, part.shape[0]);
+        if !part.is_transposed {
+            tensors.read(found, first, here, &mut self.bytes)?;
         } else {
-            tensors.read(found, here, &mut self.bytes)?;
+            if first == 0 {
+                let count = part.shape.iter().product();
+                self.there.resize(count, 0.0);
+                self.here.resize(count, 0.0);
+                tensors.read(found, 0, &mut self.there, &mut self.bytes)?;
+                transpose(&self.there, &mut self.here, part.shape[0]);
+            }
+            here.copy_from_slice(&self.here[first..][..here.len()]);
         }
         if part.shift != 0.0 {
             here.iter_mut().for_each(|value| *value += part.shift);

@@ -213,8 +213,13 @@ fn read_rope(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec) -
             numbers.push(match *name {
                 ORIGINAL => original,
                 "factor" => factor,
-                "beta_fast" => number(name, Some(32.0))?,
-                "beta_slow" | "truncate" => number(name, Some(1.0))?,
+                // As there, 0 means the default.
+                "beta_fast" | "beta_slow" => match number(name, Some(0.0))? {
+                    0.0 if *name == "beta_fast" => 32.0,
+                    0.0 => 1.0,
+                    given => given,
+                },
+                "truncate" => number(name, Some(1.0))?,
                 ATTENTION => number(name, Some(scale))?,
                 _ => number(name, None)?,
             });

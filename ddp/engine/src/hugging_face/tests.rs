@@ -4,10 +4,11 @@ use std::path::Path;
 
 use ddp_data::safetensors::Header;
 use ddp_kernels::files::testing::Scratch;
-use ddp_kernels::{DType, Device};
+use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::Decoder;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use ddp_nn::models::{DataShape, Family, Model, ModelSpec};
+use ddp_nn::params::Precision;
 use serde_json::{Value, json};
 
 use super::architecture::Architecture;
@@ -15,6 +16,8 @@ use super::config::{Described, architecture_of, text};
 use super::names::{Part, parts};
 use super::*;
 use crate::checkpoint::MODEL_FILE;
+use crate::model::ModelOptions;
+use crate::tasks::LossOptions;
 
 fn gpt2() -> Value {
     json!({
@@ -132,6 +135,46 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     let impossible = json!({ "architectures": ["GPT2LMHeadModel"], "n_head": 7 });
     let text = described(&impossible).unwrap_err().to_string();
     assert!(text.contains("`heads` 7: expected a divisor"), "{text}");
+}
+
+#[test]
+fn families_that_are_not_read_are_refused_with_the_reason() {
+    for (class, why) in [
+        (
+            "Gemma2ForCausalLM",
+            "since soft caps of attention and logits are not supported",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            "since mixtures of experts are not supported",
+        ),
+        ("Gemma3ForConditionalGeneration", "since models with images"),
+        ("T5Model", "Gemma3ForCausalLM\"]; help"),
+    ] {
+        let text = described(&json!({ "architectures": [class] }))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains(why), "{text}");
+    }
+}
+
+/// There, `or` gives the default in place of 0.
+#[test]
+fn betas_of_0_are_those_of_transformers() {
+    let scaling = |betas: Value| {
+        let mut config = llama();
+        config["rope_scaling"] =
+            json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4 });
+        let all = betas.as_object().unwrap().clone();
+        config["rope_scaling"].as_object_mut().unwrap().extend(all);
+        described(&config).unwrap().spec.rope_scaling
+    };
+    let expected = scaling(json!({}));
+    assert_eq!(
+        scaling(json!({ "beta_slow": 0, "beta_fast": 0.0 })),
+        expected
+    );
+    assert_ne!(scaling(json!({ "beta_slow": 2 })), expected);
 }
 
 /// The keys of transformers' classes with their defaults, written by tests/peers/config_keys.py.
@@ -418,5 +461,58 @@ fn every_family_has_the_logits_of_transformers_and_comes_back() {
     }
     for architecture in Architecture::all() {
         assert!(classes.contains(&architecture.class()), "{architecture:?}");
+    }
+}
+
+/// The frozen weights beside adapters. A piece has up to 64 elements here.
+#[test]
+fn a_base_in_bf16_is_read_in_pieces_to_the_rounded_values() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/families.json");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    for (name, one) in golden.as_object().unwrap() {
+        let scratch = Scratch::new();
+        write_filled(scratch.path(), &one["config"], &one["tensors"]);
+        let (spec, model) = model_of(scratch.path());
+        let shape = DataShape {
+            row_shape: &[16],
+            image: &[],
+            dtype: DType::I64,
+            outputs: spec.vocab,
+            documents: false,
+        };
+        let options = ModelOptions {
+            spec: spec.into(),
+            precision: Precision::Bf16,
+            seed: 0,
+            loss: LossOptions::default(),
+            lora: Some("rank=2".parse().unwrap()),
+        };
+        let adapted = options
+            .models(&shape, &[Device::Cpu], &|_| false, 1)
+            .unwrap();
+        let base = &adapted[0].params;
+        let digests = [base, &model.params].map(|params| load(scratch.path(), &[params]).unwrap());
+        assert_eq!(digests[0], digests[1], "{name}");
+        let mut compared = 0;
+        for parameter in base.in_order().into_iter().filter(|it| it.is_base) {
+            let there = model.params.find(&parameter.name).unwrap();
+            let rounded = model.params.master(there.id).to_dtype(DType::BF16).unwrap();
+            let values = |tensor: &Tensor| {
+                tensor
+                    .to_dtype(DType::F32)
+                    .unwrap()
+                    .to_vec::<f32>()
+                    .unwrap()
+            };
+            let here = base.master(parameter.id);
+            assert_eq!(here.dtype(), DType::BF16);
+            assert!(
+                values(here) == values(&rounded),
+                "{name}: {}",
+                parameter.name
+            );
+            compared += 1;
+        }
+        assert_eq!(compared, model.params.list().len(), "{name}");
     }
 }

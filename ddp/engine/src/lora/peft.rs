@@ -1,7 +1,7 @@
 //! PEFT's folders: `adapter_config.json`, and two tensors for each adapted layer of transformers in
 //! `adapter_model.safetensors`, whose rows follow each other in a parameter here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,7 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::hugging_face::{self, ADAPTER_FILE};
+use crate::setting::{INIT_FROM, LORA};
 use crate::shown::some_of;
 
 /// The file with the tensors.
@@ -26,6 +27,9 @@ const TENSORS_FILE: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 /// The key that names the base model.
 const BASE_KEY: &str = "base_model_name_or_path";
+/// The digest of the base model's weights, in the metadata of the file with the tensors: PEFT
+/// ignores it.
+const BASE_DIGEST: &str = "base_digest";
 /// Keys that do not change what is computed, or say which layers are adapted: that follows from the
 /// tensors.
 const IRRELEVANT: &str = "base_model_name_or_path auto_mapping corda_config ensure_weight_tying \
@@ -86,8 +90,13 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let layers: BTreeSet<String> = layers.collect();
     let is_used = |on: &String| layers.iter().any(|layer| matches(on, layer, layer));
     // Ends of names; one without a layer is dropped, as in PEFT. A text is a pattern of Python's.
-    let targets = keys.get("target_modules").unwrap_or(&Value::Null);
-    let targets = serde_json::from_value::<Vec<String>>(targets.clone());
+    // Where other keys leave out some layers, the tensors say which are left.
+    let is_given = |key: &&str| keys.get(*key).is_some_and(|value| !value.is_null());
+    let some = ["layers_to_transform", "exclude_modules"]
+        .iter()
+        .any(is_given);
+    let targets = keys.get("target_modules").filter(|_| !some);
+    let targets = serde_json::from_value::<Vec<String>>(targets.cloned().unwrap_or_default());
     let targets = targets.unwrap_or_else(|_| layers.iter().cloned().collect());
     setting.on = targets.into_iter().filter(is_used).collect();
     let base = keys.get(BASE_KEY).and_then(Value::as_str);
@@ -127,12 +136,23 @@ fn parts<'a>(
     Ok(all)
 }
 
-/// Fills the adapters of a model with those of the folder that `lora` names, if it names one.
-pub fn load(lora: &LoraSetting, model: &ModelSpec, params: &[&Params]) -> Result<()> {
+/// Fills the adapters of a model with those of the folder that `lora` names, if it names one. They
+/// stand beside the weights of `base`, a folder with its digest: rank 0 warns if they were made for
+/// others.
+pub fn load(
+    lora: &LoraSetting,
+    model: &ModelSpec,
+    params: &[&Params],
+    base: (&Path, Option<&str>),
+    rank: usize,
+) -> Result<()> {
     let Some(folder) = &lora.from else {
         return Ok(());
     };
     let (path, file, header) = open(folder)?;
+    if rank == 0 {
+        warn_of_another(folder, &header, base)?;
+    }
     let refused = |why: String| {
         let help = "give the adapter and the base model that belong together";
         refuse(&path, format!("{why}; help: {help}"))
@@ -152,35 +172,63 @@ pub fn load(lora: &LoraSetting, model: &ModelSpec, params: &[&Params]) -> Result
     }
     let (mut foreign, mut bytes) = (Foreign::default(), Vec::new());
     for (params, parameter, tensors) in &all {
-        fill(params, parameter, |mut values| {
-            for (name, shape) in tensors {
-                let (mine, others) = values.split_at_mut(shape.iter().product());
-                values = others;
-                let entry = header.find(name).expect("compared");
-                if entry.shape != shape {
-                    let got = &entry.shape;
-                    return Err(refused(format!("{name}: expected {shape:?}, got {got:?}")));
-                }
-                let dtype = FileDType::of(entry).map_err(&refused)?;
-                let mut file = ReadFrom::place(&file, header.data_start + entry.start);
-                let read = dtype.read(&mut file, mine, &mut bytes);
-                read.map_err(unreadable(&path))?;
-                foreign.check(name, mine).map_err(&refused)?;
+        let mut rows = 0..0;
+        for (name, shape) in tensors {
+            rows = rows.end..rows.end + shape[0];
+            let entry = header.find(name).expect("compared");
+            if entry.shape != shape {
+                let got = &entry.shape;
+                return Err(refused(format!("{name}: expected {shape:?}, got {got:?}")));
             }
-            Ok(())
-        })?;
+            let dtype = FileDType::of(entry).map_err(&refused)?;
+            let mut file = ReadFrom::place(&file, header.data_start + entry.start);
+            fill(params, parameter, rows.clone(), |values| {
+                let read = dtype.read(&mut file, values, &mut bytes);
+                read.map_err(unreadable(&path))?;
+                foreign.check(name, values).map_err(&refused)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Warns of adapters that were made beside other weights than those of `base`: of another digest,
+/// or where PEFT wrote none, in a folder of another name.
+fn warn_of_another(
+    folder: &Path,
+    header: &Header,
+    (base, now): (&Path, Option<&str>),
+) -> Result<()> {
+    let (_, named) = describe(folder)?;
+    let named = named.unwrap_or_default();
+    let then = header.metadata.get(BASE_DIGEST).map(String::as_str);
+    let name = |path: &Path| path.file_name().map(std::ffi::OsStr::to_os_string);
+    let is_same = match then {
+        Some(_) => then == now,
+        None => named.is_empty() || name(Path::new(&named)) == name(base),
+    };
+    if !is_same {
+        let digests = |of: Option<&str>| of.map_or(String::new(), |it| format!(" (weights {it})"));
+        tracing::warn!(
+            "{LORA} from={}: the adapter was made beside {named}{}, and is used beside {}{}: unless both are the same \
+             model, it teaches nonsense; help: give its base as {INIT_FROM}",
+            folder.display(),
+            digests(then),
+            base.display(),
+            digests(now.filter(|_| then.is_some()))
+        );
     }
     Ok(())
 }
 
 /// Writes the adapters of a model, in f32 on the CPU, as a new folder of PEFT, with the files of
-/// its tokenizer. `base` is the folder of the base model.
+/// its tokenizer. `base` is the folder of the base model, with the digest of its weights.
 pub fn export(
     folder: &Path,
     lora: &LoraSetting,
     model: &ModelSpec,
     params: &Params,
-    base: &Path,
+    (base, digest): (&Path, Option<&str>),
     tokenizer: Option<&Vocabulary>,
 ) -> Result<()> {
     let transposes = hugging_face::is_conv1d(model)?;
@@ -199,7 +247,10 @@ pub fn export(
     });
     let all = parts(lora, model, &[params])?;
     let tensors = all.iter().flat_map(|(_, _, tensors)| tensors);
-    let header = Header::of(tensors.map(|(name, shape)| (name.as_str(), &shape[..])));
+    let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    metadata.extend(digest.map(|digest| (BASE_DIGEST.to_string(), digest.to_string())));
+    let shapes = tensors.map(|(name, shape)| (name.as_str(), &shape[..]));
+    let header = Header::with_metadata(shapes, metadata);
     hugging_face::write_folder(folder, |folder| {
         disk::write_file(&folder.join(ADAPTER_FILE), |output| {
             output.write(format!("{config:#}\n").as_bytes())

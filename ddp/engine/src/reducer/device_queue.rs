@@ -27,7 +27,7 @@ pub(super) struct DeviceQueue {
     followed: Group,
     /// None if jobs go to the compute stream.
     own: Option<Stream>,
-    /// By job: the point after it, if it moves values and was started since the last join.
+    /// By job: the point after it, if layers wait for it and it was started since the last join.
     after: RefCell<Vec<Option<Event>>>,
     /// Small tensors that the next sum of a bucket takes along.
     small: RefCell<Vec<Tensor>>,
@@ -101,7 +101,7 @@ impl CommQueue for DeviceQueue {
         }
         let run = || job.run(group, &held[first..], &stream);
         trace::record_stream(&stream, job.label(index), run)?;
-        if let (CommJob::Gather(_) | CommJob::Broadcast(_), Some(own)) = (job, &self.own) {
+        if let Some(own) = self.own.as_ref().filter(|_| job.is_awaited()) {
             self.after.borrow_mut()[index] = Some(own.record()?);
         }
         Ok(())

@@ -124,8 +124,9 @@ impl CommQueue for HostQueue {
     fn wait_for(&self, job: usize) -> Result<()> {
         let mut queue = self.shared.lock();
         let mut started = queue.started.iter();
+        // With ZeRO-2 a job may have been started several times.
         let is_it = |entry: &QueueEntry| matches!(entry, QueueEntry::Job(index) if *index == job);
-        let Some(position) = started.position(|(entry, _)| is_it(entry)) else {
+        let Some(position) = started.rposition(|(entry, _)| is_it(entry)) else {
             return Ok(());
         };
         while queue.done <= position && queue.error.is_none() {

@@ -74,11 +74,20 @@ impl CommJob {
         }
     }
 
+    /// Whether layers wait for it alone, before the join.
+    pub(super) fn is_awaited(&self) -> bool {
+        match self {
+            CommJob::Sum(bucket) => bucket.is_freed(),
+            CommJob::Gather(_) | CommJob::Broadcast(_) => true,
+            CommJob::Copy(_) => false,
+        }
+    }
+
     /// Gives the job to `stream`, a sum together with those of the `small` tensors. On the CPU this
     /// runs it.
     pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         match self {
-            CommJob::Sum(bucket) => bucket.sum(group, small, stream),
+            CommJob::Sum(bucket) => bucket.run(group, small, stream),
             CommJob::Copy(copies) => copies.run(group, stream),
             CommJob::Gather(values) => Ok(group.all_gather(values, stream)?),
             CommJob::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ddp_comm::{Group, SumTree, World};
 use ddp_kernels::{DType, Device, Tensor};
-use ddp_nn::params::{Parameter, Params};
+use ddp_nn::params::{Division, Parameter, Params, Sharing, Window};
 
 use super::job::{CommJob, Copies};
 use super::plan::{self, Bucket, BucketSizes};
@@ -25,8 +25,10 @@ pub struct ReducerOptions {
     /// Whether to reduce while backward continues: on a separate thread, or on a GPU on a separate
     /// stream.
     pub overlap: bool,
-    /// ZeRO-1: whether each rank owns a slice of every bucket, and keeps moments only for that.
-    pub zero: bool,
+    /// The stage of ZeRO. 1: each rank owns a slice of every bucket, and has moments only for that,
+    /// and masters, if the model was made for it alone ([`ReducerOptions::sharing`]). 2: it has
+    /// gradients only for that, too, and memory for those of a few buckets.
+    pub zero: u64,
     /// Into how many shards each batch is cut, so that the bits are the same on any number of
     /// ranks up to it; None for a sum of what each rank adds up.
     pub shards: Option<usize>,
@@ -42,7 +44,29 @@ impl ReducerOptions {
     /// How many of `ranks` share the trained parameters: an argument of
     /// [`Model::with_shares`](ddp_nn::models::Model::with_shares).
     pub fn shares(&self, ranks: usize) -> usize {
-        if self.zero { ranks } else { 1 }
+        if self.zero > 0 { ranks } else { 1 }
+    }
+
+    /// How the trained part of a model is shared, of which this is rank `rank` of `ranks`: an
+    /// argument of [`Model::with_shares`](ddp_nn::models::Model::with_shares).
+    pub fn sharing(self, rank: usize, ranks: usize) -> Sharing {
+        let shares = self.shares(ranks);
+        let divide = move |list: &[Parameter], device: Device| {
+            let buckets = plan_of(list, device, self, shares);
+            let own = buckets.iter().map(|bucket| bucket.slice(rank, shares));
+            Division {
+                own: own.collect(),
+                windows: (self.zero == 2).then(|| windows(list, &buckets)),
+            }
+        };
+        Sharing {
+            frees_gradients: self.zero == 2,
+            division: match shares {
+                1 => None,
+                _ => Some(Arc::new(divide)),
+            },
+            ..shares.into()
+        }
     }
 
     /// The maximum size of buckets on `device`.
@@ -78,7 +102,7 @@ impl ReducerOptions {
 
     /// Whose slices `rank` of `ranks` keeps.
     pub(crate) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
-        let has_keepers = self.zero && !self.keeper.is_multiple_of(ranks);
+        let has_keepers = self.zero > 0 && !self.keeper.is_multiple_of(ranks);
         has_keepers.then(|| (rank + ranks - self.keeper % ranks) % ranks)
     }
 }
@@ -90,7 +114,7 @@ impl Default for ReducerOptions {
             sizes: None,
             dtype: DType::F32,
             overlap: true,
-            zero: false,
+            zero: 0,
             shards: None,
             updates_alone: false,
             keeper: 0,
@@ -148,21 +172,62 @@ pub(super) fn check_shards(params: &Params, group: &Group, shards: usize) -> Res
 }
 
 /// The trained parameters, in the order of the arenas.
-pub(super) fn trained(params: &Params) -> Vec<&Parameter> {
-    params.list().iter().filter(|p| p.is_trained()).collect()
+pub(super) fn trained(list: &[Parameter]) -> Vec<&Parameter> {
+    list.iter().filter(|p| p.is_trained()).collect()
 }
 
-/// The plan of buckets for parameters that `shares` ranks share.
-pub(super) fn plan_of(params: &Params, options: ReducerOptions, shares: usize) -> Vec<Bucket> {
-    let trained = trained(params);
+/// The plan of buckets for parameters on `device` that `shares` ranks share.
+pub(super) fn plan_of(
+    list: &[Parameter],
+    device: Device,
+    options: ReducerOptions,
+    shares: usize,
+) -> Vec<Bucket> {
+    let trained = trained(list);
     let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
     let layer_of = |p: &Parameter| p.name.rsplit_once('.').map(|(layer, _)| layer.to_string());
     let layers: Vec<usize> = trained
         .chunk_by(|a, b| layer_of(a) == layer_of(b))
         .map(<[_]>::len)
         .collect();
-    let sizes = options.sizes_on(params.device());
+    let sizes = options.sizes_on(device);
     plan::plan(&ranges, &layers, sizes, plan::grain(shares))
+}
+
+/// A window may be written while as many before it are being written or reduced.
+const WINDOWS_AT_ONCE: usize = 2;
+
+/// Windows of gradients: as many buckets as have whole parameters. Those with a parameter that
+/// several layers use are in use for most of a backward, and have memory for themselves.
+fn windows(list: &[Parameter], buckets: &[Bucket]) -> Vec<Window> {
+    let trained = trained(list);
+    let mut all: Vec<(Range<usize>, bool)> = Vec::new();
+    for bucket in buckets {
+        let parameters = &trained[bucket.parameters.clone()];
+        let is_long = parameters.iter().any(|p| p.is_shared);
+        match all.last_mut() {
+            Some((range, was_long)) if parameters[0].range.start < bucket.range.start => {
+                range.end = bucket.range.end;
+                *was_long |= is_long;
+            }
+            _ => all.push((bucket.range.clone(), is_long)),
+        }
+    }
+    // The largest first, so that others use their memory.
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(all[at].0.len()));
+    let mut slots = vec![usize::MAX; all.len()];
+    for at in order {
+        let meets =
+            |other: &usize| all[at].1 || all[*other].1 || at.abs_diff(*other) <= WINDOWS_AT_ONCE;
+        let taken: Vec<_> = (0..all.len())
+            .filter(meets)
+            .map(|other| slots[other])
+            .collect();
+        slots[at] = (0..).find(|slot| !taken.contains(slot)).unwrap_or_default();
+    }
+    let window = |((range, _), slot)| Window { range, slot };
+    all.into_iter().zip(slots).map(window).collect()
 }
 
 /// The elements of the gradients' arena of `params` that this rank of `group` owns: see
@@ -178,10 +243,10 @@ pub(crate) fn slices(
     options: ReducerOptions,
 ) -> Vec<Range<usize>> {
     match options.shares(ranks) {
-        1 => std::iter::once(0..params.gradients().count()).collect(),
+        1 => std::iter::once(params.trained_part()).collect(),
         shares => {
             let of_bucket = |bucket: &Bucket| bucket.slice(slice, shares);
-            plan_of(params, options, shares)
+            plan_of(params.list(), params.device(), options, shares)
                 .iter()
                 .map(of_bucket)
                 .collect()
@@ -190,7 +255,8 @@ pub(crate) fn slices(
 }
 
 /// A sum for each bucket, and all jobs: these sums. If ranks share buckets, also a gather of what
-/// layers read for each bucket, and if that is a bf16 copy, a gather of the values for each bucket.
+/// layers read for each bucket, and if that is a bf16 copy and ranks have all masters, a gather of
+/// these for each bucket.
 /// If ranks also keep slices of others, a copy of the sums for each bucket.
 pub(super) fn jobs(
     params: &Params,
@@ -211,15 +277,31 @@ pub(super) fn jobs(
         Ok((tree, received.named("partial sums of others")))
     };
     let along = options.shards.map(along).transpose()?;
+    let frees = params.windows().is_some();
+    let shared = match (frees, dtype == params.master_dtype()) {
+        (true, false) => {
+            let longest = buckets.iter().map(|bucket| bucket.range.len()).max();
+            Some(Tensor::empty(
+                &[longest.unwrap_or(0)],
+                dtype,
+                params.device(),
+            )?)
+        }
+        _ => None,
+    };
     let sum = |(index, bucket): (usize, &Bucket)| -> Result<Arc<Reduced>> {
-        let gradients = params.gradients().slice(bucket.range.clone())?;
+        let gradients = params.written_gradients(bucket.range.clone())?;
         let gradients = gradients.named(&format!("gradients, bucket {index}"));
         let own = match shares {
             1 => bucket.range.clone(),
             _ => bucket.slice(rank, shares),
         };
+        let kept = frees
+            .then(|| params.gradients_of(own.clone()))
+            .transpose()?;
         let own = own.start - bucket.range.start..own.end - bucket.range.start;
-        let sum = Reduced::new(gradients, own, dtype, rank, along.as_ref())?;
+        let memory = [kept.as_ref(), shared.as_ref()];
+        let sum = Reduced::new(gradients, own, memory, dtype, rank, along.as_ref())?;
         Ok(Arc::new(sum))
     };
     let sums = buckets.iter().enumerate().map(sum);
@@ -235,7 +317,7 @@ pub(super) fn jobs(
     };
     if shares > 1 {
         gather(params.read_arena(), "values")?;
-        if params.dtype() != params.master_dtype() {
+        if params.dtype() != params.master_dtype() && !params.is_divided() {
             gather(params.values(), "masters")?;
         }
     }

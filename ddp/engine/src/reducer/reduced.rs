@@ -8,11 +8,16 @@
 //! that. On a GPU each slice is sent to its owner, added there by one kernel, and sent to all
 //! (`exchange`); all of it can be captured.
 //!
+//! With ZeRO-2 the memory of a bucket is used again once it is reduced: what a rank gets the sums
+//! of goes to memory of its own, where those of later micro-batches are added. Earlier shards are
+//! kept as soon as a bucket of theirs is complete.
+//!
 //! If bf16 travels, every shard's gradients and every sum are rounded to bf16, so that it does not
 //! matter which of them travel.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ddp_comm::{Group, Reduce, SumTree};
 use ddp_kernels::stream::Stream;
@@ -51,31 +56,39 @@ pub(super) struct Reduced {
     pub(super) travels: Tensor,
     /// (O), a part of that.
     own_travels: Tensor,
+    /// f32 (O), with ZeRO-2: where the sums stay.
+    kept: Option<Tensor>,
+    /// With ZeRO-2: how often it was complete in this step.
+    turn: AtomicUsize,
     /// If the sum is one over the shards of the batch.
     pub(super) along: Option<AlongTree>,
 }
 
 impl Reduced {
-    /// This rank gets the sums of the elements in `own`. `dtype` is what travels. With a tree of
-    /// shards, and memory for what arrives, sums are made along that.
+    /// This rank gets the sums of the elements in `own`. With ZeRO-2 they stay in `kept`, and if
+    /// `dtype`, what travels, is another, it does so from `shared`. With a tree of shards, and
+    /// memory for what arrives, sums are made along that.
     pub(super) fn new(
         gradients: Tensor,
         own: Range<usize>,
+        [kept, shared]: [Option<&Tensor>; 2],
         dtype: DType,
         rank: usize,
         along: Option<&(Arc<SumTree>, Tensor)>,
     ) -> Result<Reduced> {
-        let travels = if dtype == gradients.dtype() {
-            gradients.clone()
-        } else {
-            let name = gradients.name().unwrap_or("gradients");
-            Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name)
+        let name = gradients.name().unwrap_or("gradients");
+        let travels = match shared {
+            _ if dtype == gradients.dtype() => gradients.clone(),
+            Some(shared) => shared.slice(0..gradients.count())?.named(name),
+            None => Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name),
         };
         let along = along
             .map(|(tree, received)| AlongTree::new(tree, rank, [&gradients, &travels], received));
         Ok(Reduced {
             own: gradients.slice(own.clone())?,
             own_travels: travels.slice(own)?,
+            kept: kept.cloned(),
+            turn: AtomicUsize::new(0),
             along: along.transpose()?,
             gradients,
             travels,
@@ -111,9 +124,39 @@ impl Reduced {
         Ok(())
     }
 
+    /// Whether its memory is used again within a step.
+    pub(super) fn is_freed(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&self) {
+        self.turn.store(0, Ordering::Relaxed);
+    }
+
+    /// What is done with complete gradients: their sum, or with ZeRO-2 one of those of a step.
+    pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
+        let Some(kept) = &self.kept else {
+            return self.sum(group, small, stream);
+        };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if let Some(along) = self
+            .along
+            .as_ref()
+            .filter(|it| turn + 1 < it.additions.len())
+        {
+            return stream.scope(|| self.close(along, turn));
+        }
+        self.sum(group, small, stream)?;
+        stream.scope(|| match (turn, &self.along) {
+            (1.., None) => Ok(ops::axpy(kept, 1.0, &self.own)?),
+            _ => Ok(kept.copy_from(&self.own)?),
+        })
+    }
+
     /// The sum with other ranks' gradients, and those of the `small` tensors: NCCL runs such calls
     /// in one launch.
-    pub(super) fn sum(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
+    fn sum(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         faults::at(FaultPoint::Reduction)?;
         faults::flip(&self.gradients)?;
         let sum = |tensor: &Tensor| group.all_reduce(tensor, Reduce::Sum, stream);

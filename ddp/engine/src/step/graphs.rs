@@ -56,7 +56,8 @@ const KINDS_MAX: usize = 8;
 pub(super) struct StepKind {
     slot: SlotId,
     rows: usize,
-    micro_batches: usize,
+    /// This rank's, and the most of any rank: ranks may reduce each.
+    micro_batches: [usize; 2],
     measures_norm: bool,
     /// A graph is launched on the stream it was captured on.
     stream: Stream,
@@ -127,7 +128,10 @@ impl StepGraphs {
         let kind = StepKind {
             slot,
             rows: batch.mine,
-            micro_batches: batch.micro_count(),
+            micro_batches: [
+                batch.micro_count(),
+                batch.micro_count_max(self.ranks as usize),
+            ],
             measures_norm,
             stream: Stream::current(device)?,
         };

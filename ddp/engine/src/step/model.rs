@@ -31,6 +31,7 @@ use super::stats;
 use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::reducer::ReducerOptions;
+use crate::setting::{MICRO_BATCH, SAME_BITS, ZERO};
 
 /// What varies from step to step is sent to the device.
 const SCALARS: Label = Label::new(Lane::Copies, "send scalars");
@@ -166,6 +167,45 @@ impl TrainedModel {
         self.lend_values()
     }
 
+    /// Begins one of the backwards of a step.
+    pub(super) fn begin_round(&mut self) {
+        let stages = self.stages.iter_mut();
+        stages.for_each(|stage| stage.reducer.begin_round());
+    }
+
+    /// Whether memory of gradients is used again within a backward: ZeRO-2.
+    pub(super) fn frees_gradients(&self) -> bool {
+        self.stages
+            .iter()
+            .any(|stage| stage.reducer.frees_gradients())
+    }
+
+    /// Where each micro-batch is reduced: adds zeros for those that other ranks have more, and
+    /// refuses several in a shard, whose sum over ranks would not be the last.
+    pub(super) fn level_rounds(&mut self, batch: &Batch) -> Result<()> {
+        if !self.frees_gradients() {
+            return Ok(());
+        }
+        if self.shards().is_none() {
+            let most = batch.micro_count_max(self.group().size());
+            for _ in batch.micro_count().max(1)..most {
+                let mut stages = self.stages.iter_mut().rev();
+                stages.try_for_each(|stage| stage.reducer.add_zeros())?;
+            }
+            return Ok(());
+        }
+        let mut shards = batch.shards().numbers();
+        if let Some(shard) = shards.find(|shard| batch.micros_of(*shard).len() > 1) {
+            return Err(Error::Usage(format!(
+                "{ZERO} 2 with {SAME_BITS}: expected shards of one micro-batch, got {} in shard {shard}: \
+                 sums over ranks must come last; help: give a larger {MICRO_BATCH}, more shards, or \
+                 {ZERO} 1",
+                batch.micros_of(shard).len()
+            )));
+        }
+        Ok(())
+    }
+
     /// Begins a step that is launched as a graph.
     pub(super) fn begin_launch(&mut self) {
         for stage in &mut self.stages {
@@ -263,7 +303,7 @@ impl TrainedModel {
         for Stage { reducer, .. } in self.stages.iter_mut().rev() {
             match (is_last, has_rows) {
                 (false, _) => reducer.close_shard(shard - shards.first, has_rows)?,
-                (true, false) => reducer.all_ready_with_zeros()?,
+                (true, false) => reducer.add_zeros()?,
                 (true, true) => {}
             }
         }
@@ -284,7 +324,7 @@ impl TrainedModel {
         // the same bits always: several ranks, of which each has a slice, do.
         let always = |stage: &Stage| {
             let ReducerOptions { zero, shards, .. } = stage.reducer.options;
-            stage.optimizer.rule().hidden.is_some() || zero && shards.is_some()
+            stage.optimizer.rule().hidden.is_some() || zero > 0 && shards.is_some()
         };
         let wants_norm = measure_norm || self.stages.iter().any(always);
         let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
@@ -377,8 +417,12 @@ impl TrainedModel {
         for params in self.stages.iter().map(|stage| &stage.model.params) {
             // The arena has the last layers first.
             for p in params.list().iter().rev().filter(|p| p.is_trained()) {
-                let gradient = params.gradient(p.id).filter(|_| !values);
-                let tensor = gradient.unwrap_or_else(|| params.master(p.id));
+                let tensor = match params.gradient(p.id).filter(|_| !values) {
+                    Some(_) if params.windows().is_some() => continue,
+                    Some(gradient) => gradient,
+                    None if params.has_master(p) => params.master(p.id),
+                    None => params.value(p.id),
+                };
                 observe(|| format!("{what} {}", p.name), tensor)?;
             }
         }
@@ -438,6 +482,7 @@ impl TrainedModel {
                 continue;
             };
             if back {
+                self.stages[loan.part].reducer.writes(loan.owner);
                 let what = "tied gradients to the owner's device";
                 announced(what, || sum.copy_from(borrowed))?;
             } else if how.accumulates || here.is_used_above(loan.id) {

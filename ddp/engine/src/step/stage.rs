@@ -14,8 +14,9 @@ use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
 use crate::digest::Digests;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::reducer::{Reducer, ReducerOptions};
+use crate::setting::{OPTIMIZER, ZERO};
 
 /// What a stage is made from.
 #[derive(Debug)]
@@ -79,6 +80,12 @@ impl Stage {
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
+        if reducer.frees_gradients() && optimizer.rule().hidden.is_some() {
+            return Err(Error::Usage(format!(
+                "{ZERO} 2: expected an optimizer of elements, got one of whole matrices, which needs \
+                 all gradients; help: use {ZERO} 1, or {OPTIMIZER} adamw"
+            )));
+        }
         share(&mut optimizer, &part.model, &reducer)?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
@@ -148,12 +155,22 @@ impl Stage {
             return Ok(());
         }
         let help = "build the same model, with the same options, on every rank";
+        // Of divided masters none has all.
+        let values = if params.is_divided() {
+            format!("{:016x}", params.values_hash()?)
+        } else {
+            "those of rank 0".into()
+        };
         let rule = format!("{:?}", self.optimizer.rule());
         group.handshake(&[
             Field::must_match("the parameters' names and shapes", self.shapes(), help),
             Field::must_match("the plan of buckets", self.reducer.plan_text(), help),
             Field::must_match("the optimizer", rule, help),
+            Field::must_match("the model's initial weights", values, help),
         ])?;
+        if params.is_divided() {
+            return Ok(());
+        }
         let values = params.values();
         if values.count() > 0 {
             group.broadcast(values, 0, &Stream::current(self.device())?)?;
@@ -203,7 +220,7 @@ impl Stage {
 
     /// Whether any of its parameters is trained.
     pub(super) fn trains(&self) -> bool {
-        self.model.params.gradients().count() > 0
+        !self.model.params.trained_part().is_empty()
     }
 
     /// `tensor` of the neighbouring stage, on this device.
@@ -247,10 +264,11 @@ impl Stage {
 
     /// The model, and a pass over it: a new one, or the one that the last forward began.
     pub(super) fn pass(&mut self, how: &StagePass, is_new: bool) -> (&Model, Pass<'_>) {
+        let frees = self.reducer.frees_gradients();
         let options = PassOptions {
             training: how.training,
-            accumulate: how.accumulates,
-            last: how.last,
+            accumulate: how.accumulates && !frees,
+            last: how.last || frees,
             seed: how.seed,
             position: self.scalars.position(how.micro_batch),
         };

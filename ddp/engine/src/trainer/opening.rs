@@ -15,7 +15,7 @@ use super::{bf16, resume};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
-use crate::digest;
+use crate::digest::{self, LayerDigest};
 use crate::elastic::run::Kept;
 use crate::error::Result;
 use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
@@ -117,7 +117,7 @@ impl<'a> Opening<'a> {
             optimizer_since: 0,
             world: WorldState {
                 ranks,
-                optimizer_parts: if options.zero == 1 { ranks } else { 1 },
+                optimizer_parts: if options.zero > 0 { ranks } else { 1 },
                 devices: self.run.places.clone(),
             },
             task: data.train.task().clone(),
@@ -138,13 +138,26 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Opens the metrics log on rank 0. Lines after the steps taken are cut, and those of ranks
-    /// after generation `told`.
+    /// Digests of the weights before the first step, on rank 0. All ranks call it together: they
+    /// may have divided the weights.
+    pub(super) fn initial_weights(&self) -> Result<Vec<LayerDigest>> {
+        let stages = self.kept.step.stages().iter();
+        let parts = stages.map(|stage| (&stage.model().params, stage.reducer().group()));
+        let is_wanted = self.world.rank() == 0 || parts.clone().any(|it| it.0.is_divided());
+        if is_wanted && self.kept.totals.steps == 0 {
+            return digest::of_weights(parts);
+        }
+        Ok(Vec::new())
+    }
+
+    /// Opens the metrics log on rank 0, which says these `initial_weights`. Lines after the steps
+    /// taken are cut, and those of ranks after generation `told`.
     pub(super) fn open_log(
         &self,
         program: &mut dyn Program,
         locked: Option<LockedLog>,
         told: Option<u64>,
+        initial_weights: Vec<LayerDigest>,
     ) -> Result<MetricsLog> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
         let is_lost =
@@ -187,7 +200,7 @@ impl<'a> Opening<'a> {
             self.log_plan();
         }
         if !has_start {
-            self.write_start(&mut log)?;
+            self.write_start(&mut log, initial_weights)?;
         }
         program.begin(out, taken, run.plan.steps)?;
         if let Some(opened) = &run.resumed {
@@ -237,7 +250,7 @@ impl<'a> Opening<'a> {
     }
 
     /// The first line of the metrics log.
-    fn write_start(&self, log: &mut MetricsLog) -> Result<()> {
+    fn write_start(&self, log: &mut MetricsLog, initial_weights: Vec<LayerDigest>) -> Result<()> {
         let (step, run, world) = (&self.kept.step, self.run, self.world);
         let (data, plan) = (&run.data, &run.plan);
         let stages = step.stages();
@@ -269,10 +282,7 @@ impl<'a> Opening<'a> {
             parameters: Some(step.params().map(|params| params.count() as u64).sum()),
             steps: Some(plan.steps),
             steps_per_epoch: plan.sampler.steps_per_epoch(),
-            initial_weights: match self.kept.totals.steps {
-                0 => digest::of_weights(step.params())?,
-                _ => Vec::new(),
-            },
+            initial_weights,
             job: ddp_comm::job_number(),
         }))
     }

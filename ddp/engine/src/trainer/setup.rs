@@ -14,7 +14,7 @@ use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Optimizer, check_groups};
-use ddp_nn::params::{Parameter, Params};
+use ddp_nn::params::{Parameter, Params, Sharing};
 
 use super::plan::Plan;
 use super::program::Program;
@@ -37,7 +37,8 @@ use crate::ranks::WorldRanks;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::setting::{
-    BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
+    BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, MIN_RANKS, OPTIMIZER,
+    SAME_BITS, ZERO,
 };
 use crate::step::{GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group};
 use crate::tasks;
@@ -87,12 +88,6 @@ pub(super) struct Unbuilt {
     pub(super) plan: Plan,
     pub(super) devices: Vec<Device>,
     pub(super) places: Vec<String>,
-    /// Without those of a base.
-    pub(super) parameters: u64,
-    /// Those of a base, to which adapters are added.
-    pub(super) base: u64,
-    /// Parameters in matrices of hidden layers.
-    pub(super) hidden: u64,
     /// Steps that are done.
     pub(super) taken: u64,
 }
@@ -156,23 +151,11 @@ pub(super) fn assemble(
     let parameters = options.model.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
     if parameters > parameters_max {
-        let (trained, hidden, base) = match &options.lora {
-            None => (
-                u128::from(parameters),
-                options.model.hidden_count(&shape)?,
-                0,
-            ),
-            Some(lora) => (lora.count(&options.model, &shape)?, 0, parameters),
-        };
-        let [trained, hidden] = [trained, hidden].map(|it| u64::try_from(it).unwrap_or(u64::MAX));
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
             plan,
             places: devices::of_ranks(world, &devices)?,
             devices,
-            parameters: trained,
-            base,
-            hidden,
             taken: resumed.map_or(0, |opened| opened.state.step),
         })));
     }
@@ -206,7 +189,7 @@ pub(super) fn assemble(
     match (continued, &resumed) {
         (Some(plan), _) => optimizers = kept.level(world, &main, plan)?,
         (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
-        (_, None) => load_initial(options, world, &kept.step, &data)?,
+        (_, None) => load_initial(options, world, kept, &data)?,
     }
     kept.make_ready(world, optimizers);
     // From here on it is not lost with this world.
@@ -330,14 +313,18 @@ fn params(step: &Step) -> Vec<&Params> {
 
 /// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
 /// compares the values of all ranks.
-fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, kept: &Kept, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
     check_tokenizer(path, data)?;
+    let (parts, rank) = (params(&kept.step), world.rank());
     match &options.lora {
-        Some(lora) => lora::load(lora, &options.model, &params(step)),
-        None => initial::load(path, &params(step), world.rank()).map(drop),
+        Some(lora) => {
+            let base = (path.as_path(), kept.base.as_deref());
+            lora::load(lora, &options.model, &parts, base, rank)
+        }
+        None => initial::load(path, &parts, rank).map(drop),
     }
 }
 
@@ -366,7 +353,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
             .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
         dtype: options.reduce_dtype.dtype(),
         overlap: reducer::overlaps(options.overlap, world),
-        zero: options.zero == 1,
+        zero: options.zero,
         shards: options.same_bits,
         updates_alone: world.is_elastic() && options.zero == 0,
         keeper: match (world.is_elastic(), world.hosts()) {
@@ -394,6 +381,12 @@ pub(super) fn step(
 ) -> Result<Step> {
     let step_options = step_options(options, world);
     let reducer = step_options.reducer;
+    if world.is_elastic() && options.zero == 2 {
+        return Err(Error::Usage(format!(
+            "{ZERO} 2: expected 0 or 1 with {MIN_RANKS}: the sums of a slice are on one rank alone, \
+             and would be lost with it; help: use {ZERO} 1, or leave {MIN_RANKS} out"
+        )));
+    }
     if world.size() > 1 && devices.len() > GRADIENT_GROUPS.len() {
         return Err(Error::Usage(format!(
             "{DEVICES_PER_RANK} {}: expected from 1 to {} where there are several ranks; help: \
@@ -404,11 +397,11 @@ pub(super) fn step(
     }
     let (task, shape) = (data.train.task(), data_shape(data.train.spec()));
     let frozen = |name: &str| options.is_frozen(name);
-    let shares = reducer.shares(world.ranks_max());
+    let sharing = sharing(reducer, world, world.rank());
     let (rule, groups) = (options.rule(), options.groups()?);
     let models = options
         .model_options()
-        .models(&shape, devices, &frozen, shares)?;
+        .models(&shape, devices, &frozen, sharing)?;
     check_trained(options, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
@@ -435,8 +428,16 @@ pub(super) fn step(
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }
 
+/// How rank `rank` of `world` shares the trained part. Ranks that may be lost have all of it.
+pub(super) fn sharing(reducer: ReducerOptions, world: &World, rank: usize) -> Sharing {
+    if world.is_elastic() {
+        return reducer.shares(world.ranks_max()).into();
+    }
+    reducer.sharing(rank, world.size())
+}
+
 /// Rows that pass through the model at a time in evaluation: fewer if rows are large.
-fn eval_rows(rows: &RowSpec) -> usize {
+pub(super) fn eval_rows(rows: &RowSpec) -> usize {
     if let TaskSpec::NextToken { .. } = rows.task {
         return (EVAL_TOKENS_MAX / rows.positions().max(1)).clamp(1, EVAL_ROWS_MAX);
     }

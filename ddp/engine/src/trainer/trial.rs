@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
-use ddp_kernels::{DType, Device, Tensor};
-use ddp_nn::params::{Format, Precision};
+use ddp_kernels::{DType, Device};
 use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
 use super::plan::Plan;
+use super::planned::{self, ModelBytes, StepBytes};
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
@@ -50,6 +50,8 @@ pub struct Rehearsal {
     pub places: Vec<String>,
     /// Bytes of this rank's model, with the most partial sums that any rank has.
     pub model_bytes: ModelBytes,
+    /// What a step needs besides, as planned.
+    pub step_bytes: StepBytes,
     /// The most bytes that a rank gives to the others in a step; None if the model was not made.
     pub between_ranks_bytes: Option<u64>,
     /// Bytes of a checkpoint, of all ranks together.
@@ -61,27 +63,6 @@ pub struct Rehearsal {
     pub device_peak_mb: Option<f64>,
     /// How long steps took on a GPU; none on the CPU, where a second of steps says little.
     pub trial: Option<Trial>,
-}
-
-/// Bytes of the model of a rank, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ModelBytes {
-    /// Parameters, f32.
-    pub values: u64,
-    /// Their rounded copies.
-    pub copies: u64,
-    /// Frozen weights to which adapters are added.
-    pub base: u64,
-    /// Values and gradients of tied parameters on later devices of a split model.
-    pub tied: u64,
-    /// Gradients.
-    pub gradients: u64,
-    /// The optimizer's moments.
-    pub moments: u64,
-    /// Those that it keeps for another rank, and copies of what a lost rank may spoil.
-    pub kept_for_others: u64,
-    /// Partial sums of gradients over shards.
-    pub partial_sums: u64,
 }
 
 /// Times of a few steps and an evaluation.
@@ -110,11 +91,15 @@ pub fn rehearse(
     }
     let mut run = match prepared {
         Prepared::Finished(_) => return Ok(None),
-        Prepared::TooLarge(run) => return Ok(Some(without_model(options, *run, world))),
+        Prepared::TooLarge(run) => return without_model(options, *run, world).map(Some),
         Prepared::Ready(run) => run,
     };
     let kept = session.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
+    let mut step_bytes = StepBytes::default();
+    if run.devices[0].is_accelerator() {
+        step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
+    }
     let is_over = run.plan.is_over(taken);
     let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
     let trial = trial.transpose()?.flatten();
@@ -124,14 +109,20 @@ pub fn rehearse(
         let all = exchange::gather(world, &mine)?;
         Ok(all.into_iter().max().unwrap_or(mine))
     };
-    let mut model_bytes = ModelBytes::of(kept);
+    let mut model_bytes = bytes_of(kept);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
+    let [of_shard, micro] = planned::rows_of_shard(options, &run.data, world.size());
+    let rounds = match options.same_bits {
+        Some(_) => 1,
+        None => of_shard.div_ceil(micro.max(1)),
+    };
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step))?),
+        step_bytes,
+        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
@@ -143,44 +134,16 @@ pub fn rehearse(
     }))
 }
 
-/// What follows from the number of parameters alone.
-fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
-    let values = run.parameters.saturating_mul(4);
-    let moments = options.rule().moment_count(run.parameters, run.hidden);
-    let moments = moments.saturating_mul(4);
-    // Moments of whole matrices have a copy, of two slices (`elastic/slices.rs`).
-    let hidden = options.rule().hidden.map_or(0, |_| run.hidden);
-    let copied = hidden.saturating_mul(8);
-    let zero = options.zero == 1;
-    let shares = if zero { world.size() as u64 } else { 1 };
-    let reducer = setup::step_options(options, world).reducer;
-    let (ranks, device) = (world.size(), run.devices[0]);
-    // Of its share of each device, in buckets that are full.
-    let parameters = run.parameters as usize / run.devices.len();
-    let longest = reducer.sizes_on(device).elements.min(parameters);
-    let of = |rank| reducer.partial_sum_bytes((rank, ranks, device), parameters, longest);
-    let partial_sums = run.devices.len() * (0..ranks).map(of).max().unwrap_or(0);
-    let keeps = u64::from(shares > 1 && world.is_elastic());
-    // On a GPU, the values of two slices.
-    let copies = u64::from(device.is_accelerator()) * 2 * values;
-    Rehearsal {
-        model_bytes: ModelBytes {
-            values,
-            copies: match options.dtype {
-                Precision::Bf16 => values / 2,
-                Precision::F32 | Precision::Tf32 => 0,
-            },
-            base: run
-                .base
-                .saturating_mul(Format::from(options.dtype).layers.bytes() as u64),
-            // Only the model itself knows what is tied.
-            tied: 0,
-            gradients: values,
-            moments: moments / shares,
-            kept_for_others: keeps * (moments.saturating_add(copied + copies) / shares),
-            partial_sums: partial_sums as u64,
-        },
-        checkpoint_bytes: values.saturating_add(moments),
+/// What is known of a run whose model was not made.
+fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehearsal> {
+    let (model_bytes, step_bytes) = planned::plan(options, &run.data, world, &run.devices)?;
+    let shares = setup::step_options(options, world)
+        .reducer
+        .shares(world.size());
+    Ok(Rehearsal {
+        model_bytes,
+        step_bytes,
+        checkpoint_bytes: model_bytes.model + model_bytes.moments * shares as u64,
         between_ranks_bytes: None,
         taken: run.taken,
         host_peak_mb: None,
@@ -190,57 +153,35 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
         plan: run.plan,
         devices: run.devices,
         places: run.places,
-    }
+    })
 }
 
-impl ModelBytes {
-    /// Everything, with the copy that is being saved.
-    pub fn total(&self) -> u64 {
-        let kept = self.gradients + self.partial_sums + self.moments + self.kept_for_others;
-        self.values + self.copies + self.base + self.tied + kept + self.saved()
+fn bytes_of(kept: &Kept) -> ModelBytes {
+    let mut bytes = ModelBytes::default();
+    for stage in kept.step.stages() {
+        let sums = stage.reducer().partial_sum_bytes();
+        bytes.add(&stage.model().params, stage.optimizer(), sums);
     }
-
-    /// The copy that is being saved, in host memory.
-    pub fn saved(&self) -> u64 {
-        self.values + self.moments
-    }
-
-    fn of(kept: &Kept) -> ModelBytes {
-        let mut bytes = ModelBytes::default();
-        for stage in kept.step.stages() {
-            let params = &stage.model().params;
-            bytes.values += params.values().bytes() as u64;
-            bytes.base += params.base().bytes() as u64;
-            bytes.gradients += params.gradients().bytes() as u64;
-            bytes.partial_sums += stage.reducer().partial_sum_bytes() as u64;
-            if params.dtype() != params.master_dtype() {
-                bytes.copies += params.read_arena().bytes() as u64;
-            }
-            for loan in params.loans() {
-                let gradient = params.gradient(loan.id).map_or(0, Tensor::bytes);
-                bytes.tied += (params.value(loan.id).bytes() + gradient) as u64;
-            }
-            let moments = stage.optimizer().moments();
-            let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();
-            bytes.moments += owned as u64;
-            let other = stage.optimizer().moment_bytes() - owned;
-            bytes.kept_for_others += other as u64;
-        }
-        bytes.kept_for_others += kept.slices.as_ref().map_or(0, Slices::bytes) as u64;
-        bytes
-    }
+    bytes.kept_for_others += kept.slices.as_ref().map_or(0, Slices::bytes) as u64;
+    bytes
 }
 
-/// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
-fn bytes_between_ranks(step: &Step) -> u64 {
+/// Bytes of gradients, and under ZeRO of values, that a rank gives to the others in a step with
+/// this many micro-batches, of which ZeRO-2 reduces each.
+fn bytes_between_ranks(step: &Step, micro_batches: usize) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());
         if reducer.group().size() == 1 {
             return 0;
         }
-        let gradients = reducer.given_bytes();
+        let rounds = if reducer.frees_gradients() {
+            micro_batches
+        } else {
+            1
+        };
+        let gradients = rounds * reducer.given_bytes();
         let values = if reducer.is_shared() {
-            params.gradients().count() * params.read_arena().dtype().bytes()
+            params.trained_part().len() * params.read_arena().dtype().bytes()
         } else {
             0
         };

@@ -1,42 +1,71 @@
-//! Convolutions, pooling and the norm that goes with them, as formulas: windows are read where they
-//! lie, copied to rows once, and multiplied.
+//! Convolutions, pooling and the norm that goes with them, as formulas: the windows of a
+//! convolution are copied to columns, and multiplied.
+
+use ddp_kernels::ops::Windows;
 
 use super::scope::Scope;
-use super::trace::Var;
+use super::trace::{Op, Var};
 use crate::build::Init;
 
 /// A convolution, as `torch.nn.Conv2d` and `Conv1d`.
 #[derive(Clone, Copy, Debug)]
 pub struct Convolution {
     outputs: usize,
-    size: usize,
-    stride: usize,
-    padding: usize,
+    windows: Windows,
     groups: usize,
     has_bias: bool,
 }
 
+/// A number for both axes of an image, or one for its height and one for its width.
+pub trait PerAxis {
+    /// Of the height, of the width.
+    fn per_axis(self) -> [usize; 2];
+}
+
+impl PerAxis for usize {
+    fn per_axis(self) -> [usize; 2] {
+        [self; 2]
+    }
+}
+
+impl PerAxis for [usize; 2] {
+    fn per_axis(self) -> [usize; 2] {
+        self
+    }
+}
+
 impl Convolution {
-    /// With this many outputs, from windows of this size along each axis.
-    pub fn new(outputs: usize, size: usize) -> Convolution {
+    /// With this many outputs, from windows of this size. Over one axis, the width counts.
+    pub fn new(outputs: usize, size: impl PerAxis) -> Convolution {
         Convolution {
             outputs,
-            size,
-            stride: 1,
-            padding: 0,
+            windows: Windows {
+                size: size.per_axis(),
+                stride: [1; 2],
+                padding: [0; 2],
+                dilation: [1; 2],
+            },
             groups: 1,
             has_bias: true,
         }
     }
 
     /// The same with windows this far apart.
-    pub fn stride(self, stride: usize) -> Convolution {
-        Convolution { stride, ..self }
+    pub fn stride(mut self, stride: impl PerAxis) -> Convolution {
+        self.windows.stride = stride.per_axis();
+        self
     }
 
     /// The same with this many zeros at both ends of each axis.
-    pub fn padding(self, padding: usize) -> Convolution {
-        Convolution { padding, ..self }
+    pub fn padding(mut self, padding: impl PerAxis) -> Convolution {
+        self.windows.padding = padding.per_axis();
+        self
+    }
+
+    /// The same with the elements of a window this far apart.
+    pub fn dilation(mut self, dilation: impl PerAxis) -> Convolution {
+        self.windows.dilation = dilation.per_axis();
+        self
     }
 
     /// The same in groups: an output sees the inputs of its own group.
@@ -51,6 +80,15 @@ impl Convolution {
             ..self
         }
     }
+
+    /// The shape of its weight for an input of this shape, which has one axis for windows or two.
+    fn weight(&self, x: &[usize]) -> Vec<usize> {
+        let inputs = x
+            .get(1)
+            .map_or(0, |&channels| channels / self.groups.max(1));
+        let axes = x.len().clamp(2, 4) - 2;
+        [&[self.outputs, inputs], &self.windows.size[2 - axes..]].concat()
+    }
 }
 
 impl Scope<'_> {
@@ -58,62 +96,33 @@ impl Scope<'_> {
     /// channels / groups, size) and `name.bias`, with PyTorch's initial weights.
     #[track_caller]
     pub fn conv1d(&mut self, name: &str, x: &Var, of: Convolution) -> Var {
-        self.convolution(name, x, of, 1)
+        self.convolution(name, x, of, 3)
     }
 
     /// A convolution over the last two axes of `x` (B, channels, height, width): `name.weight`
     /// (outputs, channels / groups, size, size) and `name.bias`, with PyTorch's initial weights.
     #[track_caller]
     pub fn conv2d(&mut self, name: &str, x: &Var, of: Convolution) -> Var {
-        self.convolution(name, x, of, 2)
+        self.convolution(name, x, of, 4)
     }
 
     #[track_caller]
-    fn convolution(&mut self, name: &str, x: &Var, of: Convolution, axes: usize) -> Var {
+    fn convolution(&mut self, name: &str, x: &Var, of: Convolution, rank: usize) -> Var {
         let shape = x.shape();
-        let (groups, outputs) = (of.groups, of.outputs);
-        let divides = |of: usize| groups > 0 && of.is_multiple_of(groups);
-        if shape.len() != axes + 2 || !divides(shape[1]) || !divides(outputs) || of.stride == 0 {
-            let expected = format!(
-                "(batch, channels) and {axes} more axes, {groups} groups that divide the channels \
-                 and the {outputs} outputs, and a stride of at least 1"
-            );
-            let help = "reshape the input, or choose other groups";
-            return x.refuse("convolution", &[x], &expected, help);
+        if shape.len() != rank {
+            let expected = format!("(batch, channels) and {} more axes", rank - 2);
+            return x.refuse("convolution", &[x], &expected, "reshape the input");
         }
-        let (batch, inputs) = (shape[0], shape[1] / groups);
-        // (B, groups, inputs, …), then windows of each axis with their contents behind.
-        let mut windows = x.reshape(&[&[batch, groups, inputs], &shape[2..]].concat());
-        for axis in 3..3 + axes as isize {
-            windows = windows.pad(axis, of.padding, of.padding);
-            windows = windows.windows(axis, of.size, of.stride);
-        }
-        let kernel = vec![of.size; axes];
-        let columns = inputs * kernel.iter().product::<usize>();
-        let bound = 1.0 / (columns as f64).sqrt();
+        let weight = of.weight(&shape);
+        let bound = 1.0 / (weight[1..].iter().product::<usize>() as f64).sqrt();
         let init = Init::Uniform { bound };
-        let weight = [&[outputs, inputs], &kernel[..]].concat();
         let weight = self.parameter(&format!("{name}.weight"), &weight, init);
-        if windows.rank() != 3 + 2 * axes {
-            // A window that does not fit was refused.
-            return x.clone();
-        }
-        let places = windows.shape()[3..3 + axes].to_vec();
-        let rows = batch * places.iter().product::<usize>();
-        let order = [&[1, 0], &(3..3 + axes).collect::<Vec<_>>()[..], &[2]].concat();
-        let order = [order, (3 + axes..3 + 2 * axes).collect()].concat();
-        let patches = windows.permute(&order).reshape(&[groups, rows, columns]);
-        let weight = weight.reshape(&[groups, outputs / groups, columns]);
-        let y = patches.matmul(&weight.transpose(-1, -2));
-        let y = y.reshape(&[&[groups, batch], &places[..], &[outputs / groups]].concat());
-        let order = [&[1, 0, 2 + axes], &(2..2 + axes).collect::<Vec<_>>()[..]].concat();
-        let y = y.permute(&order);
-        let y = y.reshape(&[&[batch, outputs], &places[..]].concat());
+        let y = x.convolve(&weight, of);
         if !of.has_bias {
             return y;
         }
-        let bias = self.parameter(&format!("{name}.bias"), &[outputs], init);
-        y + bias.reshape(&[&[outputs][..], &vec![1; axes]].concat())
+        let bias = self.parameter(&format!("{name}.bias"), &[of.outputs], init);
+        y + bias.reshape(&[&[of.outputs][..], &vec![1; rank - 2]].concat())
     }
 
     /// A norm over groups of channels of `x` (B, channels, …), as `torch.nn.GroupNorm`:
@@ -146,6 +155,54 @@ impl Scope<'_> {
 }
 
 impl Var {
+    /// The convolution of this value (B, channels, …), with one or two more axes, and a weight
+    /// (outputs, channels / groups, size …). It has no bias.
+    #[track_caller]
+    pub fn convolve(&self, weight: &Var, of: Convolution) -> Var {
+        let (mut shape, mut windows) = (self.shape(), of.windows);
+        let (groups, outputs) = (of.groups, of.outputs);
+        let divides = |of: usize| groups > 0 && of.is_multiple_of(groups);
+        let is_one = shape.len() == 3;
+        if is_one {
+            shape.insert(2, 1);
+            let Windows {
+                size,
+                stride,
+                padding,
+                dilation,
+            } = &mut windows;
+            [size[0], stride[0], padding[0], dilation[0]] = [1, 1, 0, 1];
+        }
+        let places = match shape[..] {
+            [_, channels, h, w] if divides(channels) && divides(outputs) => windows.places([h, w]),
+            _ => None,
+        };
+        let Some([down, across]) = places.filter(|_| weight.shape() == of.weight(&self.shape()))
+        else {
+            let expected = format!(
+                "(batch, channels) and one or two more axes into which windows fit, with a weight \
+                 (outputs, channels / groups, size …) for {of:?}"
+            );
+            let help = "reshape or pad the input, or choose other groups";
+            return self.refuse("convolution", &[self, weight], &expected, help);
+        };
+        let (batch, area) = (shape[0], windows.size[0] * windows.size[1]);
+        let columns = [shape[1] * area, batch * down * across];
+        let x = self.reshape(&shape);
+        let columns = x.checked(Op::Unfold(windows), &[&x], columns.to_vec());
+        let inner = shape[1] / groups * area;
+        let columns = columns.reshape(&[groups, inner, batch * down * across]);
+        let weight = weight.reshape(&[groups, outputs / groups, inner]);
+        let y = weight.matmul(&columns);
+        let y = y
+            .reshape(&[outputs, batch, down, across])
+            .permute(&[1, 0, 2, 3]);
+        match is_one {
+            true => y.reshape(&[batch, outputs, across]),
+            false => y,
+        }
+    }
+
     /// The largest of each window of the last two axes; `padding` at their ends counts as −∞.
     #[track_caller]
     pub fn max_pool2d(&self, size: usize, stride: usize, padding: usize) -> Var {

@@ -54,6 +54,7 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
             let sum = (1..*size).fold(of_place(0), |sum, place| sum + of_place(place));
             all(vec![sum])
         }
+        Op::Unfold(of) => all(vec![d.push(Op::Fold(*of), &[d], x[0].shape())]),
         &Op::MatMul([left, right]) => {
             let (a, b) = (&x[0], &x[1]);
             let product = |turned: [bool; 2], factors: [&Var; 2], like: &Var| {

@@ -142,7 +142,12 @@ impl Var {
             return self.clone();
         };
         axes.iter().for_each(|&axis| shape[axis] = 1);
-        if axes.iter().any(|&axis| self.shape()[axis] == 0 && axis > 0) {
+        // What has no elements, or sums of nothing.
+        let is_empty = axes.iter().any(|&axis| self.shape()[axis] == 0 && axis > 0);
+        if is_empty && !shape.contains(&0) {
+            if matches!(op, Op::Sum(_)) {
+                return self.constant(0.0).expand(&shape);
+            }
             let help = "reduce axes that have elements";
             return self.refuse(&op.name(), &[self], "an axis that is not empty", help);
         }

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ddp_kernels::ops::{Activation, Chain, Step, View};
+use ddp_kernels::ops::{Activation, Chain, Step, View, Windows};
 
 use super::trace::{Kind, Node, Op};
 use crate::build::ParamId;
@@ -29,6 +29,8 @@ pub(super) enum Action {
     Join(bool, Vec<Chain>),
     Reshape,
     MatMul([bool; 2]),
+    /// The windows of a convolution as columns; back if the flag is set.
+    Unfold(Windows, bool),
     /// The sum of all rows.
     Columns,
     /// An operation with a kernel of its own.
@@ -601,7 +603,7 @@ impl Planner {
             return copy;
         }
         let is_cheap = match self.node(id).op {
-            Op::Apply(_) | Op::Reshape => true,
+            Op::Apply(_) | Op::Reshape | Op::Unfold(_) => true,
             // The derivative needs its input anyway.
             Op::Activate(activation) => activation.keeps_input() && self.how.is_cpu,
             _ => self.is_view(id),
@@ -853,6 +855,8 @@ impl Planner {
         }
         let (action, outputs) = match node.op {
             Op::MatMul(turned) => (Action::MatMul(turned), vec![id]),
+            Op::Unfold(of) => (Action::Unfold(of, false), vec![id]),
+            Op::Fold(of) => (Action::Unfold(of, true), vec![id]),
             Op::Custom(_) => (Action::Custom, vec![id]),
             Op::CustomBackward(_) => {
                 let inputs = node.inputs.len() - 2;

@@ -1,6 +1,7 @@
 //! Runs a plan, with memory of a pass.
 
-use ddp_kernels::{Tensor, ops};
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, Chain};
 
 use super::plan::{Action, Plan, Run};
 use super::trace::{INPUTS_MAX, Node, Op};
@@ -76,6 +77,21 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         Ok(())
     }
 
+    fn chain(&mut self, run: &Run, chain: &Chain, inputs: &[&Tensor]) -> Result<()> {
+        let mut outs = [const { None }; INPUTS_MAX];
+        for (at, out) in outs.iter_mut().enumerate().take(run.outputs.len()) {
+            *out = Some(self.take(run, at)?);
+        }
+        let Some(any) = &outs[0] else {
+            return Ok(());
+        };
+        let mut all = [any; INPUTS_MAX];
+        for (to, out) in all.iter_mut().zip(outs.iter().flatten()) {
+            *to = out;
+        }
+        Ok(ops::chain_into(chain, &all[..run.outputs.len()], inputs)?)
+    }
+
     fn run(&mut self, run: &Run) -> Result<()> {
         let mut inputs = [const { None }; INPUTS_MAX];
         if run.inputs.len() > INPUTS_MAX {
@@ -96,11 +112,12 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         let x = |at: usize| inputs[at].as_ref().expect("a run has its inputs");
         // References, on the stack.
         let Some(any) = &first else {
-            let Action::Gradient(parameter) = run.action else {
-                return match run.action {
-                    Action::Finished(parameter) => self.pass.finished(parameter),
-                    _ => Ok(()),
-                };
+            let parameter = match &run.action {
+                Action::Gradient(parameter) => *parameter,
+                Action::Finished(parameter) => return self.pass.finished(*parameter),
+                // Of numbers alone.
+                Action::Chain(chain) => return self.chain(run, chain, &[]),
+                _ => return Ok(()),
             };
             if let Some(gradient) = self.pass.gradient(parameter)
                 && !gradient.accumulate
@@ -115,6 +132,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         }
         let inputs = &all[..run.inputs.len()];
         match &run.action {
+            Action::Chain(chain) => return self.chain(run, chain, inputs),
             Action::Reshape => {
                 let id = run.outputs[0];
                 self.values[id] = Some(any.reshape(&self.nodes[id].shape)?);
@@ -141,11 +159,6 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
                 .expect("it was just made")
         };
         match &run.action {
-            Action::Chain(chain) => {
-                let mut outs = [out(0); INPUTS_MAX];
-                (0..run.outputs.len()).for_each(|at| outs[at] = out(at));
-                ops::chain_into(chain, &outs[..run.outputs.len()], inputs)?;
-            }
             Action::Join(is_partial, chains) => {
                 if *is_partial {
                     ops::zero(out(0))?;
@@ -164,6 +177,8 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
                 };
                 ops::addmm_into(out(0), out(0), &side(0)?, &side(1)?, 1.0, 0.0)?;
             }
+            Action::Unfold(of, false) => ops::unfold_into(out(0), any, of)?,
+            Action::Unfold(of, true) => ops::unfold_backward_into(out(0), any, of)?,
             Action::Columns => {
                 let out = out(0).flatten()?;
                 ops::column_sum_into(&out, &rows(any, out.count())?, false)?;

@@ -263,8 +263,7 @@ impl Scope<'_> {
             );
             return self.refused(text, shape);
         }
-        let values: Arc<[f32]> = values.iter().map(|&it| it as f32).collect();
-        self.leaf(Op::Numbers(values), shape, "numbers".into())
+        self.leaf(Op::Numbers(values.into()), shape, "numbers".into())
     }
 
     /// 0, 1, 2 and so on: the indices of an axis, as for a mask.

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::ops::{Activation, Attention, Function, Norm};
+use ddp_kernels::ops::{Activation, Attention, Function, Norm, Windows};
 use ddp_kernels::shape::RANK_MAX;
 
 use super::custom::CustomOp;
@@ -24,7 +24,7 @@ pub(super) enum Op {
     Input,
     Parameter(ParamId),
     /// Numbers that the forward has written down.
-    Numbers(Arc<[f32]>),
+    Numbers(Arc<[f64]>),
     /// One number, of shape [].
     Constant(f64),
     /// Element by element; shapes are broadcast.
@@ -45,6 +45,9 @@ pub(super) enum Op {
     Join(usize, Vec<usize>, usize),
     /// Windows of an axis, each so many further on, and what is in each as a new last axis.
     Window(usize, usize),
+    /// The windows of a convolution as columns, and the gradient of that.
+    Unfold(Windows),
+    Fold(Windows),
     /// (S, M, K) with (S, K, N), each of which may be transposed.
     MatMul([bool; 2]),
     Custom(Arc<dyn CustomOp>),

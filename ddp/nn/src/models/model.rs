@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Seed, Tensor};
 use crate::build::{Declarations, UseIndex};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
 use crate::forward::{Module, Traced};
-use crate::params::{Format, Params};
+use crate::params::{Format, Params, Sharing};
 use crate::{Loss, Pass, Sequential};
 
 /// Layers, their parameters, and the shapes of input and output.
@@ -74,8 +74,8 @@ impl Model {
         Model::with_shares(root, input_shape, format, device, seed, frozen, 1)
     }
 
-    /// As `new`, laid out so that any number of ranks up to `shares` can share the trained part,
-    /// for ZeRO-1. The reducer's options tell how many.
+    /// As `new`, with a trained part that ranks share (ZeRO): how many they are at most, or the
+    /// [`Sharing`] that the reducer's options tell.
     pub fn with_shares(
         root: Box<dyn Module>,
         input_shape: &[usize],
@@ -83,13 +83,13 @@ impl Model {
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
-        shares: usize,
+        sharing: impl Into<Sharing>,
     ) -> Result<Model> {
         let format = format.into();
         let mut declarations = Declarations::new();
         let (root, output_shape) = Traced::build(root, &mut declarations, input_shape)?;
         Ok(Model {
-            params: Params::new(&declarations, format, device, seed, frozen, shares)?,
+            params: Params::new(&declarations, format, device, seed, frozen, &sharing.into())?,
             root,
             input_shape: input_shape.to_vec(),
             output_shape,

@@ -43,7 +43,7 @@ pub struct Clip {
 impl Clip {
     /// Clips the gradients of `params` to the norm `max_norm`; 0 clips nothing.
     pub fn new(max_norm: f64, params: &Params) -> Result<Clip> {
-        let all = 0..params.gradients().count();
+        let all = params.trained_part();
         Clip::of_slices(max_norm, params, std::slice::from_ref(&all))
     }
 
@@ -71,7 +71,7 @@ impl Clip {
             })
         };
         let slices = ranges.iter().map(slice).collect::<Result<Vec<_>>>()?;
-        let is_shared = !matches!(ranges, [all] if *all == (0..params.gradients().count()));
+        let is_shared = !matches!(ranges, [all] if *all == params.trained_part());
         assert!(
             !is_shared || params.shares() > 1,
             "parameters that begin within a quantum cannot be shared"
@@ -151,7 +151,7 @@ impl Clip {
             ops::zero(&self.partials)?;
         }
         for slice in &self.slices {
-            let gradients = params.gradients().slice(slice.range.clone())?;
+            let gradients = params.gradients_of(slice.range.clone())?;
             let partials = self.partials.slice(slice.quanta.clone())?;
             ops::grad_norm_partials(&partials, &gradients, &slice.chunks)?;
         }

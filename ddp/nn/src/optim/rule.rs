@@ -147,15 +147,6 @@ impl Rule {
         self.method(parameter).update().moments()
     }
 
-    /// Elements of the moments of a model with this many `parameters`, of which `hidden` are in
-    /// matrices of hidden layers.
-    pub fn moment_count(&self, parameters: u64, hidden: u64) -> u64 {
-        let of = |method: Method| method.update().moments().len() as u64;
-        let special = self.hidden.map_or(of(self.method), of);
-        let rest = of(self.method).saturating_mul(parameters.saturating_sub(hidden));
-        rest.saturating_add(special.saturating_mul(hidden))
-    }
-
     /// The factor of the learning rate of the parameters that `method` updates.
     fn rate_of(&self, method: Method) -> f64 {
         if method == self.method {

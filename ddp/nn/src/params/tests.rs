@@ -56,7 +56,7 @@ proptest! {
         model in any_model(), dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::BF16)],
         shares in 1usize..6,
     ) {
-        let (list, borrowed, trained) = lay_out(&declared(&model), dtype, [&|name: &str| name.starts_with("frozen"), &|_: &str| false], shares);
+        let (list, borrowed, trained) = lay_out(&declared(&model), dtype, [&|name: &str| name.starts_with("frozen"), &|_: &str| false], &shares.into());
         let last_trained = list.iter().filter(|p| p.is_trained()).map(|p| p.range.end).max().unwrap_or(0);
         // Equal slices of whole quanta if several ranks share them, also fewer ones.
         for ranks in 2..=shares {
@@ -113,7 +113,14 @@ fn params_of(
 ) -> Result<Params> {
     let mut declarations = Declarations::new();
     Traced::build(Box::new(model), &mut declarations, &[3])?;
-    Params::new(&declarations, dtype.into(), Device::Cpu, seed, frozen, 1)
+    Params::new(
+        &declarations,
+        dtype.into(),
+        Device::Cpu,
+        seed,
+        frozen,
+        &1.into(),
+    )
 }
 
 fn params(dtype: DType, seed: u64, frozen: &dyn Fn(&str) -> bool) -> Params {

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use ddp_comm::{Field, Group, World};
-use ddp_kernels::setting::Choice;
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Tensor, threads};
 use serde_json::{Value, json};

@@ -229,7 +229,7 @@ fn step(config: &Config, subject: Subject, device: Device, world: &World) -> Res
         device,
         0,
         &|_| false,
-        options.reducer.shares(world.size()),
+        options.reducer.sharing(world.rank(), world.size()),
     )?;
     let gradients = world.group_on(device, "gradients")?;
     let owned = reducer::owned(&model.params, &gradients, options.reducer);

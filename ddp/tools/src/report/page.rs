@@ -146,9 +146,19 @@ fn sections(
 /// The last texts that the model made, the newest first.
 fn texts(run: &Run) -> String {
     let text = |line: &SampleEvent| {
-        let (step, prompt) = (count(line.step), escaped(&shortened(&line.prompt, 2000)));
-        let text = escaped(&shortened(&line.text, 2000));
-        format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")
+        let part = |text: &str| escaped(&shortened(text, 2000));
+        let texts = line.texts().map(|one| {
+            let expected = one.expected.as_deref().map(part);
+            let expected = expected.map(|text| format!("<br><i>In the data:</i> {text}"));
+            let (prompt, text) = (part(&one.prompt), part(&one.text));
+            let expected = expected.unwrap_or_default();
+            format!("<p class=\"message\"><b>{prompt}</b>{text}{expected}</p>")
+        });
+        format!(
+            "<h3>After step {}</h3>{}",
+            count(line.step),
+            texts.collect::<String>()
+        )
     };
     let texts: String = run.texts.iter().rev().take(TEXTS_MAX).map(text).collect();
     let about = "The prompt (bold) and what the model wrote after it, at the latest evaluations.";

@@ -91,7 +91,7 @@ pub(super) fn state(followed: &Followed) -> String {
 
 /// The prompt and what the model wrote after it, as one line.
 pub(super) fn sample(line: &SampleEvent) -> String {
-    shown(&format!("{}{}", line.prompt, line.text))
+    shown(&format!("{}{}", line.first.prompt, line.first.text))
 }
 
 /// The last step, and all steps of the run.

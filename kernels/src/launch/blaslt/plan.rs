@@ -42,7 +42,7 @@ pub(super) struct Kind {
 }
 
 /// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
-pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// What the matmuls of one kind use.
 pub(super) struct Plan {

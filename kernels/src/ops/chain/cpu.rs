@@ -216,11 +216,18 @@ multiversion! {
     fn reduce[T: Math](lanes: &mut [T; LANES], x: Values<'_, T>, len: usize, adds: bool) {
         match x {
             Values::Many(x) => {
-                for block in x.chunks(LANES) {
-                    for (lane, &x) in lanes.iter_mut().zip(block) {
+                // By whole blocks, so that the lanes stay in registers.
+                let (blocks, rest) = x.as_chunks::<LANES>();
+                let mut all = *lanes;
+                for block in blocks {
+                    for (lane, &x) in all.iter_mut().zip(block) {
                         *lane = if adds { *lane + x } else { larger(*lane, x) };
                     }
                 }
+                for (lane, &x) in all.iter_mut().zip(rest) {
+                    *lane = if adds { *lane + x } else { larger(*lane, x) };
+                }
+                *lanes = all;
             }
             Values::One(x) => {
                 for at in 0..len {

@@ -433,3 +433,14 @@ fn messages_are_those_of_transformers() {
             .contains("a\u{fdd0}b")
     );
 }
+
+#[test]
+fn conversations_of_too_many_messages_are_refused_unless_the_template_marks_answers() {
+    let turns = [("user", "a"), ("assistant", "b")].repeat(5001);
+    let error = shown(CHATML, &chat(&turns), LossOn::Assistant).unwrap_err();
+    assert!(
+        error.contains("at most 10000 messages, got 10002"),
+        "{error}"
+    );
+    assert_eq!(trained(MARKED, &chat(&turns)).matches('‹').count(), 5001);
+}

@@ -13,15 +13,77 @@ fn generation_becomes_a_filter_wherever_it_is_a_tag() {
 fn templates_that_are_too_deep_or_too_long_are_refused() {
     let deep = format!("{{{{ 1{} }}}}", "+1".repeat(10_000));
     let of = |source: String| Template::of(vec![("default".into(), source)], BTreeMap::new());
-    let text = of(deep)
-        .unwrap()
-        .text(&[], &Map::new(), false)
-        .unwrap()
-        .text;
-    assert_eq!(text, "10001");
+    assert_eq!(written(deep).unwrap(), "10001");
     let error = of("x".repeat(300_000)).unwrap_err();
     assert!(error.contains("at most 262144 bytes"), "{error}");
     let endless = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}x";
-    let error = of(endless.into()).unwrap().text(&[], &Map::new(), false);
-    assert!(error.unwrap_err().contains("fuel"));
+    assert!(written(endless).unwrap_err().contains("fuel"));
+    // A text that doubles is refused before it fills the memory.
+    let doubling = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}";
+    assert!(written(doubling).unwrap_err().contains("fuel"));
+    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}";
+    assert!(written(nested).unwrap_err().contains("at most 200 levels"));
+    let laughs = nested
+        .replace("range(999)", "range(60)")
+        .replace("[ns.x]", "[ns.x, ns.x]");
+    assert!(written(laughs).unwrap_err().contains("4194304 bytes"));
+    assert_eq!(
+        written("{{ strftime_now('%' * 1000000)|length }}").unwrap(),
+        "500000"
+    );
+}
+
+/// What a template writes without messages.
+fn written(source: impl Into<String>) -> Result<String, String> {
+    let template = Template::of(vec![("default".into(), source.into())], BTreeMap::new())?;
+    let text = template.conversation(&[], &Map::new()).text(0, false)?;
+    Ok(text.text)
+}
+
+/// Expected: what Python writes for 26 July 2024.
+#[test]
+fn dates_are_written_as_python_writes_them() {
+    let format = "%A %-d %e %H:%M:%S %-I %p %j %y %-m %b %B %F %Z|%% %Q %";
+    let source = format!("{{{{ strftime_now('{format}') }}}}");
+    let expected = "Friday 26 26 00:00:00 12 AM 208 24 7 Jul July 2024-07-26 |% %Q %";
+    assert_eq!(written(source).unwrap(), expected);
+}
+
+#[test]
+fn what_is_iterable_is_so_in_python() {
+    let kinds = "{% for one in [none, 1, '', [], {}, tools] %}{{ 1 if one is iterable else 0 }}{% endfor %}";
+    assert_eq!(written(kinds).unwrap(), "001110");
+}
+
+/// Expected: what `json.dumps` writes with these options.
+#[test]
+fn json_has_the_options_of_python() {
+    for (options, expected) in [
+        ("", r#"{"b": [1, 2.5, true, null, {}], "a": "é😀<"}"#),
+        (
+            "ensure_ascii=True",
+            r#"{"b": [1, 2.5, true, null, {}], "a": "\u00e9\ud83d\ude00<"}"#,
+        ),
+        (
+            "sort_keys=true",
+            r#"{"a": "é😀<", "b": [1, 2.5, true, null, {}]}"#,
+        ),
+        (
+            "separators=(',', ':')",
+            r#"{"b":[1,2.5,true,null,{}],"a":"é😀<"}"#,
+        ),
+        (
+            "indent=2",
+            "{\n  \"b\": [\n    1,\n    2.5,\n    true,\n    null,\n    {}\n  ],\n  \"a\": \"é😀<\"\n}",
+        ),
+        (
+            "indent='\t', sort_keys=True, separators=(' ,', '=')",
+            "{\n\t\"a\"=\"é😀<\" ,\n\t\"b\"=[\n\t\t1 ,\n\t\t2.5 ,\n\t\ttrue ,\n\t\tnull ,\n\t\t{}\n\t]\n}",
+        ),
+    ] {
+        let value = "{'b': [1, 2.5, true, none, {}], 'a': 'é😀<'}";
+        let source = format!("{{{{ {value}|tojson({options}) }}}}");
+        assert_eq!(written(source).unwrap(), expected, "{options}");
+    }
+    assert!(written("{{ 1|tojson(default=2) }}").is_err());
 }

@@ -37,7 +37,7 @@ fn phases(ranks: usize) -> impl Iterator<Item = Vec<Phase>> {
 
 fn cut(number: u64, rank: usize, ranks: usize, keeper: usize) -> Cut {
     let options = ReducerOptions {
-        zero: true,
+        zero: 1,
         keeper,
         ..ReducerOptions::default()
     };

@@ -23,7 +23,7 @@ const RANKS_MAX: usize = 5;
 fn step_options() -> StepOptions {
     let reducer = ReducerOptions {
         sizes: Some(BucketSizes::of_bytes(20_000)),
-        zero: true,
+        zero: 1,
         keeper: 1,
         ..ReducerOptions::default()
     };

@@ -34,8 +34,9 @@ impl<'a> Trainer<'a> {
         let (kept, log, untold) = session.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
+        let weights = opening.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked, untold.told)?);
+            *log = Some(opening.open_log(program, locked, untold.told, weights)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;

@@ -9,7 +9,7 @@ use crate::checkpoint::Best;
 use crate::error::Result;
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{EvalEvent, Event, SampleEvent};
+use crate::metrics_log::{EvalEvent, Event, SampleEvent, SampleText};
 use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
 use crate::tasks::{BestBy, figures_text, numbers_figures};
@@ -139,22 +139,24 @@ impl Trainer<'_> {
         Ok((event, collector))
     }
 
-    /// Writes a text with the model as it is. One that fails is only warned of.
+    /// Writes texts with the model as it is. One that fails is only warned of.
     fn sample(&mut self, number: u64) -> Result<()> {
-        if self.options.sample.is_none() {
+        if self.options.sample.is_none() && self.options.sample_held_out == 0 {
             return Ok(());
         }
         self.kept.step.gather()?;
         if let (Some(sample), Some(log)) = (&self.run.sample, &mut *self.metrics_log)
             && !log.has("sample", number)
         {
-            match sample.text(&self.kept.step) {
-                Ok(text) => {
-                    let prompt = sample.prompt.clone();
-                    let line = shown(&format!("{prompt}{text}"));
-                    self.program.note(&format!("step {number}: sample {line}"));
+            match sample.texts(&self.kept.step) {
+                Ok((first, more)) => {
                     let step = number;
-                    log.write(&Event::Sample(SampleEvent { step, prompt, text }))?;
+                    let event = SampleEvent { step, first, more };
+                    for SampleText { prompt, text, .. } in event.texts() {
+                        let line = shown(&format!("{prompt}{text}"));
+                        self.program.note(&format!("step {number}: sample {line}"));
+                    }
+                    log.write(&Event::Sample(event))?;
                 }
                 Err(error) => tracing::warn!("step {number}: no sample: {error}"),
             }

@@ -276,18 +276,6 @@ fn parts_of_a_weight_are_orthogonalised_one_by_one() {
 }
 
 #[test]
-fn moments_are_counted_without_a_model() {
-    let params = params(4, 6, DType::F32);
-    for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::sgd(0.0), rule()] {
-        let optimizer = Optimizer::new(rule, &params).unwrap();
-        let pieces = optimizer.owned_pieces().iter();
-        let made: usize = pieces.map(|piece| piece.length * piece.moments.len()).sum();
-        // 24 and 4 of the hidden layer, 8 and 2 of the last one.
-        assert_eq!(rule.moment_count(38, 24), made as u64, "{rule:?}");
-    }
-}
-
-#[test]
 fn a_group_changes_the_numbers_of_its_parameters_alone() {
     for rule in [Rule::adamw(), Rule::sgd(0.9), rule()] {
         let after = |groups: &[Group]| {

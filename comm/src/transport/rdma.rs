@@ -70,8 +70,8 @@ fn problem(root: &Path, limits: &str, lookup: Lookup<'_>) -> Option<[String; 2]>
     let verbs = || fs::read_dir(&cards).into_iter().flatten().flatten();
     let mut verbs = verbs().filter(|it| it.file_name().as_encoded_bytes().starts_with(b"uverbs"));
     let Some(first) = verbs.next() else {
-        let help = "docker run --device /dev/infiniband; in Kubernetes, ask for the RDMA device \
-                    plugin's resource";
+        let help = "give the container that device; in Kubernetes, ask for the RDMA device plugin's \
+                    resource";
         return Some(["/dev/infiniband is not there".into(), help.into()]);
     };
     if let Err(error) = OpenOptions::new().read(true).write(true).open(first.path()) {
@@ -83,8 +83,8 @@ fn problem(root: &Path, limits: &str, lookup: Lookup<'_>) -> Option<[String; 2]>
         .find_map(|it| it.strip_prefix("Max locked memory"))?;
     let bytes = locked.split_whitespace().next()?.parse::<u64>().ok()?;
     (bytes < LOCKED_BYTES_MIN).then(|| {
-        let help = "ulimit -l unlimited (LimitMEMLOCK=infinity for sshd and slurmd, docker run \
-                    --ulimit memlock=-1)";
+        let help = "ulimit -l unlimited, LimitMEMLOCK=infinity for sshd and slurmd, or the \
+                    capability IPC_LOCK of a container";
         [
             format!("it may lock {bytes} bytes of memory only"),
             help.into(),
