@@ -126,19 +126,19 @@ const BF16: [(Bf16Order, &str, &str, &str); 9] = [
     ),
     (
         Bf16Order::Amx,
-        "",
+        "5c7533d31c1f90b8",
         "mlp,dropout=0.2",
         "dtype=tf32 hidden=40 grad-clip=0.5 micro-batch=2",
     ),
     (
         Bf16Order::Amx,
-        "",
+        "b53426269d104ae9",
         "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
         "dtype=tf32 zero=1",
     ),
     (
         Bf16Order::Dpbf16,
-        "",
+        "fc9fbdca12225905",
         "gpt,context=8,layers=2,width=16,heads=2,dropout=0.1",
         "dtype=tf32 zero=1",
     ),
@@ -398,7 +398,7 @@ fn losses_by_bf16_are_close_to_those_in_f32() {
                 .collect()
         };
         let wide = losses("f32", Bf16Order::Amx);
-        let ways = [("bf16", 0.01), ("tf32", 1e-4)];
+        let ways = [("bf16", 0.01), ("tf32", 1e-3)];
         for ((dtype, bound), order) in ways
             .into_iter()
             .flat_map(|way| [Bf16Order::Amx, Bf16Order::Dpbf16].map(|order| (way, order)))
