@@ -96,8 +96,8 @@ const WRONG: &[(&str, &[&str])] = &[
         &["--data-on-device on: expected --device cuda"],
     ),
     (
-        "--zero 2",
-        &["--zero 2: expected a whole number from 0 to 1"],
+        "--zero 3",
+        &["--zero 3: expected a whole number from 0 to 2"],
     ),
     ("bench mlp --device cuda", &["--device cuda: expected"]),
     ("bench mlp --graph on", &["--graph on: expected"]),
