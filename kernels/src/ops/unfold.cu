@@ -47,11 +47,11 @@ INLINE void fold(T* dx, const T* dout, u64 count, u64 images, u64 channels, Axis
     }
 }
 
-#define UNFOLD(OP, BODY, NAME, T)                                                                                      \
+#define UNFOLD(FORM, BODY, NAME, T)                                                                                    \
     KERNEL(BLOCK_THREADS)                                                                                              \
-    OP##_##NAME(T* out, const T* x, u64 count, u64 images, u64 channels, u64 height, u64 width, u64 down, u64 across,  \
-                u64 size_y, u64 size_x, u64 stride_y, u64 stride_x, u64 padding_y, u64 padding_x, u64 dilation_y,      \
-                u64 dilation_x) {                                                                                      \
+    FORM##_##NAME(T* out, const T* x, u64 count, u64 images, u64 channels, u64 height, u64 width, u64 down,            \
+                  u64 across, u64 size_y, u64 size_x, u64 stride_y, u64 stride_x, u64 padding_y, u64 padding_x,        \
+                  u64 dilation_y, u64 dilation_x) {                                                                    \
         const Axis lines = {height, down, size_y, stride_y, padding_y, dilation_y};                                    \
         const Axis columns = {width, across, size_x, stride_x, padding_x, dilation_x};                                 \
         BODY(out, x, count, images, channels, lines, columns);                                                         \
