@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::launcher::Lookup;
 
-/// NCCL registers its buffers with the card, which locks them in memory. Less is too little.
+/// NCCL registers its buffers with the card, which locks them in memory. A lower limit makes that
+/// fail.
 const LOCKED_BYTES_MIN: u64 = 1 << 30;
 
 /// What a host has.

@@ -154,8 +154,10 @@ impl Reducer {
         let shares = options.shares(group.size());
         if shares > params.shares() {
             return Err(Error::Usage(format!(
-                "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}; help: make \
-                 it with Model::with_shares(…, reducer_options.shares({shares}))",
+                "ZeRO-{} with {shares} ranks: expected a model laid out for as many shares, got one \
+                 for {}; help: make it with Model::with_shares(…, reducer_options.sharing(rank, \
+                 {shares}))",
+                options.zero,
                 params.shares()
             )));
         }
@@ -474,8 +476,8 @@ impl Reducer {
         if self.next < self.buckets.len() {
             return Err(Error::Usage(format!(
                 "model: expected complete gradients of all trained parameters after backward, got \
-                 an incomplete bucket {} of {}; help: call pass.finished for each parameter in the \
-                 layer's backward",
+                 an incomplete bucket {} of {}; help: run the backward of the whole \
+                 model",
                 self.next,
                 self.buckets.len()
             )));

@@ -93,7 +93,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     warm::warm_up(&group, device, &common)?;
     common.set_joined();
     let version = library.version;
-    if rank == 0 && size > 1 {
+    if size > 1 {
         log::say(&version.to_string(), rank);
     }
     tracing::debug!("group {name}: NCCL {version} joined {size} ranks, this one with {device}");

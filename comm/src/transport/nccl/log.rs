@@ -14,7 +14,7 @@ const NAMES: [&str; 3] = ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"];
 
 static LOG: OnceLock<Option<File>> = OnceLock::new();
 
-/// The settings with which NCCL writes the log; none if the user has made one of them.
+/// The settings with which NCCL writes the log. None if the user has set any of them.
 pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]> {
     if NAMES.iter().any(|name| lookup(name).is_some()) {
         return None;
@@ -38,11 +38,9 @@ fn connections(log: &str) -> Vec<&str> {
         let Some((_, way)) = line.split_once(" via ") else {
             continue;
         };
-        let way = way.split_whitespace().next().unwrap_or_default();
-        let end = way
-            .match_indices('/')
-            .nth(1)
-            .map_or(way.len(), |(at, _)| at);
+        // The name of a network may have spaces: NET/AWS Libfabric/0.
+        let ends = [way.match_indices('/').nth(1), way.match_indices(' ').next()];
+        let end = ends[0].or(ends[1]).map_or(way.len(), |(at, _)| at);
         if !found.contains(&&way[..end]) {
             found.push(&way[..end]);
         }
@@ -50,7 +48,8 @@ fn connections(log: &str) -> Vec<&str> {
     found
 }
 
-/// Says once how NCCL connects this rank, and warns of TCP where there is RDMA.
+/// Says once, on rank 0, how NCCL connects it. A rank that sends over TCP warns where there is
+/// RDMA: with several GPUs a host that need not be rank 0.
 pub(super) fn say(version: &str, rank: usize) {
     static SAID: Once = Once::new();
     let Some(file) = LOG.get().and_then(Option::as_ref) else {
@@ -64,7 +63,9 @@ pub(super) fn say(version: &str, rank: usize) {
         return;
     }
     SAID.call_once(|| {
-        tracing::info!("NCCL {version} connects rank {rank} by {}", ways.join(", "));
+        if rank == 0 {
+            tracing::info!("NCCL {version} connects rank 0 by {}", ways.join(", "));
+        }
         if let Some(rdma) = Rdma::of_this_host()
             && ways.contains(&"NET/Socket")
         {
@@ -98,6 +99,7 @@ n1:7:9 [0] NCCL INFO Channel 02 : 0[0] -> 3[3] via SHM/direct/direct
 n1:7:9 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
 n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0
 n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer
+n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA
 ";
         assert_eq!(
             connections(log),
@@ -106,7 +108,8 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer
                 "SHM/direct",
                 "NET/IB",
                 "NET/Socket",
-                "P2P/direct"
+                "P2P/direct",
+                "NET/AWS Libfabric"
             ]
         );
         assert!(connections("").is_empty());

@@ -23,6 +23,12 @@ use twox_hash::XxHash3_64;
 /// Writes a new file with all parameters and buffers in the order of declaration. The file is the
 /// same for a model in one part or in several.
 pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    if parts.iter().any(|params| params.is_divided()) {
+        let help = "save with a Saver, or use Reducer::copy_masters";
+        return Err(Error::Usage(format!(
+            "write_model: expected whole weights, got those that ranks have divided; help: {help}"
+        )));
+    }
     let list = saved(parts);
     let on_host = |(params, parameter): &(&Params, &Parameter)| -> Result<Tensor> {
         let bring = || params.master(parameter.id).to((Device::Cpu, DType::F32));
@@ -118,7 +124,7 @@ impl<'a> ModelFile<'a> {
             let entry = self.header.find(&parameter.name).expect("checked");
             let dtype = FileDType::of(entry).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
-            fill(params, parameter, 0..parameter.shape[0], |values| {
+            fill(params, parameter, 0..height(parameter), |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
                 if self.is_foreign {
@@ -136,6 +142,11 @@ impl<'a> ModelFile<'a> {
 /// tests, so that they see several pieces.
 const HOST_PIECE: usize = if cfg!(test) { 64 } else { 1 << 24 };
 
+/// The rows of a parameter; one number is one.
+fn height(parameter: &Parameter) -> usize {
+    parameter.shape.first().copied().unwrap_or(1)
+}
+
 /// Gives these rows of a parameter the values that `read` writes, in order, piece by piece. The
 /// last rows of a parameter come last.
 pub(crate) fn fill(
@@ -146,10 +157,10 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let why = "loading the model";
     if !params.has_master(parameter) {
-        let columns: usize = parameter.shape[1..].iter().product();
-        let height = (HOST_PIECE / columns.max(1)).max(1);
-        for first in rows.clone().step_by(height) {
-            let count = (rows.end - first).min(height) * columns;
+        let columns = parameter.range.len() / height(parameter).max(1);
+        let at_once = (HOST_PIECE / columns.max(1)).max(1);
+        for first in rows.clone().step_by(at_once) {
+            let count = (rows.end - first).min(at_once) * columns;
             let host = Tensor::zeros(&[count], DType::F32, Device::Cpu)?;
             host.with_slice_mut(&mut read)??;
             let set = || params.set_part(parameter, first * columns, &host, why);
@@ -157,8 +168,13 @@ pub(crate) fn fill(
         }
         return Ok(());
     }
-    let is_last = rows.end == parameter.shape[0];
-    let master = params.master(parameter.id).slice(rows)?;
+    let is_last = rows.end == height(parameter);
+    let master = params.master(parameter.id);
+    let master = if parameter.shape.is_empty() {
+        master.flatten()?
+    } else {
+        master.slice(rows)?
+    };
     tensors::read_into(&master, why, HOST_PIECE, read)?;
     if parameter.is_base || !is_last {
         return Ok(());

@@ -603,7 +603,7 @@ impl Planner {
             return copy;
         }
         let is_cheap = match self.node(id).op {
-            Op::Apply(_) | Op::Reshape | Op::Unfold(_) => true,
+            Op::Apply(_) | Op::Reshape => true,
             // The derivative needs its input anyway.
             Op::Activate(activation) => activation.keeps_input() && self.how.is_cpu,
             _ => self.is_view(id),

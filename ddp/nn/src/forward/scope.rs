@@ -292,7 +292,11 @@ impl Scope<'_> {
         }
         if let Some(build) = &mut self.build {
             let number = build.random_layer();
-            self.declared.numbers.insert(self.prefix.clone(), number);
+            let before = self.declared.numbers.insert(self.prefix.clone(), number);
+            if before.is_some() {
+                let help = "give each its own: with one name they drop the same elements";
+                return x.refuse("dropout", &[x], "a name that no other dropout has", help);
+            }
         }
         let number = self.declared.numbers.get(&self.prefix).copied();
         if probability == 0.0 || !self.is_training() {
