@@ -12,6 +12,8 @@ use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
 /// What a rank has been told: plain data.
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
+    /// Whether the launcher has said how the job is.
+    pub is_welcomed: bool,
     /// Whether the job continues without lost ranks.
     pub is_elastic: bool,
     /// With fewer ranks the job saves and ends.
@@ -41,6 +43,7 @@ impl Heard {
                 generation,
             } => {
                 (self.is_elastic, self.min_ranks) = (is_elastic, min_ranks);
+                self.is_welcomed = true;
                 (self.hosts, self.first) = (hosts, generation);
             }
             ToRank::Formed(generation) => {
@@ -111,7 +114,7 @@ impl Client {
         });
         // How the job is: what this process does first depends on it. An agent may have said before
         // that it works.
-        while client.ranks() == 0 {
+        while !client.heard().is_welcomed {
             if !client.listen() {
                 let code = client.ends().unwrap_or(EXIT_PEER_LOST);
                 std::process::exit(code.into());
