@@ -61,7 +61,13 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
     let (launcher, socket) = Packets::pair().unwrap();
     // SAFETY: a descriptor of this test, which the process below inherits.
     unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
-    launcher.send(&ToRank::Alive, true);
+    let welcome = ToRank::Welcome {
+        is_elastic: false,
+        min_ranks: 2,
+        hosts: vec![0; 2],
+        generation: 0,
+    };
+    launcher.send(&welcome, true);
     let mut command = Command::new(std::env::current_exe().unwrap());
     let own = "transport::failure::tests::a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet";
     command.args(["--exact", own]);
