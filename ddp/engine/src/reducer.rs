@@ -1,4 +1,4 @@
-//! Sums gradients over the ranks while backward continues, and under ZeRO-1 gathers values while
+//! Sums gradients over the ranks while backward continues, and under ZeRO gathers values while
 //! forward continues.
 //!
 //! A bucket (`plan.rs`) starts when its last gradient is complete, in the order of the plan, which
@@ -6,7 +6,7 @@
 //! separate thread reduces (`host_queue.rs`), which sleeps while it waits for other ranks; on a GPU
 //! a separate stream does (`device_queue.rs`).
 //!
-//! ZeRO-1: each rank owns a slice of every bucket. It gets the sums of its slices, keeps the
+//! ZeRO: each rank owns a slice of every bucket. It gets the sums of its slices, keeps the
 //! optimizer's moments for them, and updates them. The next step starts by gathering the values,
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
@@ -98,7 +98,7 @@ pub struct Reducer {
     copies: Option<usize>,
     /// The job that gives all ranks the buffers of rank 0, if there are any.
     buffers: Option<usize>,
-    /// By bucket, under ZeRO-1: whether layers have waited for its values in this step.
+    /// By bucket, under ZeRO: whether layers have waited for its values in this step.
     waited: Vec<Cell<bool>>,
     /// Whether this rank's values may be outdated outside its slices, or its buffers its own.
     is_stale: bool,
@@ -226,12 +226,12 @@ impl Reducer {
     }
 
     /// The elements of the gradients' arena of which this rank gets the sums, and whose values it
-    /// updates, in ascending order: a slice of each bucket under ZeRO-1, otherwise all.
+    /// updates, in ascending order: a slice of each bucket under ZeRO, otherwise all.
     pub fn owned(&self) -> &[Range<usize>] {
         &self.owned
     }
 
-    /// Whether the ranks own slices: ZeRO-1, and more than one rank.
+    /// Whether the ranks own slices: ZeRO, and more than one rank.
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }

@@ -41,6 +41,7 @@ pub(crate) use self::builder::{GRADIENT_GROUPS, gradient_group};
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::model::TrainedModel;
+pub(crate) use self::model::several_in_a_shard;
 use self::stage::StagePass;
 pub use self::stage::{Stage, StageSpec};
 pub use self::stats::{Stats, StepReport};
@@ -408,7 +409,7 @@ impl Step {
     }
 
     /// Makes the values of all parameters current on this rank. All ranks call it together before
-    /// values are read outside a step. Only ZeRO-1 has something to do.
+    /// values are read outside a step. Only ZeRO has something to do.
     pub fn gather(&mut self) -> Result<()> {
         self.model.gather()?;
         match self.model.group().stop_word() {

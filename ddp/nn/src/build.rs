@@ -74,7 +74,7 @@ pub(crate) struct Declared {
     pub(crate) shape: Vec<usize>,
     pub(crate) init: Init,
     pub(crate) is_buffer: bool,
-    /// See `Build::hidden_matrices`.
+    /// See `Scope::hidden_matrices`.
     pub(crate) matrices: Vec<usize>,
     /// Whether other layers may use it through a `Tie`.
     pub(crate) is_tied: bool,

@@ -5,11 +5,12 @@
 //! the reducer is one range. Each starts at a multiple of 256 bytes; the padding between them is
 //! zero and stays zero. Frozen parameters and buffers come last: they have values and no gradients.
 //!
-//! ZeRO-1: where N ranks share the trained part, each trained parameter starts at a whole quantum,
-//! and the part is padded to a multiple of N quanta. It can then be cut into N equal slices of
-//! whole quanta, which is the unit in which optimizers work and norms are summed. Where a rank
-//! has a part alone (`division.rs`), it has masters of its slices only, if layers read copies, and
-//! with ZeRO-2 gradients of its slices, and memory for those of a few buckets.
+//! ZeRO: where N ranks share the trained part, each trained parameter starts at a whole quantum
+//! (with ZeRO-2 at one of every N), and the part is padded to a multiple of N quanta. It can then
+//! be cut into N equal slices of whole quanta, which is the unit in which optimizers work and norms
+//! are summed. Where a rank has a part alone (`division.rs`), it has masters of its slices only, if
+//! layers read copies, and with ZeRO-2 gradients of its slices, and memory for those of a few
+//! buckets.
 //!
 //! bf16: layers then read rounded copies of the values, a second arena of the same layout
 //! (`working`). The values themselves (the master weights), gradients and moments stay f32, because

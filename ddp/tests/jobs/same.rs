@@ -146,6 +146,11 @@ fn zero_2_refuses_what_needs_whole_gradients() {
             "--zero 2 --same-bits 2 --micro-batch 3",
             "--zero 2 with --same-bits: expected shards of one",
         ),
+        // The last of three shards has one, and so has the rank that owns it.
+        (
+            "--zero 2 --same-bits 3 --micro-batch 10",
+            "--zero 2 with --same-bits: expected shards of one",
+        ),
         ("--zero 3", "--zero 3: expected"),
     ];
     all_at_once(cases, |(flags, expected)| {
@@ -153,6 +158,8 @@ fn zero_2_refuses_what_needs_whole_gradients() {
         let ended = folder.started(2, &format!("{QUICK} {flags}")).run();
         let cause = ended.assert_fails(2);
         assert!(cause.contains(expected), "{flags}: {ended}");
+        let log = folder.out().join("metrics.jsonl");
+        assert!(!log.exists(), "a run has begun: {flags}: {ended}");
     });
 }
 

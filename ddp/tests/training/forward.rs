@@ -360,8 +360,12 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 8] = [
+    let cases: [(Of, &str); 9] = [
         (|_, x| x.sum(4), ": sum: "),
+        (
+            |m, x| m.dropout("drop", x, 0.5) + m.dropout("drop", x, 0.5),
+            "dropout: expected a name that no other dropout has",
+        ),
         (
             |_, x| x.reshape(&[3]),
             "expected as many elements as [3] has, got x [2, 5]",

@@ -13,14 +13,14 @@ INLINE void unfold(T* out, const T* x, u64 count, u64 images, u64 channels, Axis
         const u64 plane = place / down.places % images * channels + row / across.size / down.size;
         const u64 line = place % down.places * down.stride + row / across.size % down.size * down.dilation;
         const u64 column = i % across.places * across.stride + row % across.size * across.dilation;
-        // What is before the image is far behind it as unsigned numbers.
+        // An index before the image wraps to a very large number, so one comparison rejects it.
         const u64 h = line - down.padding, w = column - across.padding;
         out[i] = h < down.length && w < across.length ? x[(plane * down.length + h) * across.length + w] : T{};
     }
 }
 
-/// Which window has its element `at` at this index, if one has. What is before all of them is far
-/// behind the last one as unsigned numbers.
+/// Which window has its element `at` at this index, if one has. An index before all of them wraps
+/// to a very large number, so one comparison rejects it.
 INLINE bool window_of(const Axis& axis, u64 index, u64 at, u64& place) {
     const u64 offset = index + axis.padding - at * axis.dilation;
     place = offset / axis.stride;

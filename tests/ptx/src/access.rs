@@ -111,7 +111,7 @@ pub(crate) fn read<'g>(
         _ => Err(Fault::new(
             Kind::OutOfBounds,
             lane,
-            "constant memory, of which there is none",
+            "constant memory, which these kernels do not have",
         )),
     }
 }

@@ -20,6 +20,7 @@ use crate::error::Result;
 use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::{Mlp, Model};
 use ddp_nn::params::Params;
+use ddp_nn::{Init, Module, Scope, Var};
 
 /// Writes a model file.
 fn save_model(out: &Path, step: u64, parts: &[&Params]) -> Result<PathBuf> {
@@ -88,6 +89,29 @@ fn values_longer_than_a_piece_come_back_too() {
         saved.params.values_hash().unwrap(),
         other.params.values_hash().unwrap()
     );
+}
+
+/// Multiplies by one trained number, which is a parameter without axes.
+#[derive(Debug)]
+struct Scaled(f64);
+
+impl Module for Scaled {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let scale = m.parameter("scale", &[], Init::Constant(self.0));
+        m.linear("linear", x, 3) * scale
+    }
+}
+
+#[test]
+fn a_parameter_of_one_number_comes_back() {
+    let scratch = Scratch::new();
+    let [saved, other] = [2.0, 3.0].map(|scale| {
+        let module = Box::new(Scaled(scale));
+        Model::new(module, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap()
+    });
+    let path = save_model(scratch.path(), 0, &[&saved.params]).unwrap();
+    load_model(&path, &[&other.params]).unwrap();
+    assert_eq!(values(&other.params, "scale"), [2.0]);
 }
 
 #[test]

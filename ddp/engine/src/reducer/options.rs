@@ -194,7 +194,7 @@ pub(super) fn plan_of(
     plan::plan(&ranges, &layers, sizes, plan::grain(shares))
 }
 
-/// A window may be written while as many before it are being written or reduced.
+/// While a window is written, up to this many before it may still be written or reduced.
 const WINDOWS_AT_ONCE: usize = 2;
 
 /// Windows of gradients: as many buckets as have whole parameters. Those with a parameter that

@@ -42,6 +42,14 @@ const DECIDE: Label = Label::new(Lane::Optimizer, "clip");
 /// The optimizer's update.
 const UPDATE: Label = Label::new(Lane::Optimizer, "update");
 
+/// The refusal of shards with up to so many micro-batches under ZeRO-2.
+pub(crate) fn several_in_a_shard(count: usize) -> Error {
+    Error::Usage(format!(
+        "{ZERO} 2 with {SAME_BITS}: expected shards of one micro-batch, got up to {count}: sums over \
+         ranks must come last; help: give a larger {MICRO_BATCH}, more shards, or {ZERO} 1"
+    ))
+}
+
 /// A model, its optimizer, and what sums its gradients over the ranks.
 #[derive(Debug)]
 pub(super) struct TrainedModel {
@@ -180,8 +188,8 @@ impl TrainedModel {
             .any(|stage| stage.reducer.frees_gradients())
     }
 
-    /// Where each micro-batch is reduced: adds zeros for those that other ranks have more, and
-    /// refuses several in a shard, whose sum over ranks would not be the last.
+    /// With ZeRO-2 every micro-batch is reduced, so a rank with fewer of them adds zeros. With
+    /// shards, several micro-batches in one are refused: sums over ranks must come last.
     pub(super) fn level_rounds(&mut self, batch: &Batch) -> Result<()> {
         if !self.frees_gradients() {
             return Ok(());
@@ -196,12 +204,7 @@ impl TrainedModel {
         }
         let mut shards = batch.shards().numbers();
         if let Some(shard) = shards.find(|shard| batch.micros_of(*shard).len() > 1) {
-            return Err(Error::Usage(format!(
-                "{ZERO} 2 with {SAME_BITS}: expected shards of one micro-batch, got {} in shard {shard}: \
-                 sums over ranks must come last; help: give a larger {MICRO_BATCH}, more shards, or \
-                 {ZERO} 1",
-                batch.micros_of(shard).len()
-            )));
+            return Err(several_in_a_shard(batch.micros_of(shard).len()));
         }
         Ok(())
     }
@@ -449,7 +452,7 @@ impl TrainedModel {
         })
     }
 
-    /// Makes the values of all parameters current on this rank. Only ZeRO-1 has something to do.
+    /// Makes the values of all parameters current on this rank. Only ZeRO has something to do.
     pub(super) fn gather(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
         stages.try_for_each(|stage| stage.reducer.gather_all(&stage.model.params))

@@ -141,7 +141,7 @@ pub(super) fn plan(
         bytes.kept_for_others += (spoiled + values) as u64;
     }
     let shards = Shards::of_rank(options.same_bits.unwrap_or(ranks), 0, ranks);
-    let [of_shard, micro] = rows_of_shard(options, data, shards.of);
+    let [of_shard, micro] = setup::rows_of_shard(options, data, shards.of);
     let held_out = (data.held_out.rows() as usize).div_ceil(ranks);
     let rows_of = [micro, held_out.min(setup::eval_rows(spec))];
     let loss = tasks::of(data.train.task());
@@ -173,14 +173,6 @@ pub(super) fn plan(
         0
     };
     Ok((bytes, step))
-}
-
-/// The most rows of one of this many shards, and of a micro-batch.
-pub(super) fn rows_of_shard(options: &Config, data: &Data, shards: usize) -> [usize; 2] {
-    let rows = options.batch_rows().min(data.train.rows());
-    let of_shard = rows.div_ceil(shards as u64) as usize;
-    let micro = options.micro_batch.unwrap_or(of_shard);
-    [of_shard, micro.min(of_shard)]
 }
 
 /// The parts of the model, without memory.

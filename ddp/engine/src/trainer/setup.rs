@@ -40,7 +40,9 @@ use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, MIN_RANKS, OPTIMIZER,
     SAME_BITS, ZERO,
 };
-use crate::step::{GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group};
+use crate::step::{
+    GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group, several_in_a_shard,
+};
 use crate::tasks;
 
 /// The most rows that pass through the model at a time in evaluation.
@@ -387,6 +389,12 @@ pub(super) fn step(
              and would be lost with it; help: use {ZERO} 1, or leave {MIN_RANKS} out"
         )));
     }
+    if let (2, Some(shards), true) = (options.zero, options.same_bits, world.size() > 1) {
+        let [of_shard, micro] = rows_of_shard(options, data, shards);
+        if of_shard > micro {
+            return Err(several_in_a_shard(of_shard.div_ceil(micro)));
+        }
+    }
     if world.size() > 1 && devices.len() > GRADIENT_GROUPS.len() {
         return Err(Error::Usage(format!(
             "{DEVICES_PER_RANK} {}: expected from 1 to {} where there are several ranks; help: \
@@ -426,6 +434,14 @@ pub(super) fn step(
     };
     // The handshake compares the ranks, after values are loaded.
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
+}
+
+/// The most rows of one of this many shards, and of a micro-batch.
+pub(super) fn rows_of_shard(options: &Config, data: &Data, shards: usize) -> [usize; 2] {
+    let rows = options.batch_rows().min(data.train.rows());
+    let of_shard = rows.div_ceil(shards as u64) as usize;
+    let micro = options.micro_batch.unwrap_or(of_shard);
+    [of_shard, micro.min(of_shard)]
 }
 
 /// How rank `rank` of `world` shares the trained part. Ranks that may be lost have all of it.

@@ -111,7 +111,7 @@ pub fn rehearse(
     };
     let mut model_bytes = bytes_of(kept);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
-    let [of_shard, micro] = planned::rows_of_shard(options, &run.data, world.size());
+    let [of_shard, micro] = setup::rows_of_shard(options, &run.data, world.size());
     let rounds = match options.same_bits {
         Some(_) => 1,
         None => of_shard.div_ceil(micro.max(1)),

@@ -109,7 +109,7 @@ impl Planner {
         matches!(self.node(id).op, Op::Part(..))
     }
 
-    /// Whether it adds two values of its own shape.
+    /// Whether it is the sum of two values that both have its shape.
     fn is_whole_sum(&self, id: usize) -> bool {
         let node = self.node(id);
         matches!(node.op, Op::Apply(Function::Add))
@@ -152,7 +152,7 @@ impl Planner {
         self.nodes.iter().position(is_it)
     }
 
-    /// Adds the run of an operation with a kernel of its own. False if there is none.
+    /// Adds the run of an operation that has its own kernel. Returns false for any other operation.
     pub(super) fn emit_kernel(&mut self, id: usize, reads: Vec<usize>) -> bool {
         let node = self.node(id).clone();
         let first = node.inputs.first().copied().unwrap_or(id);

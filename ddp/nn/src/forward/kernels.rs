@@ -16,7 +16,7 @@ fn rows(x: &Tensor) -> Result<Tensor> {
 }
 
 impl Running<'_, '_, '_> {
-    /// Runs an operation with a kernel of its own. False if there is none.
+    /// Runs an operation that has its own kernel. Returns false for any other operation.
     pub(super) fn kernel(&mut self, run: &Run, x: &[&Tensor]) -> Result<bool> {
         match &run.action {
             Action::Linear {

@@ -33,7 +33,7 @@ pub(super) enum Action {
     Unfold(Windows, bool),
     /// The sum of all rows.
     Columns,
-    /// An operation with a kernel of its own.
+    /// An operation that has its own kernel.
     Kernel,
     /// Its activation's input is the second output, if that is kept.
     Linear {

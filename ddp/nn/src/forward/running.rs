@@ -110,12 +110,11 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         }
         let first = inputs[0].clone();
         let x = |at: usize| inputs[at].as_ref().expect("a run has its inputs");
-        // References, on the stack.
         let Some(any) = &first else {
             let parameter = match &run.action {
                 Action::Gradient(parameter) => *parameter,
                 Action::Finished(parameter) => return self.pass.finished(*parameter),
-                // Of numbers alone.
+                // A chain that reads only constants has no inputs.
                 Action::Chain(chain) => return self.chain(run, chain, &[]),
                 _ => return Ok(()),
             };
@@ -126,6 +125,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
             }
             return self.pass.finished(parameter);
         };
+        // References, on the stack: a step allocates nothing.
         let mut all = [any; INPUTS_MAX];
         for (to, input) in all.iter_mut().zip(inputs.iter().flatten()) {
             *to = input;

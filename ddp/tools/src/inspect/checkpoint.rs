@@ -183,7 +183,7 @@ fn optimizer(state: &State, config: &Config) -> String {
     let rule = format!("{} ({})", config.optimizer.name(), constants.join(", "));
     let parts = match state.world.optimizer_parts {
         1 => "moments in 1 file".to_string(),
-        parts => format!("moments in {parts} files, one for each rank (ZeRO-1)"),
+        parts => format!("moments in {parts} files, one for each rank (ZeRO)"),
     };
     let (rate, peak) = (state.schedule.learning_rate, config.peak_lr());
     format!("{rule}, next learning rate {rate:?} of {peak:?}, {parts}")
