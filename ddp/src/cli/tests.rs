@@ -526,7 +526,6 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ),
         ("--decay biases", &["'biases'", "--decay", "matrices, all"]),
         ("report", &["<DIR>"]),
-        ("report a --csv - --out b", &["--csv", "--out"]),
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),

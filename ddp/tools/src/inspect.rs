@@ -1,5 +1,5 @@
-//! `ddp-train inspect`: the contents of a checkpoint, a model file or a run's folder, and whether they
-//! are intact.
+//! `ddp-train inspect`: the contents of a checkpoint, a model file or a run's folder, and whether
+//! they are intact.
 //!
 //! Each kind has a file, which makes a sheet for people and JSON. Damage is printed with the rest,
 //! and is also the error at the end.
@@ -16,6 +16,7 @@ use crate::checkpoint::is_checkpoint;
 use crate::error::{Error, Result};
 use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
+use crate::setting::DATA;
 
 /// Prints what is in a file or folder.
 pub fn inspect(path: &Path, as_json: bool, say: Say<'_>) -> Result<()> {
@@ -41,6 +42,6 @@ fn find(path: &Path) -> Result<Inspected> {
     let path = path.display();
     Err(Error::Usage(format!(
         "inspect {path}: expected the folder of a run or of a checkpoint, or a .safetensors file, got \
-         another; help: --data {path} --dry-run says what training would make of data"
+         another; help: a dry run with {DATA} {path} says what training would make of data"
     )))
 }
