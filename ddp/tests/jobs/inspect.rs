@@ -278,7 +278,7 @@ fn a_model_file_shows_its_tensors() {
     let ended = folder.alone("inspect model.safetensors").run();
     assert!(ended.assert_fails(65).contains("cut short"), "{ended}");
     let ended = folder.alone("inspect rows.csv").run();
-    assert_has(ended.assert_fails(2), &["--data rows.csv --dry-run"]);
+    assert_has(ended.assert_fails(2), &["a dry run with --data rows.csv"]);
 }
 
 #[test]
