@@ -17,6 +17,8 @@ parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--filter", default="")
 parser.add_argument("--bench", default="", help="the built bench; the newest in target/ unless given")
 arguments = parser.parse_args()
+# Before torch: OpenMP binds this thread to one core, which the bench would inherit.
+CORES = os.sched_getaffinity(0)
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(arguments.threads)
 os.environ.setdefault("OMP_PROC_BIND", "true")
 os.environ.setdefault("OMP_PLACES", "cores")
@@ -87,7 +89,8 @@ def ours():
     built = arguments.bench or max(
         (path for path in glob.glob("target/release/deps/formulas-*") if "." not in path), key=os.path.getmtime)
     command = [built] + ([arguments.filter] if arguments.filter else [])
-    out = subprocess.run(command, env=dict(os.environ, DDP_THREADS=str(arguments.threads)), capture_output=True, text=True, check=True)
+    env = dict(os.environ, DDP_THREADS=str(arguments.threads))
+    out = subprocess.run(command, env=env, preexec_fn=lambda: os.sched_setaffinity(0, CORES), capture_output=True, text=True, check=True)
     return {line["name"]: line for line in map(json.loads, out.stdout.splitlines())}
 
 

@@ -13,6 +13,7 @@ mod formulas;
 mod fuse;
 mod gate;
 mod kernels;
+mod normed;
 mod plan;
 mod rope;
 mod running;

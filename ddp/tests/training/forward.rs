@@ -275,31 +275,67 @@ fn of(formula: Of, row: &[usize]) -> Model {
 }
 
 #[test]
-fn a_layer_norm_by_its_formula_is_the_fused_one() {
-    let by_formula = of(
-        |m, x| {
-            let columns = x.size(-1);
-            let centred = x - x.mean(-1);
-            let normed = &centred * ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
-            let gain = m.parameter("weight", &[columns], Init::Constant(1.0));
-            normed * gain + m.parameter("bias", &[columns], Init::Constant(0.0))
-        },
-        &[3, 1200],
-    );
-    let fused = built(Sequential::new().then(Normalize::layer()), &[3, 1200]);
-    let names = |model: &Model| -> Vec<String> {
-        model
-            .params
-            .list()
-            .iter()
-            .map(|it| it.name.clone())
-            .collect()
-    };
-    assert_eq!(names(&by_formula), names(&fused));
-    let [a, b] = [&by_formula, &fused].map(|model| passed(model, 4, &mut Vec::new()));
-    for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
-        assert!((a - b).abs() < 1e-4, "{a} {b}");
+fn norms_by_their_formulas_are_the_fused_ones_to_the_bit() {
+    fn gain(m: &mut Scope<'_>, x: &Var) -> Var {
+        m.parameter("weight", &[x.size(-1)], Init::Constant(1.0))
     }
+    fn bias(m: &mut Scope<'_>, x: &Var) -> Var {
+        m.parameter("bias", &[x.size(-1)], Init::Constant(0.0))
+    }
+    let cases: [(Of, Normalize); 3] = [
+        (
+            |m, x| {
+                let centred = x - x.mean(-1);
+                let normed = &centred * ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
+                normed * gain(m, x) + bias(m, x)
+            },
+            Normalize::layer(),
+        ),
+        (
+            |m, x| {
+                let centred = x - x.mean(-1);
+                let normed = &centred / (1e-5 + centred.pow(2.0).mean(-1)).sqrt();
+                gain(m, x) * normed
+            },
+            Normalize::layer().without_bias(),
+        ),
+        (
+            |m, x| x * ((x * x).mean(-1) + 1e-5).rsqrt() * gain(m, x),
+            Normalize::rms(),
+        ),
+    ];
+    for (formula, norm) in cases {
+        let fused = built(Sequential::new().then(norm), &[3, 1200]);
+        let by_formula = of(formula, &[3, 1200]);
+        let names = |model: &Model| -> Vec<String> {
+            let all = model.params.list().iter();
+            all.map(|it| it.name.clone()).collect()
+        };
+        assert_eq!(names(&by_formula), names(&fused));
+        let [a, b] = [&by_formula, &fused].map(|model| passed(model, 4, &mut Vec::new()));
+        assert_eq!(a, b);
+    }
+}
+
+#[test]
+fn what_is_nearly_a_norm_and_a_weight_of_two_norms_have_their_derivatives() {
+    fn normed(x: &Var, of: &Var) -> Var {
+        x * ((of * of).mean(-1) + 0.5).rsqrt()
+    }
+    assert_derivatives(&[3, 4], |m, x| {
+        let weight = weight(m, "w", &[4]);
+        normed(&(normed(x, x) * &weight), x) * &weight + &weight
+    });
+    assert_derivatives(&[3, 4], |m, x| {
+        let weight = weight(m, "w", &[4]);
+        let once = normed(x, x) * &weight;
+        normed(&once, &once) * &weight
+    });
+    // The mean of another axis, and of other columns than those of the weight.
+    assert_derivatives(&[3, 4, 4], |m, x| {
+        x * ((x * x).mean(1) + 0.5).rsqrt() * weight(m, "w", &[4])
+    });
+    assert_derivatives(&[3, 1], |m, x| normed(x, x) * weight(m, "w", &[4]));
 }
 
 /// Linear layers with a gate of formulas between them.

@@ -283,7 +283,12 @@ fn added(a: &Var, b: &Var) -> Var {
             );
         }
     }
-    a + b
+    // A norm's part is sums of rows.
+    let whole = |it: &Var| match it.op() {
+        Op::Part(_, Kind::Sums) => it.sum(0).reshape(&it.shape()[1..]),
+        _ => it.clone(),
+    };
+    whole(a) + whole(b)
 }
 
 /// The gradient of a parameter is complete.

@@ -9,7 +9,7 @@ use super::rope::Rope;
 use super::trace::{Kind, Op, Var, broadcast};
 
 impl Var {
-    /// A function of elements, with NumPy's broadcasting.
+    /// A function of elements, with NumPy's broadcasting. A norm's formula becomes a norm.
     #[track_caller]
     pub(super) fn apply(function: Function, values: &[&Var]) -> Var {
         let first = values[0];
@@ -23,7 +23,8 @@ impl Var {
             };
             shape = both;
         }
-        first.checked(Op::Apply(function), values, shape)
+        let value = first.checked(Op::Apply(function), values, shape);
+        value.as_norm().unwrap_or(value)
     }
 
     /// The length of an axis; -1 is the last one.
