@@ -86,13 +86,6 @@ impl StopSignals {
         StopSignals(())
     }
 
-    /// `signal` keeps its default action.
-    pub fn except(self, signal: Signal) -> StopSignals {
-        let _handlers = handlers();
-        release(signal.number());
-        self
-    }
-
     /// The first and the second Ctrl-C print these texts at once, on standard error.
     pub fn say_on_interrupt(&self, texts: &'static [&'static str; 2]) {
         SAID.store(std::ptr::from_ref(texts).cast_mut(), SeqCst);

@@ -91,8 +91,8 @@ pub use ddp_data as data;
 #[cfg(not(feature = "program"))]
 pub use ddp_engine::error;
 pub use ddp_engine::{
-    audit, checkpoint, config, devices, generate, hugging_face, metrics_log, process, ranks,
-    reducer, samples, step, tasks, trace, trainer,
+    audit, checkpoint, config, confusion, devices, generate, hugging_face, metrics_log, process,
+    ranks, reducer, step, tasks, trace, trainer,
 };
 #[cfg(feature = "tools")]
 use ddp_engine::{shown, units};

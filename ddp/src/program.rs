@@ -177,10 +177,8 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::ShowTokens(flags) => show_tokens::show_tokens(&flags, world, &mut say),
-        Command::Inspect(it) => inspect::inspect(&it.path, &it.settings, it.json, &mut say),
-        Command::Report(it) => {
-            report::report(&it.folders, it.out.as_deref(), it.csv.as_deref(), &mut say)
-        }
+        Command::Inspect(it) => inspect::inspect(&it.path, it.json, &mut say),
+        Command::Report(it) => report::report(&it.folders, it.out.as_deref(), &mut say),
         Command::Compare(it) => {
             let make: compare::MakeProgram = |config| Box::new(TrainProgram::new(config));
             let replay = it.replay.then_some(make);

@@ -23,7 +23,7 @@ STEP_MAX = 240
 # What the log of a step has that found something before it was ended.
 FINDING = re.compile(r"^test .*FAILED$|^========= (Invalid|Error|Barrier error|Warning: Race)", re.MULTILINE)
 # Uses a GPU. Of simulated ones it says so.
-PROBE = [BIN / "ddp-train", *"bench addmm --m 1 --n 1 --k 1 --seconds 0.01 --device cuda".split()]
+PROBE = [BIN / "ddp-train", *"bench addmm --shapes 1x1x1 --seconds 0.01 --device cuda".split()]
 GPT2 = "gpt --model gpt,layers=12,heads=12,width=768,vocab=50304,context=1024 --batch 32 --dtype bf16"
 # What a GPT's step is made of, on a GPU that has never run it: one layer, and a head of 50,257 tokens, which is padded.
 FIRST = "gpt --model gpt,layers=1,heads=12,width=768,vocab=50257,context=1024 --batch 2 --dtype bf16 --explain"

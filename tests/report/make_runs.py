@@ -92,8 +92,6 @@ def main():
     placed["hints"][0]["text"] = HOSTILE
     huge = [step(number, loss=1.7e308, lr=5e-324, grad_norm=-1e300) for number in (1, 2)]
     write(folder / "hostile", [hostile, *huge, step(2**63, loss=-1.7e308), placed, confusion, end(reason=HOSTILE, exit_code=70)])
-    sample = {"row": 1, "truth": HOSTILE, "predicted": "b", "is_right": False, "confidence": 0.5, "picture": None, "values": [1.5, None, 1e30]}
-    (folder / "hostile" / "samples.json").write_text(json.dumps({"step": 3, "columns": [HOSTILE, "b"], "features": 9, "samples": [sample]}))
 
 
 if __name__ == "__main__":

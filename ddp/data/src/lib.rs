@@ -46,7 +46,7 @@ pub use features::{
 pub use files::safetensors;
 pub use labels::{FileLabels, TableColumn};
 pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
-pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
+pub use prepare::{open, prepare};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;

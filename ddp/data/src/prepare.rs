@@ -7,7 +7,6 @@ mod kind;
 mod tokens;
 
 use self::kind::{Kind, kind};
-pub use self::tokens::{TokenSummary, summarize as summarize_tokens};
 use crate::built_in::BuiltIn;
 use crate::error::{Error, Result, ensure};
 use crate::facts::scan;

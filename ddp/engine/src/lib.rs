@@ -7,6 +7,7 @@
 pub mod audit;
 pub mod checkpoint;
 pub mod config;
+pub mod confusion;
 pub mod devices;
 pub mod digest;
 mod elastic;
@@ -22,7 +23,6 @@ mod model;
 pub mod process;
 pub mod ranks;
 pub mod reducer;
-pub mod samples;
 pub mod setting;
 pub mod shown;
 pub mod step;

@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
+use crate::confusion::Confusion;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{EXIT_STOPPED, Error, Result};
-use crate::samples::Confusion;
 use crate::setting::{OUT, RESUME};
 use crate::tasks::{BestBy, ColumnErrors};
 

@@ -40,10 +40,10 @@ pub(crate) enum Command {
     /// Show the tokens of data, and which of them are trained
     #[command(name = "show-tokens", after_help = show_tokens::EXAMPLES, max_term_width = 120)]
     ShowTokens(ShowTokensFlags),
-    /// Describe a checkpoint, a model, a run or a dataset
+    /// Describe a checkpoint, a model or a run
     #[command(after_help = tools::INSPECT_EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
-    /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
+    /// Make a run's report.html again, or a page of several runs
     #[command(after_help = tools::REPORT_EXAMPLES, max_term_width = 120)]
     Report(ReportFlags),
     /// Find the first step and layer in which two runs differ

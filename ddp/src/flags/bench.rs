@@ -2,9 +2,7 @@
 
 use clap::{Args, Subcommand};
 use ddp_comm::World;
-use ddp_tools::bench::{
-    self, AllreduceOptions, BenchOperation, BenchOptions, MatmulShape, SIDE_MAX,
-};
+use ddp_tools::bench::{self, AllreduceOptions, BenchOperation, BenchOptions, MatmulShape};
 use ddp_tools::output::Say;
 
 use super::{RankFlags, choice, number, parsed, whole};
@@ -53,11 +51,13 @@ impl Bench {
         let (step, subject) = match self {
             Bench::Mlp(it) => (&it.step, bench::mlp(&it.layers.0, it.task, it.batch)),
             Bench::Gpt(it) => (&it.step, bench::gpt(&it.model, it.batch, it.micro_batch)?),
-            Bench::Addmm(it) => return bench::addmm(&it.shapes(), &options, world, say),
+            Bench::Addmm(it) => return bench::addmm(&it.shapes.0, &options, world, say),
             Bench::Allreduce(it) => {
                 let call = AllreduceOptions {
-                    sizes_mb: it.sizes_mb(),
-                    buckets_mb: it.buckets.clone(),
+                    sizes_mb: it
+                        .sweep
+                        .as_ref()
+                        .map_or(vec![it.mb], |sizes| sizes.0.clone()),
                     operation: it.operation,
                     dtype: it.dtype,
                     captured: it.captured,
@@ -143,31 +143,12 @@ pub(crate) struct GptFlags {
 /// The flags of `bench addmm`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct AddmmFlags {
-    /// Rows of the input
-    #[arg(long, value_name = "ROWS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
-    pub m: usize,
-    /// Outputs of a row
-    #[arg(long, value_name = "OUTPUTS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
-    pub n: usize,
-    /// Inputs of a row: the dimension that is summed over
-    #[arg(long, value_name = "INPUTS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
-    pub k: usize,
-    /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
-    #[arg(long, value_name = "SHAPES", value_parser = shapes, conflicts_with_all = ["m", "n", "k"])]
-    pub shapes: Option<List<MatmulShape>>,
+    /// Shapes, in turn: MxNxK (rows, outputs, inputs), with commas between
+    #[arg(long, value_name = "SHAPES", value_parser = shapes, default_value = "2048x2048x2048")]
+    pub shapes: List<MatmulShape>,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
-}
-
-impl AddmmFlags {
-    pub(crate) fn shapes(&self) -> Vec<MatmulShape> {
-        let AddmmFlags { m, n, k, .. } = *self;
-        match &self.shapes {
-            Some(List(shapes)) => shapes.clone(),
-            None => vec![MatmulShape { m, n, k }],
-        }
-    }
 }
 
 fn shapes(text: &str) -> Result<List<MatmulShape>, String> {
@@ -180,13 +161,9 @@ fn shapes(text: &str) -> Result<List<MatmulShape>, String> {
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct AllreduceFlags {
     /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of
-    /// all slices together [default: 7.4; 100 with --buckets]
-    #[arg(long, value_name = "MB", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
-    pub mb: Option<f64>,
-    /// Reduce the tensor in buckets of each of these sizes in MB, in turn, as training reduces
-    /// gradients; a line for each
-    #[arg(long, value_name = "MB,…", value_delimiter = ',', value_parser = number(MB_MIN..=MB_MAX), conflicts_with = "sweep")]
-    pub buckets: Vec<f64>,
+    /// all slices together
+    #[arg(long, value_name = "MB", default_value = "7.4", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
+    pub mb: f64,
     /// Several sizes, from MB to MB by doubling; instead of --mb
     #[arg(long, value_name = "FROM:TO", value_parser = sweep, conflicts_with = "mb")]
     pub sweep: Option<List<f64>>,
@@ -202,16 +179,6 @@ pub(crate) struct AllreduceFlags {
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
-}
-
-impl AllreduceFlags {
-    pub(crate) fn sizes_mb(&self) -> Vec<f64> {
-        let default = if self.buckets.is_empty() { 7.4 } else { 100.0 };
-        match &self.sweep {
-            Some(List(sizes)) => sizes.clone(),
-            None => vec![self.mb.unwrap_or(default)],
-        }
-    }
 }
 
 /// `--sweep`: sizes in MB, each twice the one before.

@@ -5,16 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use ddp_tools::warm_up::Architecture;
 
-use super::{PlaceFlags, Taken, number};
+use super::{PlaceFlags, number};
 use crate::config::TIMEOUT_S;
 
 /// Printed after the help of `report`.
 pub(crate) const REPORT_EXAMPLES: &str = "\
 Examples:
   ddp-train report out                            make out/report.html again
-  ddp-train report one two three --out page.html  one page with the curves of three runs
-  ddp-train report out --csv metrics.csv          a row for each logged step and each evaluation
-  ddp-train report out --csv -                    the same on standard output";
+  ddp-train report one two three --out page.html  one page with the curves of three runs";
 
 /// The flags of `report`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -26,15 +24,12 @@ pub(crate) struct ReportFlags {
     /// report.html in the folder of the run]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Write the metrics of a run to this CSV file instead; - for standard output
-    #[arg(long, value_name = "FILE", conflicts_with = "out")]
-    pub csv: Option<PathBuf>,
 }
 
 /// Printed after the help of `watch`.
 pub(crate) const WATCH_EXAMPLES: &str = "\
 Examples:
-  ddp-train watch out                   a live view; q ends it, and the run continues
+  ddp-train watch out                   a live view; Ctrl-C ends it, and the run continues
   ssh gpu-box -t ddp-train watch out    the same over ssh
   ddp-train watch out | cat             one summary, since there is no terminal";
 
@@ -52,22 +47,15 @@ Examples:
   ddp-train inspect out                                   a run: how it ended, its checkpoints
   ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
   ddp-train inspect out/checkpoints/step-00000785/model.safetensors
-  ddp-train inspect train.csv --labels species            data: would training accept them?
-  ddp-train inspect digits.npz#x_train --json
-
-All data are read, and nothing is changed; files that cannot be memory-mapped are converted once and cached, as in training.
 
 Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
 
 /// The flags of `inspect`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct InspectFlags {
-    /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
+    /// A run's folder, a checkpoint or a model file
     #[arg(value_name = "PATH")]
-    pub path: String,
-    /// How the data are read, as in training.
-    #[command(flatten)]
-    pub settings: Taken,
+    pub path: PathBuf,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -26,7 +26,6 @@ fn a_run_leaves_a_report_and_it_can_be_made_again() {
         "\"title\":\"Loss\"",
         "\"title\":\"Accuracy\"",
         "predicted as that class",
-        "data:image/png;base64,",
     ] {
         assert!(made.contains(text), "{text}");
     }
@@ -59,18 +58,9 @@ fn a_failed_run_leaves_a_report_too() {
 }
 
 #[test]
-fn metrics_are_exported_and_a_run_is_summarised_without_a_terminal() {
+fn a_run_is_summarised_without_a_terminal() {
     let folder = Folder::new("report-others");
     folder.alone(QUICK).run().assert_well();
-    let ended = folder.alone("report OUT --csv -").run();
-    ended.assert_well();
-    let losses: Vec<f64> = ended
-        .stdout
-        .lines()
-        .filter(|line| line.starts_with("step,"))
-        .map(|line| line.split(',').nth(3).unwrap().parse().unwrap())
-        .collect();
-    assert_eq!(losses, folder.metrics_log().of_steps("loss"));
     let ended = folder.alone("watch OUT").run();
     ended.assert_well();
     assert!(ended.stdout.contains(": done\nstep 8 of 8\n"), "{ended}");
@@ -85,25 +75,20 @@ fn a_folder_without_a_run_has_none() {
     assert!(ended.stderr.contains("metrics.jsonl"), "{ended}");
 }
 
-/// The event, and the rows that are shown, of the model as it began.
-fn untrained(ranks: usize) -> (Value, Value, f64) {
+/// The event of the model as it began, and its accuracy.
+fn untrained(ranks: usize) -> (Value, f64) {
     let folder = Folder::new("report-classes");
     let words =
         "--data glyphs,rows=64,held-out=101 --hidden 16 --batch-size 32 --steps 0 --out OUT";
     folder.ranks(ranks, words).run().assert_well();
     let log = folder.metrics_log();
     let accuracy = crate::support::metrics_log::number(log.all("eval")[0], "accuracy");
-    let samples = std::fs::read(folder.out().join("samples.json")).expect("there are samples");
-    (
-        log.all("confusion")[0].clone(),
-        serde_json::from_slice(&samples).unwrap(),
-        accuracy,
-    )
+    (log.all("confusion")[0].clone(), accuracy)
 }
 
 #[test]
 fn what_is_taken_for_what_does_not_depend_on_the_number_of_ranks() {
-    let (confusion, samples, accuracy) = untrained(1);
+    let (confusion, accuracy) = untrained(1);
     let sum = |name: &str| {
         confusion[name]
             .as_array()
@@ -117,20 +102,7 @@ fn what_is_taken_for_what_does_not_depend_on_the_number_of_ranks() {
         (sum("right") as f64 / 101.0 - accuracy).abs() < 1e-12,
         "{confusion}, {accuracy}"
     );
-    assert_eq!(samples["samples"].as_array().map(Vec::len), Some(24));
     for ranks in [2, 3] {
-        let (other, other_samples, _) = untrained(ranks);
-        assert_eq!(other, confusion, "{ranks} ranks");
-        for (a, b) in samples["samples"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .zip(other_samples["samples"].as_array().unwrap())
-        {
-            assert_eq!(
-                (&a["row"], &a["truth"], &a["predicted"], &a["picture"]),
-                (&b["row"], &b["truth"], &b["predicted"], &b["picture"])
-            );
-        }
+        assert_eq!(untrained(ranks).0, confusion, "{ranks} ranks");
     }
 }

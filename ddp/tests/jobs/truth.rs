@@ -27,13 +27,6 @@ fn a_run_says_what_it_understood_at_its_start_and_in_its_record() {
                 1 feature: \"a\" (1 left out: \"b\")";
     assert!(ended.stderr.contains(said), "{ended}");
     assert_eq!(folder.metrics_log().start()["data"], said);
-    let inspected = folder.alone("inspect t.csv#a").run();
-    assert!(
-        inspected
-            .stdout
-            .contains("label column \"price\", regression of 1 number"),
-        "{inspected}"
-    );
 }
 
 #[test]

@@ -15,14 +15,12 @@ pub mod output;
 pub mod report;
 pub mod tensorboard;
 pub mod warm_up;
-#[cfg(feature = "watch")]
 pub mod watch;
 
 use ddp_data as data;
 use ddp_engine::{
-    audit, checkpoint, config, devices, error, exchange, metrics_log, process, reducer, samples,
+    audit, checkpoint, config, confusion, devices, error, exchange, metrics_log, process, reducer,
     setting, shown, step, tasks, trainer, units,
 };
 use ddp_kernels::files;
 use ddp_nn::{self as nn, models, optim, params};
-use ddp_tables as tables;

@@ -14,9 +14,9 @@ use serde_json::Value;
 use crate::audit::Audit;
 use crate::checkpoint::{Best, CHECKPOINTS, Opened};
 use crate::config::{Config, as_flag};
+use crate::confusion::Confusion;
 use crate::error::{Error, Result};
 use crate::metrics_log::{EVENTS_FILE, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, Start};
-use crate::samples::Confusion;
 use crate::setting::{DATA, OUT};
 use crate::shown::significant;
 use crate::tasks::{BestBy, ColumnErrors, figures_text};
@@ -287,7 +287,7 @@ impl Run {
         (has_risen && self.checkpoints.contains(&step)).then(|| {
             format!(
                 "The held-out loss has risen since step {step} ({text}), whose checkpoint eval and \
-                 predict use. Figures, matrix and samples are of step {last}."
+                 predict use. Figures and matrix are of step {last}."
             )
         })
     }

@@ -1,17 +1,15 @@
 //! `OUT/report.html`: one page that shows a run, made from its metrics log
-//! (`metrics.jsonl`) and `samples.json`.
+//! (`metrics.jsonl`).
 //!
 //! The page needs no network, and its tables need no scripts. Its inputs are not trusted: every
 //! text is escaped. The same log gives the same bytes.
 //!
 //! `charts.rs` has the curves, which `script.js` draws, `tables.rs` and `classes.rs` the other
-//! sections; `page.rs` puts them together. `compare.rs` makes a page of several runs, and `csv.rs`
-//! exports metrics.
+//! sections; `page.rs` puts them together. `compare.rs` makes a page of several runs.
 
 pub(crate) mod charts;
 mod classes;
 mod compare;
-mod csv;
 mod html;
 mod page;
 pub(crate) mod results;
@@ -20,14 +18,11 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use ddp_kernels::setting::SettingName;
-
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
-use crate::metrics_log::{EVENTS_FILE, REPORT_FILE};
+use crate::metrics_log::REPORT_FILE;
 use crate::output::{self, Say};
-use crate::samples::Samples;
 use crate::setting::OUT;
 
 /// Makes the report of the run in `folder` and returns its path.
@@ -38,29 +33,13 @@ pub fn make(folder: &Path) -> Result<PathBuf> {
 }
 
 fn page_of(folder: &Path) -> Result<String> {
-    Ok(page::of(&Run::read(folder)?, Samples::read(folder)))
+    Ok(page::of(&Run::read(folder)?))
 }
 
 /// Makes a page of the runs in `folders`, or with `csv` a file of the metrics of one run. `-` is
 /// standard output.
-pub fn report(
-    folders: &[PathBuf],
-    out: Option<&Path>,
-    csv: Option<&Path>,
-    say: Say<'_>,
-) -> Result<()> {
+pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<()> {
     let count = folders.len();
-    if let Some(csv) = csv {
-        let [folder] = folders else {
-            let csv = csv.display();
-            let text = format!(
-                "{} {csv}: expected one run, got {count}",
-                SettingName("csv")
-            );
-            return Err(Error::Usage(text + "; help: export one at a time"));
-        };
-        return export(folder, csv, say);
-    }
     let (path, page) = match (folders, out) {
         ([folder], None) => (folder.join(REPORT_FILE), page_of(folder)?),
         ([folder], Some(out)) => (out.to_path_buf(), page_of(folder)?),
@@ -95,22 +74,6 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
         Ok((name.into_owned(), Run::read(folder)?))
     };
     folders.iter().map(read).collect()
-}
-
-/// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
-fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
-    // Refuses what is not a metrics log, and says how to fix it.
-    Run::read(folder)?;
-    let log = folder.join(EVENTS_FILE);
-    if csv == Path::new("-") {
-        let written = csv::write(&log, &mut std::io::stdout().lock());
-        return output::unless_reader_left(written.map_err(output::unprinted));
-    }
-    files::replace_file(csv, |file| {
-        csv::write(&log, file).map_err(files::failed("write", csv))
-    })?;
-    output::warn_unprinted(say(&format!("metrics {}", csv.display())));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -145,10 +145,7 @@ fn run<'a>(
             threads::split_mut(to.elements_mut::<S>(), plane, |first, to| {
                 for (at, to) in to.chunks_exact_mut(plane).enumerate() {
                     let at = first / plane + at;
-                    match is_backward {
-                        true => fold(to, from, at, sizes, windows),
-                        false => unfold(to, from, at, sizes, windows),
-                    }
+                    if is_backward { fold(to, from, at, sizes, windows) } else { unfold(to, from, at, sizes, windows) }
                 }
             });
         });

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import csv
 import glob
-import io
 import itertools
 import json
 import math
@@ -361,13 +359,12 @@ class Run:
     @property
     def metrics(self) -> Any:
         """A row for each logged step and evaluation: a frame of pandas or polars, else a dict of lists."""
-        text = output("report", self.folder, "--csv", "-")
-        if has("pandas") or has("polars"):
-            how = {"infer_schema_length": None} if library().__name__ == "polars" else {}
-            return library().read_csv(io.StringIO(text), **how)
-        rows = list(csv.DictReader(io.StringIO(text)))
-        as_number = lambda cell: cell if re.search("[a-z]{3}", cell) else float(cell or "nan")
-        return {name: [as_number(row[name]) for row in rows] for name in (rows[0] if rows else {})}
+        rows = [event for event in self._events() if event.event in ("step", "eval")]
+        names = dict.fromkeys(name for row in rows for name in row if name != "digests")
+        columns = {name: [math.nan if row.get(name) is None else row[name] for row in rows] for name in names}
+        if not (has("pandas") or has("polars")):
+            return columns
+        return library().DataFrame(columns, **({"strict": False} if library().__name__ == "polars" else {}))
 
     @property
     def report(self) -> str:

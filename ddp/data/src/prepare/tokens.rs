@@ -12,7 +12,7 @@ use crate::file_rows::read_in_any_order;
 use crate::files::{Array, Coding};
 use crate::open::identity_of;
 use crate::prepare::kind::{Kind, context, kind, task_of_model};
-use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn, must_be_alike};
+use crate::ranks::{Ranks, SameFiles, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
 use crate::scan;
 use crate::setting::{DATA, VAL_DATA, VAL_SPLIT};
@@ -23,42 +23,32 @@ use crate::tokens::{Known, TokenFiles, Windows};
 
 /// What is known of tokens without a model.
 #[derive(Clone, Debug)]
-pub struct TokenSummary {
+pub(super) struct TokenSummary {
     /// The format and the type of the tokens, and what the files say of them.
-    pub coding: String,
-    /// The files, and how many tokens each has.
-    pub files: Vec<(String, u64)>,
+    pub(super) coding: String,
+    /// How many files there are.
+    pub(super) files: usize,
+    /// The tokens of all files.
+    pub(super) tokens: u64,
     /// The largest token.
-    pub largest: u64,
+    pub(super) largest: u64,
     /// How many different tokens there are: what was asked for, else what the files say, else one
     /// more than the largest.
-    pub vocabulary: usize,
+    pub(super) vocabulary: usize,
     /// Whether it follows from the largest token.
-    pub is_vocabulary_guessed: bool,
+    pub(super) is_vocabulary_guessed: bool,
     /// A hash of all tokens, and of where files are cut.
-    pub content: u64,
-    /// How many tokens a window has, if it is known.
-    pub context: Option<usize>,
+    pub(super) content: u64,
+    /// How many tokens a window has.
+    pub(super) context: usize,
     /// How many windows there are.
-    pub windows: u64,
+    pub(super) windows: u64,
     /// How many tokens at the ends of files are in no window.
-    pub dropped: u64,
+    pub(super) dropped: u64,
 }
 
 /// A model of this many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
-
-/// Looks at the tokens of a request, in one process; None if its data are not tokens.
-pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
-    request.check(&Alone)?;
-    let Kind::Tokens(spec) = kind(request, &request.data, DATA, &Alone)? else {
-        return Ok(None);
-    };
-    request.check_kind(true)?;
-    let context = spec.context.or(request.context);
-    let (_, summary, _) = open(request, (DATA, &spec), context, None, &Alone)?;
-    Ok(Some(summary))
-}
 
 /// Windows to train on or to use a model on, and windows to evaluate on.
 pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Ranks) -> Result<Data> {
@@ -68,7 +58,7 @@ pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Rank
         spec.path
     );
     let context = context(request, spec.context, &or)?;
-    let (files, summary, tokenizer) = open(request, (DATA, spec), Some(context), known, ranks)?;
+    let (files, summary, tokenizer) = open(request, (DATA, spec), context, known, ranks)?;
     let task = known.map_or_else(|| task(&files, &summary), |(task, _)| task.clone());
     if known.is_none() && ranks.rank() == 0 {
         warn_of_tokenizer(request, &files.coding, tokenizer.is_some());
@@ -160,7 +150,7 @@ fn open_val(
     );
     let owner = DATA.to_string();
     let known = Some((train.task(), &*owner));
-    let (files, summary, _) = open(request, (VAL_DATA, &named), Some(context), known, ranks)?;
+    let (files, summary, _) = open(request, (VAL_DATA, &named), context, known, ranks)?;
     let trained_on = &train.files.arrays;
     let is_trained_on = |array: &&Array| trained_on.iter().any(|own| own.is_same(array));
     if let (Some(array), 0) = (files.arrays.iter().find(is_trained_on), ranks.rank()) {
@@ -177,13 +167,13 @@ fn open_val(
 fn open(
     request: &DataRequest,
     (setting, spec): (SettingName<'static>, &TokensSpec),
-    context: Option<usize>,
+    context: usize,
     known: Known<'_>,
     ranks: &dyn Ranks,
 ) -> Result<(Arc<TokenFiles>, TokenSummary, Option<Vocabulary>)> {
     let (files, tokenizer) = in_turn(ranks, || {
         let files = TokenFiles::open(spec, setting, request.cache_dir.as_deref())?;
-        context.map_or(Ok(Vec::new()), |context| files.windows(context))?;
+        files.windows(context)?;
         files.check(known)?;
         let tokenizer = known.map_or_else(|| files.tokenizer(), |_| Ok(None))?;
         Ok((files, tokenizer))
@@ -218,7 +208,7 @@ pub(super) fn read(
     files: &TokenFiles,
     setting: SettingName<'_>,
     (below, why): (Option<usize>, &str),
-    context: Option<usize>,
+    context: usize,
     ranks: &dyn Ranks,
 ) -> Result<TokenSummary> {
     let arrays = &files.arrays;
@@ -237,15 +227,11 @@ pub(super) fn read(
     let lengths = || arrays.iter().map(Array::rows);
     let words = [found.hash].into_iter().chain(lengths());
     let words: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-    let context_tokens = context.map(|context| context as u64);
-    let each = |of: fn(u64, u64) -> u64| {
-        let windows = |context| lengths().map(|tokens| of(tokens - 1, context)).sum();
-        context_tokens.map_or(0, windows)
-    };
-    let file = |array: &Array| (array.name().to_string(), array.rows());
+    let each = |of: fn(u64, u64) -> u64| lengths().map(|all| of(all - 1, context as u64)).sum();
     Ok(TokenSummary {
         coding: files.kind.clone(),
-        files: arrays.iter().map(file).collect(),
+        files: arrays.len(),
+        tokens: lengths().sum(),
         largest: found.largest,
         vocabulary: below.unwrap_or(found.largest as usize + 1),
         is_vocabulary_guessed: below.is_none(),
@@ -277,30 +263,19 @@ fn bad_token(arrays: &[Array], (file, position): (u64, u64), (most, why): (u64, 
 }
 
 impl TokenSummary {
-    /// The tokens of all files.
-    pub fn tokens(&self) -> u64 {
-        self.files.iter().map(|(_, tokens)| tokens).sum()
-    }
-
     /// One line for people.
-    pub fn text(&self) -> String {
-        let count = match self.files.len() {
+    fn text(&self) -> String {
+        let count = match self.files {
             1 => "1 file".to_string(),
             count => format!("{count} files"),
         };
-        let context = self.context.map_or(String::new(), |context| {
-            let dropped = self.dropped;
-            format!("{context} tokens a row, {dropped} at the end of files dropped, ")
-        });
         let guess = match self.is_vocabulary_guessed {
             true => format!(", so the vocabulary is taken as {}", self.vocabulary),
             false => String::new(),
         };
         format!(
-            "{context}{} tokens in {count}: {}, the largest {}{guess}",
-            self.tokens(),
-            self.coding,
-            self.largest
+            "{} tokens a row, {} at the end of files dropped, {} tokens in {count}: {}, the largest {}{guess}",
+            self.context, self.dropped, self.tokens, self.coding, self.largest
         )
     }
 }

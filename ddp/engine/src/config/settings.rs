@@ -237,7 +237,7 @@ settings! {
     /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
     /// to features or images, …]
-    Job labels "SPEC" [inspect]: Option<String> = None;
+    Job labels "SPEC": Option<String> = None;
     /// Data to evaluate on, in the form of `data` [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
     /// Labels of `val-data` [default: as in `labels`]
@@ -248,14 +248,14 @@ settings! {
     /// Whether the rows that `val-split` keeps have the classes' shares of all rows
     Run stratify "BOOL": bool = false;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
-    Run task "TASK" [inspect]: Option<TaskKind> = None;
+    Run task "TASK": Option<TaskKind> = None;
     /// Columns of tables to leave out, separated by commas
-    Run drop "NAMES" [inspect]: Vec<String> = vec![];
+    Run drop "NAMES": Vec<String> = vec![];
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
     /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
-    Run categorical "NAMES" [inspect]: Vec<String> = vec![];
+    Run categorical "NAMES": Vec<String> = vec![];
     /// How missing numbers (empty cells, NA, null, ?, - or NaN) are treated
-    Run missing "HOW" [inspect]: Missing = Missing::Error;
+    Run missing "HOW": Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
     Run normalize "HOW": Normalize = Normalize::None;
@@ -268,7 +268,7 @@ settings! {
     Run packing "WHEN" [show_tokens]: Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
-    Rank cache_dir "DIR" [eval predict inspect show_tokens]: Option<PathBuf> = None;
+    Rank cache_dir "DIR" [eval predict show_tokens]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]

@@ -2,7 +2,6 @@
 
 mod evaluation;
 mod predictions;
-mod survey;
 mod weights;
 
 use ddp_data::{Classes, Data, TensorSpec};
@@ -12,9 +11,9 @@ use ddp_nn::{CrossEntropy, Loss};
 
 pub use self::weights::ClassWeights;
 use super::best::BestBy;
-use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task};
+use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Task};
+use crate::confusion::ClassCounts;
 use crate::error::Result;
-use crate::samples::SampleCollector;
 use crate::step::Stats;
 
 /// One of some classes for each row, or for each position of a row.
@@ -66,9 +65,9 @@ impl Task for LearnClasses {
         (!is_class).then(|| format!("target {target}: expected a class from 0 to {}", count - 1))
     }
 
-    fn sample_collector(&self, targets: &TensorSpec) -> Option<SampleCollector> {
+    fn class_counts(&self, targets: &TensorSpec) -> Option<ClassCounts> {
         let is_one_a_row = targets.elements() == 1;
-        is_one_a_row.then(|| SampleCollector::of(&self.0))
+        is_one_a_row.then(|| ClassCounts::of(self.0.count()))
     }
 
     fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
@@ -77,10 +76,6 @@ impl Task for LearnClasses {
 
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>> {
         Ok(Box::new(predictions::ClassesOfRows::new(&self.0, options)))
-    }
-
-    fn survey(&self) -> Option<Box<dyn Survey>> {
-        Some(Box::new(survey::RowsOfClasses::of(&self.0)))
     }
 }
 

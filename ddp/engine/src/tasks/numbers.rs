@@ -1,6 +1,5 @@
 //! Learning numbers: the squared error.
 
-use ddp_data::TaskSpec;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::{DType, Device, Tensor, npy};
 use ddp_nn::{Loss, Mse};
@@ -8,9 +7,7 @@ use serde_json::{Value, json};
 
 use super::cells::{cell, put, put_numbers};
 use super::differences::{ColumnErrors, Differences, mean_r2};
-use super::task::{
-    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals,
-};
+use super::task::{Evaluation, Format, LossOptions, PredictionOptions, Predictions, Task, Totals};
 use crate::error::{Error, Result};
 use crate::shown::{shown, significant, table};
 
@@ -53,13 +50,6 @@ impl Task for LearnNumbers {
             outputs: self.outputs,
             format: options.format,
             names: options.names.filter(|names| names.len() == self.outputs),
-        }))
-    }
-
-    fn survey(&self) -> Option<Box<dyn Survey>> {
-        Some(Box::new(Range {
-            outputs: self.outputs,
-            ends: None,
         }))
     }
 }
@@ -154,33 +144,5 @@ impl Predictions for NumbersOfRows {
             }
             Format::Npy => into.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         }
-    }
-}
-
-/// The least and the greatest number.
-struct Range {
-    outputs: usize,
-    ends: Option<[f32; 2]>,
-}
-
-impl Survey for Range {
-    fn count(&mut self, _first: u64, targets: &Tensor) -> Result<()> {
-        for value in targets.to_vec::<f32>()? {
-            let [least, greatest] = self.ends.unwrap_or([f32::INFINITY, f32::NEG_INFINITY]);
-            self.ends = Some([least.min(value), greatest.max(value)]);
-        }
-        Ok(())
-    }
-
-    fn text(&self) -> String {
-        let range = self.ends.map_or(String::new(), |[least, greatest]| {
-            format!(", from {least:?} to {greatest:?}")
-        });
-        let outputs = self.outputs;
-        format!("{}{range}", TaskSpec::Regression { outputs })
-    }
-
-    fn json(&self) -> (&'static str, Value) {
-        ("labels", json!(self.ends))
     }
 }

@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::best::BestBy;
 use super::classes::ClassWeights;
 use super::differences::Differences;
+use crate::confusion::ClassCounts;
 use crate::error::{Error, Result};
-use crate::samples::SampleCollector;
 use crate::shown::significant;
 use crate::step::Stats;
 
@@ -52,9 +52,9 @@ pub trait Task: Debug + Send + Sync {
         None
     }
 
-    /// Starts to collect what the report shows of a run's last evaluation, for targets like these;
-    /// None if it shows nothing.
-    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
+    /// Starts to count an evaluation's answers by class, for targets like these; None unless each
+    /// row has one class.
+    fn class_counts(&self, _targets: &TensorSpec) -> Option<ClassCounts> {
         None
     }
 
@@ -69,11 +69,6 @@ pub trait Task: Debug + Send + Sync {
 
     /// Starts a file of predictions.
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>>;
-
-    /// Starts to look at the targets of data; None if these follow from the inputs.
-    fn survey(&self) -> Option<Box<dyn Survey>> {
-        None
-    }
 }
 
 /// The figures of an evaluation besides loss and accuracy, and how they are called.
@@ -187,16 +182,4 @@ pub trait Predictions {
 
     /// Appends row `row`, which has these outputs (O).
     fn row(&self, row: u64, values: &[f32], into: &mut Vec<u8>);
-}
-
-/// Surveys the targets of all rows.
-pub trait Survey {
-    /// Counts the targets of rows from `first` on, in host memory.
-    fn count(&mut self, first: u64, targets: &Tensor) -> Result<()>;
-
-    /// The result, for people: a line, which a table may follow.
-    fn text(&self) -> String;
-
-    /// The same as a field of JSON.
-    fn json(&self) -> (&'static str, Value);
 }

@@ -25,8 +25,6 @@ const CAPTURED: usize = 20;
 pub struct AllreduceOptions {
     /// Sizes of the tensor on each rank, in MB (10⁶ bytes).
     pub sizes_mb: Vec<f64>,
-    /// Sizes of the buckets in which it is reduced, in turn; none for the whole tensor at once.
-    pub buckets_mb: Vec<f64>,
     /// The collective.
     pub operation: BenchOperation,
     /// The type of elements.
@@ -92,21 +90,14 @@ pub fn allreduce(
             "{captured}: expected {DEVICE} cuda; help: leave it out, or measure on a GPU"
         )));
     }
-    if !options.buckets_mb.is_empty() && operation != BenchOperation::AllReduce {
-        return Err(Error::Usage(format!(
-            "{}: expected {} all_reduce, got {}; help: leave one of them out",
-            SettingName("buckets"),
-            SettingName("operation"),
-            operation.name()
-        )));
-    }
     if world.size() == 1 {
         tracing::warn!("one rank has no others to exchange with; help: start it with mpirun -n 2");
     }
     // As the reducer has it.
-    let stream = match device.is_accelerator() {
-        true => Stream::urgent(device)?,
-        false => Stream::default_of(device)?,
+    let stream = if device.is_accelerator() {
+        Stream::urgent(device)?
+    } else {
+        Stream::default_of(device)?
     };
     let bench = Bench {
         options,
@@ -118,12 +109,7 @@ pub fn allreduce(
     };
     for &mb in &options.sizes_mb {
         let count = operation.count(mb, options.dtype.dtype(), world.size());
-        let tensor = bench.checked_tensor(count)?;
-        let whole = options.buckets_mb.is_empty().then_some(tensor.bytes());
-        let buckets = options.buckets_mb.iter().map(|mb| (mb * 1e6) as usize);
-        for bytes in buckets.chain(whole) {
-            say(&bench.measure(&tensor, bytes)?)?;
-        }
+        say(&bench.measure(&bench.checked_tensor(count)?)?)?;
     }
     Ok(())
 }
@@ -142,15 +128,10 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// The time of `tensor` in buckets of at most `bucket_bytes`.
-    fn measure(&self, tensor: &Tensor, bucket_bytes: usize) -> Result<Value> {
+    fn measure(&self, tensor: &Tensor) -> Result<Value> {
         let (operation, dtype) = (self.options.operation, tensor.dtype());
-        let (ranks, count) = (self.group.size(), tensor.count());
-        let bucket = (bucket_bytes / dtype.bytes()).clamp(1, count);
-        let starts = (0..count).step_by(bucket);
-        let buckets = starts.map(|start| tensor.slice(start..count.min(start + bucket)));
-        let buckets = buckets.collect::<Result<Vec<_>, _>>()?;
-        let call = |bucket: &Tensor| call(operation, &self.group, bucket, &self.stream);
-        let reduce = || buckets.iter().try_for_each(call);
+        let ranks = self.group.size();
+        let reduce = || call(operation, &self.group, tensor, &self.stream);
         let (main, common) = (&self.main, self.common);
         let (times, calls) = if self.options.captured {
             let capture = || (0..CAPTURED).try_for_each(|_| reduce());
@@ -166,8 +147,6 @@ impl Bench<'_> {
             "bench": "allreduce",
             "operation": operation,
             "bytes": tensor.bytes(),
-            "buckets": buckets.len(),
-            "bucket_bytes": bucket * dtype.bytes(),
             "ranks": ranks,
             "dtype": dtype.to_string(),
             "transport": self.group.transport(),

@@ -57,13 +57,6 @@ impl Tensors {
     }
 }
 
-/// Whether the file holds a model and not data, by the names of its tensors.
-pub(super) fn is_model(path: &Path) -> bool {
-    let is_parameter = |name: &str| name.ends_with(".weight") || name.ends_with(".bias");
-    let is_safetensors = path.extension().is_some_and(|it| it == "safetensors");
-    is_safetensors && Tensors::read(path).is_ok_and(|it| !it.those(is_parameter).0.is_empty())
-}
-
 /// Inspects the file at `path`.
 pub(super) fn found(path: &Path) -> Result<Inspected> {
     let tensors = Tensors::read(path)?;

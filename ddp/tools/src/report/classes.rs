@@ -1,12 +1,7 @@
 //! The confusion matrix, and samples of held-out rows.
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
-
-use super::html::{count, escaped, figure, note, percent, scrolling, shortened, table};
-use crate::samples::{
-    ClassScores, Confusion, Picture, Sample, SampleValue, Samples, largest_class,
-};
+use super::html::{count, escaped, note, percent, scrolling, shortened, table};
+use crate::confusion::{ClassScores, Confusion, largest_class};
 
 /// The most characters of a class's name in a table.
 const NAME_CHARS_MAX: usize = 16;
@@ -118,97 +113,4 @@ fn lists(confusion: &Confusion) -> String {
         html += &format!("<h3>{title}</h3>{}", table(title, &headings, 2, rows));
     }
     html
-}
-
-/// Held-out rows and their predictions: as pictures if they look like some, else as a table.
-pub(super) fn samples(samples: &Samples) -> String {
-    let all = &samples.samples;
-    let wrong = all.iter().filter(|sample| !sample.is_right).count();
-    let pictures: Option<String> = all.iter().map(pictured).collect();
-    let shown = match pictures {
-        _ if all.is_empty() => return String::new(),
-        Some(pictures) => format!("<ul class=\"samples\">{pictures}</ul>"),
-        None => features(samples),
-    };
-    note(&format!(
-        "Held-out rows after step {}: {wrong} classified wrongly, and {} classified correctly. \
-         Rows are counted among the held-out rows, from 0.",
-        count(samples.step),
-        all.len() - wrong
-    )) + &shown
-}
-
-fn pictured(sample: &Sample) -> Option<String> {
-    let picture = sample.picture.as_ref()?;
-    let (truth, predicted) = (escaped(&sample.truth), escaped(&sample.predicted));
-    let source = BASE64_STANDARD.encode(png(picture));
-    let percent = |part| format!("<small>{:.0}\u{a0}% confident</small>", part * 100.0);
-    let confidence = sample.confidence.map(percent).unwrap_or_default();
-    let (named_truth, named_predicted) = (named(&sample.truth), named(&sample.predicted));
-    let (class, text) = match sample.is_right {
-        true => ("right", "<small>correct</small>".to_string()),
-        false => (
-            "wrong",
-            format!("<small>predicted as</small> <b>{named_predicted}</b>"),
-        ),
-    };
-    let (Picture { width, height, .. }, row) = (picture, sample.row);
-    Some(format!(
-        "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{width}\" \
-         height=\"{height}\" alt=\"Row {row}: class {truth}, predicted as {predicted}\"><span>\
-         <b>{named_truth}</b> {text}{confidence}</span></li>"
-    ))
-}
-
-/// Encodes a picture as PNG.
-fn png(picture: &Picture) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let (width, height) = (picture.width as u32, picture.height as u32);
-    let mut encoder = png::Encoder::new(&mut bytes, width, height);
-    encoder.set_color(match picture.channels {
-        3 => png::ColorType::Rgb,
-        _ => png::ColorType::Grayscale,
-    });
-    encoder
-        .write_header()
-        .and_then(|mut writer| writer.write_image_data(&picture.pixels))
-        .expect("a checked picture fits in memory");
-    bytes
-}
-
-fn features(samples: &Samples) -> String {
-    let lengths = samples.samples.iter().map(|sample| sample.values.len());
-    let shown = lengths.max().unwrap_or(0);
-    let column = |index: usize| match samples.columns.get(index) {
-        Some(name) => shortened(name, NAME_CHARS_MAX),
-        None => index.to_string(),
-    };
-    let columns: Vec<String> = (0..shown).map(column).collect();
-    let mut headings = vec!["row", "class", "predicted as", "confidence"];
-    headings.extend(columns.iter().map(String::as_str));
-    let value = |value: &Option<SampleValue>| match value {
-        Some(SampleValue::Word(word)) => named(word),
-        Some(SampleValue::Number(number)) => figure(Some(f64::from(*number))),
-        None => figure(None),
-    };
-    let row = |sample: &Sample| {
-        let predicted = match (sample.is_right, named(&sample.predicted)) {
-            (true, predicted) => predicted,
-            (false, predicted) => format!("<b class=\"bad\">{predicted}</b>"),
-        };
-        let confidence = percent(sample.confidence.map(f64::from));
-        let mut cells = vec![
-            count(sample.row),
-            named(&sample.truth),
-            predicted,
-            confidence,
-        ];
-        cells.extend(sample.values.iter().map(value));
-        cells
-    };
-    let html = table("Samples", &headings, 3, samples.samples.iter().map(row));
-    match samples.features.saturating_sub(shown) as u64 {
-        0 => html,
-        more => html + &note(&format!("And {} more columns.", count(more))),
-    }
 }

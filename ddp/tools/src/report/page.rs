@@ -8,13 +8,12 @@ use super::results::{Figure, figures};
 use super::{classes, tables};
 use crate::metrics::Run;
 use crate::metrics_log::{RunOutcome, SampleEvent};
-use crate::samples::Samples;
 
 /// The most generated texts; the metrics log has all.
 const TEXTS_MAX: usize = 5;
 
-/// The page of a run, whose file of samples was read.
-pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String {
+/// The page of a run.
+pub(super) fn of(run: &Run) -> String {
     let (name, charts) = (name(run), charts::of_run(run));
     let [class, sign, word, message] = &ending(run);
     let mut ending =
@@ -34,7 +33,7 @@ pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String 
         skipped: run.bad_lines.len(),
         again: "DIR".into(),
         numbers: charts::json(&charts, &charts::marks(run), false),
-        sections: sections(run, &charts, samples),
+        sections: sections(run, &charts),
     }
     .html()
 }
@@ -76,12 +75,11 @@ impl Page {
                 format!("<p>{lines} of the metrics log could not be read.</p>")
             }
         };
-        let simulated = match self.is_simulated {
-            false => "",
-            true => {
-                "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times \
+        let simulated = if self.is_simulated {
+            "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times \
                  and rates would mean nothing and are left out.</p>"
-            }
+        } else {
+            ""
         };
         format!(
             include_str!("page.html"),
@@ -111,15 +109,7 @@ fn name(run: &Run) -> String {
     shortened(last.unwrap_or("run"), 120)
 }
 
-fn sections(
-    run: &Run,
-    charts: &[charts::Chart],
-    samples: Result<Option<Samples>, String>,
-) -> Vec<Section> {
-    let samples = match samples {
-        Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
-        Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
-    };
+fn sections(run: &Run, charts: &[charts::Chart]) -> Vec<Section> {
     let about_curves = if run.is_simulated() {
         note("Times on simulated GPUs mean nothing and are not recorded.")
     } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
@@ -135,7 +125,6 @@ fn sections(
         ("curves", "Curves", curves),
         ("classes", "Classes", classes.unwrap_or_default()),
         ("columns", "Columns", tables::columns(run)),
-        ("samples", "Samples", samples),
         ("texts", "Text", texts(run)),
         ("transfers", "Transfers", transfers.unwrap_or_default()),
         ("settings", "Configuration", settings),

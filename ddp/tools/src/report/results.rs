@@ -2,8 +2,8 @@
 
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
+use crate::confusion::{Confusion, balanced_accuracy, largest_class};
 use crate::metrics::Run;
-use crate::samples::{Confusion, balanced_accuracy, largest_class};
 use crate::shown::shown;
 use crate::tasks::BestBy;
 use crate::units::{count, duration, megabytes, plural};

@@ -7,13 +7,19 @@ use std::time::{Duration, SystemTime};
 use crate::error::{Error, Result};
 use crate::metrics::Run;
 use crate::metrics_log::{EVENTS_FILE, RunOutcome, SampleEvent};
-use crate::report::results::{Figure, figures};
+use crate::report::charts::{self, Curve, joined};
+use crate::report::results::{Figure, figure, figures};
 use crate::setting::OUT;
 use crate::shown::shown;
 use crate::units::{count, duration, plural};
 
 /// The last events that are listed.
 const EVENTS_MAX: usize = 8;
+/// The charts whose curves are drawn.
+const CHARTS: usize = 2;
+/// Bars by height, and how many a curve has at most.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const BARS_MAX: usize = 40;
 
 /// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
 pub(super) struct Followed {
@@ -61,19 +67,40 @@ pub(super) fn lines(followed: &Followed) -> Vec<String> {
     let run = &followed.run;
     let folder = shown(&followed.folder.to_string_lossy());
     let mut lines = vec![format!("run {folder}: {}", state(followed)), progress(run)];
+    let charts = charts::of_run(run).into_iter().take(CHARTS);
+    lines.extend(charts.flat_map(|chart| {
+        let line =
+            |curve: &Curve| format!("{}  {}", joined(&[chart.title, &curve.name]), drawn(curve));
+        chart.curves.iter().map(line).collect::<Vec<_>>()
+    }));
+    lines.extend(events(run));
+    let text = run.texts.last();
+    lines.extend(text.map(|text| format!("sample: {}", sample(text))));
     let line = |Figure { name, value, note }| match String::is_empty(&note) {
         true => format!("{name}: {value}"),
         false => format!("{name}: {value} ({note})"),
     };
     lines.extend(figures(run).into_iter().map(line));
-    lines.extend(events(run));
-    let text = run.texts.last();
-    lines.extend(text.map(|text| format!("sample: {}", sample(text))));
     lines
 }
 
+/// A curve as bars, with its first and its last value.
+fn drawn(curve: &Curve) -> String {
+    let values: Vec<f64> = curve.points.iter().filter_map(|point| point.1).collect();
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let count = values.len().min(BARS_MAX);
+    let bar = |at: usize| {
+        let part = (values[at * values.len() / count] - low) / (high - low);
+        BARS[(part * 7.999) as usize]
+    };
+    let bars: String = (0..count).map(bar).collect();
+    let [first, last] = [values.first(), values.last()].map(|value| figure(value.copied()));
+    format!("{first} {bars} {last}")
+}
+
 /// `done`, `stopped: …`, `no end yet, last written 2.0 s ago`.
-pub(super) fn state(followed: &Followed) -> String {
+fn state(followed: &Followed) -> String {
     if let Some(problem) = &followed.problem {
         return shown(&format!("the metrics log cannot be read: {problem}"));
     }
@@ -90,19 +117,14 @@ pub(super) fn state(followed: &Followed) -> String {
 }
 
 /// The prompt and what the model wrote after it, as one line.
-pub(super) fn sample(line: &SampleEvent) -> String {
+fn sample(line: &SampleEvent) -> String {
     shown(&format!("{}{}", line.first.prompt, line.first.text))
 }
 
-/// The last step, and all steps of the run.
-pub(super) fn steps(run: &Run) -> (u64, u64) {
-    let last = run.last_step();
-    (last, run.start.steps.unwrap_or(0).max(last))
-}
-
 /// `step 120 of 600, about 3.10 s left`
-pub(super) fn progress(run: &Run) -> String {
-    let (step, steps) = steps(run);
+fn progress(run: &Run) -> String {
+    let step = run.last_step();
+    let steps = run.start.steps.unwrap_or(0).max(step);
     let step_ms = run.steps.last("step_ms");
     let step_ms = step_ms.filter(|_| run.end().is_none() && step < steps);
     let left = step_ms.map(|ms| duration(ms / 1e3 * (steps - step) as f64));
@@ -112,7 +134,7 @@ pub(super) fn progress(run: &Run) -> String {
 }
 
 /// The last evaluations, checkpoints, resumes, changes of ranks and the end, the newest last.
-pub(super) fn events(run: &Run) -> Vec<String> {
+fn events(run: &Run) -> Vec<String> {
     let evals = run.eval_texts();
     let evals = evals.map(|(step, text)| (step, format!("held-out {text}")));
     let saved = run.checkpoints.iter();

@@ -5,8 +5,8 @@ use ddp_data::Classes;
 use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
+use crate::confusion::{ClassCounts, ClassScores, balanced_accuracy, first_largest, largest_class};
 use crate::error::Result;
-use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, first_largest, largest_class};
 use crate::shown::{shown, table};
 use crate::tasks::best::BestBy;
 use crate::tasks::task::{Evaluation, Totals};

@@ -3,8 +3,8 @@
 use ddp_data::Classes;
 use ddp_kernels::{DType, npy};
 
+use crate::confusion::first_largest;
 use crate::error::Result;
-use crate::samples::first_largest;
 use crate::tasks::cells::{cell, put, put_numbers};
 use crate::tasks::task::{Format, PredictionOptions, Predictions};
 

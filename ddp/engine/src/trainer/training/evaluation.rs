@@ -1,16 +1,16 @@
 //! Evaluations between steps, and the text that a sample continues.
 
-use ddp_data::{DataSpec, LabelName};
+use ddp_data::{Classes, LabelName};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::Trainer;
 use crate::checkpoint::Best;
+use crate::confusion::{ClassCounts, Confusion, balanced_accuracy, largest_class};
 use crate::error::Result;
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{EvalEvent, Event, SampleEvent, SampleText};
-use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
 use crate::tasks::{BestBy, figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -39,7 +39,7 @@ impl Trainer<'_> {
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
         let is_last = self.run.plan.is_over(number);
-        let (event, collector) = self.measure(number, is_last)?;
+        let (event, class_counts) = self.measure(number, is_last)?;
         let evaluation = self.compared(&event);
         let evaluation = exchange::broadcast(self.world, 0, || Ok(evaluation))?;
         if let Some(log) = &mut *self.metrics_log
@@ -57,8 +57,12 @@ impl Trainer<'_> {
             }
             log.write(&Event::Eval(event))?;
         }
-        if let Some(collector) = collector.filter(|_| is_last) {
-            self.keep(collector, number)?;
+        if let (Some(counts), Some(log)) =
+            (class_counts.filter(|_| is_last), &mut *self.metrics_log)
+        {
+            let classes = self.run.data.train.task().classes();
+            let names = classes.map(Classes::names).unwrap_or_default();
+            log.write(&Event::Confusion(&Confusion::of(number, names, &counts)))?;
         }
         self.kept.totals.note_evaluation(number, evaluation);
         self.kept.clock.restart();
@@ -82,26 +86,22 @@ impl Trainer<'_> {
     }
 
     /// The figures of all held-out rows, and what was collected of them, over all ranks.
-    fn measure(
-        &mut self,
-        number: u64,
-        is_last: bool,
-    ) -> Result<(EvalEvent, Option<SampleCollector>)> {
+    fn measure(&mut self, number: u64, is_last: bool) -> Result<(EvalEvent, Option<ClassCounts>)> {
         let data = &self.run.data;
         let targets = &data.held_out.spec().targets;
         let (best_by, measures) = (self.options.best, self.task.measures(targets));
         let counts = best_by == BestBy::Balanced || measures.contains(&BestBy::Auc);
-        let mut collector = self.task.sample_collector(targets);
-        collector = collector.filter(|_| is_last || counts);
+        let mut class_counts = self.task.class_counts(targets);
+        class_counts = class_counts.filter(|_| is_last || counts);
         let labels = data.label.as_ref().map(LabelName::columns);
         let mut differences = self.task.differences(labels);
         let step = &mut self.kept.step;
-        let stats = match (&mut collector, &mut differences) {
+        let stats = match (&mut class_counts, &mut differences) {
             (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
-            (collector, differences) => {
+            (class_counts, differences) => {
                 let mut see = |shard, batch: &_, output: &_| {
-                    if let Some(collector) = collector {
-                        collector.see(batch, output)?;
+                    if let Some(class_counts) = class_counts {
+                        class_counts.see(batch, output)?;
                     }
                     if let Some(differences) = differences {
                         let normalization = data.target_normalization.as_ref();
@@ -120,9 +120,13 @@ impl Trainer<'_> {
         let rows_of_classes = data.held_out.rows_of_classes();
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
-        if let Some(collector) = &mut collector {
-            let of_classes = collector.add_up(&self.run.main)?.into_iter();
-            figures.extend(of_classes.filter(|_| counts && stats.loss().is_finite()));
+        if let Some(class_counts) = &mut class_counts {
+            class_counts.add_up(&self.run.main)?;
+            if counts && stats.loss().is_finite() {
+                let balanced = balanced_accuracy(&class_counts.scores());
+                figures.push(("balanced_accuracy", balanced));
+                figures.extend(class_counts.auc().map(|auc| ("auc", auc)));
+            }
         }
         let event = EvalEvent {
             step: number,
@@ -136,7 +140,7 @@ impl Trainer<'_> {
                 _ => columns,
             },
         };
-        Ok((event, collector))
+        Ok((event, class_counts))
     }
 
     /// Writes texts with the model as it is. One that fails is only warned of.
@@ -162,21 +166,6 @@ impl Trainer<'_> {
             }
         }
         self.kept.clock.restart();
-        Ok(())
-    }
-
-    /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
-    fn keep(&mut self, collector: SampleCollector, number: u64) -> Result<()> {
-        let (run, data) = (&self.run, &self.options.data);
-        let may_be_pictures = !matches!(data, DataSpec::Synthetic(_));
-        let kept = collector.together(number, &run.data, may_be_pictures, self.world)?;
-        if let (Some((confusion, samples)), Some(log)) = (kept, &mut *self.metrics_log) {
-            log.write(&Event::Confusion(&confusion))?;
-            // The report can do without samples.
-            if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
-                tracing::warn!("the report will show no samples: {error}");
-            }
-        }
         Ok(())
     }
 

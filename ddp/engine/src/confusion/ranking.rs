@@ -42,7 +42,7 @@ mod tests {
 
     use ddp_comm::World;
 
-    use crate::samples::ClassCounts;
+    use crate::confusion::ClassCounts;
 
     /// AUC of these rows (class, score), of which each rank has every so many.
     fn auc(ranks: usize, rows: &[(usize, f32)]) -> Option<f64> {

@@ -4,8 +4,10 @@
 use std::cmp::Reverse;
 
 use ddp_comm::{Group, Reduce};
+use ddp_data::Batch;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor};
 
 use super::ranking::right_pairs_twice;
 use crate::error::Result;
@@ -39,8 +41,25 @@ impl ClassCounts {
         }
     }
 
-    /// Counts an answer for a row of this class, and returns the answer.
-    pub fn count(&mut self, class: usize, logits: &[f32]) -> usize {
+    /// Counts the answers to a batch of held-out rows: `output` are logits (rows, C).
+    pub fn see(&mut self, batch: &Batch, output: &Tensor) -> Result<()> {
+        let (outputs, classes) = announced("the confusion matrix", || -> Result<_> {
+            let outputs = output.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
+            let classes = batch.targets.to(Device::Cpu)?.to_dtype(DType::I64)?;
+            Ok((outputs, classes.to_vec::<i64>()?))
+        })?;
+        for (logits, class) in outputs.chunks_exact(self.classes).zip(classes) {
+            // The evaluation has refused other targets.
+            let class = usize::try_from(class).ok();
+            if let Some(class) = class.filter(|class| *class < self.classes) {
+                self.count(class, logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts an answer for a row of this class.
+    pub fn count(&mut self, class: usize, logits: &[f32]) {
         let (classes, answer) = (self.classes, first_largest(logits));
         self.sums[class] += 1;
         self.sums[classes + answer] += 1;
@@ -51,7 +70,6 @@ impl ClassCounts {
         if classes == 2 {
             self.scores[class].push(f64::from(logits[1]) - f64::from(logits[0]));
         }
-        answer
     }
 
     /// Adds up the counts of all ranks, which call it together.
