@@ -205,7 +205,7 @@ impl Block {
             tokens: Tensor::randint(7, &[BATCH], DType::I64, Device::Cpu, &mut Random::new(2))?,
             table: f32_zeros(&[7, WIDTH])?,
             positions: f32_zeros(&[BATCH / 2, WIDTH])?,
-            order: Tensor::zeros(&[BATCH], DType::I32, Device::Cpu)?,
+            order: Tensor::zeros(&[2, BATCH], DType::I64, Device::Cpu)?,
             sums: f32_zeros(&[ops::embedding_sums_of(BATCH), WIDTH])?,
             weight: f32_zeros(&[WIDTH])?,
             stats: f32_zeros(&[BATCH, Norm::Layer.statistics()])?,

@@ -180,9 +180,16 @@ kernel("attention, backward: dq", L, 12 * R * C + 8 * R * H, "attention_bf16.cu"
 kernel("attention, backward: dk, dv", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dkv"), tiles(side, 32))
 size = 2 * R * C + 4 * T * C
 kernel("positions' gradient", 1, size, "linear.cu", "sum_rows_to_f32_bf16", each(R * C, "read", 2), blocks=T * C // 128)
-# Each block of 32 rows counts, by 8 warps, among tiles of 2,048 rows: 8 rounds of 32 rows in each.
-counting = lambda loops: [(max((it for it in loops if not it["read"]), key=lambda it: it["instructions"]), -(-R // 32) * -(-R // 2048) * 64)]
-kernel("tokens' gradient", 1, 12 * R, "embedding.cu", "embedding_order", counting)
+# Each of the 8 warps that sort 512 rows compares with all of them, 8 in each round of its loop.
+sorting = lambda loops: [(max(loops, key=lambda it: it["instructions"]), -(-R // 512) * 8 * 64)]
+kernel("tokens' gradient", 1, 16 * R, "embedding.cu", "embedding_sort", sorting)
+# Each pass merges 16 parts at a time; each row halves its place in all of them, 16 loads of 8 bytes at a time.
+length = 512
+while length < R:
+    halvings = length.bit_length()
+    halving = lambda loops: [(max(loops, key=lambda it: it["depth"]), -(-R // 32) * halvings)]
+    kernel("tokens' gradient", 1, 16 * R, "embedding.cu", "embedding_merge", halving, serial=128 * halvings)
+    length *= 16
 for name in ("embedding_add_bf16", "embedding_join"):
     kernel("tokens' gradient", 1, 2 * R * C + 4 * V * C, "embedding.cu", name, lambda loops: [(max(loops, key=lambda it: it["read"]), R)])
 kernel("norm of the gradients", 1, 4 * parameters, "grad_norm.cu", "grad_norm_partials_f32", each(parameters, "read", 4))

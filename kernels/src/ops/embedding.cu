@@ -2,11 +2,9 @@
 #include "common.cuh"
 
 constexpr u32 PACK = 4;
-/// Rows whose place in the order a block finds: one a lane. Each warp counts in a part of a tile.
-constexpr u32 PLACED_ROWS = WARP;
-constexpr u32 WARPS = BLOCK_THREADS / WARP;
-constexpr u32 PART = 256;
-constexpr u32 TILE = PART * WARPS;
+/// Rows that a block sorts, and sorted parts that a pass merges; as in embedding.rs.
+constexpr u32 PART = 512;
+constexpr u32 MERGED = 16;
 /// As in embedding.rs.
 constexpr u32 RUN = 64;
 /// Rows that a thread loads before it adds the first.
@@ -26,12 +24,10 @@ struct Tokens {
         const u64 token = (u64)index_at(tokens, bytes, row);
         return (u32)(token < vocabulary ? token : vocabulary);
     }
-
-    INLINE u32 key_or_none(u64 row) const { return row < rows ? key(row) : NO_KEY; }
-
-    /// The key of row number `at` of the sorted ones.
-    INLINE u32 sorted_key(const i32* order, u64 at) const { return at < rows ? key((u64)order[at]) : NO_KEY; }
 };
+
+/// Sorted rows are numbers: the key above, the row in the lower half. Key number `at` of them.
+INLINE u32 sorted_key(const i64* order, u64 rows, u64 at) { return at < rows ? (u32)(order[at] >> 32) : NO_KEY; }
 
 /// out[r] = table[tokens[r]] + positions[r mod T], N columns at a time; positions may be null.
 template <int N, class T>
@@ -66,50 +62,53 @@ INLINE void embedding(
     }
 FOR_F32_AND_BF16(EMBEDDING)
 
-/// order = the rows sorted by token, those of one token in order. A row's place is the number of
-/// rows before it, which a block counts for its rows among all: no memory that grows with the
-/// vocabulary, and the same time for any tokens. Counting takes R² / 10¹³ s or so on a large GPU.
+/// Sorts each part of PART rows by token and row into `half` of order (2, R). No two numbers are
+/// equal, so a row's place is the count of lesser ones.
 KERNEL(BLOCK_THREADS)
-embedding_order(i32* __restrict__ order, const void* __restrict__ tokens, u32 token_bytes, u64 rows, u64 vocabulary) {
-    __shared__ uint4 tile[TILE / 4];
-    __shared__ u32 counts[WARPS][WARP];
+embedding_sort(
+    i64* __restrict__ order, const void* __restrict__ tokens, u32 token_bytes, u64 rows, u64 vocabulary, u64 half) {
+    constexpr u32 PER_THREAD = PART / BLOCK_THREADS;
+    __shared__ i64 part[PART];
     const Tokens of{tokens, token_bytes, rows, vocabulary};
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (u64 first = (u64)blockIdx.x * PLACED_ROWS; first < rows; first += (u64)gridDim.x * PLACED_ROWS) {
-        const u64 row = first + lane;
-        const u32 key = of.key_or_none(row);
-        u32 before = 0;
-        for (u64 start = 0; start < rows; start += TILE) {
-            for (u32 i = threadIdx.x; i < TILE / 4; i += BLOCK_THREADS) {
-                const u64 at = start + 4 * i;
-                tile[i] = make_uint4(of.key_or_none(at), of.key_or_none(at + 1), of.key_or_none(at + 2),
-                                     of.key_or_none(at + 3));
-            }
-            __syncthreads();
-            const u64 part = start + warp * PART;
-            const uint4* keys = tile + warp * (PART / 4);
-            // Of the rows with the same token, earlier ones come before.
-            const u32 bound = part + PART <= first ? key + 1 : key;
+    const u64 begin = (u64)blockIdx.x * PART;
+    i64 mine[PER_THREAD];
+    UNROLLED for (u32 i = 0; i < PER_THREAD; i++) {
+        const u32 at = i * BLOCK_THREADS + threadIdx.x;
+        const u64 row = begin + at;
+        // What is beyond the last row is greater than all.
+        mine[i] = (i64)(row < rows ? of.key(row) : NO_KEY >> 1) << 32 | (i64)row;
+        part[at] = mine[i];
+    }
+    __syncthreads();
+    u32 lesser[PER_THREAD] = {};
 #pragma unroll 8
-            for (u32 i = 0; i < PART / 4; i++) {
-                const uint4 four = keys[i];
-                before += (u32)(four.x < bound) + (u32)(four.y < bound) + (u32)(four.z < bound) + (u32)(four.w < bound);
+    for (u32 other = 0; other < PART; other++) {
+        const i64 number = part[other];
+        UNROLLED for (u32 i = 0; i < PER_THREAD; i++) lesser[i] += (u32)(number < mine[i]);
+    }
+    UNROLLED for (u32 i = 0; i < PER_THREAD; i++)
+        if (begin + i * BLOCK_THREADS + threadIdx.x < rows) order[half * rows + begin + lesser[i]] = mine[i];
+}
+
+/// Merges each MERGED sorted parts of `length` rows from `half` of order (2, R) to the other half.
+/// A row's place is the count of lesser ones in each part, found by halving, in all parts at once.
+KERNEL(BLOCK_THREADS) embedding_merge(i64* order, u64 rows, u32 length, u64 half) {
+    const i64* sorted = order + half * rows;
+    i64* merged = order + (1 - half) * rows;
+    for (u64 at = first_index(); at < rows; at += grid_threads()) {
+        const u64 begin = at - at % ((u64)length * MERGED);
+        const i64 mine = sorted[at];
+        u32 lesser[MERGED] = {};
+        for (u32 step = length; step > 0; step /= 2) {
+            UNROLLED for (u32 k = 0; k < MERGED; k++) {
+                const u32 last = lesser[k] + step - 1;
+                const u64 other = begin + (u64)k * length + last;
+                if (last < length && other < rows && sorted[other] < mine) lesser[k] += step;
             }
-            if (part <= first && first < part + PART) {
-                const u32* each = reinterpret_cast<const u32*>(keys);
-                for (u32 i = 0; part + i < row; i++) before += (u32)(each[i] == key);
-            }
-            // The next tile overwrites this one.
-            __syncthreads();
         }
-        counts[warp][lane] = before;
-        __syncthreads();
-        if (warp == 0 && row < rows) {
-            for (u32 i = 1; i < WARPS; i++) before += counts[i][lane];
-            order[before] = (i32)row;
-        }
-        // The next rows overwrite the counts.
-        __syncthreads();
+        u64 place = begin;
+        UNROLLED for (u32 k = 0; k < MERGED; k++) place += lesser[k];
+        merged[place] = mine;
     }
 }
 
@@ -118,17 +117,17 @@ embedding_order(i32* __restrict__ order, const void* __restrict__ tokens, u32 to
 /// here and continues in the next to the row after it, for `embedding_join`.
 template <int N, class T>
 INLINE void embedding_add(
-    float* __restrict__ dtable, float* __restrict__ sums, const T* __restrict__ dout, const i32* __restrict__ order,
-    const Tokens& tokens, u64 columns) {
+    float* __restrict__ dtable, float* __restrict__ sums, const T* __restrict__ dout, const i64* __restrict__ order,
+    u64 rows, u64 columns, u64 vocabulary) {
     /// The keys of the run, of the row before it and of the row after it.
     __shared__ u32 keys[RUN + 2];
-    __shared__ i32 sorted[RUN];
+    __shared__ u32 sorted[RUN];
     const u64 run = blockIdx.x, begin = run * RUN;
-    const u32 height = tokens.rows - begin < RUN ? (u32)(tokens.rows - begin) : RUN;
+    const u32 height = rows - begin < RUN ? (u32)(rows - begin) : RUN;
     for (u32 i = threadIdx.x; i < height + 2; i += BLOCK_THREADS) {
         const u64 at = begin + i;
-        keys[i] = at == 0 ? NO_KEY : tokens.sorted_key(order, at - 1);
-        if (i < height) sorted[i] = order[at];
+        keys[i] = at == 0 ? NO_KEY : sorted_key(order, rows, at - 1);
+        if (i < height) sorted[i] = (u32)order[at];
     }
     __syncthreads();
     typedef Pack<T, N> P;
@@ -153,7 +152,7 @@ INLINE void embedding_add(
                 const u64 key = keys[i + 1];
                 if (!begins_here || !ends_here) {
                     store_pack(sums, (2 * run + begins_here) * packs + pack, sum);
-                } else if (key < tokens.vocabulary) {
+                } else if (key < vocabulary) {
                     Sum entry = load_pack<Sum>(dtable, key * packs + pack);
                     UNROLLED for (int c = 0; c < N; c++) entry.values[c] = entry.values[c] + sum.values[c];
                     store_pack(dtable, key * packs + pack, entry);
@@ -165,30 +164,28 @@ INLINE void embedding_add(
 }
 #define EMBEDDING_ADD(NAME, T)                                                                                         \
     KERNEL(BLOCK_THREADS)                                                                                              \
-    embedding_add_##NAME(float* dtable, float* sums, const T* dout, const i32* order, const void* tokens,              \
-                         u32 token_bytes, u64 rows, u64 columns, u64 vocabulary) {                                     \
-        const Tokens of{tokens, token_bytes, rows, vocabulary};                                                        \
+    embedding_add_##NAME(float* dtable, float* sums, const T* dout, const i64* order, u64 rows, u64 columns,           \
+                         u64 vocabulary) {                                                                             \
         IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(dout) && aligned(dtable, sums),                \
-                 embedding_add<N>(dtable, sums, dout, order, of, columns);)                                            \
+                 embedding_add<N>(dtable, sums, dout, order, rows, columns, vocabulary);)                              \
     }
 FOR_F32_AND_BF16(EMBEDDING_ADD)
 
 /// Adds the sums of a token that begins in this block's run and continues in others, in order.
 KERNEL(BLOCK_THREADS)
 embedding_join(
-    float* __restrict__ dtable, const float* __restrict__ sums, const i32* __restrict__ order,
-    const void* __restrict__ tokens, u32 token_bytes, u64 rows, u64 columns, u64 vocabulary) {
-    const Tokens of{tokens, token_bytes, rows, vocabulary};
+    float* __restrict__ dtable, const float* __restrict__ sums, const i64* __restrict__ order, u64 rows, u64 columns,
+    u64 vocabulary) {
     const u64 run = blockIdx.x, begin = run * RUN, next = begin + RUN;
     if (next >= rows) return;
-    const u32 key = of.sorted_key(order, next - 1);
-    const bool begins_here = begin == 0 || of.sorted_key(order, begin - 1) != key;
-    if (!begins_here || key >= vocabulary || of.sorted_key(order, next) != key) return;
+    const u32 key = sorted_key(order, rows, next - 1);
+    const bool begins_here = begin == 0 || sorted_key(order, rows, begin - 1) != key;
+    if (!begins_here || key >= vocabulary || sorted_key(order, rows, next) != key) return;
     // The first run after this one that does not begin with the token.
     u64 low = run + 1, high = (rows + RUN - 1) / RUN;
     while (high - low > 1) {
         const u64 middle = low + (high - low) / 2;
-        if (of.sorted_key(order, middle * RUN) == key) {
+        if (sorted_key(order, rows, middle * RUN) == key) {
             low = middle;
         } else {
             high = middle;

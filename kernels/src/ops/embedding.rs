@@ -9,7 +9,7 @@
 //! Letters: R rows (tokens), V rows of the table (vocabulary), T positions, C columns.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
+use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
@@ -27,15 +27,16 @@ const PACK: usize = 4;
 const RUN: usize = 64;
 /// Columns at a time: their sums stay in registers.
 const COLUMN_BLOCK: usize = 64;
-/// Rows whose place in the order a block of threads finds; as in embedding.cu.
-const PLACED_ROWS: usize = 32;
+/// Rows that a block of threads sorts, and sorted parts that a pass merges; as in embedding.cu.
+const PART: usize = 512;
+const MERGED: usize = 16;
 /// The most blocks of a grid's second dimension.
 const COLUMN_BLOCKS_MAX: usize = 65_535;
 
 /// Memory for [`embedding_backward_into`], whose contents mean nothing before and after.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingScratch<'a> {
-    /// i32 (R): the rows, sorted by token.
+    /// i64 (2, R): tokens and rows, sorted; a GPU merges from one half to the other.
     pub order: &'a Tensor,
     /// (`embedding_sums_of(R)`, C), of the table's gradient's dtype: sums of parts of a token.
     pub sums: &'a Tensor,
@@ -158,8 +159,8 @@ pub fn embedding_backward_into(
     let rows = check_tokens(&call, tokens, vocabulary)?;
     call.has_shape(dout, &[rows, columns], "[tokens, columns of dtable]")?;
     call.math_dtype(dtable, dout)?;
-    call.has_shape(order, &[rows], "a number for each token")?;
-    call.has_dtype(order, &[DType::I32])?;
+    call.has_shape(order, &[2, rows], "two numbers for each token")?;
+    call.has_dtype(order, &[DType::I64])?;
     let meaning = "two rows for each 64 tokens";
     call.has_shape(sums, &[embedding_sums_of(rows), columns], meaning)?;
     call.same_dtype(sums, dtable)?;
@@ -178,16 +179,18 @@ pub fn embedding_backward_into(
         }
         let tokens = Targets::of(&tokens);
         refuse_others(&placed.call, tokens, vocabulary)?;
-        let order = order.elements_mut::<i32>();
-        (order.iter_mut().zip(0..)).for_each(|(order, row)| *order = row);
-        let token_of = |row: i32| tokens.class(row as usize, None).unwrap_or_default();
-        order.sort_unstable_by_key(|&row| (token_of(row), row));
+        let order = &mut order.elements_mut::<i64>()[..rows];
+        for (row, number) in order.iter_mut().enumerate() {
+            let token = tokens.class(row, None).unwrap_or_default();
+            *number = ((token << 32) | row) as i64;
+        }
+        order.sort_unstable();
         with_stored!(placed.dtype, S => {
             let dtable = dtable.elements_mut();
             if !accumulate {
                 fill_all(dtable, 0.0);
             }
-            let of = Occurrences { order, tokens, dout: dout.elements::<S>(), columns };
+            let of = Occurrences { order, dout: dout.elements::<S>(), columns };
             let dtable = Shares::new(dtable);
             let height = rows.max(1);
             threads::split(rows * columns, height * COLUMN_BLOCK, |range| {
@@ -298,10 +301,8 @@ multiversion! {
 
 /// The rows that are added to the table's gradient.
 struct Occurrences<'a, T> {
-    /// (R), sorted by token
-    order: &'a [i32],
-    /// (R)
-    tokens: Targets<'a>,
+    /// (R), sorted: the token above, the row in the lower half
+    order: &'a [i64],
     /// (R, C)
     dout: &'a [T],
     columns: usize,
@@ -311,8 +312,7 @@ impl<T> Occurrences<'_, T> {
     /// The token of sorted row `at`; None after the last.
     #[inline(always)]
     fn token(&self, at: usize) -> Option<usize> {
-        let row = *self.order.get(at)?;
-        self.tokens.class(row as usize, None)
+        self.order.get(at).map(|number| (number >> 32) as usize)
     }
 }
 
@@ -332,7 +332,7 @@ multiversion! {
                 let mut sums = [S::Math::ZERO; COLUMN_BLOCK];
                 let run_end = (at / RUN + 1) * RUN;
                 while at < run_end && of.token(at) == Some(token) {
-                    let row = of.order[at] as usize * of.columns;
+                    let row = of.order[at] as u32 as usize * of.columns;
                     for (sum, &x) in sums.iter_mut().zip(&of.dout[row + first..row + end]) {
                         *sum = *sum + x.wide();
                     }
@@ -363,28 +363,33 @@ fn backward(
         zero_on(gpu, dtable)?;
     }
     let width = tokens.dtype.bytes() as u32;
-    // A thread loads four tokens at a time, twice in a tile of 2,048.
-    let all = rows.div_ceil(PLACED_ROWS);
-    let blocks = all.min(BLOCKS_MAX);
-    let loads = all.div_ceil(blocks.max(1)) * 2 * rows.div_ceil(2048);
-    let placed = Grid::blocks(blocks, BLOCK_THREADS, loads);
-    let place = args![order, tokens, width, rows, vocabulary];
-    gpu.launch(&SOURCE, "embedding_order", placed, place)?;
+    let mut passes = 0;
+    while PART * MERGED.pow(passes) < rows {
+        passes += 1;
+    }
+    // Each pass goes to the other half, the last one to the first half.
+    let mut half = passes % 2;
+    let sort = args![order, tokens, width, rows, vocabulary, u64::from(half)];
+    let parts = Grid::blocks(rows.div_ceil(PART), BLOCK_THREADS, 1);
+    gpu.launch(&SOURCE, "embedding_sort", parts, sort)?;
+    for pass in 0..passes {
+        let length = PART * MERGED.pow(pass);
+        let merge = args![order, rows, length as u32, u64::from(half)];
+        let searches = Grid::elements(rows).rounds_of(2 + length.ilog2() as usize);
+        gpu.launch(&SOURCE, "embedding_merge", searches, merge)?;
+        half = 1 - half;
+    }
     let runs = rows.div_ceil(RUN);
-    // The order, tokens, eight rows at a time, and the entry of each token, which may be another in
+    // The order, eight rows at a time, and the entry of each token, which may be another in
     // each row.
-    let mut grid = Grid::blocks(runs, BLOCK_THREADS, 2 + RUN / 8 + RUN);
+    let mut grid = Grid::blocks(runs, BLOCK_THREADS, 1 + RUN / 8 + RUN);
     let column_blocks = columns.div_ceil(PACK * BLOCK_THREADS as usize);
     grid.blocks[1] = column_blocks.min(COLUMN_BLOCKS_MAX) as u32;
-    let add = args![
-        dtable, sums, dout, order, tokens, width, rows, columns, vocabulary
-    ];
+    let add = args![dtable, sums, dout, order, rows, columns, vocabulary];
     gpu.launch(&SOURCE, ("embedding_add", dout.dtype), grid, add)?;
-    let join = args![
-        dtable, sums, order, tokens, width, rows, columns, vocabulary
-    ];
+    let join = args![dtable, sums, order, rows, columns, vocabulary];
     // A token's last run is found by halving; all may be one token's.
-    grid.dependent_loads = 2 * (2 + runs.next_power_of_two().ilog2() as usize) + runs.div_ceil(8);
+    grid.dependent_loads = (2 + runs.next_power_of_two().ilog2() as usize) + runs.div_ceil(8);
     gpu.launch(&SOURCE, "embedding_join", grid, join)
 }
 

@@ -11,9 +11,13 @@ use crate::tiles::{Odd, around, constant, placing};
 use crate::{assert_same_bits, devices, next_device};
 
 /// Rows, vocabulary, columns: none, one of each, around a run of sorted rows and more than five,
-/// also of one token, and around a tile of tokens: time grows with the square of their number.
+/// also of one token, and around the parts that are sorted and those that one pass merges.
 fn sizes() -> Vec<[usize; 3]> {
-    let (run, tile) = (constant!("embedding.cu", RUN), tile());
+    let (run, part) = (
+        constant!("embedding.cu", RUN),
+        constant!("embedding.cu", PART),
+    );
+    let merged = part * constant!("embedding.cu", MERGED);
     let mut sizes = vec![
         [0, 3, 4],
         [5, 3, 0],
@@ -23,18 +27,14 @@ fn sizes() -> Vec<[usize; 3]> {
         [24, 7, 300],
     ];
     sizes.extend(around(run).map(|rows| [rows, 5, 8]));
-    sizes.extend([tile, tile + 1, 2 * tile + 3].map(|rows| [rows, 40, 1]));
+    sizes.extend(
+        [part, part + 1, 3 * part + 3, merged, merged + part + 7].map(|rows| [rows, 40, 1]),
+    );
     sizes
 }
 
 /// A shape whose rows can be accessed in packs.
 const PACKED: [usize; 3] = [65, 2, 12];
-
-/// Tokens that a block looks at together.
-fn tile() -> usize {
-    constant!("embedding.cu", PART) * constant!("embedding.cu", BLOCK_THREADS)
-        / constant!("embedding.cu", WARP)
-}
 
 fn tokens(rows: usize, vocabulary: usize) -> Vec<i64> {
     let token = |row: usize| (row * 7919 + row * row / 3) % vocabulary;
@@ -52,7 +52,7 @@ fn table_gradient(dtable: &Tensor, dout: &Tensor, tokens: &Tensor, accumulate: b
     let [rows, columns] = [dout.shape().dims()[0], dout.shape().dims()[1]];
     let sums = [ops::embedding_sums_of(rows), columns];
     let scratch = EmbeddingScratch {
-        order: &Tensor::zeros(&[rows], DType::I32, dout.device()).unwrap(),
+        order: &Tensor::zeros(&[2, rows], DType::I64, dout.device()).unwrap(),
         sums: &dtable.new_empty(&sums).unwrap(),
     };
     ops::embedding_backward_into(dtable, dout, tokens, scratch, accumulate).unwrap();
@@ -120,7 +120,7 @@ fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table()
         let dout = normals(&[ROWS, 5], DType::F32, 87);
         let (dout_there, out) = (upload(&dout, device, 0), upload(&dout, device, 0));
         let sums = Tensor::zeros(&[ops::embedding_sums_of(ROWS), 5], DType::F32, device).unwrap();
-        let order = Tensor::zeros(&[ROWS], DType::I32, device).unwrap();
+        let order = Tensor::zeros(&[2, ROWS], DType::I64, device).unwrap();
         let body = || {
             let scratch = EmbeddingScratch {
                 order: &order,

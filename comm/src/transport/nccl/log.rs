@@ -16,7 +16,7 @@ static LOG: OnceLock<Option<File>> = OnceLock::new();
 
 /// The settings with which NCCL writes the log. None if the user has set any of them.
 pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]> {
-    if NAMES.iter().any(|name| lookup(name).is_some()) {
+    if NAMES.iter().any(|name| lookup(name).is_some()) || are_in_files(lookup) {
         return None;
     }
     let file = LOG.get_or_init(|| {
@@ -28,6 +28,16 @@ pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]
     let path = format!("/proc/self/fd/{}", file.as_ref()?.as_raw_fd());
     let [level, parts, to] = NAMES;
     Some([(level, "INFO".into()), (parts, "INIT".into()), (to, path)])
+}
+
+/// Whether one of the files in which NCCL looks for settings (src/misc/param.cc) has any of them.
+fn are_in_files(lookup: Lookup<'_>) -> bool {
+    let of_home = || Some(format!("{}/.nccl.conf", lookup("HOME")?));
+    let own = lookup("NCCL_CONF_FILE").or_else(of_home);
+    let files = own.into_iter().chain(["/etc/nccl.conf".into()]);
+    let texts = files.filter_map(|file| fs::read_to_string(file).ok());
+    let is_of_log = |line: &str| NAMES.contains(&line.split('=').next().unwrap_or(line).trim());
+    texts.into_iter().any(|text| text.lines().any(is_of_log))
 }
 
 /// How NCCL's log says that this rank is connected: `P2P/CUMEM`, `SHM/direct`, `NET/IB`, each once.
@@ -125,5 +135,22 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/
         fs::write(&to.1, "one line").unwrap();
         assert_eq!(fs::read_to_string(&to.1).unwrap(), "one line");
         assert_eq!(settings(&|_: &str| None).unwrap()[2].1, to.1);
+
+        let home = temp_dir().join(format!("ddp-nccl-conf-{}", std::process::id()));
+        fs::create_dir(&home).unwrap();
+        let file = home.join(".nccl.conf");
+        let [in_home, named] = [("HOME", &home), ("NCCL_CONF_FILE", &file)];
+        for (text, is_the_users) in [
+            ("NCCL_DEBUG_FILE=/var/log/nccl.%h\n", true),
+            ("NCCL_IB_HCA=mlx5\nNCCL_DEBUG = INFO\n", true),
+            ("# NCCL_DEBUG=INFO\nNCCL_DEBUG_LEVEL=1\n", false),
+        ] {
+            fs::write(&file, text).unwrap();
+            for (name, path) in [in_home, named] {
+                let set = |asked: &str| (asked == name).then(|| path.display().to_string());
+                assert_eq!(settings(&set).is_none(), is_the_users, "{name}: {text}");
+            }
+        }
+        fs::remove_dir_all(&home).unwrap();
     }
 }

@@ -285,7 +285,7 @@ impl Running<'_, '_, '_> {
         let tokens = tokens.flatten()?;
         let sums = [ops::embedding_sums_of(tokens.count()), d.shape()[1]];
         let scratch = EmbeddingScratch {
-            order: &self.pass.take_as(&[tokens.count()], DType::I32)?,
+            order: &self.pass.take_as(&[2, tokens.count()], DType::I64)?,
             sums: &self.pass.take_as(&sums, out.dtype())?,
         };
         // A tied head may have added to the rows that get no gradient here.

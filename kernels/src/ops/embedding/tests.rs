@@ -41,7 +41,7 @@ fn vec<T: Element>(tensor: &Tensor) -> Vec<T> {
 fn table_gradient(dtable: &Tensor, dout: &Tensor, tokens: &Tensor, accumulate: bool) {
     let [rows, columns] = [dout.shape().dims()[0], dout.shape().dims()[1]];
     let scratch = EmbeddingScratch {
-        order: &Tensor::zeros(&[rows], DType::I32, dout.device()).unwrap(),
+        order: &Tensor::zeros(&[2, rows], DType::I64, dout.device()).unwrap(),
         sums: &dtable
             .new_full(&[embedding_sums_of(rows), columns], 9.0)
             .unwrap(),
@@ -149,7 +149,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn a_token_outside_the_table_is_named_and_nothing_is_written() {
     let (table, out) = (cpu(&[0.0; 6], &[3, 2]), cpu(&[9.0; 4], &[2, 2]));
-    let order = Tensor::zeros(&[2], DType::I32, out.device()).unwrap();
+    let order = Tensor::zeros(&[2, 2], DType::I64, out.device()).unwrap();
     let scratch = EmbeddingScratch {
         order: &order,
         sums: &cpu(&[9.0; 4], &[2, 2]),
@@ -201,7 +201,7 @@ fn operands_that_do_not_fit_are_named() {
     let expected = "rows of the table: expected at most 2147483647, got 2147483648";
     assert!(error.contains(expected), "{error}");
     let scratch = EmbeddingScratch {
-        order: &cpu_of(&[0i32; 2], &[2]),
+        order: &cpu_of(&[0i64; 4], &[2, 2]),
         sums: &cpu(&[9.0; 2], &[1, 2]),
     };
     let error = embedding_backward_into(&table, &out, &tokens, scratch, false).unwrap_err();
