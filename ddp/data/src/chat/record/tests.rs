@@ -468,7 +468,7 @@ fn answers_of_long_conversations_are_those_found_by_writing_all_of_it() {
     assert_eq!(trained(&of_parts, &record), trained(CHATML, &record));
     // A count that differs in parts is found by writing all of it.
     let counted = "{% for m in messages %}{{ loop.index ~ m.role ~ ':' ~ m.content }}{% endfor %}\
-                   {% if add_generation_prompt %}{{ messages|length + 1 ~ 'assistant:' }}{% endif %}";
+                   {% if add_generation_prompt %}{{ (messages|length + 1) ~ 'assistant:' }}{% endif %}";
     assert!(trained(counted, &record).ends_with("319user: Why? 320assistant:‹So.›"));
 }
 
