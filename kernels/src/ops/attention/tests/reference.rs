@@ -110,8 +110,9 @@ impl Reference {
                 let size: f64 = columns()
                     .map(|((out, dout), v)| dout.abs() * (v.abs() + out[1]))
                     .sum();
-                let weight = scale * weight * slope;
-                let (score, size) = (weight * (dweight - delta), weight.abs() * size);
+                let weight = scale * weight;
+                // The slope is rounded as a number near 1, also where it is small.
+                let (score, size) = (weight * slope * (dweight - delta), weight.abs() * size);
                 for c in 0..head_size {
                     let (to_q, to_k) = (qkv[k(j) + c], qkv[q(i) + c]);
                     let dq = &mut self.dqkv[q(i) + c];
