@@ -141,6 +141,23 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// tanh x within 2 ulp: an odd polynomial near 0 (Cephes), else 1 − 2 / (e^2|x| + 1).
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let (size, square) = (x.abs(), x * x);
+    let odd = [
+        -0.005_704_988_7,
+        0.020_639_088,
+        -0.053_739_715,
+        0.133_314_42,
+        -0.333_332_8,
+    ];
+    let near = (polynomial(square, odd) * square).mul_add(x, x);
+    let tail = 1.0 - 2.0 / (exp(2.0 * size) + 1.0);
+    let far = if x < 0.0 { -tail } else { tail };
+    if size < 0.625 { near } else { far }
+}
+
 /// SiLU, x sigmoid(x), and its derivative s + x s (1 − s). The value is within 6ε relative where it
 /// is normal; the derivative is off by at most 7ε.
 ///

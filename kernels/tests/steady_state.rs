@@ -127,6 +127,7 @@ impl Net {
             causal: true,
             scale: None,
             window: None,
+            cap: None,
         };
         let [out, dout] = &self.attended;
         let [log_sum_exp, delta] = &self.lines;

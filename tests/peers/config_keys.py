@@ -12,7 +12,7 @@ import re
 import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
-FAMILIES = ["GPT2", "Llama", "Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3", "Olmo2", "Phi3", "Gemma3"]
+FAMILIES = ["GPT2", "Llama", "Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3", "Olmo2", "Phi3", "Gemma2", "Gemma3"]
 
 
 def keys(config):

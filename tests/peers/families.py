@@ -74,6 +74,10 @@ MODELS = {
     "Ministral, a window of 5 in most layers": (
         lambda: like_llama("Ministral", head_dim=4, sliding_window=5, layer_types=["sliding_attention", "full_attention"]), {}, []),
     "Gemma 3": (lambda: like_llama("Gemma3", head_dim=6, sliding_window=5, num_hidden_layers=3, sliding_window_pattern=2, query_pre_attn_scalar=9), {}, []),
+    "Gemma 2": (lambda: like_llama("Gemma2", head_dim=6, sliding_window=5, num_hidden_layers=3, query_pre_attn_scalar=9, attn_logit_softcapping=0.8,
+                                   final_logit_softcapping=1.5), {}, []),
+    "Gemma 2 without caps, all in windows": (lambda: like_llama("Gemma2", head_dim=6, sliding_window=5, attn_logit_softcapping=None,
+                                                               final_logit_softcapping=None, layer_types=["sliding_attention"] * 2), {}, []),
     "SmolLM3": (lambda: like_llama("SmolLM3", num_hidden_layers=5, no_rope_layer_interval=2), {}, []),
     "OLMo2": (lambda: like_llama("Olmo2"), {}, []),
     "Phi-3": (lambda: like_llama("Phi3"), {}, []),

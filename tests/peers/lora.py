@@ -49,7 +49,7 @@ def fill(model, wanted):
 
 
 # Trained in one way.
-OTHERS = ["Qwen2", "Qwen3", "Mistral", "SmolLM3", "OLMo2", "Phi-3", "Gemma 3"]
+OTHERS = ["Qwen2", "Qwen3", "Mistral", "SmolLM3", "OLMo2", "Phi-3", "Gemma 2", "Gemma 3"]
 # A model, settings of PEFT, and whether its weights come from the formula.
 MODELS = {
     "Llama by formula, all-linear": (llama, dict(r=4, lora_alpha=8, target_modules="all-linear"), True),

@@ -63,6 +63,7 @@ impl SelfAttention {
                 causal: true,
                 scale: None,
                 window: None,
+                cap: None,
             },
             rotary: None,
             norm: None,
@@ -92,6 +93,12 @@ impl SelfAttention {
     /// The same attention that multiplies q·k by `scale` instead of 1/√D.
     pub fn scaled(mut self, scale: f64) -> SelfAttention {
         self.attention.scale = Some(scale);
+        self
+    }
+
+    /// The same attention that makes cap·tanh(s / cap) of each score s.
+    pub fn capped(mut self, cap: f64) -> SelfAttention {
+        self.attention.cap = Some(cap);
         self
     }
 

@@ -179,13 +179,9 @@ impl Traced {
             return Ok(known);
         }
         let [x, mut y] = self.trace(shape, mode, None)?;
-        let head = y
-            .trace
-            .borrow()
-            .head
-            .filter(|&head| leaves_head && head == y.id);
-        let of_head = head.map(|head| y.trace.borrow().nodes[head].inputs.clone());
-        let of_head = of_head.unwrap_or_default();
+        let head = y.trace.borrow_mut().head.take();
+        let head = head.filter(|(output, ..)| leaves_head && *output == y.id);
+        let (_, of_head, cap) = head.unwrap_or_default();
         let left = of_head.get(1).copied();
         if let Some(&input) = of_head.first() {
             y = y.at(input);
@@ -226,7 +222,7 @@ impl Traced {
             };
             let mask = numbers.iter().find(|it| of_head.get(2) == Some(&it.0));
             let mask = mask.map(|it| it.1.clone());
-            LeftHead { weight, mask }
+            LeftHead { weight, mask, cap }
         });
         let others = || plans.iter().filter(|it| it.mode != Mode::Training);
         if others().count() == PLANS_MAX {

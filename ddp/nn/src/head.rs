@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use ddp_kernels::ops::{Chain, Function, Step, View};
 use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::build::ParamId;
@@ -25,6 +26,8 @@ const ROWS_GPU: usize = 8192;
 pub(crate) struct LeftHead {
     pub(crate) weight: ParamId,
     pub(crate) mask: Option<Tensor>,
+    /// Logits z become cap·tanh(z / cap), unless it is 0.
+    pub(crate) cap: f64,
 }
 
 impl LeftHead {
@@ -42,6 +45,8 @@ impl LeftHead {
         let piece = match x.device() {
             Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
             Device::Cpu => ROWS_CPU,
+            // With a cap there are three tensors of logits.
+            Device::Cuda(_) if self.cap != 0.0 => ROWS_GPU / 4,
             Device::Cuda(_) => ROWS_GPU,
         };
         // Without rows there is one piece without rows, which sets the gradient to 0.
@@ -50,10 +55,54 @@ impl LeftHead {
             let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
             let logits = pass.take(&[rows.len(), outputs])?;
             let weight = pass.value(self.weight)?;
-            ops::linear_into(&logits, &x, weight, self.mask.as_ref(), None, None)?;
+            let mask = self.mask.as_ref().filter(|_| self.cap == 0.0);
+            ops::linear_into(&logits, &x, weight, mask, None, None)?;
             body(pass, rows, [&x, &targets, &logits])?;
         }
         Ok(())
+    }
+
+    /// The logits (R, V) below the cap, and the mask added; as they are without a cap.
+    fn capped(&self, pass: &mut Pass<'_>, logits: &Tensor) -> Result<Tensor> {
+        use Function::{Add, Mul, Tanh};
+        if self.cap == 0.0 {
+            return Ok(logits.clone());
+        }
+        let mut steps = vec![
+            Step::Load(0),
+            Step::Constant(1.0 / self.cap),
+            Step::Apply(Mul, [0, 1, 0]),
+            Step::Apply(Tanh, [2, 0, 0]),
+            Step::Constant(self.cap),
+            Step::Apply(Mul, [3, 4, 0]),
+        ];
+        if self.mask.is_some() {
+            steps.extend([Step::Load(1), Step::Apply(Add, [5, 6, 0])]);
+        }
+        let inputs: Vec<&Tensor> = [logits].into_iter().chain(&self.mask).collect();
+        run(pass, steps, &inputs)
+    }
+
+    /// The gradient by the logits of the linear layer, from that by those below the cap.
+    fn uncapped(&self, pass: &mut Pass<'_>, d: &Tensor, capped: &Tensor) -> Result<Tensor> {
+        use Function::{Max, Mul, Sub};
+        if self.cap == 0.0 {
+            return Ok(d.clone());
+        }
+        let steps = vec![
+            Step::Load(0),
+            Step::Load(1),
+            Step::Constant(1.0 / self.cap),
+            Step::Apply(Mul, [1, 2, 0]),
+            // Those that are masked are −∞.
+            Step::Constant(-1.0),
+            Step::Apply(Max, [3, 4, 0]),
+            Step::Apply(Mul, [5, 5, 0]),
+            Step::Constant(1.0),
+            Step::Apply(Sub, [7, 6, 0]),
+            Step::Apply(Mul, [0, 8, 0]),
+        ];
+        run(pass, steps, &[d, capped])
     }
 
     fn sizes(&self, pass: &Pass<'_>) -> Result<[usize; 2]> {
@@ -72,7 +121,9 @@ impl LeftHead {
         let [_, columns] = self.sizes(pass)?;
         let dx = pass.take(&[x.count() / columns, columns])?;
         self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
-            loss.compute(pass, [logits, targets, stats], Some(logits))?;
+            let capped = self.capped(pass, logits)?;
+            loss.compute(pass, [&capped, targets, stats], Some(logits))?;
+            let logits = &self.uncapped(pass, logits, &capped)?;
             if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.weight) {
                 let accumulate = accumulate || rows.start > 0;
                 ops::linear_backward_weight_into(tensor, None, logits, x, accumulate)?;
@@ -93,9 +144,26 @@ impl LeftHead {
     ) -> Result<Tensor> {
         let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
         self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
-            let part = loss.compute(pass, [logits, targets, stats], None)?;
+            let logits = self.capped(pass, logits)?;
+            let part = loss.compute(pass, [&logits, targets, stats], None)?;
             Ok(losses.slice(rows)?.copy_from(&part)?)
         })?;
         Ok(losses)
     }
+}
+
+/// What the last of `steps` gives for the elements of `inputs`, of which the first is (R, V) and a
+/// row (V) is the same for all rows.
+fn run(pass: &mut Pass<'_>, mut steps: Vec<Step>, inputs: &[&Tensor]) -> Result<Tensor> {
+    let shape = inputs[0].shape().dims();
+    let out = pass.take_as(shape, inputs[0].dtype())?;
+    let views = inputs.iter().map(|input| View {
+        offset: 0,
+        strides: vec![shape[1] * (input.shape().dims().len() - 1), 1],
+    });
+    steps.push(Step::Store(0, steps.len() - 1));
+    let views = [views.collect(), vec![View::whole(shape)]];
+    let chain = Chain::new("logit_cap", shape, 0, steps, views)?;
+    ops::chain_into(&chain, &[&out], inputs)?;
+    Ok(out)
 }

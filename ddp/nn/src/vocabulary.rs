@@ -135,6 +135,8 @@ pub struct Head {
     outputs: usize,
     /// V
     classes: usize,
+    /// 0 for none.
+    cap: f64,
 }
 
 impl Head {
@@ -144,6 +146,7 @@ impl Head {
             linear: Linear::new(classes).without_bias().outer(),
             outputs: classes,
             classes,
+            cap: 0.0,
         }
     }
 
@@ -151,6 +154,11 @@ impl Head {
     /// their logits are −∞, so their probability and their gradients are 0.
     pub(crate) fn of_classes(self, classes: usize) -> Head {
         Head { classes, ..self }
+    }
+
+    /// The same head that makes cap·tanh(z / cap) of each logit z; 0 for no cap.
+    pub fn capped(self, cap: f64) -> Head {
+        Head { cap, ..self }
     }
 
     /// The same head whose weight starts normal with this standard deviation.
@@ -182,7 +190,7 @@ impl Module for Head {
             };
             m.numbers(&classes.map(of).collect::<Vec<_>>(), &[self.outputs])
         });
-        y.as_head(mask.as_ref())
+        y.as_head(mask.as_ref(), self.cap)
     }
 }
 

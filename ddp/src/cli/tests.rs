@@ -58,7 +58,7 @@ fn train_is_what_happens_without_a_command() {
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
                    --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block \
                    --head-size 10 --longest-context 64 --norm-place after --qk-norm head --qkv-bias true --rope-scaling linear:2 \
-                   --rope-share 0.4 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
+                   --rope-share 0.4 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --attention-cap 6 --logit-cap 7 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
 const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
@@ -245,6 +245,8 @@ fn every_flag_of_training_arrives() {
         window_skip: 4,
         window_rope_base: 9.0,
         attention_scalar: 5,
+        attention_cap: 6.0,
+        logit_cap: 7.0,
         scale_embedding: true,
         untrained_tokens: vec![2],
         export_class: "Qwen3ForCausalLM".into(),
@@ -439,6 +441,15 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
         ("--lora-r 4", &["--lora-r: ", "--lora rank=16"]),
         ("--qlora", &["--qlora: ", "not quantized", "--lora rank=16"]),
+        (
+            "--task dpo",
+            &[
+                "--task=dpo: no such value",
+                "with TRL",
+                "--lora from=FOLDER",
+            ],
+        ),
+        ("--dpo", &["--dpo: no such flag", "with TRL"]),
         ("--peft true", &["--peft: ", "--lora from=FOLDER"]),
         (
             "--assistant_only_loss",

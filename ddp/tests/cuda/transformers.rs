@@ -55,7 +55,7 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
 fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
     let Some(_gpu) = gpu() else { return };
     let folder = with_text();
-    let llama = "--model gpt,layers=2,heads=2,width=16,context=16,vocab=256,norm=rms,position=rope,\
+    let llama = "--model gpt,layers=2,heads=2,width=16,context=16,vocab=300,norm=rms,position=rope,\
                  bias=false";
     for (name, settings) in [
         (
@@ -70,6 +70,10 @@ fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
             "gemma",
             "mlp=geglu,norm-place=both,window=5,window-skip=2,window-rope-base=50,\
              scale-embedding=true,attention-scalar=3,rope-share=0.5,kv-heads=1",
+        ),
+        (
+            "gemma2",
+            "mlp=geglu,norm-place=both,window=5,window-skip=2,attention-cap=0.5,logit-cap=0.5",
         ),
     ] {
         let run = |how: &str| {

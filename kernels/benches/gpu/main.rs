@@ -156,6 +156,7 @@ impl Bench {
                 causal: true,
                 scale: None,
                 window: None,
+                cap: None,
             };
             let forward = || ops::attention_into(&out, &lse, &qkv, None, &attention);
             let backward = || {

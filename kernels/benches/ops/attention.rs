@@ -48,6 +48,7 @@ pub(crate) fn run(
             causal,
             scale: None,
             window: None,
+            cap: None,
         };
         let forward = || ops::attention_into(&out, &lse, &qkv, None, &attention);
         let backward = || {

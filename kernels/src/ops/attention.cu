@@ -137,6 +137,8 @@ struct Sizes {
     float scale;
     u32 window;
     const i32* begins;
+    /// Scores s become cap·tanh(s / cap), unless it is 0.
+    float cap;
 
     INLINE u64 blocks() const { return (time + SIDE - 1) / SIDE; }
     /// The first key that a query attends to. It does not decrease along a sequence.
@@ -149,6 +151,15 @@ struct Sizes {
         return query < time && key < time && (causal == 0 || key <= query) && key >= first_key(sequence, query);
     }
 };
+
+/// Products of q and k become those whose scores, times the scale, are below the cap.
+INLINE void cap_products(float (&tile)[FOUR][FOUR], const Sizes& sizes) {
+    if (sizes.cap == 0.0f) return;
+    const float ratio = sizes.scale / sizes.cap;
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
+        UNROLLED for (u32 j = 0; j < FOUR; j++) tile[i][j] = hyperbolic_tangent(tile[i][j] * ratio) / ratio;
+    }
+}
 
 /// Below all scores, and finite: a row may not attend to any key of its first blocks, whose scores
 /// are −∞ then and whose weights are 0.
@@ -175,6 +186,7 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
     for (u64 keys = sizes.first_key(sequence, start) / SIDE * SIDE; keys < end; keys += SIDE) {
         float tile[FOUR][FOUR];
         scores(tile, shared, q, start, k, keys, width);
+        cap_products(tile, sizes);
         UNROLLED for (u32 i = 0; i < FOUR; i++) {
             const u64 query = start + first_row() + i;
             float most = largest[i];
@@ -243,6 +255,8 @@ INLINE void write_weights(Shared& shared, const Inputs<T>& in, const Sizes& size
     const Rows<T> k = rows_of(in.k, in.kv_stride, sizes.time, sequence, kv_head, sizes.width);
     float tile[FOUR][FOUR], gradient[FOUR][FOUR];
     TURNED ? scores(tile, shared, k, keys, q, start, sizes.width) : scores(tile, shared, q, start, k, keys, sizes.width);
+    cap_products(tile, sizes);
+    const float ratio = sizes.cap == 0.0f ? 0.0f : sizes.scale / sizes.cap;
     if (WITH_GRADIENT) {
         const Rows<T> v = rows_of(in.v, in.kv_stride, sizes.time, sequence, kv_head, sizes.width);
         const Rows<T> dout = in.dout_rows(sizes, sequence, head);
@@ -256,7 +270,10 @@ INLINE void write_weights(Shared& shared, const Inputs<T>& in, const Sizes& size
             float weight = 0.0f;
             if (sizes.attends(sequence, query, key)) {
                 weight = exponential(tile[i][j] * sizes.scale - in.log_sum_exp[line + query]);
-                if (WITH_GRADIENT) weight *= gradient[i][j] - in.delta[line + query];
+                if (WITH_GRADIENT) {
+                    const float share = tile[i][j] * ratio;
+                    weight *= (gradient[i][j] - in.delta[line + query]) * (1.0f - share * share);
+                }
             }
             shared.weights[row][column] = weight;
         }
@@ -319,8 +336,8 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
     KERNEL(SPAN* SPAN COMMA BLOCKS)                                                                                    \
     attention_##WIDTH##_##NAME(T* out, float* log_sum_exp, const T* q, const T* k, const T* v, u64 q_stride,           \
                                u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale,   \
-                               u32 window, const i32* begins) {                                                        \
-        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins};                                \
+                               u32 window, const i32* begins, float cap) {                                             \
+        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins, cap};                           \
         forward<T, CHUNKS>(out, log_sum_exp, q, k, v, q_stride, kv_stride, sizes);                                     \
     }                                                                                                                  \
     GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>(dq, dq_stride, in, sizes))            \
@@ -332,8 +349,8 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
     KERNEL_NAME##_##NAME(T* dq, T* dk, T* dv, float* delta, u64 dq_stride, u64 dkv_stride, const T* q, const T* k,     \
                          const T* v, const T* out, const T* dout, const float* log_sum_exp, u64 q_stride,              \
                          u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale,         \
-                         u32 window, const i32* begins) {                                                              \
-        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins};                                \
+                         u32 window, const i32* begins, float cap) {                                                   \
+        const Sizes sizes{time, heads, kv_heads, width, causal, scale, window, begins, cap};                           \
         const Inputs<T> in{q, k, v, out, dout, log_sum_exp, delta, q_stride, kv_stride};                               \
         __VA_ARGS__;                                                                                                   \
     }

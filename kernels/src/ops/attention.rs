@@ -1,5 +1,6 @@
 //! Scaled dot-product attention, `softmax(scale · q·kᵀ) · v` for each head, and its gradients. The
-//! scores of a sequence (T × T) are never in memory: both directions go over them in blocks.
+//! scores of a sequence (T × T) are never in memory: both directions go over them in blocks. A soft
+//! cap makes cap·tanh(s / cap) of each score s.
 //!
 //! Heads may share heads of k and v (grouped queries): with `kv_heads` of them, the heads `h` with
 //! the same `h / (heads / kv_heads)` share one. Forward keeps the logarithm of each row's sum, from
@@ -197,6 +198,11 @@ impl Attention {
         let scale = self.scale.unwrap_or(1.0 / (head_size as f64).sqrt());
         if !scale.is_finite() {
             return Err(call.value("scale", "a finite number", scale));
+        }
+        let is_cap = |cap: f64| cap > 0.0 && cap.is_finite() && scale > 0.0;
+        if let Some(cap) = self.cap.filter(|cap| !is_cap(*cap)) {
+            let expected = "a finite number above 0, and a scale above 0";
+            return Err(call.value("cap", expected, cap));
         }
         if self.window == Some(0) {
             return Err(call.value("window", "at least 1", 0));

@@ -605,6 +605,17 @@ INLINE float silu(float x, float& slope) {
 constexpr float TWICE_U_1 = 1.595769f;
 constexpr float TWICE_U_3 = 0.071354814f;
 
+/// As `math::tanh`.
+INLINE float hyperbolic_tangent(float x) {
+    const float size = fabsf(x), square = x * x;
+    const float odd = polynomial(square, -0.0057049887f, 0.020639088f, -0.053739715f,
+                                 0.13331442f, -0.3333328f);
+    const float near = fmaf(odd * square, x, x);
+    const float tail = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+    const float far = x < 0.0f ? -tail : tail;
+    return size < 0.625f ? near : far;
+}
+
 INLINE float gelu_tanh(float x) {
     x = at_least(x, -15.0f);
     return x * sigmoid(x * fmaf(TWICE_U_3, x * x, TWICE_U_1));

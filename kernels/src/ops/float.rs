@@ -28,6 +28,8 @@ pub(crate) trait Float:
     fn exponential_or_zero(self) -> Self;
     /// The natural logarithm, likewise.
     fn logarithm(self) -> Self;
+    /// The hyperbolic tangent, likewise.
+    fn tanh(self) -> Self;
     /// As f64, exactly.
     fn widened(self) -> f64;
     /// Neither infinite nor NaN.
@@ -35,7 +37,7 @@ pub(crate) trait Float:
 }
 
 macro_rules! float {
-    ($T:ty, $exp:path, $exp_or_zero:path, $ln:path) => {
+    ($T:ty, $exp:path, $exp_or_zero:path, $ln:path, $tanh:path) => {
         impl Float for $T {
             const ZERO: $T = 0.0;
             const ONE: $T = 1.0;
@@ -61,6 +63,10 @@ macro_rules! float {
                 $ln(self)
             }
             #[inline(always)]
+            fn tanh(self) -> $T {
+                $tanh(self)
+            }
+            #[inline(always)]
             fn widened(self) -> f64 {
                 f64::from(self)
             }
@@ -71,8 +77,8 @@ macro_rules! float {
         }
     };
 }
-float!(f32, math::exp, math::exp_or_zero, math::ln);
-float!(f64, f64::exp, f64::exp, f64::ln);
+float!(f32, math::exp, math::exp_or_zero, math::ln, math::tanh);
+float!(f64, f64::exp, f64::exp, f64::ln, f64::tanh);
 
 /// The number of partial sums in a reduction. Element `i` goes to lane `i % LANES`, and lanes are
 /// added as a tree. SIMD of every width and a GPU's warp can follow this order, so they get the

@@ -29,6 +29,7 @@ fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool
         causal,
         scale: None,
         window: None,
+        cap: None,
     }
 }
 
@@ -167,13 +168,17 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     }
 }
 
-/// For every kernel, windows and documents: of one token, shorter than a tile, longer than several.
+/// For every kernel, windows, documents and caps: of one token, shorter than a tile, longer than several.
 /// Some heads share one of k, and some scores are so far apart that hidden ones would show.
 #[test]
-fn windows_and_documents_are_within_rounding_of_the_textbook() {
+fn windows_documents_and_caps_are_within_rounding_of_the_textbook() {
     let both = &[DType::F32, DType::BF16][..];
     let windowed = |window: usize, attention: Attention| Attention {
         window: Some(window),
+        ..attention
+    };
+    let capped = |cap: f64, attention: Attention| Attention {
+        cap: Some(cap),
         ..attention
     };
     let steep = Attention {
@@ -203,6 +208,12 @@ fn windows_and_documents_are_within_rounding_of_the_textbook() {
             &both[1..],
         ),
         (windowed(50, steep), vec![0, 20, 130], both),
+        (capped(0.5, steep), vec![0, 20, 130], both),
+        (
+            capped(3.0, attention(300, [4, 2, 128], true)),
+            vec![0],
+            both,
+        ),
         (steep, vec![0, 70, 71], both),
     ];
     for (attention, starts, dtypes) in cases {

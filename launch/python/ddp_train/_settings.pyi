@@ -147,7 +147,7 @@ class Settings(TypedDict, total=False):
     """With --resume: continue although settings differ that change the results [default: false]"""
     init_from: Value
     """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
-    Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model follows; or a
+    Face (Qwen, Llama, Mistral, Gemma, GPT-2 and others), from which the model follows; or a
     model.safetensors that matches the model. Of adapters that are resumed or used: where their
     base is now"""
     eval_every: Value
@@ -224,6 +224,10 @@ class Settings(TypedDict, total=False):
     """Every how many blocks one has no window; 0 for never [default: 0]"""
     attention_scalar: Value
     """What q·k is divided by the root of; 0 for --head-size [default: 0]"""
+    attention_cap: Value
+    """Scores s of attention become cap·tanh(s / cap); 0 for no cap [default: 0]"""
+    logit_cap: Value
+    """Logits z become cap·tanh(z / cap); 0 for no cap [default: 0]"""
     scale_embedding: Optional[bool]
     """Whether rows of the embedding are multiplied by the root of --width [default: false]"""
     untrained_tokens: Value

@@ -91,7 +91,7 @@ impl Coder {
              chats, or put a chat_template.jinja beside tokenizer.json",
         )?;
         let conversation = template.conversation(messages, &Map::new());
-        let text = conversation.text(messages.len(), true)?;
+        let text = conversation.text(0..0, messages.len(), true)?;
         Ok(self.encoder.encode_placed(&text.text)?.0)
     }
 

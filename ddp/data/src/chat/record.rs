@@ -57,9 +57,13 @@ impl Record<'_> {
             [None, None, None, Some(Value::String(text))] => Record::Text(text),
             _ => {
                 let names: Vec<_> = object.keys().take(20).map(String::as_str).collect();
+                let help = match object.contains_key("chosen") {
+                    true => "preferences are for TRL; to learn what was chosen, name it completion",
+                    false => "rename the fields",
+                };
                 bail!(
                     "expected messages (a list of objects with role and content), prompt and completion (two texts or two \
-                     such lists), or text, got the fields [{}]; help: rename the fields",
+                     such lists), or text, got the fields [{}]; help: {help}",
                     names.join(", ")
                 )
             }
@@ -156,6 +160,13 @@ struct Turns<'a> {
 
 /// The most messages of a conversation whose template marks no answers.
 const MESSAGES_MAX: usize = 10_000;
+/// Messages before an answer with which it is written, and the first answer: so the time for a
+/// conversation grows with its length. Where that is not found in the whole, all are written.
+const NEAR: usize = 64;
+/// Messages that are left out when an answer is written, and their bytes in the whole: from the
+/// first to the second.
+type LeftOut = [[usize; 2]; 2];
+const ALL: LeftOut = [[0; 2]; 2];
 /// What models think is between these. Templates may begin it for them, and leave out that of
 /// earlier answers.
 const THOUGHTS: [&str; 2] = ["<think>", "</think>"];
@@ -164,11 +175,11 @@ impl Turns<'_> {
     /// `prompt` messages are a prompt, if it is given, and the others its completion.
     fn write(&self, prompt: Option<usize>, loss_on: LossOn) -> Result<Written, String> {
         let count = self.messages.len();
-        let Marked { text, ranges } = self.conversation.text(count, false)?;
+        let Marked { text, ranges } = self.conversation.text(0..0, count, false)?;
         let (trained, why_none) = match (loss_on, prompt) {
             (LossOn::All, _) => (rest_of(&text, 0), "the template writes nothing"),
             (LossOn::Assistant, Some(prompt)) => {
-                let start = self.start(prompt, &text)?;
+                let start = self.start(prompt, ALL, &text)?;
                 (rest_of(&text, start), "the completion is empty")
             }
             (LossOn::Assistant, None) if self.template.has_marks => (
@@ -182,11 +193,19 @@ impl Turns<'_> {
                          answer; help: mark the answers in the template by {{% generation %}}, or split the conversation"
                     );
                 }
-                let mut ranges = Vec::new();
+                let mut ends: Vec<[usize; 2]> = Vec::new();
                 let is_answer = |index: &usize| self.messages[*index]["role"] == "assistant";
+                let mut ranges = Vec::new();
                 for index in (0..count).filter(is_answer) {
-                    let start = self.start(index, &text)?;
-                    ranges.push(start..self.end(index, start, &text)?);
+                    let near = ends.partition_point(|end| end[0] + NEAR < index);
+                    let near = ends.get(near).filter(|_| near > 0);
+                    let near = near.map(|near| self.answer(index, [ends[0], *near], &text));
+                    let range = match near {
+                        Some(Ok(range)) => range,
+                        _ => self.answer(index, ALL, &text)?,
+                    };
+                    ends.push([index + 1, range.end]);
+                    ranges.push(range);
                 }
                 (ranges, "no message is the assistant's")
             }
@@ -199,30 +218,59 @@ impl Turns<'_> {
         })
     }
 
+    /// Writes the first `count` messages, from the bytes that are left out on.
+    fn part(
+        &self,
+        count: usize,
+        answers: bool,
+        [from, to]: LeftOut,
+        whole: &str,
+    ) -> Result<String, String> {
+        let text = self.conversation.text(from[0]..to[0], count, answers)?.text;
+        match text.strip_prefix(&whole[..from[1]]) {
+            Some(part) => Ok(part.into()),
+            None => Err(self.differs(count, &text, whole)),
+        }
+    }
+
+    /// What is trained of an answer.
+    fn answer(&self, message: usize, out: LeftOut, whole: &str) -> Result<Range<usize>, String> {
+        let start = self.start(message, out, whole)?;
+        Ok(start..self.end(message, start, out, whole)?)
+    }
+
     /// Where the message begins in the text of all: after what opens an answer.
-    fn start(&self, message: usize, whole: &str) -> Result<usize, String> {
-        let before = self.conversation.text(message, true)?.text;
-        if whole.starts_with(&before) {
-            return Ok(before.len());
+    fn start(&self, message: usize, out: LeftOut, whole: &str) -> Result<usize, String> {
+        let (first, rest) = (out[1][1], &whole[out[1][1]..]);
+        let before = self.part(message, true, out, whole)?;
+        if rest.starts_with(&before) {
+            return Ok(first + before.len());
         }
         // What opens an answer may begin a thought that the whole leaves out.
-        let earlier = self.conversation.text(message, false)?.text;
+        let earlier = self.part(message, false, out, whole)?;
         let opened = before
             .strip_prefix(&earlier)
             .and_then(|opening| opening.find(THOUGHTS[0]));
         let opened = opened.map(|at| earlier.len() + at);
-        let found = opened.filter(|end| whole.starts_with(&before[..*end]));
-        found.ok_or_else(|| self.differs(message, &before, whole))
+        let found = opened.filter(|end| rest.starts_with(&before[..*end]));
+        let found = found.ok_or_else(|| self.differs(message, &before, rest))?;
+        Ok(first + found)
     }
 
     /// Where the message that begins at `start` ends.
-    fn end(&self, message: usize, start: usize, whole: &str) -> Result<usize, String> {
+    fn end(
+        &self,
+        message: usize,
+        start: usize,
+        out: LeftOut,
+        whole: &str,
+    ) -> Result<usize, String> {
         if message + 1 == self.messages.len() && start < whole.len() {
             return Ok(whole.len());
         }
-        let alone = self.conversation.text(message + 1, false)?.text;
-        let Some(turn) = alone.strip_prefix(&whole[..start]) else {
-            return Err(self.differs(message, &alone, whole));
+        let alone = self.part(message + 1, false, out, whole)?;
+        let Some(turn) = alone.strip_prefix(&whole[out[1][1]..start]) else {
+            return Err(self.differs(message, &alone, &whole[out[1][1]..]));
         };
         let rest = &whole[start..];
         let ended = turn.strip_suffix(self.template.end()).unwrap_or(turn);

@@ -170,13 +170,20 @@ pub(crate) struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    /// Writes the first `count` messages; with the beginning of an answer if it `answers`.
-    pub(crate) fn text(&self, count: usize, answers: bool) -> Result<Marked, String> {
+    /// Writes the first `count` messages without those of `out`; with the beginning of an answer if
+    /// it `answers`.
+    pub(crate) fn text(
+        &self,
+        out: Range<usize>,
+        count: usize,
+        answers: bool,
+    ) -> Result<Marked, String> {
+        let written = [0..out.start, out.end..count];
         let text = render(
             &self.template.engine,
             self.name,
             &self.cells,
-            count,
+            written,
             answers,
         )?;
         Ok(match self.template.has_marks {
@@ -197,6 +204,7 @@ use not_built::{Cells, Engine, engine, render};
 #[cfg(feature = "tokenizers")]
 mod built {
     use std::collections::BTreeMap;
+    use std::ops::Range;
     use std::thread;
 
     use minijinja::syntax::SyntaxConfig;
@@ -283,11 +291,12 @@ mod built {
         engine: &Engine,
         name: &str,
         cells: &Cells,
-        count: usize,
+        written: [Range<usize>; 2],
         answers: bool,
     ) -> Result<String, String> {
         let mut all = cells.variables.clone();
-        all.insert("messages".into(), cells.messages[..count].to_vec().into());
+        let messages = written.map(|range| &cells.messages[range]).concat();
+        all.insert("messages".into(), messages.into());
         all.insert("add_generation_prompt".into(), answers.into());
         let template = engine.get_template(name);
         let text = template.and_then(|it| it.render(Cell::from(all)));
@@ -428,6 +437,7 @@ mod built {
 #[cfg(not(feature = "tokenizers"))]
 mod not_built {
     use std::collections::BTreeMap;
+    use std::ops::Range;
 
     use serde_json::{Map, Value};
 
@@ -451,7 +461,7 @@ mod not_built {
         _: &Engine,
         _: &str,
         _: &Cells,
-        _: usize,
+        _: [Range<usize>; 2],
         _: bool,
     ) -> Result<String, String> {
         engine(BTreeMap::new()).map(|()| String::new())

@@ -381,7 +381,7 @@ settings! {
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
-    /// Hugging Face (Qwen, Llama, Mistral, Gemma 3, GPT-2 and others), from which the model
+    /// Hugging Face (Qwen, Llama, Mistral, Gemma, GPT-2 and others), from which the model
     /// follows; or a model.safetensors that matches the model. Of adapters that are resumed or
     /// used: where their base is now
     Job init_from "PATH" [show_tokens eval predict generate chat export]: Option<PathBuf> = None;

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 /// Files by their name. Where several classes express a model, the first one is exported.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("keys", include_str!("keys.txt")),
     ("gpt2", include_str!("gpt2.txt")),
     ("llama", include_str!("llama.txt")),
@@ -15,6 +15,7 @@ const FILES: [(&str, &str); 11] = [
     ("smollm3", include_str!("smollm3.txt")),
     ("olmo2", include_str!("olmo2.txt")),
     ("phi3", include_str!("phi3.txt")),
+    ("gemma2", include_str!("gemma2.txt")),
     ("gemma3", include_str!("gemma3.txt")),
 ];
 

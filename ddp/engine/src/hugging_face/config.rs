@@ -56,8 +56,7 @@ fn value_of(word: &str) -> Value {
 }
 
 /// Parts of the names of classes that are not read, and why.
-const UNREAD: [(&str, &str); 7] = [
-    ("Gemma2", "soft caps of attention and logits are"),
+const UNREAD: [(&str, &str); 6] = [
     (
         "ForConditionalGeneration",
         "models with images or sound are",
@@ -115,7 +114,7 @@ fn read_setting(keys: &mut Keys, spec: &mut GptSpec, words: &[&str]) -> Result<(
     let (key, field, texts) = (words[0], field(spec, words[1]), &words[3..]);
     let value = match keys.left.remove(key) {
         // The setting then follows from others.
-        Some(Value::Null) if field.value() == 0 => return Ok(()),
+        Some(Value::Null) if field.value().as_f64() == Some(0.0) => return Ok(()),
         None | Some(Value::Null) => value_of(words[2]),
         Some(value) => value,
     };
@@ -220,7 +219,10 @@ fn keys_of(
         let there = pairs
             .find(|(_, here)| value == *here)
             .map(|(there, _)| there);
-        keys.insert(words[0].into(), if is_text { json!(there) } else { value });
+        // Caps.
+        let is_none = value.is_f64() && value.as_f64() == Some(0.0);
+        let number = if is_none { Value::Null } else { value };
+        keys.insert(words[0].into(), if is_text { json!(there) } else { number });
     }
     special::write(architecture, &spec, &mut keys);
     let rest = json!({

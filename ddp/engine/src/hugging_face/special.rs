@@ -119,7 +119,7 @@ fn read_layers(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec)
             keys.unknown("layer_types", &json!(layers), &expected)
         })?;
     }
-    if spec.window_skip == 1 {
+    if spec.window_skip == 1 || spec.window == 0 {
         (spec.window, spec.window_skip) = (0, 0);
     }
     Ok(())
@@ -293,9 +293,10 @@ pub(super) fn write(architecture: &Architecture, spec: &GptSpec, keys: &mut Map<
     add("pad_token_id", json!(spec.untrained_tokens.first()));
     let window = Some(spec.window).filter(|window| *window != 0);
     add("sliding_window", json!(window));
-    if spec.window_skip != 0 {
+    if default_of(architecture, "sliding_window").is_some() {
         let kinds = ["sliding_attention", "full_attention"];
-        let kind = |index: usize| kinds[usize::from(index.is_multiple_of(spec.window_skip))];
+        let is_full = |index: usize| window.is_none() || index.is_multiple_of(spec.window_skip);
+        let kind = |index: usize| kinds[usize::from(is_full(index))];
         add("layer_types", (1..=spec.layers).map(kind).collect());
     }
     add("rope_theta", spec.rope_base.into());

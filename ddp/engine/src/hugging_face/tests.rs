@@ -141,10 +141,6 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
 fn families_that_are_not_read_are_refused_with_the_reason() {
     for (class, why) in [
         (
-            "Gemma2ForCausalLM",
-            "since soft caps of attention and logits are not supported",
-        ),
-        (
             "Qwen3MoeForCausalLM",
             "since mixtures of experts are not supported",
         ),

@@ -535,15 +535,22 @@ impl Var {
         self.checked(Op::Embedding(untrained.into()), &inputs, shape)
     }
 
-    /// A linear layer that the loss may run, to whose output `mask` is added.
-    pub(crate) fn as_head(&self, mask: Option<&Var>) -> Var {
-        let mut head = self.clone();
-        if let (Op::Linear, Some(mask)) = (self.op(), mask) {
-            let inputs = self.inputs();
-            let inputs: Vec<&Var> = inputs.iter().chain([mask]).collect();
-            head = self.push(Op::Linear, &inputs, self.shape());
-        }
-        self.trace.borrow_mut().head = Some(head.id);
+    /// A linear layer that the loss may run, to whose output, below `cap`, `mask` is added.
+    pub(crate) fn as_head(&self, mask: Option<&Var>, cap: f64) -> Var {
+        let inputs: Vec<Var> = self.inputs().into_iter().chain(mask.cloned()).collect();
+        let head = match (mask, self.op()) {
+            (_, Op::Linear) if cap != 0.0 => {
+                let capped = (self / cap).tanh() * cap;
+                mask.map_or(capped.clone(), |mask| capped + mask)
+            }
+            (Some(_), Op::Linear) => {
+                let inputs: Vec<&Var> = inputs.iter().collect();
+                self.push(Op::Linear, &inputs, self.shape())
+            }
+            _ => self.clone(),
+        };
+        let of = inputs.iter().map(|it| it.id).collect();
+        self.trace.borrow_mut().head = Some((head.id, of, cap));
         head
     }
 

@@ -121,8 +121,9 @@ pub(super) struct Trace {
     pub(super) line: Option<&'static Location<'static>>,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
-    /// The last layer, if the loss may run it.
-    pub(super) head: Option<usize>,
+    /// The last layer, if the loss may run it: its output, its input, weight and perhaps mask, and
+    /// the cap of logits.
+    pub(super) head: Option<(usize, Vec<usize>, f64)>,
 }
 
 /// A value of a forward that is being traced. Its operations never fail: the first error, with its

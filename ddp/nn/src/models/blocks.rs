@@ -74,6 +74,10 @@ family_settings! {
         window_skip "N": usize = 0;
         /// What q·k is divided by the root of; 0 for `head-size`
         attention_scalar "N": usize = 0;
+        /// Scores s of attention become cap·tanh(s / cap); 0 for no cap
+        attention_cap "X": f64 = 0.0;
+        /// Logits z become cap·tanh(z / cap); 0 for no cap
+        logit_cap "X": f64 = 0.0;
         /// Whether rows of the embedding are multiplied by the root of `width`
         scale_embedding "BOOL": bool = false;
         /// Tokens whose rows of the embedding get no gradient where they are inputs
@@ -361,6 +365,9 @@ impl Blocks {
         }
         if spec.attention_scalar != 0 {
             mix = mix.scaled(1.0 / (spec.attention_scalar as f64).sqrt());
+        }
+        if spec.attention_cap != 0.0 {
+            mix = mix.capped(spec.attention_cap);
         }
         let norm = Normalize::rms().epsilon(spec.norm_epsilon);
         match spec.qk_norm {

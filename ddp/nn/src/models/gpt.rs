@@ -92,6 +92,15 @@ impl Family for GptSpec {
             let (expected, help) = ("a finite number above 1", "a usual value is 10000");
             return Err(refuse("rope-base", self.rope_base, expected, help));
         }
+        for (name, cap) in [
+            ("attention-cap", self.attention_cap),
+            ("logit-cap", self.logit_cap),
+        ] {
+            if !(cap == 0.0 || cap > 0.0 && cap.is_finite()) {
+                let (expected, help) = ("a finite number from 0 on", "0 is for no cap");
+                return Err(refuse(name, cap, expected, help));
+            }
+        }
         if let Some(&token) = self.untrained_tokens.iter().find(|it| **it >= self.vocab) {
             let expected = format!("tokens below {}, as `vocab` says", self.vocab);
             return Err(refuse(
@@ -148,6 +157,7 @@ impl Family for GptSpec {
         }
         // The vocabulary is padded: only the first `outputs` tokens occur.
         let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
+        head = head.capped(self.logit_cap);
         if self.tied {
             (embedding, head) = (embedding.tied(&tie), head.tied(&tie));
         }

@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, first_block, hide, padded,
-    scores, soften_backward,
+    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, cap_scores, first_block,
+    hide, padded, scores, soften_backward,
 };
 use super::firsts::Firsts;
 use super::sizes::{Columns, Sizes};
@@ -200,6 +200,7 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     sums: &mut Sums<'_, T>,
 ) {
     let (scale, width) = (T::from_f64(sizes.scale), sums.dq.len());
+    let inverse = T::from_f64(sizes.cap.map_or(0.0, |cap| 1.0 / cap));
     sums.dq.fill(T::ZERO);
     let end = if sizes.causal {
         keys.end.min(rows.end)
@@ -219,11 +220,12 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
         unsafe {
             let (k, v) = (keys.k.from(index), keys.v.from(index));
             scores::<T, K>(sums.scores, k, queries.q, extent, scale);
+            cap_scores(sums.scores, sizes.cap);
             hide(sums.scores, extent, first_key, &queries.firsts);
             scores::<T, K>(sums.gradients, v, queries.dout, extent, T::ONE);
             for part in extent.parts() {
                 let lines = (&queries.log_sum_exp, &queries.delta);
-                soften_backward(sums.scores, sums.gradients, part, lines);
+                soften_backward(sums.scores, sums.gradients, part, lines, inverse);
             }
             if sweep.dkv {
                 let (dk, dv) = (&mut sums.dk[of_block.clone()], &mut sums.dv[of_block]);

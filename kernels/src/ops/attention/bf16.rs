@@ -6,7 +6,9 @@
 use std::ops::Range;
 
 use super::backward::{Backward, Sweep};
-use super::blocks::{BLOCK, Extent, Running, finish, first_block, hide, soften, soften_backward};
+use super::blocks::{
+    BLOCK, Extent, Running, cap_scores, finish, first_block, hide, soften, soften_backward,
+};
 use super::forward::{Forward, rescale};
 use super::sizes::{Columns, Sizes};
 use crate::dtype::bf16;
@@ -120,6 +122,7 @@ pub(super) unsafe fn forward(
                 };
                 let weights = &mut rooms.weights;
                 weights.score(block(&rooms.k, first_key, width), q, scale);
+                cap_scores(&mut weights.wide, sizes.cap);
                 hide(&mut weights.wide, extent, first_key, &firsts);
                 extent
                     .parts()
@@ -167,6 +170,7 @@ pub(super) unsafe fn backward(
             gather(&mut rooms.q, q_columns, sizes, of_head, rows.clone());
             gather(&mut rooms.dout, dout_columns, sizes, of_head, rows.clone());
             let (q, dout) = (block(&rooms.q, 0, width), block(&rooms.dout, 0, width));
+            let inverse = sizes.cap.map_or(0.0, |cap| 1.0 / cap) as f32;
             let lines = [work.log_sum_exp, work.delta].map(|of| work.line(of, of_head, &rows));
             zeros(dq, BLOCK * width);
             let end = if sizes.causal {
@@ -186,11 +190,12 @@ pub(super) unsafe fn backward(
                 let (k, v) = (block(&rooms.k, index, width), block(&rooms.v, index, width));
                 let (weights, gradients) = (&mut rooms.weights, &mut rooms.gradients);
                 weights.score(k, q, scale);
+                cap_scores(&mut weights.wide, sizes.cap);
                 hide(&mut weights.wide, extent, first_key, &firsts);
                 gradients.score(v, dout, 1.0);
                 for part in extent.parts() {
                     let lines = (&lines[0], &lines[1]);
-                    soften_backward(&mut weights.wide, &mut gradients.wide, part, lines);
+                    soften_backward(&mut weights.wide, &mut gradients.wide, part, lines, inverse);
                 }
                 let gradients = gradients.round(extent);
                 if sweep.dkv {

@@ -157,6 +157,33 @@ multiversion! {
     }
 }
 
+/// Scores become cap·tanh(score / cap), if there is a cap.
+pub(super) fn cap_scores<T: Float>(scores: &mut [T], cap: Option<f64>) {
+    if let Some(cap) = cap {
+        cap_each(scores, T::from_f64(cap), T::from_f64(1.0 / cap));
+    }
+}
+
+multiversion! {
+    fn cap_each[T: Float](scores: &mut [T], cap: T, inverse: T) {
+        for score in scores {
+            *score = cap * (*score * inverse).tanh();
+        }
+    }
+}
+
+/// The derivative of a score below the cap 1 / `inverse`. Hidden ones, −∞, have none.
+#[inline(always)]
+fn slope<T: Float>(score: T, inverse: T) -> T {
+    let share = score * inverse;
+    let share = if share > T::NEG_INFINITY {
+        share
+    } else {
+        T::ONE
+    };
+    T::ONE - share * share
+}
+
 /// The first block of keys that these queries attend to: its first key.
 pub(super) fn first_block(firsts: &[u32; BLOCK], queries: usize) -> usize {
     let first = firsts[..queries]
@@ -202,20 +229,22 @@ multiversion! {
 
 multiversion! {
     /// Scores become weights e^(score − log_sum_exp), and the gradients of weights become those of
-    /// scores, weight × (gradient − delta).
+    /// scores, weight × (gradient − delta), times 1 − (score / cap)². `inverse` is 1 / cap, or 0.
     pub(super) fn soften_backward[T: Float](
         scores: &mut [T],
         gradients: &mut [T],
         part: BlockPart,
         lines: (&[T; BLOCK], &[T; BLOCK]),
+        inverse: T,
     ) {
         let (whole, end, first) = (part.whole(), part.end(), part.first);
         let (log_sum_exp, delta) = (*group(lines.0, first), *group(lines.1, first));
         for key in 0..whole {
             let gradients = lanes(gradients, key, first);
             for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
+                let slope = slope(*score, inverse);
                 *score = (*score - log_sum_exp[lane]).exponential_or_zero();
-                gradients[lane] = *score * (gradients[lane] - delta[lane]);
+                gradients[lane] = *score * (gradients[lane] - delta[lane]) * slope;
             }
         }
         for key in whole..end {
@@ -223,7 +252,7 @@ multiversion! {
             let gradients = lanes(gradients, key, first);
             for (lane, score) in lanes(scores, key, first).iter_mut().enumerate() {
                 let weight = (*score - log_sum_exp[lane]).exponential_or_zero();
-                let gradient = weight * (gradients[lane] - delta[lane]);
+                let gradient = weight * (gradients[lane] - delta[lane]) * slope(*score, inverse);
                 *score = if lane >= masked { weight } else { T::ZERO };
                 gradients[lane] = if lane >= masked { gradient } else { T::ZERO };
             }

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Room, Running, add_over_keys, finish, first_block, hide, padded, scores,
-    soften,
+    BLOCK, Extent, Head, Room, Running, add_over_keys, cap_scores, finish, first_block, hide,
+    padded, scores, soften,
 };
 use super::firsts::Firsts;
 use super::sizes::{HEAD_SIZE_MAX, Sizes};
@@ -83,6 +83,7 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
                 unsafe {
                     let k = k.from(first_key);
                     scores::<T, K>(block, k, q, extent, T::from_f64(sizes.scale));
+                    cap_scores(block, sizes.cap);
                     hide(block, extent, first_key, &firsts);
                     extent
                         .parts()
@@ -175,7 +176,8 @@ pub(super) fn run_cached<S: Stored>(work: &Cached<'_, S>) {
                 let out = unsafe { work.out.part(start..start + head_size) };
                 let first = (end - seen) * kv_width + key;
                 let [keys, values] = [first, first + kv_width / 2].map(|at| &work.cache[at..]);
-                attend(out, &mut weights[..seen], q, keys, values, kv_width, scale);
+                let scales = (scale, sizes.cap.unwrap_or(0.0));
+                attend(out, &mut weights[..seen], q, keys, values, kv_width, scales);
             }
         }
     });
@@ -183,7 +185,7 @@ pub(super) fn run_cached<S: Stored>(work: &Cached<'_, S>) {
 
 multiversion! {
     /// `out = softmax(scale · q·kᵀ) · v` for one row of a head. `weights` are overwritten; there is
-    /// one for each key. Keys and values are `stride` apart.
+    /// one for each key. Keys and values are `stride` apart. The cap is 0 if there is none.
     fn attend[S: Stored](
         out: &mut [S],
         weights: &mut [S::Math],
@@ -191,11 +193,16 @@ multiversion! {
         keys: &[S],
         values: &[S],
         stride: usize,
-        scale: S::Math,
+        scales: (S::Math, f64),
     ) {
+        let (scale, cap) = scales;
         let mut largest = S::Math::NEG_INFINITY;
         for (weight, key) in weights.iter_mut().zip(keys.chunks(stride)) {
             *weight = scale * stored::lane_dot(q, &key[..q.len()]);
+            if cap != 0.0 {
+                let ratio = *weight * S::Math::from_f64(1.0 / cap);
+                *weight = S::Math::from_f64(cap) * ratio.tanh();
+            }
             largest = if *weight > largest { *weight } else { largest };
         }
         for weight in weights.iter_mut() {

@@ -112,6 +112,11 @@ impl Kernels {
                 "bf16 heads of {head_size} columns, expected a multiple of {TENSOR_TILE} up to \
                  {TENSOR_HEAD_SIZE_MAX}; help: choose a head size of 64 or 128"
             ))
+        } else if sizes.cap.is_some() {
+            Some(
+                "a soft cap of scores, expected none; help: Gemma 2 always takes this longer way"
+                    .into(),
+            )
         } else if !addresses.iter().all(is_aligned) {
             Some(format!(
                 "q, k, v, out or a gradient at an address that is not a multiple of {PACK_BYTES} \
@@ -172,9 +177,12 @@ impl Kernels {
         let (heads, kv_heads, width) = (sizes.heads, sizes.kv_heads, sizes.head_size);
         // 0 for all: no window is longer than a sequence.
         let window = sizes.window.map_or(0, |window| window.min(sizes.time));
+        let cap = sizes.cap.unwrap_or(0.0) as f32;
         let sizes = args![
-            sizes.time, heads, kv_heads, width, causal, scale, window, begins
+            sizes.time, heads, kv_heads, width, causal, scale, window, begins, cap
         ];
+        // Kernels for tensor cores have no cap.
+        let sizes = &sizes[..sizes.len() - usize::from(self.shared_bytes > 0)];
         let (mut all, count) = ([0; PARAMETERS_MAX], args.len() + sizes.len());
         all[..args.len()].copy_from_slice(args);
         all[args.len()..count].copy_from_slice(sizes);

@@ -20,6 +20,8 @@ pub struct Attention {
     pub scale: Option<f64>,
     /// How many tokens a token attends to at most, itself and those right before it, if not all.
     pub window: Option<usize>,
+    /// Scores s become cap·tanh(s / cap), if there is a cap, as in Gemma 2.
+    pub cap: Option<f64>,
 }
 
 /// The checked sizes of one attention.

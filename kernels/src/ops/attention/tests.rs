@@ -50,6 +50,7 @@ fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool
         causal,
         scale: None,
         window: None,
+        cap: None,
     }
 }
 
@@ -150,6 +151,7 @@ impl<T: Element> Run<T> {
 fn bf16_is_within_its_roundings_of_the_textbook_in_both_orders() {
     let windowed = Attention {
         window: Some(50),
+        cap: Some(0.5),
         ..attention(230, [2, 1, 16], true)
     };
     for (batch, attention) in cases().into_iter().chain([(2, windowed)]) {
@@ -190,9 +192,9 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     Run::<f32>::new(2, scaled, |x| x).check(f64::from(f32::EPSILON) / 2.0);
 }
 
-/// Windows and documents: within a block, over several, of one token, at the edges of blocks.
+/// Windows, documents and soft caps: within a block, over several, of one token, at the edges of blocks.
 #[test]
-fn windows_and_documents_are_within_rounding_of_the_textbook() {
+fn windows_documents_and_caps_are_within_rounding_of_the_textbook() {
     let half_ulp = f64::from(f32::EPSILON) / 2.0;
     for window in [1, 2, 40, 96, 97, 150, 1000] {
         let attention = Attention {
@@ -204,9 +206,15 @@ fn windows_and_documents_are_within_rounding_of_the_textbook() {
     }
     let starts: [&[usize]; 4] = [&[0], &[0, 1, 2, 40, 95, 96], &[0, 97, 230], &[0, 192, 249]];
     for starts in starts {
-        for window in [None, Some(60)] {
+        for (window, cap) in [
+            (None, None),
+            (Some(60), None),
+            (None, Some(0.5)),
+            (Some(60), Some(2.0)),
+        ] {
             let attention = Attention {
                 window,
+                cap,
                 ..attention(250, [2, 1, 16], true)
             };
             let run = Run::<f32>::new(2, attention, |x| x).with_documents(starts);
@@ -239,9 +247,10 @@ fn a_document_has_the_gradients_that_it_has_alone() {
 }
 
 #[test]
-fn a_cache_with_a_window_gives_the_rows_of_the_whole() {
+fn a_cache_with_a_window_and_a_cap_gives_the_rows_of_the_whole() {
     let attention = Attention {
         window: Some(7),
+        cap: Some(0.7),
         ..attention(40, [2, 1, 8], true)
     };
     let run = Run::<f64>::new(1, attention, f64::from);
@@ -272,9 +281,14 @@ fn a_cache_with_a_window_gives_the_rows_of_the_whole() {
 
 #[test]
 fn gradients_are_the_slopes_of_the_output() {
+    let capped = Attention {
+        cap: Some(0.6),
+        ..attention(5, [2, 1, 3], true)
+    };
     for (batch, attention) in [
         (2, attention(5, [4, 2, 3], true)),
         (1, attention(4, [2, 1, 2], false)),
+        (1, capped),
     ] {
         let run = Run::<f64>::new(batch, attention, f64::from);
         let [_, _, gradient] = run.packed();

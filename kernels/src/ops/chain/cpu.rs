@@ -20,7 +20,6 @@ const BLOCK: usize = 1024;
 /// Functions that f32 and f64 compute in different ways.
 pub(crate) trait Math: Formulas {
     fn sigmoid(self) -> Self;
-    fn tanh(self) -> Self;
     fn size(self) -> Self;
     fn from_bf16(x: bf16) -> Self;
     fn to_bf16(self) -> bf16;
@@ -30,26 +29,6 @@ impl Math for f32 {
     #[inline(always)]
     fn sigmoid(self) -> f32 {
         math::sigmoid(self)
-    }
-    /// Within 2 ulp: an odd polynomial near 0 (Cephes), else 1 − 2 / (e^2|x| + 1).
-    #[inline(always)]
-    fn tanh(self) -> f32 {
-        let (size, square) = (self.abs(), self * self);
-        let odd = [
-            -0.005_704_988_7,
-            0.020_639_088,
-            -0.053_739_715,
-            0.133_314_42,
-        ];
-        let odd = odd
-            .iter()
-            .skip(1)
-            .fold(odd[0], |sum: f32, &next| sum.mul_add(square, next));
-        let odd = odd.mul_add(square, -0.333_332_8);
-        let near = (odd * square).mul_add(self, self);
-        let tail = 1.0 - 2.0 / (math::exp(2.0 * size) + 1.0);
-        let far = if self < 0.0 { -tail } else { tail };
-        if size < 0.625 { near } else { far }
     }
     #[inline(always)]
     fn size(self) -> f32 {
@@ -73,10 +52,6 @@ impl Math for f64 {
     #[inline(always)]
     fn sigmoid(self) -> f64 {
         1.0 / (1.0 + (-self).exp())
-    }
-    #[inline(always)]
-    fn tanh(self) -> f64 {
-        f64::tanh(self)
     }
     #[inline(always)]
     fn size(self) -> f64 {
@@ -187,7 +162,7 @@ multiversion! {
             Function::Log => unary!(out, a: |x| x.logarithm()),
             Function::Sqrt => unary!(out, a: |x| x.root()),
             Function::Rsqrt => unary!(out, a: |x| T::ONE / x.root()),
-            Function::Tanh => unary!(out, a: |x| Math::tanh(x)),
+            Function::Tanh => unary!(out, a: |x| Float::tanh(x)),
             Function::Sigmoid => unary!(out, a: |x| Math::sigmoid(x)),
             Function::Silu => unary!(out, a: |x| x.silu().0),
             Function::SiluSlope => unary!(out, a: |x| x.silu().1),

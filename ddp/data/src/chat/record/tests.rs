@@ -352,6 +352,8 @@ fn records_that_cannot_be_learned_from_are_refused() {
         error.ends_with("got the fields [instruction, output]; help: rename the fields"),
         "{error}"
     );
+    let pair = json!({ "prompt": "a", "chosen": "b", "rejected": "c" });
+    assert!(refused(CHATML, &pair).ends_with("TRL; to learn what was chosen, name it completion"));
     let error = refused(CHATML, &json!({ "messages": ["Hi"] }));
     assert!(
         error.starts_with("message 1: expected an object with a role, got \"Hi\""),
@@ -432,6 +434,42 @@ fn messages_are_those_of_transformers() {
             .unwrap()
             .contains("a\u{fdd0}b")
     );
+}
+
+/// Later answers are written with the first one and the messages before them.
+#[test]
+fn answers_of_long_conversations_are_those_found_by_writing_all_of_it() {
+    let thought = "<think>\nHm.\n</think>\n\nHello";
+    let turns = [
+        ("user", "Hi"),
+        ("assistant", thought),
+        ("user", " Why? "),
+        ("assistant", "So."),
+    ];
+    let record = chat(&turns.repeat(80));
+    for template in [CHATML, LLAMA, MISTRAL, THINKING, PHI] {
+        let format = format(template);
+        let (template, messages) = (format.template.unwrap(), &record["messages"]);
+        let messages = messages.as_array().unwrap();
+        let turns = Turns {
+            template: &template,
+            messages,
+            conversation: template.conversation(messages, &Map::new()),
+        };
+        let written = turns.write(None, LossOn::Assistant).unwrap();
+        assert_eq!(written.trained.len(), 160);
+        for (index, range) in written.trained.into_iter().enumerate() {
+            assert_eq!(turns.answer(2 * index + 1, ALL, &written.text), Ok(range));
+        }
+    }
+    // Not all of it is written again for each answer.
+    let of_parts = "{%- if messages|length > 100 and messages|length < 320 %}{{ raise_exception('long') }}{% endif %}";
+    let of_parts = format!("{of_parts}{CHATML}");
+    assert_eq!(trained(&of_parts, &record), trained(CHATML, &record));
+    // A count that differs in parts is found by writing all of it.
+    let counted = "{% for m in messages %}{{ loop.index ~ m.role ~ ':' ~ m.content }}{% endfor %}\
+                   {% if add_generation_prompt %}{{ (messages|length + 1) ~ 'assistant:' }}{% endif %}";
+    assert!(trained(counted, &record).ends_with("319user: Why? 320assistant:‹So.›"));
 }
 
 #[test]

@@ -36,7 +36,9 @@ fn templates_that_are_too_deep_or_too_long_are_refused() {
 /// What a template writes without messages.
 fn written(source: impl Into<String>) -> Result<String, String> {
     let template = Template::of(vec![("default".into(), source.into())], BTreeMap::new())?;
-    let text = template.conversation(&[], &Map::new()).text(0, false)?;
+    let text = template
+        .conversation(&[], &Map::new())
+        .text(0..0, 0, false)?;
     Ok(text.text)
 }
 

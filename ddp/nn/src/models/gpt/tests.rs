@@ -105,7 +105,7 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
 }
 
 /// What families of downloaded models do beyond a plain Llama, each with the sizes of `size`.
-fn families(size: &GptSpec) -> [GptSpec; 5] {
+fn families(size: &GptSpec) -> [GptSpec; 6] {
     let llama = GptSpec {
         norm: NormKind::Rms,
         position: PositionKind::Rope,
@@ -145,6 +145,14 @@ fn families(size: &GptSpec) -> [GptSpec; 5] {
             attention_scalar: 5,
             scale_embedding: true,
             layers: 2,
+            ..llama.clone()
+        },
+        GptSpec {
+            mlp: MlpKind::Geglu,
+            window: 3,
+            attention_cap: 0.01,
+            logit_cap: 0.02,
+            vocab: 9,
             ..llama.clone()
         },
         GptSpec {
@@ -250,6 +258,8 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     refused(|spec| spec.norm_epsilon = 0.0, "norm-epsilon");
     refused(|spec| spec.rope_base = 1.0, "rope-base");
     refused(|spec| spec.head_size = 257, "head-size");
+    refused(|spec| spec.attention_cap = -1.0, "attention-cap");
+    refused(|spec| spec.logit_cap = f64::INFINITY, "logit-cap");
     refused(|spec| spec.untrained_tokens = vec![0], "untrained-tokens");
     for (text, expected) in [
         (
@@ -476,6 +486,7 @@ impl Module for Own {
             causal: true,
             scale: None,
             window: None,
+            cap: None,
         };
         let tie = Tie::new();
         let embedding = Embedding::new(7, width).with_positions(5).tied(&tie);

@@ -58,6 +58,7 @@ impl Reference {
             causal,
             scale,
             window,
+            cap,
         } = attention;
         let scale = scale.unwrap_or(1.0 / (head_size as f64).sqrt());
         let width = (heads + 2 * kv_heads) * head_size;
@@ -84,7 +85,8 @@ impl Reference {
                     let products = (0..head_size).map(|c| qkv[q(i) + c] * qkv[k(j) + c]);
                     let size: f64 = products.clone().map(f64::abs).sum();
                     self.score_max = self.score_max.max(scale.abs() * size);
-                    scale * products.sum::<f64>()
+                    let score = scale * products.sum::<f64>();
+                    cap.map_or(score, |cap| cap * (score / cap).tanh())
                 })
                 .collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -101,13 +103,16 @@ impl Reference {
             let out = &self.out[o(i)..o(i) + head_size];
             let dout = &dout[o(i)..o(i) + head_size];
             let delta: f64 = out.iter().zip(dout).map(|(out, dout)| out[0] * dout).sum();
-            for (j, &weight) in (first..).zip(&weights) {
+            for ((j, &weight), score) in (first..).zip(&weights).zip(&scores) {
+                let slope = cap.map_or(1.0, |cap| 1.0 - (score / cap).powi(2));
                 let columns = || out.iter().zip(dout).zip(&qkv[v(j)..]);
                 let dweight: f64 = columns().map(|((_, dout), v)| dout * v).sum();
                 let size: f64 = columns()
                     .map(|((out, dout), v)| dout.abs() * (v.abs() + out[1]))
                     .sum();
-                let (score, size) = (scale * weight * (dweight - delta), scale * weight * size);
+                let weight = scale * weight;
+                // The slope is rounded as a number near 1, also where it is small.
+                let (score, size) = (weight * slope * (dweight - delta), weight.abs() * size);
                 for c in 0..head_size {
                     let (to_q, to_k) = (qkv[k(j) + c], qkv[q(i) + c]);
                     let dq = &mut self.dqkv[q(i) + c];
