@@ -232,7 +232,7 @@ pub(crate) fn dataset(
 const SHOWN: usize = 8;
 
 /// The label, the task, and the features used and left out, for people: said at the start of a run,
-/// by `inspect` and in the metrics log.
+/// by `--dry-run` and in the metrics log.
 fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
     let label = match (&source.label, &source.labels) {
         (_, None) => String::new(),

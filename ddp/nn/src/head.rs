@@ -43,9 +43,10 @@ impl LeftHead {
         let x = x.reshape(&[x.count() / columns, columns])?;
         let (rows, targets) = (x.shape()[0], targets.flatten()?);
         let piece = match x.device() {
+            // With a cap there are three tensors of logits.
+            Device::Cpu if x.dtype() == DType::BF16 && self.cap != 0.0 => ROWS_CPU_BF16 / 4,
             Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
             Device::Cpu => ROWS_CPU,
-            // With a cap there are three tensors of logits.
             Device::Cuda(_) if self.cap != 0.0 => ROWS_GPU / 4,
             Device::Cuda(_) => ROWS_GPU,
         };

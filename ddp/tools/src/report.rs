@@ -36,8 +36,7 @@ fn page_of(folder: &Path) -> Result<String> {
     Ok(page::of(&Run::read(folder)?))
 }
 
-/// Makes a page of the runs in `folders`, or with `csv` a file of the metrics of one run. `-` is
-/// standard output.
+/// Makes a page of the runs in `folders`.
 pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<()> {
     let count = folders.len();
     let (path, page) = match (folders, out) {

@@ -272,7 +272,8 @@ INLINE void write_weights(Shared& shared, const Inputs<T>& in, const Sizes& size
                 weight = exponential(tile[i][j] * sizes.scale - in.log_sum_exp[line + query]);
                 if (WITH_GRADIENT) {
                     const float share = tile[i][j] * ratio;
-                    weight *= (gradient[i][j] - in.delta[line + query]) * (1.0f - share * share);
+                    weight *= gradient[i][j] - in.delta[line + query];
+                    if (sizes.cap != 0.0f) weight *= 1.0f - share * share;
                 }
             }
             shared.weights[row][column] = weight;

@@ -199,9 +199,9 @@ impl Attention {
         if !scale.is_finite() {
             return Err(call.value("scale", "a finite number", scale));
         }
-        let is_cap = |cap: f64| cap > 0.0 && cap.is_finite() && scale > 0.0;
+        let is_cap = |cap: f64| (1e-30..=1e30).contains(&cap) && scale > 0.0;
         if let Some(cap) = self.cap.filter(|cap| !is_cap(*cap)) {
-            let expected = "a finite number above 0, and a scale above 0";
+            let expected = "1e-30 to 1e30, and a scale above 0";
             return Err(call.value("cap", expected, cap));
         }
         if self.window == Some(0) {

@@ -360,7 +360,7 @@ class Run:
     def metrics(self) -> Any:
         """A row for each logged step and evaluation: a frame of pandas or polars, else a dict of lists."""
         rows = [event for event in self._events() if event.event in ("step", "eval")]
-        names = dict.fromkeys(name for row in rows for name in row if name != "digests")
+        names = dict.fromkeys(name for row in rows for name in row if name not in ("digests", "columns"))
         columns = {name: [math.nan if row.get(name) is None else row[name] for row in rows] for name in names}
         if not (has("pandas") or has("polars")):
             return columns

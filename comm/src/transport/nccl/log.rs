@@ -33,7 +33,8 @@ pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]
 /// Whether one of the files in which NCCL looks for settings (src/misc/param.cc) has any of them.
 fn are_in_files(lookup: Lookup<'_>) -> bool {
     let of_home = || Some(format!("{}/.nccl.conf", lookup("HOME")?));
-    let own = lookup("NCCL_CONF_FILE").or_else(of_home);
+    let named = lookup("NCCL_CONF_FILE").filter(|it| !it.is_empty());
+    let own = named.or_else(of_home);
     let files = own.into_iter().chain(["/etc/nccl.conf".into()]);
     let texts = files.filter_map(|file| fs::read_to_string(file).ok());
     let is_of_log = |line: &str| NAMES.contains(&line.split('=').next().unwrap_or(line).trim());

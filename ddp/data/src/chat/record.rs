@@ -189,7 +189,7 @@ impl Turns<'_> {
             (LossOn::Assistant, None) => {
                 if count > MESSAGES_MAX {
                     bail!(
-                        "expected at most {MESSAGES_MAX} messages, got {count}, each of which is written once more for each \
+                        "expected at most {MESSAGES_MAX} messages, got {count}, which may be written once more for each \
                          answer; help: mark the answers in the template by {{% generation %}}, or split the conversation"
                     );
                 }

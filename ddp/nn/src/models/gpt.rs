@@ -96,8 +96,8 @@ impl Family for GptSpec {
             ("attention-cap", self.attention_cap),
             ("logit-cap", self.logit_cap),
         ] {
-            if !(cap == 0.0 || cap > 0.0 && cap.is_finite()) {
-                let (expected, help) = ("a finite number from 0 on", "0 is for no cap");
+            if !(cap == 0.0 || (1e-30..=1e30).contains(&cap)) {
+                let (expected, help) = ("0, or 1e-30 to 1e30", "0 is for no cap");
                 return Err(refuse(name, cap, expected, help));
             }
         }

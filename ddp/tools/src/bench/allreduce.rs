@@ -127,7 +127,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The time of `tensor` in buckets of at most `bucket_bytes`.
+    /// The time of the collective on `tensor`.
     fn measure(&self, tensor: &Tensor) -> Result<Value> {
         let (operation, dtype) = (self.options.operation, tensor.dtype());
         let ranks = self.group.size();

@@ -1,4 +1,4 @@
-//! The confusion matrix, and samples of held-out rows.
+//! The confusion matrix.
 
 use super::html::{count, escaped, note, percent, scrolling, shortened, table};
 use crate::confusion::{ClassScores, Confusion, largest_class};

@@ -91,7 +91,8 @@ fn drawn(curve: &Curve) -> String {
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let count = values.len().min(BARS_MAX);
     let bar = |at: usize| {
-        let part = (values[at * values.len() / count] - low) / (high - low);
+        let value = values[at * (values.len() - 1) / (count - 1).max(1)];
+        let part = (value - low) / (high - low);
         BARS[(part * 7.999) as usize]
     };
     let bars: String = (0..count).map(bar).collect();

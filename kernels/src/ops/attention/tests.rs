@@ -192,7 +192,8 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     Run::<f32>::new(2, scaled, |x| x).check(f64::from(f32::EPSILON) / 2.0);
 }
 
-/// Windows, documents and soft caps: within a block, over several, of one token, at the edges of blocks.
+/// Windows, documents and soft caps: within a block, over several, of one token, at the edges of
+/// blocks.
 #[test]
 fn windows_documents_and_caps_are_within_rounding_of_the_textbook() {
     let half_ulp = f64::from(f32::EPSILON) / 2.0;
