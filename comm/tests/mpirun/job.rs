@@ -74,10 +74,8 @@ impl Job {
             command.args(["--bind-to", "none"]);
         }
         let program = std::env::current_exe().expect("this program has a path");
-        // Holds the number of the process that leaves.
-        let leaver =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("leaver-{}", std::process::id()));
-        _ = std::fs::remove_file(&leaver);
+        // Holds the number of the process that leaves, in the job's own folder.
+        let leaver = format!("\"${FOLDER}/leaver\"");
         for (index, (host, size)) in hosts.iter().enumerate() {
             if index > 0 {
                 command.arg(":");
@@ -86,13 +84,14 @@ impl Job {
             match *host {
                 "" | BOUND => {}
                 LEAVES => {
-                    command.args(["sh", "-c", "echo $$ > \"$0\""]).arg(&leaver);
+                    command.args(["sh", "-c", &format!("echo $$ > {leaver}")]);
                     continue;
                 }
                 // A process exists until its launcher has noticed its end.
                 FOLLOWS => {
-                    let wait = "until [ -s \"$0\" ] && ! kill -0 $(cat \"$0\") 2>&-; do sleep 0.02; done; exec \"$1\"";
-                    command.args(["sh", "-c", wait]).arg(&leaver);
+                    let is_gone = format!("[ -s {leaver} ] && ! kill -0 $(cat {leaver}) 2>&-");
+                    let wait = format!("until {is_gone}; do sleep 0.02; done; exec \"$0\"");
+                    command.args(["sh", "-c", &wait]);
                 }
                 SLEEPS => {
                     command.args(["sleep", "60"]);
