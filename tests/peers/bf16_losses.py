@@ -13,6 +13,7 @@ import tempfile
 
 import numpy as np
 import torch
+from families import adamw
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
@@ -29,9 +30,7 @@ MODELS = {
 
 def theirs(folder, windows, dtype):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}], lr=RATE)
+    optimizer = adamw(model, RATE, DECAY)
     losses = []
     for _ in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):

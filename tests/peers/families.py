@@ -14,6 +14,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 VOCABULARY, CONTEXT = 61, 16
 
 
+def adamw(model, rate, decay):
+    """AdamW that decays matrices alone, as ddp-train does."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}], lr=rate)
+
+
 def gpt2(**changes):
     settings = dict(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=24, n_layer=2, n_head=3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
                     initializer_range=0.1, bos_token_id=None, eos_token_id=None)

@@ -14,7 +14,7 @@ import tempfile
 
 import numpy as np
 import torch
-from families import CONTEXT, MODELS, VOCABULARY
+from families import CONTEXT, MODELS, VOCABULARY, adamw
 from transformers import AutoModelForCausalLM
 
 PROGRAM = os.path.abspath(sys.argv[1])
@@ -46,9 +46,7 @@ def loss_of(model, windows):
 
 
 def their_losses(model, windows):
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}], lr=RATE)
+    optimizer = adamw(model, RATE, DECAY)
     losses = []
     for _ in range(STEPS):
         loss = loss_of(model, windows)

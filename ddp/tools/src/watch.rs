@@ -47,7 +47,7 @@ fn screen(followed: &Followed, (rows, columns): (u16, u16)) -> String {
     let mut lines = summary::lines(followed);
     lines.truncate(usize::from(rows).saturating_sub(2));
     lines.push("Ctrl-C ends this view, and a run continues".into());
-    let cut = |line: &String| line.chars().take(columns.into()).collect::<String>();
+    let cut = |line: &String| console::truncate_str(line, columns.into(), "").into_owned();
     let lines: Vec<String> = lines.iter().map(cut).collect();
     format!("\x1b[H\x1b[J{}", lines.join("\n"))
 }

@@ -201,8 +201,7 @@ impl Attention {
         }
         let is_cap = |cap: f64| (1e-30..=1e30).contains(&cap) && scale > 0.0;
         if let Some(cap) = self.cap.filter(|cap| !is_cap(*cap)) {
-            let expected = "1e-30 to 1e30, and a scale above 0";
-            return Err(call.value("cap", expected, cap));
+            return Err(call.value("cap", "1e-30 to 1e30, and a scale above 0", cap));
         }
         if self.window == Some(0) {
             return Err(call.value("window", "at least 1", 0));

@@ -145,7 +145,8 @@ fn run<'a>(
             threads::split_mut(to.elements_mut::<S>(), plane, |first, to| {
                 for (at, to) in to.chunks_exact_mut(plane).enumerate() {
                     let at = first / plane + at;
-                    if is_backward { fold(to, from, at, sizes, windows) } else { unfold(to, from, at, sizes, windows) }
+                    let copy = if is_backward { fold } else { unfold };
+                    copy(to, from, at, sizes, windows)
                 }
             });
         });

@@ -168,8 +168,8 @@ fn both_directions_are_within_rounding_of_the_textbook() {
     }
 }
 
-/// For every kernel, windows, documents and caps: of one token, shorter than a tile, longer than
-/// several.
+/// Every kernel with windows, documents and caps. Windows and documents have one token, less than a
+/// tile, or several tiles.
 /// Some heads share one of k, and some scores are so far apart that hidden ones would show.
 #[test]
 fn windows_documents_and_caps_are_within_rounding_of_the_textbook() {

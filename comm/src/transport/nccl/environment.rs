@@ -84,7 +84,11 @@ pub(crate) fn settings(
     }
     all.retain(|(name, _)| lookup(name).is_none());
     if ranks != RankKind::Alone {
-        all.extend(log::settings(lookup).into_iter().flatten());
+        all.extend(
+            log::settings(lookup, "/etc/nccl.conf")
+                .into_iter()
+                .flatten(),
+        );
     }
     all
 }

@@ -14,9 +14,10 @@ const NAMES: [&str; 3] = ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"];
 
 static LOG: OnceLock<Option<File>> = OnceLock::new();
 
-/// The settings with which NCCL writes the log. None if the user has set any of them.
-pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]> {
-    if NAMES.iter().any(|name| lookup(name).is_some()) || are_in_files(lookup) {
+/// The settings with which NCCL writes the log. None if the user has set any of them, perhaps in
+/// NCCL's file for the `system`.
+pub(super) fn settings(lookup: Lookup<'_>, system: &str) -> Option<[(&'static str, String); 3]> {
+    if NAMES.iter().any(|name| lookup(name).is_some()) || are_in_files(lookup, system) {
         return None;
     }
     let file = LOG.get_or_init(|| {
@@ -31,11 +32,11 @@ pub(super) fn settings(lookup: Lookup<'_>) -> Option<[(&'static str, String); 3]
 }
 
 /// Whether one of the files in which NCCL looks for settings (src/misc/param.cc) has any of them.
-fn are_in_files(lookup: Lookup<'_>) -> bool {
+fn are_in_files(lookup: Lookup<'_>, system: &str) -> bool {
     let of_home = || Some(format!("{}/.nccl.conf", lookup("HOME")?));
     let named = lookup("NCCL_CONF_FILE").filter(|it| !it.is_empty());
     let own = named.or_else(of_home);
-    let files = own.into_iter().chain(["/etc/nccl.conf".into()]);
+    let files = own.into_iter().chain([system.into()]);
     let texts = files.filter_map(|file| fs::read_to_string(file).ok());
     let is_of_log = |line: &str| NAMES.contains(&line.split('=').next().unwrap_or(line).trim());
     texts.into_iter().any(|text| text.lines().any(is_of_log))
@@ -129,13 +130,13 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/
     #[test]
     fn the_users_log_stays_the_users() {
         let set = |name: &str| (name == "NCCL_DEBUG").then(|| "WARN".to_string());
-        assert_eq!(settings(&set), None);
-        let [level, parts, to] = settings(&|_: &str| None).unwrap();
+        assert_eq!(settings(&set, ""), None);
+        let [level, parts, to] = settings(&|_: &str| None, "").unwrap();
         assert_eq!([level.1, parts.1], ["INFO", "INIT"]);
         // NCCL opens it to write, this process reads it.
         fs::write(&to.1, "one line").unwrap();
         assert_eq!(fs::read_to_string(&to.1).unwrap(), "one line");
-        assert_eq!(settings(&|_: &str| None).unwrap()[2].1, to.1);
+        assert_eq!(settings(&|_: &str| None, "").unwrap()[2].1, to.1);
 
         let home = temp_dir().join(format!("ddp-nccl-conf-{}", std::process::id()));
         fs::create_dir(&home).unwrap();
@@ -149,8 +150,11 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/
             fs::write(&file, text).unwrap();
             for (name, path) in [in_home, named] {
                 let set = |asked: &str| (asked == name).then(|| path.display().to_string());
-                assert_eq!(settings(&set).is_none(), is_the_users, "{name}: {text}");
+                assert_eq!(settings(&set, "").is_none(), is_the_users, "{name}: {text}");
             }
+            let system = file.display().to_string();
+            let is_asked = settings(&|_: &str| None, &system).is_none();
+            assert_eq!(is_asked, is_the_users, "of the system: {text}");
         }
         fs::remove_dir_all(&home).unwrap();
     }

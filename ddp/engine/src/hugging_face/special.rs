@@ -119,7 +119,7 @@ fn read_layers(architecture: &Architecture, keys: &mut Keys, spec: &mut GptSpec)
             keys.unknown("layer_types", &json!(layers), &expected)
         })?;
     }
-    if spec.window_skip == 1 || spec.window == 0 {
+    if spec.window_skip == 1 {
         (spec.window, spec.window_skip) = (0, 0);
     }
     Ok(())

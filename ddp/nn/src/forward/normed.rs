@@ -37,9 +37,7 @@ impl Var {
             .operands(Function::Mul, of_root(Function::Rsqrt))
             .or_else(|| self.operands(Function::Div, of_root(Function::Sqrt)))?;
         let (squares, epsilon) = squares.operands(Function::Add, Var::number_of)?;
-        if !(epsilon >= 0.0 && epsilon.is_finite()) {
-            return None;
-        }
+        Some(epsilon).filter(|it| *it >= 0.0 && it.is_finite())?;
         let is_value = |it: &Var| (it.id == value.id).then_some(());
         let (other, ()) = squares.mean_of()?.operands(Function::Mul, is_value)?;
         is_value(&other)?;

@@ -92,13 +92,10 @@ impl Family for GptSpec {
             let (expected, help) = ("a finite number above 1", "a usual value is 10000");
             return Err(refuse("rope-base", self.rope_base, expected, help));
         }
-        for (name, cap) in [
-            ("attention-cap", self.attention_cap),
-            ("logit-cap", self.logit_cap),
-        ] {
+        let caps = [self.attention_cap, self.logit_cap];
+        for (name, cap) in ["attention-cap", "logit-cap"].into_iter().zip(caps) {
             if !(cap == 0.0 || (1e-30..=1e30).contains(&cap)) {
-                let (expected, help) = ("0, or 1e-30 to 1e30", "0 is for no cap");
-                return Err(refuse(name, cap, expected, help));
+                return Err(refuse(name, cap, "0, or 1e-30 to 1e30", "0 is for no cap"));
             }
         }
         if let Some(&token) = self.untrained_tokens.iter().find(|it| **it >= self.vocab) {

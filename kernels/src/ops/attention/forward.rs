@@ -185,7 +185,7 @@ pub(super) fn run_cached<S: Stored>(work: &Cached<'_, S>) {
 
 multiversion! {
     /// `out = softmax(scale · q·kᵀ) · v` for one row of a head. `weights` are overwritten; there is
-    /// one for each key. Keys and values are `stride` apart. The cap is 0 if there is none.
+    /// one for each key. Keys and values are `stride` apart. A cap of 0 is none.
     fn attend[S: Stored](
         out: &mut [S],
         weights: &mut [S::Math],

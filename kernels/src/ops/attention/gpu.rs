@@ -113,10 +113,7 @@ impl Kernels {
                  {TENSOR_HEAD_SIZE_MAX}; help: choose a head size of 64 or 128"
             ))
         } else if sizes.cap.is_some() {
-            Some(
-                "a soft cap of scores, expected none; help: Gemma 2 always takes this longer way"
-                    .into(),
-            )
+            Some("a soft cap, expected none; help: Gemma 2 takes this longer way".into())
         } else if !addresses.iter().all(is_aligned) {
             Some(format!(
                 "q, k, v, out or a gradient at an address that is not a multiple of {PACK_BYTES} \

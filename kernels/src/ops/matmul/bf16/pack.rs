@@ -167,7 +167,9 @@ multiversion! {
             for (panel, first) in panels.chunks_mut(distance).zip(lines.clone().step_by(taken)) {
                 let count = taken.min(lines.end - first);
                 let low = &elements[k * stride + first..][..count];
-                let high = if k + 1 < along.end { &elements[(k + 1) * stride + first..][..count] } else { &zeros[..count] };
+                let next = (k + 1) * stride + first;
+                let high = if k + 1 < along.end { &elements[next..] } else { &zeros[..] };
+                let high = &high[..count];
                 let to = &mut panel[step * width..][..count];
                 // Loops of a constant length are a few instructions.
                 match count {
@@ -242,8 +244,9 @@ multiversion! {
     fn widen[](panel: &mut [f32], pairs: &[f32], width: usize, in_tiles: bool) {
         // Rows of the panel that a row of pairs becomes, for its first and second elements.
         for (step, pairs) in pairs.chunks_exact(width).enumerate() {
-            let (first, second) = if in_tiles { let even = step / TILE_PAIRS * TILE_ALONG + step % TILE_PAIRS;
-                    (even, even + TILE_PAIRS) } else { (2 * step + 1, 2 * step) };
+            let even = step / TILE_PAIRS * TILE_ALONG + step % TILE_PAIRS;
+            let of_pair = (2 * step + 1, 2 * step);
+            let (first, second) = if in_tiles { (even, even + TILE_PAIRS) } else { of_pair };
             for (to, &pair) in panel[first * width..][..width].iter_mut().zip(pairs) {
                 *to = f32::from_bits(pair.to_bits() << 16);
             }

@@ -90,7 +90,8 @@ multiversion! {
         order: [usize; 3],
     ) {
         let columns = 3 * along.len().next_multiple_of(ALONG_GRAIN);
-        let (of_line, of_column) = if from.transposed { (1, from.rows) } else { (from.columns, 1) };
+        let turned = (1, from.rows);
+        let (of_line, of_column) = if from.transposed { turned } else { (from.columns, 1) };
         for (line, to) in lines.zip(to.chunks_exact_mut(columns.max(1))) {
             for (index, column) in along.clone().enumerate() {
                 let parts = parts(from.elements[line * of_line + column * of_column]);
