@@ -1,7 +1,7 @@
 """Formulas beside PyTorch, forward and backward, in turn: `cargo bench -p ddp-nn --bench formulas` and the same functions in
 eager PyTorch and under torch.compile (which needs g++), one thread a core, medians.
 
-    python tests/peers/formulas_speed.py [--threads 2] [--rounds 3] [--filter NAME]     (with a Python that has torch)
+    python tests/peers/formulas_speed.py [--threads 2] [--rounds 3] [--filter NAME] [--device cuda]     (with a Python that has torch)
 """
 import argparse
 import glob
@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--filter", default="")
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="on a GPU each case has sixteen times the rows")
 parser.add_argument("--bench", default="", help="the built bench; the newest in target/ unless given")
 arguments = parser.parse_args()
 # Before torch: OpenMP binds this thread to one core, which the bench would inherit.
@@ -73,14 +74,17 @@ CASES = {
 def microseconds(function, x, parameters, passes):
     times = []
     dy = None
+    finish = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
     for _ in range(passes):
         for leaf in (x, *parameters):
             leaf.grad = None
+        finish()
         start = time.perf_counter()
         y = function(x, *parameters)
         if dy is None:
             dy = torch.randn_like(y)
         y.backward(dy)
+        finish()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:]) * 1e6
 
@@ -89,7 +93,7 @@ def ours():
     built = arguments.bench or max(
         (path for path in glob.glob("target/release/deps/formulas-*") if "." not in path), key=os.path.getmtime)
     command = [built] + ([arguments.filter] if arguments.filter else [])
-    env = dict(os.environ, DDP_THREADS=str(arguments.threads))
+    env = dict(os.environ, DDP_THREADS=str(arguments.threads), DDP_BENCH_DEVICE=arguments.device)
     out = subprocess.run(command, env=env, preexec_fn=lambda: os.sched_setaffinity(0, CORES), capture_output=True, text=True, check=True)
     return {line["name"]: line for line in map(json.loads, out.stdout.splitlines())}
 
@@ -98,8 +102,10 @@ figures = {}
 made = {}
 for name, (function, shape, parameters) in CASES.items():
     if arguments.filter in name:
-        x = (torch.rand(shape) * 4 - 2).requires_grad_()
-        weights = [torch.ones(size, requires_grad=True) for size in parameters]
+        if arguments.device == "cuda":
+            shape = [16 * shape[0], *shape[1:]]
+        x = (torch.rand(shape, device=arguments.device) * 4 - 2).requires_grad_()
+        weights = [torch.ones(size, device=arguments.device, requires_grad=True) for size in parameters]
         made[name] = (x, weights, {"eager": function, "compile": torch.compile(function)})
 for _ in range(arguments.rounds):
     of = ours()

@@ -1,6 +1,6 @@
 """Does ddp-train import, train and export models as transformers has them? Exits 1 if not, and prints a table of how far they are apart.
 
-    python tests/peers/hugging_face.py target/release/ddp-train [PART OF A NAME]
+    python tests/peers/hugging_face.py target/release/ddp-train [PART OF A NAME]     DEVICE=cuda: on the first GPU, with one rank
 
 It needs torch, transformers and mpirun. Random models are made on the spot, all or those whose name has that part. For each: the logits and the loss
 of the imported model; the losses of 20 steps of AdamW with clipping, where every batch is all of the data, so that the order of rows does not matter;
@@ -21,6 +21,8 @@ PROGRAM = os.path.abspath(sys.argv[1])
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
 ROWS, STEPS = 24, 20
 PROMPT = "3141"
+DEVICE = os.environ.get("DEVICE", "cpu")
+THREADS = ["--threads", "1"] if DEVICE == "cpu" else []
 PART = sys.argv[2] if len(sys.argv) > 2 else ""
 RATE, CLIP, DECAY = 1e-3, 1.0, 0.1
 LOGITS_APART_MAX, EVAL_APART_MAX, TRAINED_APART_MAX = 1e-5, 1e-6, 1e-4
@@ -30,6 +32,8 @@ HOW = {
     "3 ranks, ZeRO-1": (3, ["--zero", "1"]),
     "3 ranks, accumulated": (3, ["--micro-batch", "3"]),
 }
+if DEVICE == "cuda":
+    HOW = {"1 rank": HOW["1 rank"], "1 rank, accumulated": (1, ["--micro-batch", "6"])}
 
 
 def run(words, ranks=1):
@@ -80,11 +84,11 @@ def check(name, make, saving, flags, folder):
     make().save_pretrained(at("there"), **saving)
     model = AutoModelForCausalLM.from_pretrained(at("there"), dtype=torch.float32).train()
     data = ["--data", f"tokens:{at('tokens.bin')},vocabulary={VOCABULARY}"]
-    train = ["train", "--init-from", at("there"), *flags, *data, "--batch-size", str(ROWS), "--device", "cpu", "--threads", "1", "--progress", "never",
+    train = ["train", "--init-from", at("there"), *flags, *data, "--batch-size", str(ROWS), "--device", DEVICE, *THREADS, "--progress", "never",
              "--lr", str(RATE), "--grad-clip", str(CLIP), "--weight-decay", str(DECAY), "--schedule", "constant", "--warmup-steps", "0", "--log-every", "1"]
 
     run([*train, "--steps", "0", "--out", at("imported")])
-    ours = json.loads(run(["eval", "--checkpoint", at("imported"), *data, "--device", "cpu", "--json"]).splitlines()[-1])["loss"]
+    ours = json.loads(run(["eval", "--checkpoint", at("imported"), *data, "--device", DEVICE, "--json"]).splitlines()[-1])["loss"]
     theirs = loss_of(model.double(), windows).item()
     apart = abs(ours - theirs)
     rows, is_well = [f"| {name} | loss of the import | {apart:.1e} |"], apart <= EVAL_APART_MAX
@@ -100,7 +104,7 @@ def check(name, make, saving, flags, folder):
     is_well &= apart <= LOGITS_APART_MAX
     expected = model.eval().generate(torch.tensor([list(PROMPT.encode())]), max_new_tokens=CONTEXT - len(PROMPT), do_sample=False, pad_token_id=0)
     words = ["generate", "--checkpoint", at("exported"), "--tokenizer", "bytes", "--prompt", PROMPT, "--temperature", "0",
-             "--max-tokens", str(CONTEXT - len(PROMPT)), "--threads", "1"]
+             "--max-tokens", str(CONTEXT - len(PROMPT)), *THREADS]
     text = subprocess.run([PROGRAM, *words], capture_output=True, check=True).stdout[:-1]
     is_same = text == bytes(expected[0, len(PROMPT):].tolist())
     rows.append(f"| {name} | greedy text | {'the same' if is_same else 'DIFFERS'} |")

@@ -1,5 +1,6 @@
 //! How fast formulas are, forward and backward:
-//! `cargo bench -p ddp-nn --bench formulas [-- FILTER]`.
+//! `cargo bench -p ddp-nn --bench formulas [-- FILTER]`, on the CPU, or with `DDP_BENCH_DEVICE=cuda`
+//! on the first GPU, with sixteen times the rows.
 //!
 //! One JSON line for each, with the median of a pass in microseconds; tests/peers/formulas_speed.py
 //! has the same in PyTorch. The last line is what tracing and planning a model of GPT-2's layers
@@ -8,14 +9,20 @@
 use std::fmt;
 use std::time::Instant;
 
-use ddp_kernels::{DType, Device, Tensor, threads};
+use ddp_kernels::{DType, Device, Tensor, stream, threads};
 use ddp_nn::models::Model;
 use ddp_nn::params::ParamId;
 use ddp_nn::{
     Convolution, Init, Module, Normalize, Pass, PassOptions, Saved, Scope, Scratch, Sequential, Var,
 };
 
-const CPU: Device = Device::Cpu;
+fn device() -> Device {
+    let name = std::env::var("DDP_BENCH_DEVICE");
+    if name.as_deref() == Ok("cuda") {
+        return Device::Cuda(0);
+    }
+    Device::Cpu
+}
 
 struct Formula(fn(&mut Scope<'_>, &Var) -> Var);
 
@@ -101,15 +108,15 @@ struct Bench {
 impl Bench {
     fn new(layer: Box<dyn Module>, row: &[usize]) -> Bench {
         Bench {
-            model: Model::new(layer, row, DType::F32, CPU, 1, &|_| false).unwrap(),
-            scratch: Scratch::new(CPU),
+            model: Model::new(layer, row, DType::F32, device(), 1, &|_| false).unwrap(),
+            scratch: Scratch::new(device()),
             saved: Saved::default(),
         }
     }
 
     /// Microseconds of a pass, forward and backward.
     fn pass(&mut self, x: &Tensor, dy: &mut Option<Tensor>) -> f64 {
-        let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
+        let position = Tensor::from_slice(&[1i64, 0], &[2], device()).unwrap();
         let options = PassOptions {
             training: true,
             accumulate: false,
@@ -122,11 +129,20 @@ impl Bench {
         let saved = &mut self.saved;
         let mut pass = Pass::new(params, &mut self.scratch, saved, options, &mut ready);
         let y = self.model.forward(&mut pass, x).unwrap();
+        finish();
         let forward = start.elapsed();
         let dy = dy.get_or_insert_with(|| waves(y.shape()));
         let start = Instant::now();
         self.model.backward_to_input(&mut pass, dy).unwrap();
+        finish();
         (forward + start.elapsed()).as_secs_f64() * 1e6
+    }
+}
+
+/// Waits for a GPU.
+fn finish() {
+    if device() != Device::Cpu {
+        stream::synchronize(device()).unwrap();
     }
 }
 
@@ -136,7 +152,7 @@ fn waves(shape: &[usize]) -> Tensor {
     let values: Vec<f32> = (0..count)
         .map(|at| (at as f32 * 0.37).sin() * 2.0)
         .collect();
-    Tensor::from_slice(&values, shape, CPU).unwrap()
+    Tensor::from_slice(&values, shape, device()).unwrap()
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -198,6 +214,7 @@ fn main() {
     for (name, make, shape) in cases.into_iter().filter(|it| it.0.contains(&filter)) {
         let microseconds = match shape[0] {
             0 => trace(make(), &shape[1..]),
+            rows if device() != Device::Cpu => passes(make(), &[&[16 * rows], &shape[1..]].concat()),
             _ => passes(make(), shape),
         };
         let (microseconds, threads) = (microseconds.round(), threads::count());
