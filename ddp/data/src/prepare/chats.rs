@@ -235,6 +235,7 @@ impl Rows<'_> {
             self.context,
             self.task.clone(),
             (content, padding),
+            self.request.shortens,
         )
     }
 
