@@ -113,7 +113,7 @@ pub mod setting {
         TASK "task" DROP "drop" CATEGORICAL "categorical" MISSING "missing" NORMALIZE "normalize"
         SEED "seed" CACHE_DIR "cache-dir" DATA_ON_DEVICE "data-on-device" BATCH_SIZE "batch-size"
         DROP_LAST "drop-last" OUT "out" MODEL "model" INIT_FROM "init-from" LOSS_ON "loss-on"
-        CONTEXT "context"
+        CONTEXT "context" PACKING "packing"
         TOKENIZER "tokenizer" END_TOKEN "end-token" FIELD "field" LOSSY "lossy"
     }
 }

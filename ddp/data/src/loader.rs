@@ -7,14 +7,17 @@
 
 mod batch;
 mod devices;
+mod order;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ddp_kernels::{Device, Member, Seed};
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::loader::batch::Slots;
+use crate::loader::batch::{BatchRows, Slots};
+use crate::loader::order::{Order, length_of};
 use crate::sampler::{self, Sampler, Shards};
 
 pub use self::batch::{Batch, Micro, Origin, SlotId};
@@ -24,7 +27,7 @@ pub use self::devices::{Resident, Source};
 #[derive(Debug)]
 pub struct Loader {
     slots: Slots,
-    sampler: Sampler,
+    order: Order,
     shards: Shards,
     /// The first step that will not be loaded.
     end: u64,
@@ -59,10 +62,11 @@ impl Loader {
         );
         shards.check()?;
         let rows_max = shards.most_of(sampler.batch());
+        let order = Order::new(source.dataset.clone(), sampler);
         let slots = Slots::new(source, Some(sampler), rows_max, (micro, shards))?;
         Ok(Loader {
             slots,
-            sampler,
+            order,
             shards,
             end: u64::MAX,
         })
@@ -71,30 +75,27 @@ impl Loader {
     /// This rank's rows for step `step0`, counted from 0. The rows of the step after it are
     /// gathered in the background.
     pub fn load(&mut self, step0: u64) -> Result<&Batch> {
-        let place = self.sampler.at(step0);
+        let place = self.order.sampler.at(step0);
         let positions = &place.positions;
         let mine = self.shards.share(positions);
         let (rows, first) = (
             positions.end - positions.start,
             mine.start - positions.start,
         );
-        let recurs = rows == self.sampler.batch();
-        let mine = self.rows_of(step0);
+        let recurs = rows == self.order.sampler.batch();
+        let mine = self.order.batch(step0, self.shards);
         self.slots
             .load([step0, place.epoch], rows, first, mine, recurs)?;
         if step0 + 1 < self.end {
-            let next = self.rows_of(step0 + 1);
+            let next = self.order.batch(step0 + 1, self.shards);
             self.slots.prefetch(step0 + 1, next)?;
         }
         Ok(self.slots.last())
     }
 
-    /// This rank's rows of step `step0`.
-    fn rows_of(&self, step0: u64) -> impl Iterator<Item = u64> + use<> {
-        let place = self.sampler.at(step0);
-        let order = self.sampler.permutation(place.epoch);
-        let mine = self.shards.share(&place.positions);
-        mine.map(move |position| order.row(position))
+    /// All rows of step `step0`, those of other ranks, too.
+    pub fn rows_of(&mut self, step0: u64) -> impl Iterator<Item = u64> + use<'_> {
+        self.order.batch(step0, Shards::one_each(0, 1)).rows
     }
 
     /// Says that no step from `step0` on, counted from 0, will be loaded, so that nothing is
@@ -110,7 +111,7 @@ impl Loader {
 
     /// The order of rows.
     pub fn sampler(&self) -> &Sampler {
-        &self.sampler
+        &self.order.sampler
     }
 }
 
@@ -185,7 +186,7 @@ impl InOrder {
         (rows.end - rows.start).div_ceil(self.batch)
     }
 
-    fn rows_of(&self, shard: usize) -> std::ops::Range<u64> {
+    fn rows_of(&self, shard: usize) -> Range<u64> {
         let all = 0..self.slots.origin.dataset.rows();
         sampler::share(&all, shard, self.shards.of)
     }
@@ -194,15 +195,23 @@ impl InOrder {
     pub fn load(&mut self, index: u64) -> Result<&Batch> {
         assert!(index < self.count(), "batch {index} of {}", self.count());
         let (rows, all) = (self.rows(index), self.slots.origin.dataset.rows());
-        self.slots.load([index, 0], all, rows.start, rows, false)?;
+        let (first, rows) = (rows.start, self.with_length(rows));
+        self.slots.load([index, 0], all, first, rows, false)?;
         if index + 1 < self.count() {
-            let rows = self.rows(index + 1);
+            let rows = self.with_length(self.rows(index + 1));
             self.slots.prefetch(index + 1, rows)?;
         }
         Ok(self.slots.last())
     }
 
-    fn rows(&self, index: u64) -> std::ops::Range<u64> {
+    fn with_length(&self, rows: Range<u64>) -> BatchRows<Range<u64>> {
+        BatchRows {
+            length: length_of(&*self.slots.origin.dataset, rows.clone()),
+            rows,
+        }
+    }
+
+    fn rows(&self, index: u64) -> Range<u64> {
         let [first, step] = self.turns;
         let mut index = first + index * step;
         let mut shards = self.shards.numbers();

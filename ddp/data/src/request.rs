@@ -76,6 +76,9 @@ pub struct DataRequest {
     pub loss_on: LossOn,
     /// Whether several conversations share a row.
     pub packed: bool,
+    /// Whether a batch of padded rows may end where its longest does: in a model whose tokens see
+    /// only those before them.
+    pub shortens: bool,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.

@@ -105,6 +105,42 @@ impl Sampler {
         }
     }
 
+    /// Where rows are sorted by length: the positions of the window of batches around `place`, and
+    /// which of its rows, once they are sorted, are those of its batch. Batches of a window are in
+    /// random order, and a short one has lengths between those of others.
+    pub(crate) fn window(&self, place: &BatchPlace) -> (Range<u64>, Range<u64>) {
+        let (number, batch) = (place.in_epoch / WINDOW, place.in_epoch % WINDOW);
+        let (first, size) = (number * WINDOW, self.batch());
+        let end = (first + WINDOW).min(self.steps_per_epoch());
+        let positions = first * size..end.saturating_mul(size).min(self.rows);
+        let rows = positions.end - positions.start;
+        let (full, rest) = (rows / size, rows % size);
+        let start = match self.seed {
+            None => batch * size,
+            Some(seed) => {
+                let key = derive(
+                    derive(derive(seed, place.epoch), PURPOSE_OF_WINDOWS),
+                    number,
+                );
+                let before = derive(key, WINDOW) % (full + 1);
+                match batch < full {
+                    true => {
+                        let piece = Permutation::new(full, key).row(batch);
+                        piece * size + if piece < before { 0 } else { rest }
+                    }
+                    false => before * size,
+                }
+            }
+        };
+        let length = place.positions.end - place.positions.start;
+        (positions, start..start + length)
+    }
+
+    /// Whether epochs have random orders.
+    pub(crate) fn shuffles(&self) -> bool {
+        self.seed.is_some()
+    }
+
     /// The order of rows in an epoch.
     pub fn permutation(&self, epoch: u64) -> Permutation {
         match self.seed {
@@ -277,6 +313,12 @@ fn ones(bits: u32) -> u64 {
 
 /// Keeps the order of the split unrelated to those of epochs.
 const PURPOSE: u64 = 0x7661_6c2d_7370_6c69;
+/// The same for batches of windows.
+const PURPOSE_OF_WINDOWS: u64 = 0x7769_6e64_6f77_732d;
+
+/// Batches among which rows of similar length are looked for: enough that batches differ in length,
+/// few enough that an epoch has many.
+const WINDOW: u64 = 64;
 
 /// Rows in a random order, the first of which are held out.
 #[derive(Clone, Debug)]

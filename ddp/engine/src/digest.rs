@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ddp_comm::{Group, Reduce};
-use ddp_data::Sampler;
+use ddp_data::Loader;
 use ddp_kernels::ops::{self, Chunk, ChunkTable, DIGEST, QUANTUM, digest_mix};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
@@ -35,10 +35,8 @@ pub struct StepDigests {
 }
 
 /// The numbers of the rows in the batch of step `step0`, from 0, as a hash.
-pub(crate) fn of_batch(sampler: &Sampler, step0: u64) -> String {
-    let place = sampler.at(step0);
-    let order = sampler.permutation(place.epoch);
-    let rows = place.positions.map(|position| order.row(position));
+pub(crate) fn of_batch(loader: &mut Loader, step0: u64) -> String {
+    let rows = loader.rows_of(step0);
     text(rows.fold(0, |hash, row| digest_mix(hash ^ digest_mix(row))))
 }
 

@@ -90,6 +90,8 @@ pub struct Step {
     own_bad_step: Tensor,
     graphs: StepGraphs,
     measures_norm: bool,
+    /// How many of this rank's rows memory is taken for, if they were as long as rows may be.
+    reserved: usize,
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
@@ -151,6 +153,7 @@ impl Step {
             graphs: StepGraphs::new(options.graph, device, devices, shards.unwrap_or(ranks))?,
             model,
             measures_norm: false,
+            reserved: 0,
             compared: None,
         })
     }
@@ -309,10 +312,17 @@ impl Step {
             seed,
             own_bad_step,
             graphs,
+            reserved,
             ..
         } = self;
         check_shards(batch.shards(), model.shards())?;
         faults::begin(batch.step + 1);
+        if let Some(whole) = batch.whole().filter(|_| batch.mine > *reserved) {
+            *reserved = batch.mine;
+            if batch.x.count() < batch.mine * whole {
+                model.reserve(batch, whole, &**loss)?;
+            }
+        }
         if model.send_scalars(batch, learning_rate)? {
             graphs.forget();
         }
@@ -495,6 +505,7 @@ impl Step {
             accumulates: false,
             last: false,
             seed: self.seed,
+            reserves: false,
         };
         let output = self.model.forward(&pass, x)?;
         let of = [&output, targets, stats];
@@ -550,6 +561,7 @@ fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StageP
         accumulates: micro_batch > first,
         last: is_last && micro_batch + 1 == end,
         seed,
+        reserves: false,
     })
 }
 

@@ -89,8 +89,8 @@ impl Module for Embedding {
             let help = "give sequences of tokens";
             return x.refuse("embedding", &[x], "[rows, tokens]", help);
         };
-        if self.context.is_some_and(|it| it != time) && !m.is_decoding() {
-            let expected = format!("rows of {:?} tokens, as many as positions", self.context);
+        if let Some(context) = self.context.filter(|it| *it < time && !m.is_decoding()) {
+            let expected = format!("rows of at most {context} tokens, as many as positions");
             let help = "build it for the context of the data";
             return x.refuse("embedding", &[x], &expected, help);
         }
@@ -107,9 +107,13 @@ impl Module for Embedding {
             None => m.parameter("weight", &size, init),
         });
         let positions = self.context.map(|context| {
-            m.within("positions", |m| {
+            let all = m.within("positions", |m| {
                 m.parameter("weight", &[context, self.columns], init)
-            })
+            });
+            match m.is_decoding() || time == context {
+                true => all,
+                false => all.slice(0, 0..time),
+            }
         });
         let tokens = match self.has_documents {
             true => m.documents(x),

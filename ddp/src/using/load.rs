@@ -152,6 +152,7 @@ fn rows(
         task: state.task.kind(),
         tokenizer: opened.tokenizer_in.clone(),
         loss_on: config.loss_on,
+        shortens: config.model.generates(),
         cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())

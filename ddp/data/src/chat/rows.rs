@@ -1,6 +1,6 @@
 //! Conversations as rows of tokens: one or several in a row, then padding. A row's inputs are
 //! tokens with the position at which their document begins; its targets are the next tokens that
-//! are trained.
+//! are trained. Rows of one conversation may be gathered without the end of their padding.
 
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub(crate) struct ChatRows {
     content: String,
     padding: u32,
     is_packed: bool,
+    shortens: bool,
     watch: Arc<ChangeWatch>,
 }
 
@@ -37,6 +38,7 @@ impl ChatRows {
         context: usize,
         task: TaskSpec,
         (content, padding): (String, u32),
+        shortens: bool,
     ) -> ChatRows {
         let is_packed = matches!(task, TaskSpec::NextToken { packed: true, .. });
         for document in &mut documents {
@@ -73,6 +75,7 @@ impl ChatRows {
             content,
             padding,
             is_packed,
+            shortens: shortens && !is_packed,
         }
     }
 
@@ -87,7 +90,7 @@ impl ChatRows {
         &self.documents[self.firsts[row as usize]..self.firsts[row as usize + 1]]
     }
 
-    /// Reads a row: `inputs` and `targets` (context).
+    /// Reads a row: `inputs` and `targets` (context, or less if the row is shorter).
     fn read(&self, row: u64, inputs: &mut [i64], targets: &mut [i64]) -> Result<()> {
         targets.fill(IGNORED);
         let mut at = 0;
@@ -129,6 +132,10 @@ impl Dataset for ChatRows {
 
     fn used(&self, row: u64) -> usize {
         self.of_row(row).iter().map(|it| it.tokens).sum()
+    }
+
+    fn shortens(&self) -> bool {
+        self.shortens
     }
 
     fn fingerprint(&self) -> Result<String> {

@@ -37,7 +37,8 @@ pub struct Batch {
     pub first: u64,
     /// How many rows are this rank's. May be 0.
     pub mine: usize,
-    /// What the model sees of them: `[mine, I…]`.
+    /// What the model sees of them: `[mine, I…]`. Rows that are padded may be shorter than in
+    /// other batches: [`Batch::whole`].
     pub x: Tensor,
     /// Their targets: `[mine, T…]`.
     pub targets: Tensor,
@@ -77,6 +78,14 @@ impl SlotId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         SlotId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
+}
+
+/// Rows of a batch.
+#[derive(Debug)]
+pub(super) struct BatchRows<R> {
+    pub(super) rows: R,
+    /// Their length, if it is not that of all rows of the dataset.
+    pub(super) length: Option<usize>,
 }
 
 /// A part of a batch that goes through the model at once.
@@ -165,6 +174,13 @@ impl Batch {
         let (rows, first) = (self.rows_of(shard), self.micros_of(shard).start);
         let start = (rows.start + (index - first) * self.micro).min(rows.end);
         start..(start + self.micro).min(rows.end)
+    }
+
+    /// The length of rows that are not cut short, if those of this batch may be.
+    pub fn whole(&self) -> Option<usize> {
+        let dataset = &self.origin.as_ref()?.dataset;
+        let whole = || dataset.spec().inputs.elements();
+        dataset.shortens().then(whole)
     }
 
     /// Where its rows are from; None for a batch of given tensors.
@@ -305,22 +321,22 @@ impl Slots {
         [step, epoch]: [u64; 2],
         rows: u64,
         first: u64,
-        mine: impl Iterator<Item = u64>,
+        mine: BatchRows<impl Iterator<Item = u64>>,
         recurs: bool,
     ) -> Result<&Batch> {
-        let fetched = self.prefetcher.take(step, &mut self.rows)?;
+        let (fetched, length) = (self.prefetcher.take(step, &mut self.rows)?, mine.length);
         if !fetched {
             self.rows.clear();
-            self.rows.extend(mine);
+            self.rows.extend(mine.rows);
         }
         let turn = self.next;
         self.next = 1 - turn;
         let slot = &mut self.slots[turn];
-        let views = first_rows(&slot.memory, self.rows.len())?;
+        let views = first_rows(&slot.memory, self.rows.len(), length)?;
         let gather = |host: &[Tensor; 2]| match fetched {
             true => Ok(()),
             false => {
-                let [inputs, targets] = first_rows(host, self.rows.len())?;
+                let [inputs, targets] = first_rows(host, self.rows.len(), length)?;
                 let dataset = &self.origin.dataset;
                 trace::record(GATHER, || dataset.gather(&self.rows, &inputs, &targets))
             }
@@ -349,7 +365,11 @@ impl Slots {
 
     /// Gathers the rows `mine` of batch `batch` in the background, since it is probably loaded
     /// next.
-    pub(super) fn prefetch(&mut self, batch: u64, mine: impl Iterator<Item = u64>) -> Result<()> {
+    pub(super) fn prefetch(
+        &mut self,
+        batch: u64,
+        mine: BatchRows<impl Iterator<Item = u64>>,
+    ) -> Result<()> {
         let host = match &self.path {
             FillPath::Host => &self.slots[self.next].memory,
             FillPath::Copied(copier) => copier.host(),
@@ -429,15 +449,15 @@ impl Prefetcher {
     pub(super) fn start(
         &mut self,
         batch: u64,
-        mine: impl Iterator<Item = u64>,
+        mine: BatchRows<impl Iterator<Item = u64>>,
         host: [Tensor; 2],
     ) -> Result<()> {
         assert!(self.ordered.is_none(), "one order at a time");
         let mut rows = std::mem::take(&mut self.spare);
         rows.clear();
-        rows.extend(mine);
+        rows.extend(mine.rows);
         let order = Order {
-            host: Some(first_rows(&host, rows.len())?),
+            host: Some(first_rows(&host, rows.len(), mine.length)?),
             rows,
             result: Ok(()),
         };

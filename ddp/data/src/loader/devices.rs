@@ -38,8 +38,8 @@ use ddp_kernels::transfer::{self, PendingCopy, announced};
 use ddp_kernels::{DType, Device, Tensor, memory, ops};
 
 use crate::dataset::{Dataset, RowSpec};
-use crate::error::{Error, Result, bail};
-use crate::setting::DATA_ON_DEVICE;
+use crate::error::{Error, Result, bail, ensure};
+use crate::setting::{DATA_ON_DEVICE, PACKING};
 
 /// The rows of a dataset for one device or two. Clones share the data kept there.
 #[derive(Clone, Debug)]
@@ -101,6 +101,8 @@ pub(super) struct BatchCopier {
     ring: [[Tensor; 2]; RING],
     /// The piece for the next batch.
     turn: usize,
+    /// Whether rows may be shorter than these pieces have them.
+    shortens: bool,
     /// By slot.
     transfers: [SlotTransfers; 2],
 }
@@ -120,6 +122,7 @@ impl BatchCopier {
             streams,
             ring: [piece()?, piece()?, piece()?],
             turn: 0,
+            shortens: dataset.shortens(),
             transfers: Default::default(),
         })
     }
@@ -139,7 +142,8 @@ impl BatchCopier {
     /// Copies `host` to `batch`, which is in slot `slot`, and moves to the next piece.
     pub(super) fn copy(&mut self, slot: usize, batch: &[Tensor; 2]) -> Result<()> {
         let (streams, transfers) = (&self.streams, &mut self.transfers[slot]);
-        let host = first_rows(&self.ring[self.turn], batch[0].shape()[0])?;
+        let length = batch[0].shape().get(1).filter(|_| self.shortens).copied();
+        let host = first_rows(&self.ring[self.turn], batch[0].shape()[0], length)?;
         self.turn = (self.turn + 1) % RING;
         streams.free_slot(transfers)?;
         let copy = |part: usize| {
@@ -197,6 +201,16 @@ impl Tables {
     ) -> Result<Option<Tables>> {
         let rows = dataset.rows();
         if choice == Resident::Off || rows == 0 || !devices[0].is_accelerator() {
+            return Ok(None);
+        }
+        // Their batches differ in length.
+        if dataset.shortens() {
+            ensure!(
+                choice == Resident::Auto,
+                Usage,
+                "{DATA_ON_DEVICE} on: expected rows of one length, got conversations in rows of their own; help: \
+                 leave {DATA_ON_DEVICE} out, or give {PACKING} on"
+            );
             return Ok(None);
         }
         let row_bytes = [
@@ -264,7 +278,7 @@ impl Tables {
             numbers.extend(start as u64..end as u64);
             let (host, transfers) = &mut stages[turn % 2];
             transfers.wait_for_host_side()?;
-            let host = first_rows(host, end - start)?;
+            let host = first_rows(host, end - start, None)?;
             dataset.gather(&numbers, &host[0], &host[1])?;
             for (part, host) in host.iter().enumerate() {
                 let there = self.parts[part].slice(start..end)?;
@@ -365,9 +379,21 @@ pub(super) fn made(dataset: &dyn Dataset, rows: usize, make: &Make<'_>) -> Resul
     Ok([x, targets])
 }
 
-/// The first `rows` rows of this memory.
-pub(super) fn first_rows([x, targets]: &[Tensor; 2], rows: usize) -> Result<[Tensor; 2]> {
-    Ok([x.slice(0..rows)?, targets.slice(0..rows)?])
+/// The first `rows` rows of this memory, or as many rows of another `length`, one after the other.
+pub(super) fn first_rows(
+    memory: &[Tensor; 2],
+    rows: usize,
+    length: Option<usize>,
+) -> Result<[Tensor; 2]> {
+    let first = |all: &Tensor| match length {
+        None => all.slice(0..rows),
+        Some(length) => {
+            let elements = all.flatten()?.slice(0..rows * length)?;
+            elements.reshape(&[rows, length])
+        }
+    };
+    let [x, targets] = memory;
+    Ok([first(x)?, first(targets)?])
 }
 
 /// The copy streams of the devices of a batch.

@@ -1,5 +1,6 @@
 //! From files of conversations to rows of tokens.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ pub(super) fn prepare(
                     "{VAL_DATA} {spec}: expected conversations, as {DATA} has, got another file; help: give .jsonl"
                 );
             };
-            let val = rows.open(&path, VAL_DATA)?;
+            let mut val = rows.open(&path, VAL_DATA)?;
+            rows.sort(&mut val.documents);
             (rows.of(&all, None), Some(rows.of(&val, None)))
         }
         None if request.val_split > 0.0 => {
@@ -208,6 +210,15 @@ impl Rows<'_> {
         Ok(())
     }
 
+    /// Held-out rows come in order, so where batches are as long as their longest row, they are
+    /// sorted; the longest first, since memory for these is enough for the others.
+    fn sort(&self, documents: &mut [Document]) {
+        let is_packed = matches!(self.task, TaskSpec::NextToken { packed: true, .. });
+        if self.request.shortens && !is_packed {
+            documents.sort_by_key(|one| Reverse(one.tokens.min(self.context)));
+        }
+    }
+
     /// Rows of all conversations, or of one side of a split.
     fn of(&self, all: &Conversations, side: Option<(&Split, bool)>) -> ChatRows {
         let (documents, which) = match side {
@@ -215,8 +226,12 @@ impl Rows<'_> {
             Some((split, is_held_out)) => {
                 let numbers = (0..split.rows(is_held_out)).map(|row| split.row(is_held_out, row));
                 let chosen = numbers.map(|row| all.documents[row as usize]);
+                let mut chosen: Vec<Document> = chosen.collect();
+                if is_held_out {
+                    self.sort(&mut chosen);
+                }
                 (
-                    chosen.collect(),
+                    chosen,
                     if is_held_out {
                         "held out"
                     } else {
@@ -235,6 +250,7 @@ impl Rows<'_> {
             self.context,
             self.task.clone(),
             (content, padding),
+            self.request.shortens,
         )
     }
 

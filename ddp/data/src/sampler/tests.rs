@@ -1,5 +1,7 @@
 //! Claims about the order of rows.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 mod draws;
@@ -291,6 +293,33 @@ proptest! {
             next = piece.end;
         }
         prop_assert_eq!(next, positions.end);
+    }
+
+    #[test]
+    fn batches_of_windows_have_each_of_their_rows_once(rows in 1u64..2000, batch in 1u64..40, drop_last: bool, shuffles: bool, epoch in 0u64..1 << 40) {
+        let seed = Some(7).filter(|_| shuffles);
+        let Ok(sampler) = Sampler::with_order(rows, batch, seed, drop_last) else {
+            return Ok(());
+        };
+        let (steps, mut seen) = (sampler.steps_per_epoch(), BTreeMap::<_, Vec<u64>>::new());
+        for step in 0..steps {
+            let place = sampler.at(epoch * steps + step);
+            let (window, chosen) = sampler.window(&place);
+            prop_assert_eq!(chosen.end - chosen.start, place.positions.end - place.positions.start);
+            if !shuffles {
+                prop_assert_eq!(window.start + chosen.start, place.positions.start);
+            }
+            prop_assert!(window.start <= place.positions.start && place.positions.end <= window.end);
+            seen.entry((window.start, window.end)).or_default().extend(chosen);
+        }
+        let mut next = 0;
+        for ((start, end), mut rows) in seen {
+            rows.sort_unstable();
+            prop_assert!(rows.into_iter().eq(0..end - start));
+            prop_assert_eq!(start, next);
+            next = end;
+        }
+        prop_assert_eq!(next, if drop_last { steps * batch } else { rows });
     }
 
     #[test]

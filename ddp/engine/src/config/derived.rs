@@ -140,6 +140,7 @@ impl Config {
                     self.devices_per_rank == 1 && self.model.value("position") == "rope"
                 }
             },
+            shortens: self.model.generates(),
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use ddp_data::Batch;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Best, Progress, State};
@@ -95,6 +96,9 @@ pub(crate) struct Clock {
     since: Instant,
     steps_since: u64,
     samples_since: u64,
+    /// Elements of this rank's rows, and how many those had if none was cut short: since the first
+    /// step, and since the rates were last read.
+    lengths: [[u64; 2]; 2],
     /// How long the host waited since then.
     pub(crate) waits: Waits,
 }
@@ -118,8 +122,30 @@ impl Clock {
             since: now,
             steps_since: 0,
             samples_since: 0,
+            lengths: [[0; 2]; 2],
             waits: Waits::default(),
         }
+    }
+
+    /// Counts this rank's rows of a step.
+    pub(crate) fn count_lengths(&mut self, batch: &Batch) {
+        let elements = batch.x.count();
+        let whole = batch.whole().map_or(elements, |whole| batch.mine * whole);
+        for [own, all] in &mut self.lengths {
+            (*own, *all) = (*own + elements as u64, *all + whole as u64);
+        }
+    }
+
+    /// What share of whole rows has been computed: since the first step, and since the rates were
+    /// last read.
+    pub(crate) fn shares(&self) -> [f64; 2] {
+        self.lengths.map(|[own, all]| {
+            if all == 0 {
+                1.0
+            } else {
+                own as f64 / all as f64
+            }
+        })
     }
 
     /// Counts a step over this many rows.
@@ -174,7 +200,7 @@ impl Clock {
     /// Leaves out of the next rates what was not a step.
     pub(crate) fn restart(&mut self) {
         (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
-        self.waits = Waits::default();
+        (self.waits, self.lengths[1]) = (Waits::default(), [0; 2]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which steps are captured as CUDA graphs, and launched from then on.
 //!
 //! A graph holds its operands. So there is one graph for each memory that batches are in (the
-//! loader's two slots), for each size, and with and without measuring the norm. The first step of a
+//! loader's two slots), for each size, also of rows, and with and without measuring the norm. The first step of a
 //! kind runs eagerly and makes all memory, plans and kernels that the kind needs. The second is
 //! captured and launched, and later ones are launched. Other batches, such as an epoch's short last
 //! one, run eagerly each time.
@@ -48,14 +48,16 @@ pub fn check_graph(choice: GraphChoice, device: Device) -> Result<()> {
 }
 
 /// The most kinds of steps that are kept: the loader's two slots, with and without the norm, for
-/// two sizes.
-const KINDS_MAX: usize = 8;
+/// 16 sizes. Rows of 8,192 tokens that are cut short have as many lengths.
+const KINDS_MAX: usize = 64;
 
 /// Steps that do the same work on the same memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StepKind {
     slot: SlotId,
     rows: usize,
+    /// The elements of their inputs.
+    elements: usize,
     /// This rank's, and the most of any rank: ranks may reduce each.
     micro_batches: [usize; 2],
     measures_norm: bool,
@@ -128,6 +130,7 @@ impl StepGraphs {
         let kind = StepKind {
             slot,
             rows: batch.mine,
+            elements: batch.x.count(),
             micro_batches: [
                 batch.micro_count(),
                 batch.micro_count_max(self.ranks as usize),

@@ -168,6 +168,28 @@ impl TrainedModel {
         Ok(moves)
     }
 
+    /// Takes the memory of a pass over rows of this length, as many as the largest micro-batch of
+    /// `batch` has, so that those of shorter rows fit into it: as a step, but nothing reads what it
+    /// computes.
+    pub(super) fn reserve(&mut self, batch: &Batch, length: usize, loss: &dyn Loss) -> Result<()> {
+        let micros = (0..batch.micro_count()).map(|index| Ok(batch.micro(index)?.rows));
+        let rows = micros.collect::<Result<Vec<_>>>()?.into_iter().max();
+        let shape = [rows.unwrap_or(0), length];
+        let zeros = |like: &Tensor| Tensor::zeros(&shape, like.dtype(), like.device());
+        let (x, targets) = (zeros(&batch.x)?, zeros(&batch.targets)?);
+        let how = StagePass {
+            training: true,
+            micro_batch: 0,
+            accumulates: false,
+            last: false,
+            seed: 0,
+            reserves: true,
+        };
+        let (output, stats) = (self.forward(&how, &x)?, self.stats().zeros_like()?);
+        let gradient = self.loss_gradient(&how, loss, [&output, &targets, &stats])?;
+        self.backward(&how, gradient)
+    }
+
     /// Begins a step: no gradient is complete.
     pub(super) fn begin(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();

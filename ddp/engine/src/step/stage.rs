@@ -9,7 +9,8 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Clip, Optimizer};
-use ddp_nn::params::Parameter;
+use ddp_nn::params::{ParamId, Parameter};
+use ddp_nn::pass::Listener;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
@@ -47,6 +48,7 @@ pub struct Stage {
     pub(super) vote: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
+    nobody: Nobody,
 }
 
 /// The settings of a forward and its backward, the same for all stages.
@@ -62,6 +64,18 @@ pub(super) struct StagePass {
     pub(super) last: bool,
     /// The seed of random numbers.
     pub(super) seed: u64,
+    /// Whether it only takes the memory of a pass, so that no other rank hears of it.
+    pub(super) reserves: bool,
+}
+
+/// Hears of gradients that mean nothing.
+#[derive(Debug)]
+struct Nobody;
+
+impl Listener for Nobody {
+    fn ready(&mut self, _parameter: ParamId) -> ddp_nn::Result<()> {
+        Ok(())
+    }
 }
 
 impl StagePass {
@@ -99,6 +113,7 @@ impl Stage {
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
+            nobody: Nobody,
         })
     }
 
@@ -274,7 +289,11 @@ impl Stage {
         };
         let (params, scratch, saved) = (&self.model.params, &mut self.scratch, &mut self.saved);
         let start = if is_new { Pass::new } else { Pass::resume };
-        let pass = start(params, scratch, saved, options, &mut self.reducer);
+        let listener: &mut dyn Listener = match how.reserves {
+            true => &mut self.nobody,
+            false => &mut self.reducer,
+        };
+        let pass = start(params, scratch, saved, options, listener);
         (&self.model, pass.leaving_head())
     }
 }

@@ -330,6 +330,7 @@ impl Trainer<'_> {
         let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
         self.kept.clock.waits.data += began.elapsed();
         self.kept.workload.count(batch);
+        self.kept.clock.count_lengths(batch);
         self.kept.step.measure_norm(logs);
         let ranks = &self.run.main;
         self.kept.take_step(batch, learning_rate, ranks)?;
@@ -397,9 +398,11 @@ impl Trainer<'_> {
             .kept
             .step
             .digests(report.stats.weight_sum, is_elastic)?;
+        let [_, share] = self.kept.clock.shares();
         let rates = self.kept.clock.rates();
-        let samples_per_s = rates.samples_per_s;
-        let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
+        // As many whole rows as were computed.
+        let rows_per_s = share * rates.samples_per_s;
+        let tflops = self.flop_of_a_row.map(|flop| rows_per_s * flop / 1e12);
         if tflops.is_some() && self.kept.clock.has_rates && self.matmul_tflops.is_none() {
             let measure = || matmuls::tflops(self.kept.step.stages(), self.world);
             self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
@@ -420,14 +423,14 @@ impl Trainer<'_> {
             figures: self.task.figures(loss).into_iter().collect(),
             lr: learning_rate,
             grad_norm: report.grad_norm,
-            tokens_per_s: self.tokens_per_s(samples_per_s),
+            tokens_per_s: self.tokens_per_s(rows_per_s),
             tflops,
             matmul_share: share.filter(|share| share.is_finite()),
             // On GPUs the host does not wait for reductions.
             reduce_ms: rates.reduce_ms.filter(|_| is_on_cpu),
             device_peak_mb: process::devices_peak_mb(&self.run.devices),
             digests: Some(StepDigests {
-                batch: digest::of_batch(self.run.loader.sampler(), number - 1),
+                batch: digest::of_batch(&mut self.run.loader, number - 1),
                 gradients,
                 weights,
             }),
@@ -461,19 +464,20 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Rows a second as tokens a second, if the model predicts at each token of a row.
-    fn tokens_per_s(&self, samples_per_s: f64) -> Option<f64> {
+    /// Whole rows a second as tokens a second, if the model predicts at each token of a row.
+    fn tokens_per_s(&self, rows_per_s: f64) -> Option<f64> {
         let model = self.kept.step.stages().last()?.model();
         let (_, tokens) = model.output_shape.split_last()?;
         let in_row: usize = tokens.iter().product();
-        (!tokens.is_empty()).then_some(samples_per_s * in_row as f64)
+        (!tokens.is_empty()).then_some(rows_per_s * in_row as f64)
     }
 
     /// Writes the metrics log's last line.
     fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
         let (seconds, samples_per_s) = self.kept.clock.total();
-        let tokens_per_s = self.tokens_per_s(samples_per_s);
+        let [share, _] = self.kept.clock.shares();
+        let tokens_per_s = self.tokens_per_s(share * samples_per_s);
         let (accuracy, totals) = (self.accuracy(), &self.kept.totals);
         let Some(log) = self.metrics_log else {
             return Ok(());

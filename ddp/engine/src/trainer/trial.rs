@@ -294,7 +294,7 @@ pub fn replay(
         let report = kept.step.report()?;
         let [gradients, weights] = kept.step.digests(report.stats.weight_sum, false)?;
         let digests = StepDigests {
-            batch: digest::of_batch(run.loader.sampler(), step0),
+            batch: digest::of_batch(&mut run.loader, step0),
             gradients,
             weights,
         };

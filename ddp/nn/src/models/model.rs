@@ -37,6 +37,8 @@ pub struct Model {
     pub output_shape: Vec<usize>,
     /// How a GPU multiplies f32.
     pub f32_math: F32Math,
+    /// Whether it, or the part that its input is from, takes tokens: then also shorter rows.
+    takes_tokens: bool,
 }
 
 impl Sequential {
@@ -90,6 +92,7 @@ impl Model {
         let (root, output_shape) = Traced::build(root, &mut declarations, input_shape)?;
         Ok(Model {
             params: Params::new(&declarations, format, device, seed, frozen, &sharing.into())?,
+            takes_tokens: root.module().input_dtype() == Some(DType::I64),
             root,
             input_shape: input_shape.to_vec(),
             output_shape,
@@ -97,8 +100,8 @@ impl Model {
         })
     }
 
-    /// The output for `x` (B, …), in the layers' dtype. `x` is in the dtype that the first layer
-    /// asks for. Otherwise it is in the layers' dtype, or in the masters', which is rounded first.
+    /// The output for `x` (B, …), in the layers' dtype. Rows of tokens may be shorter than the model
+    /// was built for. `x` is in the dtype that the first layer asks for. Otherwise it is in the layers' dtype, or in the masters', which is rounded first.
     /// `pass` is over this model's parameters.
     pub fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let dtypes = self.input_dtypes();
@@ -130,8 +133,15 @@ impl Model {
     }
 
     fn check_input(&self, x: &Tensor, [taken, rounded]: [DType; 2]) -> Result<()> {
-        let row = x.shape().split_first().map(|(_, row)| row);
-        if row == Some(&self.input_shape) && [taken, rounded].contains(&x.dtype()) {
+        let shape = &self.input_shape[..];
+        let row = x.shape().split_first().map_or(&[][..], |(_, row)| row);
+        let is_shorter = || match (row, shape) {
+            ([tokens, others @ ..], [most, expected @ ..]) => {
+                self.takes_tokens && tokens < most && others == expected
+            }
+            _ => false,
+        };
+        if (row == shape || is_shorter()) && [taken, rounded].contains(&x.dtype()) {
             return Ok(());
         }
         let dtypes = if taken == rounded {
@@ -139,7 +149,6 @@ impl Model {
         } else {
             format!("{rounded} or {taken}")
         };
-        let shape = &self.input_shape;
         Err(Error::model(
             "model",
             format!("rows of {shape:?} in {dtypes}, as it was built for"),
@@ -217,10 +226,12 @@ impl Model {
         };
         let models = parts.into_iter().zip(devices).map(one);
         let mut models = models.collect::<Result<Vec<Model>>>()?;
+        let takes_tokens = models.first().is_some_and(|first| first.takes_tokens);
         for part in 1..models.len() {
             let (below, rest) = models.split_at_mut(part);
             let below: Vec<&mut Params> = below.iter_mut().map(|model| &mut model.params).collect();
             rest[0].params.borrow_from(below);
+            rest[0].takes_tokens = takes_tokens;
         }
         Ok(models)
     }

@@ -388,14 +388,20 @@ fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_toke
 
 /// The sum of the losses of these rows of tokens, and the gradients of all parameters.
 fn loss_and_gradients(spec: &GptSpec, inputs: &[i64], targets: &[i64]) -> (f64, Vec<f64>) {
-    let (context, rows) = ([spec.context], inputs.len() / spec.context);
+    let context = [spec.context];
     let shape = DataShape {
         documents: true,
         ..shape(&context)
     };
     let layers = Box::new(spec.layers(&shape).unwrap());
     let model = Model::new(layers, &context, DType::F64, Device::Cpu, 1, &|_| false).unwrap();
-    let of = |values: &[i64]| Tensor::from_slice(values, &[rows, spec.context], Device::Cpu);
+    of_rows(&model, spec.context, inputs, targets)
+}
+
+/// The same of a model, for rows of so many tokens.
+fn of_rows(model: &Model, length: usize, inputs: &[i64], targets: &[i64]) -> (f64, Vec<f64>) {
+    let of =
+        |values: &[i64]| Tensor::from_slice(values, &[values.len() / length, length], Device::Cpu);
     let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
     let options = crate::PassOptions {
         training: true,
@@ -469,6 +475,51 @@ fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_o
         error.to_string().contains("expected rotary positions"),
         "{error}"
     );
+}
+
+#[test]
+fn rows_without_the_end_of_their_padding_have_the_loss_and_the_gradients_of_padded_ones() {
+    let size = GptSpec {
+        layers: 2,
+        context: 20,
+        ..tiny()
+    };
+    let recomputed = GptSpec {
+        recompute: RecomputeKind::Block,
+        ..size.clone()
+    };
+    for spec in [size.clone(), recomputed]
+        .into_iter()
+        .chain(families(&size))
+    {
+        let layers = Box::new(spec.layers(&shape(&[20])).unwrap());
+        let model = Model::new(layers, &[20], DType::F64, Device::Cpu, 1, &|_| false).unwrap();
+        let row = |length: usize, of: &dyn Fn(usize) -> i64, padding: i64| -> Vec<i64> {
+            // The second of two rows is shorter.
+            let rows = [9, 4].map(|used| (0..length).map(move |at| (at, at < used)));
+            let all = rows.into_iter().flatten();
+            all.map(|(at, is_used)| if is_used { of(at) } else { padding })
+                .collect()
+        };
+        let both = |length: usize| {
+            let inputs = row(length, &|at| (at * 5 % 7) as i64, 3);
+            let targets = row(length, &|at| (at * 3 % 7) as i64, -100);
+            of_rows(&model, length, &inputs, &targets)
+        };
+        let (expected, expected_gradients) = both(20);
+        for length in [9, 12, 20] {
+            // Lengths take turns, and what one leaves in memory changes no other.
+            let (loss, gradients) = both(length);
+            assert!(
+                (loss - expected).abs() < 1e-12,
+                "{length} {loss} {expected}"
+            );
+            let pairs = gradients.iter().zip(&expected_gradients);
+            let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(apart < 1e-12, "{spec:?}: {length} {apart}");
+        }
+        assert!(expected_gradients.iter().any(|one| one.abs() > 1e-3));
+    }
 }
 
 /// A transformer as a user writes it, of the operations of formulas.
