@@ -19,6 +19,7 @@ DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"
 ON_GPU = DEVICE == "cuda"
 ROWS, CONTEXT, VOCABULARY, STEPS = (8, 1024, 151936, 17) if ON_GPU else (4, 512, 8192, 9)
 SIZES = (1024, 3072, 28, 16, 8, 128) if ON_GPU else (512, 1536, 8, 8, 4, 64)
+TYPE = "u32" if ON_GPU else "u16"
 CASES = [(True, "bf16"), (False, "bf16")] if ON_GPU else [(True, "f32"), (True, "bf16"), (False, "f32")]
 
 
@@ -30,7 +31,7 @@ def median(values):
 
 def ours(program, is_lora, dtype):
     """Tokens a second and GB."""
-    flags = f"--init-from base --data tokens:t.bin,vocabulary={VOCABULARY},type={"u32" if ON_GPU else "u16"} --context {CONTEXT} --val-split 0 --batch-size {ROWS}"
+    flags = f"--init-from base --data tokens:t.bin,vocabulary={VOCABULARY},type={TYPE} --context {CONTEXT} --val-split 0 --batch-size {ROWS}"
     flags += f" --steps {STEPS} --log-every 1 --device {DEVICE} --dtype {dtype} --out {dtype}-{is_lora}"
     flags += " --lora rank=16,alpha=32" * is_lora + " --threads 2" * (not ON_GPU)
     subprocess.run([program, *flags.split()], check=True, stdout=sys.stderr)

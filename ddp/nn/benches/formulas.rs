@@ -214,7 +214,9 @@ fn main() {
     for (name, make, shape) in cases.into_iter().filter(|it| it.0.contains(&filter)) {
         let microseconds = match shape[0] {
             0 => trace(make(), &shape[1..]),
-            rows if device() != Device::Cpu => passes(make(), &[&[16 * rows], &shape[1..]].concat()),
+            rows if device() != Device::Cpu => {
+                passes(make(), &[&[16 * rows], &shape[1..]].concat())
+            }
             _ => passes(make(), shape),
         };
         let (microseconds, threads) = (microseconds.round(), threads::count());
