@@ -1,6 +1,6 @@
 //! How fast formulas are, forward and backward:
-//! `cargo bench -p ddp-nn --bench formulas [-- FILTER]`, on the CPU, or with `DDP_BENCH_DEVICE=cuda`
-//! on the first GPU, with sixteen times the rows.
+//! `cargo bench -p ddp-nn --bench formulas [-- FILTER]`, on the CPU, or with
+//! `DDP_BENCH_DEVICE=cuda` on the first GPU, with sixteen times the rows.
 //!
 //! One JSON line for each, with the median of a pass in microseconds; tests/peers/formulas_speed.py
 //! has the same in PyTorch. The last line is what tracing and planning a model of GPT-2's layers

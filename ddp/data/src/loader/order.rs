@@ -12,8 +12,9 @@ use crate::sampler::{Sampler, Shards};
 /// The least length of a batch's rows.
 const LEAST: usize = 48;
 
-/// The length of rows of which the longest has `used` elements before its padding: 48, 64, 96, 128,
-/// 192, …, and at most `whole`. There are few, since each has a plan, kernels and graphs of its own.
+/// The length of rows of which the longest has `used` elements before its padding: 48, 64, 96,
+/// 128, 192, …, and at most `whole`. There are few, since each has a plan, kernels and graphs of
+/// its own.
 fn rounded(used: usize, whole: usize) -> usize {
     let power = used.max(LEAST).next_power_of_two();
     let between = power / 4 * 3;
