@@ -1,10 +1,10 @@
 //! Which steps are captured as CUDA graphs, and launched from then on.
 //!
 //! A graph holds its operands. So there is one graph for each memory that batches are in (the
-//! loader's two slots), for each number of rows and their length, and with and without measuring the
-//! norm. The first step of a kind runs eagerly and makes all memory, plans and kernels that the kind
-//! needs. The second is captured and launched, and later ones are launched. Other batches, such as
-//! an epoch's short last one, run eagerly each time.
+//! loader's two slots), for each number of rows and their length, and with and without measuring
+//! the norm. The first step of a kind runs eagerly and makes all memory, plans and kernels that the
+//! kind needs. The second is captured and launched, and later ones are launched. Other batches,
+//! such as an epoch's short last one, run eagerly each time.
 //!
 //! Ranks decide alike: what is captured follows from the global batch and from earlier steps, never
 //! from a rank's own rows, and a capture counts only if it succeeded on all ranks.

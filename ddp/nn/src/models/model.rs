@@ -100,9 +100,9 @@ impl Model {
         })
     }
 
-    /// The output for `x` (B, …), in the layers' dtype. Rows of tokens may be shorter than the model
-    /// was built for. `x` is in the dtype that the first layer asks for. Otherwise it is in the
-    /// layers' dtype, or in the masters', which is rounded first.
+    /// The output for `x` (B, …), in the layers' dtype. Rows of tokens may be shorter than the
+    /// model was built for. `x` is in the dtype that the first layer asks for. Otherwise it is in
+    /// the layers' dtype, or in the masters', which is rounded first.
     /// `pass` is over this model's parameters.
     pub fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let dtypes = self.input_dtypes();
