@@ -20,7 +20,7 @@ fn gpus() -> usize {
 }
 
 /// Whether faults can be asked of the GPUs.
-pub(crate) fn is_simulated() -> bool {
+fn is_simulated() -> bool {
     ddp_kernels::device::discover().gpus[0]
         .name
         .contains("Simulated")

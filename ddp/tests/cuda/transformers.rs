@@ -297,14 +297,8 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
     for (ranks, flags) in ddp_slice::from(&test_name(), cases, 3) {
         let [planned, measured] = planned_and_measured(ranks, flags);
-        // A real driver's pools take longer to use memory again: 6% more on an H100.
-        let apart = if crate::jobs::is_simulated() {
-            0.02
-        } else {
-            0.1
-        };
         assert!(
-            (planned / measured - 1.0).abs() < apart,
+            (planned / measured - 1.0).abs() < 0.02,
             "{flags}: {planned} MB, {measured}"
         );
     }

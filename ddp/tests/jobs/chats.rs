@@ -183,6 +183,10 @@ fn the_loss_is_the_mean_over_the_trained_tokens_of_all_ranks_packed_or_not() {
         found
     };
     let all = "--batch-size 40";
+    // A step on a CPU adds its losses in f32, 256 tokens at a time: 40 rows of 96 tokens are 15
+    // such parts, and no other run has more, or micro-batches and ranks. Each addition rounds by
+    // 2^-24 of the sum at most, in both of the runs that are compared. Held-out losses are f64.
+    let rounding = 30.0 * 2f64.powi(-24);
     let (expected, held_out) = run(1, &format!("--packing off {all}"));
     for (ranks, flags) in [
         (3, "--packing off"),
@@ -191,11 +195,11 @@ fn the_loss_is_the_mean_over_the_trained_tokens_of_all_ranks_packed_or_not() {
     ] {
         let (steps, of_val) = run(ranks, &format!("{flags} {all}"));
         assert!(
-            (steps[0] / expected[0] - 1.0).abs() < 1e-6,
+            (steps[0] / expected[0] - 1.0).abs() <= rounding,
             "{flags}: {steps:?} {expected:?}"
         );
         assert!(
-            (of_val / held_out - 1.0).abs() < 1e-6,
+            (of_val - held_out).abs() < 1e-6,
             "{flags}: {of_val} {held_out}"
         );
     }

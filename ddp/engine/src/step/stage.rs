@@ -48,7 +48,8 @@ pub struct Stage {
     pub(super) vote: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
-    nobody: Nobody,
+    /// Hears of the gradients of a pass that only takes memory, and does nothing.
+    ignore: fn(ParamId) -> ddp_nn::Result<()>,
 }
 
 /// The settings of a forward and its backward, the same for all stages.
@@ -66,16 +67,6 @@ pub(super) struct StagePass {
     pub(super) seed: u64,
     /// Whether it only takes the memory of a pass, so that no other rank hears of it.
     pub(super) reserves: bool,
-}
-
-/// Hears of gradients that mean nothing.
-#[derive(Debug)]
-struct Nobody;
-
-impl Listener for Nobody {
-    fn ready(&mut self, _parameter: ParamId) -> ddp_nn::Result<()> {
-        Ok(())
-    }
 }
 
 impl StagePass {
@@ -113,7 +104,7 @@ impl Stage {
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
-            nobody: Nobody,
+            ignore: |_| Ok(()),
         })
     }
 
@@ -290,7 +281,7 @@ impl Stage {
         let (params, scratch, saved) = (&self.model.params, &mut self.scratch, &mut self.saved);
         let start = if is_new { Pass::new } else { Pass::resume };
         let listener: &mut dyn Listener = match how.reserves {
-            true => &mut self.nobody,
+            true => &mut self.ignore,
             false => &mut self.reducer,
         };
         let pass = start(params, scratch, saved, options, listener);
