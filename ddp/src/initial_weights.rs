@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, STATE_FILE};
+use crate::checkpoint::{self, MODEL_FILE, STATE_FILE};
 use crate::config::Config;
 use crate::error::{Error, Result, refuse};
 use crate::hugging_face;
@@ -18,6 +18,28 @@ pub(crate) struct InitialWeights {
     /// Its model. Its dropout is NaN if flags must decide it.
     pub(crate) model: ModelSpec,
     dropout_refusal: Option<String>,
+}
+
+/// Refuses what is neither a file of tensors nor a folder with one.
+fn check_weights(path: &Path) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|it| path.is_file() && hugging_face::is_folder(it));
+    let is_weights = match path.metadata() {
+        Ok(about) if about.is_dir() => path.join(MODEL_FILE).exists(),
+        Ok(about) if about.is_file() => path.extension().is_some_and(|it| it == "safetensors"),
+        _ => true,
+    };
+    let help = match folder {
+        Some(folder) => format!("give its folder, {}", folder.display()),
+        None if is_weights => return Ok(()),
+        None => "GGUF and pickles are not read: download the model's .safetensors".into(),
+    };
+    Err(Error::Data(format!(
+        "--init-from {}: expected a folder of Hugging Face (with config.json), of a checkpoint or of a \
+         run, or our model.safetensors; help: {help}",
+        path.display()
+    )))
 }
 
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
@@ -34,6 +56,7 @@ impl InitialWeights {
         let missing = path.metadata().err();
         let missing = missing.filter(|error| error.kind() == ErrorKind::NotFound);
         if let (false, Some(name), Some(source)) = (names_file, path.to_str(), missing) {
+            let name = name.rsplit_once("://").map_or(name, |_| "NAME");
             let help = format!(
                 "there is no such folder; a model of the hub is downloaded with hf download {name} \
                  --local-dir FOLDER"
@@ -56,7 +79,7 @@ impl InitialWeights {
         } else if path.join("checkpoints").is_dir() {
             checkpoint::best(path)?.opened
         } else {
-            return Ok(None);
+            return check_weights(path).map(|()| None);
         };
         let config = Config::of_checkpoint(&opened)?;
         if config.lora.is_some() {
@@ -99,7 +122,8 @@ impl InitialWeights {
             let here = given.value(&name);
             let is_shorter = name == "context" && given.context() < saved.context();
             if here != there && !is_shorter && !FREE.contains(&&*name) {
-                return refused(&name, &here.to_string(), &there.to_string());
+                let most = if name == "context" { "at most " } else { "" };
+                return refused(&name, &here.to_string(), &format!("{most}{there}"));
             }
         }
         config.init_from = Some(self.folder);
@@ -122,5 +146,25 @@ mod tests {
         assert!(text.contains(help) && text.contains(download), "{text}");
         let file = InitialWeights::of(Path::new("no/model.safetensors")).unwrap();
         assert!(file.is_none(), "a file is opened later");
+    }
+
+    /// Once errors spoke of --context or of the data.
+    #[test]
+    fn what_is_no_model_is_refused_before_data_are_read() {
+        let folder = std::env::temp_dir().join(format!("ddp-initial-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("model")).unwrap();
+        let refused = |name: &str, part: &str| {
+            let text = InitialWeights::of(&folder.join(name))
+                .unwrap_err()
+                .to_string();
+            assert!(text.contains(name) && text.contains(part), "{text}");
+        };
+        std::fs::write(folder.join("model.gguf"), "GGUF").unwrap();
+        refused("model.gguf", "GGUF and pickles are not read");
+        refused("model", "expected a folder of Hugging Face");
+        let config = r#"{"architectures": ["GPT2LMHeadModel"]}"#;
+        std::fs::write(folder.join("model/config.json"), config).unwrap();
+        refused("model/config.json", "give its folder");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -139,7 +139,7 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
         (None, Some(named)) => named.must_begin.map_or(Ok(named), |why| Err(why.into())),
         (None, None) => bail!(
             "expected {}, .txt, or .gz of these, got a file that begins with \"{}\"; help: rename a table to .csv, a \
-             text to learn from to .txt",
+             text to learn from to .txt; write JSON as .jsonl, one object a line",
             endings().collect::<Vec<_>>().join(", "),
             start[..start.len().min(8)].escape_ascii()
         ),

@@ -133,7 +133,7 @@ pub(crate) fn load_base(
         None => Ok(Some(now)),
         Some(then) => Err(Error::Data(format!(
             "{INIT_FROM} {}: expected the base model that the adapters were trained on ({LORA}), of \
-             digest {then}, got other weights, of digest {now}; help: put back the folder as it was",
+             digest {then}, got other weights, of digest {now}; help: give that folder, or put it back as it was",
             path.display()
         ))),
     }

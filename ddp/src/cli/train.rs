@@ -14,6 +14,7 @@ use crate::error::{Error, Result, refuse};
 use crate::flags::layers::{
     CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
 };
+use crate::hugging_face::{check_files, is_folder};
 use crate::initial_weights::InitialWeights;
 use crate::lora;
 use crate::metrics_log::CONFIG_FILE;
@@ -133,11 +134,14 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
         return Ok(Command::Show(layers.describe()?));
     }
     let config = Box::new(layers.config);
-    Ok(if how.dry_run {
-        Command::DryRun(config)
-    } else {
-        Command::Train(config)
-    })
+    if how.dry_run {
+        return Ok(Command::DryRun(config));
+    }
+    // Before the data are read.
+    if let Some(folder) = config.init_from.as_deref().filter(|it| is_folder(it)) {
+        check_files(folder)?;
+    }
+    Ok(Command::Train(config))
 }
 
 fn is_pipe(path: &Path) -> bool {

@@ -202,8 +202,9 @@ pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags)
     };
     let coding = coding.ok_or_else(|| {
         Error::Usage(format!(
-            "--checkpoint {}: expected a model with a tokenizer, got one without; help: give the \
-             tokenizer.json that made its tokens as --tokenizer, or bytes",
+            "--checkpoint {}: expected a model with a tokenizer, got one without; help: put the \
+             tokenizer.json that made its tokens into its folder; generate also takes it as \
+             --tokenizer, or bytes",
             path.display()
         ))
     });

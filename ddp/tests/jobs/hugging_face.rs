@@ -364,6 +364,20 @@ fn folders_that_are_none_are_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_file_that_is_missing_is_named_before_data_are_read() {
+    let folder = begun("missing");
+    let gpt2 = folder.path().join("gpt2");
+    fs::remove_file(gpt2.join("model.safetensors")).unwrap();
+    let index = r#"{"weight_map": {"wte.weight": "model-1.safetensors"}}"#;
+    fs::write(gpt2.join("model.safetensors.index.json"), index).unwrap();
+    let ended = folder
+        .alone("--init-from gpt2 --data none.jsonl --out out")
+        .run();
+    let text = ended.assert_fails(74);
+    assert!(text.contains("model-1.safetensors"), "{ended}");
+}
+
+#[test]
 fn settings_that_contradict_the_folder_are_refused_by_name() {
     let folder = begun("contradictions");
     let refused = |words: &str, exit_code: i32, expected: &str| {
@@ -379,7 +393,7 @@ fn settings_that_contradict_the_folder_are_refused_by_name() {
     refused("--model gpt,bias=false", 2, "--bias false: expected true");
     refused("--model gpt2", 2, ": expected ");
     refused("--model mlp", 2, "--model mlp: expected gpt");
-    refused("--context 4", 2, "--context 4: expected 3");
+    refused("--context 4", 2, "--context 4: expected at most 3");
     refused("--vocab 6", 2, "--vocab 6: expected 5");
     let toml = "init-from = \"gpt2\"\nheads = 1\n";
     fs::write(folder.path().join("heads.toml"), toml).unwrap();

@@ -430,7 +430,7 @@ mod built {
         let line = error
             .line()
             .map_or(String::new(), |line| format!(", line {line}"));
-        format!("the chat template{line}: {what}")
+        format!("the chat template (chat_template.jinja, else tokenizer_config.json){line}: {what}")
     }
 }
 

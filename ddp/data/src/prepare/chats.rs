@@ -47,8 +47,8 @@ pub(super) fn prepare(
     let Some(tokenizer) = &request.tokenizer else {
         bail!(
             Usage,
-            "{DATA} {}: expected a tokenizer, which turns conversations into tokens, got none; help: give {INIT_FROM} FOLDER \
-             with its tokenizer.json, or {TOKENIZER} FOLDER",
+            "{DATA} {}: expected a tokenizer, which turns conversations into tokens, got none; help: put tokenizer.json \
+             into the folder of {INIT_FROM}, or give {TOKENIZER} FOLDER",
             request.data
         );
     };
@@ -90,8 +90,11 @@ pub(super) fn prepare(
         }
         None => (rows.of(&all, None), None),
     };
-    let (task, padding) = (train.task(), train.padding_share() * 100.0);
-    let understood = format!("{task}, {about}, {padding:.1}% of the rows is padding");
+    let mut understood = format!("{}, {about}", train.task());
+    if request.packed {
+        let padding = train.padding_share() * 100.0;
+        understood += &format!(", {padding:.1}% of the rows is padding");
+    }
     let held_out: Arc<dyn Dataset> = match held_out {
         Some(rows) => Arc::new(rows),
         None => Arc::new(NoRows(train.spec().clone())),

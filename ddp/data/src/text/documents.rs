@@ -285,7 +285,7 @@ impl TextFile<'_> {
 fn not_utf_8() -> String {
     format!(
         "expected UTF-8, got other bytes; help: convert the file (iconv -t UTF-8), \
-                         or give {LOSSY} to replace them by U+FFFD"
+                         or make its tokens with tokenize and {LOSSY}, which replaces them by U+FFFD"
     )
 }
 

@@ -32,20 +32,20 @@ static ALL: LazyLock<Vec<Architecture>> = LazyLock::new(|| {
 const TREATMENTS: [&str; 5] = ["setting", "special", "only", "irrelevant", "refused"];
 
 /// The words of a line.
-type Line = Vec<&'static str>;
+type KeyLine = Vec<&'static str>;
 
 /// A class of transformers.
 #[derive(Debug, PartialEq)]
 pub(super) struct Architecture {
     /// The lines of its file before those of the file that it is like.
-    lines: Vec<Line>,
+    lines: Vec<KeyLine>,
 }
 
-fn lines_of(name: &str) -> Vec<Line> {
+fn lines_of(name: &str) -> Vec<KeyLine> {
     let file = FILES.iter().find(|(known, _)| *known == name);
     let text = file.expect("tables name tables").1;
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let mut lines: Vec<Line> = lines
+    let mut lines: Vec<KeyLine> = lines
         .map(|line| line.split_whitespace().collect())
         .collect();
     if let Some(at) = lines.iter().position(|line| line[0] == "like") {
@@ -83,7 +83,7 @@ impl Architecture {
 
     /// How `key` of config.json is treated, with what follows the key there.
     pub(super) fn treatment(&self, key: &str) -> Option<(&'static str, &[&'static str])> {
-        let is_of_key = |line: &&Line| TREATMENTS.contains(&line[0]) && line[1] == key;
+        let is_of_key = |line: &&KeyLine| TREATMENTS.contains(&line[0]) && line[1] == key;
         let line = self.lines.iter().find(is_of_key)?;
         Some((line[0], &line[2..]))
     }

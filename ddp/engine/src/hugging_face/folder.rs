@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use ddp_data::safetensors::Entry;
+use ddp_data::safetensors::TensorEntry;
 use serde::Deserialize;
 
 use super::architecture::Architecture;
@@ -54,7 +54,7 @@ impl Tensors {
     fn add(
         &mut self,
         path: &Path,
-        entry: &Entry,
+        entry: &TensorEntry,
         data_start: u64,
         architecture: &Architecture,
     ) -> Result<()> {

@@ -72,6 +72,10 @@ impl Keys {
         let is_unknown = |(key, value): &(&String, &Value)| !is_irrelevant(key) && !value.is_null();
         match self.left.iter().find(is_unknown) {
             None => Ok(()),
+            Some((key, value)) if key == "quantization_config" => Err(self.refused(&format!(
+                "{key} {value}: expected weights in bf16, f16 or f32, got quantized ones; help: give the \
+                 folder of the model that they were made from"
+            ))),
             Some((key, value)) => Err(self.refused(&format!(
                 "{key} {value}: expected no such key, since this program does not know it; help: \
                  remove it, if the model does not depend on it"

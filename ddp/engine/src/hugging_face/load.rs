@@ -13,6 +13,11 @@ use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
+/// Refuses a folder whose files of tensors are missing or damaged, by their headers.
+pub fn check_files(folder: &Path) -> Result<()> {
+    Tensors::open(folder, describe(folder)?.architecture).map(|_| ())
+}
+
 /// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
 /// shapes and dtypes of all tensors are checked before anything changes. Returns a digest of the
 /// values.

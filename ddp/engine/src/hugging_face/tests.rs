@@ -115,6 +115,13 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     refused(gpt2(), "model_type", json!("gpt_neo"));
     refused(llama(), "pad_token_id", json!(50));
     refused(gpt2(), "quantization_config", json!({ "bits": 4 }));
+    let mut quantized = gpt2();
+    quantized["quantization_config"] = json!({ "bits": 4 });
+    let text = described(&quantized).unwrap_err().to_string();
+    assert!(
+        text.contains("expected weights in bf16, f16 or f32"),
+        "{text}"
+    );
     refused(llama(), "hidden_act", json!("gelu"));
     refused(llama(), "attention_bias", json!(true));
     refused(llama(), "mlp_bias", json!(true));

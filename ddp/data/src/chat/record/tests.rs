@@ -344,7 +344,7 @@ fn records_that_cannot_be_learned_from_are_refused() {
     );
     let error = refused(MISTRAL, &chat(&[("user", "a"), ("user", "b")]));
     assert!(
-        error.starts_with("the chat template, line 10: After the optional system message"),
+        error.starts_with("the chat template (chat_template.jinja, else tokenizer_config.json), line 10: After the optional system message"),
         "{error}"
     );
     let error = refused(CHATML, &json!({ "instruction": "a", "output": "b" }));
