@@ -149,6 +149,7 @@ impl Recipe {
         let sizes = BucketSizes {
             first_elements: 1024,
             elements: 1024,
+            cuts_parameters: true,
         };
         let reducer = ReducerOptions {
             sizes: Some(sizes),

@@ -312,6 +312,7 @@ impl Case {
         let sizes = BucketSizes {
             first_elements: self.bucket_elements,
             elements: self.bucket_elements,
+            cuts_parameters: true,
         };
         let reducer = ReducerOptions {
             sizes: Some(sizes),

@@ -82,6 +82,7 @@ fn timeline(
     let sizes = BucketSizes {
         first_elements: 2048,
         elements: 5120,
+        cuts_parameters: true,
     };
     let reducer = ReducerOptions {
         sizes: Some(sizes),

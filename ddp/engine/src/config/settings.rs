@@ -350,7 +350,7 @@ settings! {
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
-    /// [default: 25 on GPUs, 4 on the CPU]
+    /// [default: 25 on GPUs, 50 on those of several hosts, 4 on the CPU]
     Job bucket_mb "MB" [mlp gpt]: Option<f64> = None, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
     Run reduce_dtype "TYPE" [mlp gpt]: FloatType = FloatType::F32;

@@ -19,6 +19,8 @@ use crate::setting::SAME_BITS;
 pub struct ReducerOptions {
     /// The maximum size of buckets; None for that of the device.
     pub sizes: Option<BucketSizes>,
+    /// The number of hosts, on which the default of `sizes` depends.
+    pub hosts: usize,
     /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
     /// they are added, and the sum again.
     pub dtype: DType,
@@ -71,7 +73,13 @@ impl ReducerOptions {
 
     /// The maximum size of buckets on `device`.
     pub(crate) fn sizes_on(&self, device: Device) -> BucketSizes {
-        self.sizes.unwrap_or_else(|| BucketSizes::of_device(device))
+        let sizes = self
+            .sizes
+            .unwrap_or_else(|| BucketSizes::of_device(device, self.hosts));
+        BucketSizes {
+            cuts_parameters: sizes.cuts_parameters || self.zero == 2 || self.shards.is_some(),
+            ..sizes
+        }
     }
 
     /// Bytes of partial sums over shards on a rank of several: its own of this many elements, and
@@ -112,6 +120,7 @@ impl Default for ReducerOptions {
     fn default() -> ReducerOptions {
         ReducerOptions {
             sizes: None,
+            hosts: 1,
             dtype: DType::F32,
             overlap: true,
             zero: 0,

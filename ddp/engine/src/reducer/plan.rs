@@ -4,7 +4,8 @@
 //! bucket may start when its last parameter is complete. The first is small, so that ranks start
 //! early. The others are as large as allowed, because every call has a cost. The parameters of a
 //! layer stay together where they fit, so that no bucket waits for a bias of the next layer. A
-//! parameter larger than the limit is cut.
+//! parameter larger than the limit is a bucket of its own, as its parts are complete together. It
+//! is cut where memory for the largest bucket is needed besides, and in host memory.
 //!
 //! Under ZeRO-1 each of N ranks owns one of N equal slices of every bucket. So buckets start and
 //! end at multiples of a grain of N quanta, and slices are whole quanta. The rest of a layer goes
@@ -24,16 +25,24 @@ pub struct BucketSizes {
     pub first_elements: usize,
     /// Elements of every other bucket, at most.
     pub elements: usize,
+    /// Whether a parameter that is larger than that is cut.
+    pub cuts_parameters: bool,
 }
 
 impl BucketSizes {
     /// On the CPU buckets of at most 4 MB; on GPUs of 25 MB, as in PyTorch's DDP (`bucket_cap_mb`):
-    /// smaller ones leave most of NVLink's bandwidth unused.
-    pub fn of_device(device: Device) -> BucketSizes {
-        BucketSizes::of_bytes(match device {
-            Device::Cpu => 4_000_000,
-            Device::Cuda(_) => 25_000_000,
-        })
+    /// smaller ones leave most of NVLink's bandwidth unused. On those of several `hosts` of 50 MB:
+    /// a call of few bytes takes 62 µs or more there (16 hosts of H100s, NVIDIA/nccl issue 1469).
+    pub fn of_device(device: Device, hosts: usize) -> BucketSizes {
+        let bytes = match (device, hosts) {
+            (Device::Cpu, _) => 4_000_000,
+            (Device::Cuda(_), 1) => 25_000_000,
+            (Device::Cuda(_), _) => 50_000_000,
+        };
+        BucketSizes {
+            cuts_parameters: device == Device::Cpu,
+            ..BucketSizes::of_bytes(bytes)
+        }
     }
 
     /// Buckets of at most `bytes` bytes of f32; the first of at most a mebibyte.
@@ -42,6 +51,7 @@ impl BucketSizes {
         BucketSizes {
             first_elements: elements.min((1 << 20) / 4),
             elements,
+            cuts_parameters: true,
         }
     }
 }
@@ -124,14 +134,16 @@ pub fn plan(
             count if count == parameters.len() => end,
             // The padding goes with the parameter before it.
             count if count > done => parameters[count].start,
-            _ => limit.min(end),
+            _ if sizes.cuts_parameters => limit.min(end),
+            _ => parameters.get(done + 1).map_or(end, |next| next.start),
         };
         let stop = match stop / grain * grain {
             whole if whole > start => whole,
             // Less than a grain: take parameters until it is full, and what else is whole.
             _ => {
                 let touched = parameters.partition_point(|p| p.start < start + grain);
-                (parameters[touched - 1].end / grain * grain).clamp(start + grain, limit)
+                let most = if sizes.cuts_parameters { limit } else { end };
+                (parameters[touched - 1].end / grain * grain).clamp(start + grain, most)
             }
         };
         let last = parameters.partition_point(|p| p.start < stop);
@@ -168,7 +180,13 @@ mod tests {
         BucketSizes {
             first_elements: first,
             elements: rest,
+            cuts_parameters: true,
         }
+    }
+
+    /// Whether a bucket that is longer than `cap` ends with a parameter that is, too.
+    fn is_uncut(parameters: &[Range<usize>], bucket: &Bucket, cap: usize) -> bool {
+        parameters[bucket.parameters.end - 1].len() > cap
     }
 
     #[test]
@@ -184,18 +202,21 @@ mod tests {
 
     #[test]
     fn buckets_of_gpus_are_larger_and_the_first_is_small_everywhere() {
-        let of = |device| {
-            plan(
-                &laid_out(&[30_000_000]),
-                &[1],
-                BucketSizes::of_device(device),
-                1,
-            )
+        let layers = [vec![1 << 17; 60], vec![30_000_000, 64]].concat();
+        let of = |device, hosts| {
+            let (parameters, each) = (laid_out(&layers), vec![1; layers.len()]);
+            plan(&parameters, &each, BucketSizes::of_device(device, hosts), 1)
         };
-        let lengths = |device| of(device).iter().map(|b| b.range.len()).collect::<Vec<_>>();
-        let (cpu, gpu) = (lengths(Device::Cpu), lengths(Device::Cuda(0)));
-        assert_eq!((cpu[0], cpu[1]), (1 << 18, 999_424));
-        assert_eq!((gpu[0], gpu[1], gpu.len()), (1 << 18, 6_249_472, 6));
+        let lengths = |device, hosts| -> Vec<usize> {
+            of(device, hosts).iter().map(|b| b.range.len()).collect()
+        };
+        let (cpu, gpu) = (lengths(Device::Cpu, 1), lengths(Device::Cuda(0), 1));
+        let of_hosts = lengths(Device::Cuda(0), 2);
+        assert_eq!((cpu[0], cpu[1]), (1 << 18, 7 << 17));
+        // The large parameter is one bucket there.
+        assert_eq!(gpu, [1 << 18, 47 << 17, 11 << 17, 30_000_000, 64]);
+        assert_eq!(of_hosts, [1 << 18, 58 << 17, 30_000_000, 64]);
+        assert!(cpu.iter().all(|&length| length <= 1_000_000));
     }
 
     #[test]
@@ -273,16 +294,19 @@ mod tests {
             first in 0usize..6000,
             rest in 0usize..20_000,
             shares in 2usize..6,
+            cuts_parameters in any::<bool>(),
         ) {
             let parameters = laid_out_at(&lengths, QUANTUM);
             let layers: Vec<usize> = lengths.chunks(in_layer).map(<[usize]>::len).collect();
             let grain = grain(shares);
-            let plan = plan(&parameters, &layers, sizes(first, rest), grain);
+            let sizes = BucketSizes { cuts_parameters, ..sizes(first, rest) };
+            let plan = plan(&parameters, &layers, sizes, grain);
             let mut end = 0;
             for (index, bucket) in plan.iter().enumerate() {
                 prop_assert!(!bucket.range.is_empty());
                 let cap = (if index == 0 { first } else { rest }).max(grain);
-                prop_assert!(bucket.range.len() <= cap, "{:?} is larger than {}", bucket, cap);
+                let is_uncut = !cuts_parameters && is_uncut(&parameters, bucket, cap.saturating_sub(2 * grain));
+                prop_assert!(bucket.range.len() <= cap || is_uncut, "{:?} is larger than {}", bucket, cap);
                 for rank in 0..shares {
                     let slice = bucket.slice(rank, shares);
                     prop_assert_eq!(slice.start, end);
@@ -304,18 +328,24 @@ mod tests {
             in_layer in 1usize..5,
             first in 0usize..6000,
             rest in 0usize..20_000,
+            cuts_parameters in any::<bool>(),
         ) {
             let parameters = laid_out(&lengths);
             let layers: Vec<usize> = lengths.chunks(in_layer).map(<[usize]>::len).collect();
-            let plan = plan(&parameters, &layers, sizes(first, rest), 1);
+            let sizes = BucketSizes { cuts_parameters, ..sizes(first, rest) };
+            let plan = plan(&parameters, &layers, sizes, 1);
             let mut end = 0;
             for (index, bucket) in plan.iter().enumerate() {
                 prop_assert_eq!(bucket.range.start, end);
                 prop_assert!(!bucket.range.is_empty());
                 end = bucket.range.end;
                 let cap = (if index == 0 { first } else { rest }).max(QUANTUM);
+                let is_uncut = !cuts_parameters && is_uncut(&parameters, bucket, cap.saturating_sub(QUANTUM));
+                if is_uncut {
+                    prop_assert_eq!(bucket.parameters.len(), 1);
+                }
                 // The padding after the last parameter, fewer than 64 elements, is included.
-                prop_assert!(bucket.range.len() < cap + 64, "{:?} is larger than {}", bucket, cap);
+                prop_assert!(bucket.range.len() < cap + 64 || is_uncut, "{:?} is larger than {}", bucket, cap);
                 for (place, p) in parameters.iter().enumerate() {
                     let touches = p.start < bucket.range.end && bucket.range.start < p.end;
                     prop_assert_eq!(touches, bucket.parameters.contains(&place));

@@ -103,7 +103,7 @@ pub(super) fn assemble(
     world: &World,
     parameters_max: u64,
     session: &mut Session,
-    continued: Option<&agreement::Plan>,
+    continued: Option<&agreement::Regroup>,
 ) -> Result<Prepared> {
     let mut resumed = match continued {
         Some(_) => None,
@@ -353,6 +353,8 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
         sizes: options
             .bucket_mb
             .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
+        // Buckets stay what they are where a host may be lost.
+        hosts: if world.is_elastic() { 1 } else { world.hosts() },
         dtype: options.reduce_dtype.dtype(),
         overlap: reducer::overlaps(options.overlap, world),
         zero: options.zero,

@@ -61,7 +61,10 @@ fn help_says_what_the_defaults_are() {
         ("grad-clip", defaults.grad_clip.to_string()),
         ("label-smoothing", defaults.label_smoothing.to_string()),
         ("seed", defaults.seed.to_string()),
-        ("bucket-mb", "25 on GPUs, 4 on the CPU".to_string()),
+        (
+            "bucket-mb",
+            "25 on GPUs, 50 on those of several hosts, 4 on the CPU".to_string(),
+        ),
         ("timeout-s", defaults.timeout_s.to_string()),
         ("out", defaults.out.display().to_string()),
         ("log-every", defaults.log_every.to_string()),
