@@ -81,7 +81,7 @@ pub struct World {
     /// As `device` has found it.
     device: OnceLock<Device>,
     #[cfg(feature = "mpi")]
-    job: Option<crate::transport::mpi::Job>,
+    job: Option<crate::transport::mpi::MpiJob>,
     mesh: Option<Arc<Mesh>>,
     /// In an elastic job.
     elastic: Option<Elastic>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ddp_comm::print_line;
 pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
-    Host, HostList, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
+    HostList, ListedHost, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
 };
 use ddp_kernels::device::discover;
 
@@ -114,7 +114,7 @@ pub(crate) fn start(
 }
 
 /// How the job continues without lost ranks, if it does.
-fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
+fn losses(ranks: &StartFlags, hosts: &[ListedHost]) -> Result<Option<Losses>> {
     let Some(min_ranks) = ranks.min_ranks else {
         return Ok(None);
     };
@@ -138,7 +138,7 @@ fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
 }
 
 /// Where to start ranks, and how many.
-fn hosts(ranks: &StartFlags, command: &Command) -> Result<Vec<Host>> {
+fn hosts(ranks: &StartFlags, command: &Command) -> Result<Vec<ListedHost>> {
     let places = &ranks.places;
     let of_file = |path: &PathBuf| {
         let wrong = |why: String| Error::Usage(format!("--hostfile {}: {why}", path.display()));
@@ -152,7 +152,7 @@ fn hosts(ranks: &StartFlags, command: &Command) -> Result<Vec<Host>> {
         (None, None) => {
             let (name, ranks) = ("localhost".into(), count(ranks, command));
             let is_spare = false;
-            return Ok(vec![Host {
+            return Ok(vec![ListedHost {
                 name,
                 ranks,
                 is_spare,
@@ -177,7 +177,7 @@ fn hosts(ranks: &StartFlags, command: &Command) -> Result<Vec<Host>> {
                 spare.name
             )));
         }
-        hosts.push(Host {
+        hosts.push(ListedHost {
             is_spare: true,
             ..spare.clone()
         });

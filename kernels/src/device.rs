@@ -10,7 +10,7 @@
 mod driver;
 mod search;
 
-pub use driver::{Gpu, Library};
+pub use driver::{FoundGpu, Library};
 pub use search::Candidate;
 
 use std::ffi::OsString;
@@ -75,7 +75,7 @@ pub struct Discovery {
     /// The newest CUDA that the driver supports, `(13, 0)`.
     pub driver_version: Option<(u32, u32)>,
     /// The GPUs this process sees, by index.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<FoundGpu>,
     /// Why there are no GPUs, with help; None if there are some.
     pub why_no_gpu: Option<String>,
 }

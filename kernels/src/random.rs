@@ -213,7 +213,7 @@ impl Draw {
 
     /// Elements from `first` on, made from blocks as `C` does.
     #[inline(always)]
-    pub(crate) fn convert<C: Convert>(&self, first: u64, out: &mut [C::Element]) {
+    pub(crate) fn convert<C: Drawn>(&self, first: u64, out: &mut [C::Element]) {
         let mut index = first / LANES as u64;
         let skipped = (first % LANES as u64) as usize;
         // `first` may lie inside a block, and so may the end. `index` stays near 2⁶² at most.
@@ -242,7 +242,7 @@ impl Draw {
 /// How to convert a block. A trait instead of a closure, because a closure that is not inlined is
 /// compiled without the caller's `#[target_feature]`: for normals that cost 32 ns instead of 1 per
 /// element (AVX-512).
-pub(crate) trait Convert {
+pub(crate) trait Drawn {
     type Element: Copy;
     fn convert(bits: [u32; LANES]) -> [Self::Element; LANES];
 }
@@ -254,7 +254,7 @@ pub(crate) struct Uniform;
 /// Standard normals.
 pub(crate) struct Normal;
 
-impl Convert for Bits {
+impl Drawn for Bits {
     type Element = u32;
     #[inline(always)]
     fn convert(bits: [u32; LANES]) -> [u32; LANES] {
@@ -262,7 +262,7 @@ impl Convert for Bits {
     }
 }
 
-impl Convert for Uniform {
+impl Drawn for Uniform {
     type Element = f32;
     #[inline(always)]
     fn convert(bits: [u32; LANES]) -> [f32; LANES] {
@@ -275,7 +275,7 @@ impl Convert for Uniform {
     }
 }
 
-impl Convert for Normal {
+impl Drawn for Normal {
     type Element = f32;
     #[inline(always)]
     fn convert(bits: [u32; LANES]) -> [f32; LANES] {

@@ -25,7 +25,7 @@ pub use policy::{
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use self::ledger::{Key, Sums};
+use self::ledger::{Crossed, LedgerKey};
 use self::policy::{book, enter, with_rules};
 use self::route::Copy;
 use crate::cuda::queue::is_capturing;
@@ -134,7 +134,7 @@ pub(crate) fn scalar(tensor: &Tensor, by: Caller) -> Result<f64> {
         element.to_f64()
     });
     with_rules(|rules| {
-        let key = Key {
+        let key = LedgerKey {
             kind: TransferKind::ScalarRead,
             phase: rules.phase,
             source,
@@ -143,7 +143,7 @@ pub(crate) fn scalar(tensor: &Tensor, by: Caller) -> Result<f64> {
             site: by.at,
         };
         let bytes = if crosses { tensor.bytes() } else { 0 };
-        enter(rules, key, Sums::one(bytes, rules.announced));
+        enter(rules, key, Crossed::one(bytes, rules.announced));
     });
     Ok(value)
 }

@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
-pub use self::hosts::{Host, HostList};
+pub use self::hosts::{HostList, ListedHost};
 use self::job::Job;
 pub use self::listener::serve_at;
 pub use self::place::Place;
@@ -112,7 +112,7 @@ impl Spawner {
 
     /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first
     /// that failed (128 plus the signal's number if a signal ended it), or 0.
-    pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
+    pub fn run(&mut self, hosts: &[ListedHost], task: &Task) -> Result<u8> {
         let is_here = |number: usize| match &task.place {
             Some(_) => number == 0,
             None => hosts[number].is_here(),

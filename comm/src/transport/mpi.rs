@@ -6,4 +6,4 @@
 mod library;
 mod roll_call;
 
-pub(crate) use self::library::{Comm, Job, Request, abort};
+pub(crate) use self::library::{MpiComm, MpiJob, MpiRequest, abort};

@@ -46,7 +46,7 @@ pub(super) struct Start {
     /// How to undo the launcher's binding to cores.
     pub(super) unbind: &'static str,
     #[cfg(feature = "mpi")]
-    pub(super) job: Option<crate::transport::mpi::Job>,
+    pub(super) job: Option<crate::transport::mpi::MpiJob>,
     /// The sockets between hosts, if there are any.
     pub(super) mesh: Option<Arc<Mesh>>,
 }

@@ -19,7 +19,7 @@ use crate::launcher::{
 use crate::say::print_line;
 use crate::transport::failure::{self, Failure};
 use crate::transport::messages;
-use crate::transport::mpi::{Comm, Job};
+use crate::transport::mpi::{MpiComm, MpiJob};
 use crate::transport::placement::Placement;
 
 /// The exit code of a rank that waited for others without success.
@@ -31,9 +31,9 @@ const GUARD_MARGIN: Duration = Duration::from_secs(5);
 
 /// MpiRanks that meet over MPI.
 pub(super) struct MpiRanks<'a> {
-    job: Job,
+    job: MpiJob,
     /// The ranks as they are numbered now; before that, those of `job`.
-    renumbered: Option<Comm>,
+    renumbered: Option<MpiComm>,
     options: &'a Options,
 }
 
@@ -54,11 +54,11 @@ impl MpiRanks<'_> {
     }
 
     /// MPI, to be ended by [`end`].
-    pub(super) fn into_job(self) -> Job {
+    pub(super) fn into_job(self) -> MpiJob {
         self.job
     }
 
-    fn comm(&self) -> &Comm {
+    fn comm(&self) -> &MpiComm {
         self.renumbered.as_ref().unwrap_or(self.job.world())
     }
 
@@ -140,7 +140,7 @@ pub(super) fn check_limits(options: &Options, launch: &Launch) -> Result<()> {
 
 /// Starts MPI, and ends this process if that takes too long: a rank that never comes would keep the
 /// others waiting in there.
-fn start_mpi(options: &Options) -> Result<Job> {
+fn start_mpi(options: &Options) -> Result<MpiJob> {
     let rank = likely_rank();
     // A busy machine starts processes late, however short the timeout is.
     let limit = options.timeout.max(options.join_timeout);
@@ -149,7 +149,7 @@ fn start_mpi(options: &Options) -> Result<Job> {
     let action = report_and_leave(options, rank, text, help);
     let limit = limit.saturating_add(patience(rank));
     let _guard = Background::deadline(limit, action)?;
-    Job::start()
+    MpiJob::start()
 }
 
 /// The end of a process that cannot reach the other ranks.
@@ -174,7 +174,7 @@ fn report_and_leave(
 }
 
 /// Ends MPI in good order, or this process if another rank prevents that.
-pub(super) fn end(job: Job, failure: &Arc<Failure>, timeout: Duration) {
+pub(super) fn end(job: MpiJob, failure: &Arc<Failure>, timeout: Duration) {
     let (bound, failure) = (timeout.min(FINALIZE_MAX), Arc::clone(failure));
     let text = format!(
         "MPI did not end within {}: another rank is stopped or stuck at its end (all ranks had \

@@ -63,7 +63,7 @@ pub(crate) struct Labels {
     /// The numbers of their files.
     pub(crate) rows: Rows,
     files: Vec<FileLabels>,
-    coding: Coding,
+    coding: LabelCoding,
     /// Whether the task follows from what labels look like.
     pub(crate) is_guessed: bool,
     /// The names of classes that are to be learned, if labels are texts or numbers other than
@@ -73,7 +73,7 @@ pub(crate) struct Labels {
 
 /// How the contents of files become targets.
 #[derive(Debug)]
-enum Coding {
+enum LabelCoding {
     /// Whole numbers are the classes.
     Classes,
     /// These whole numbers, sorted, are the names of the classes.
@@ -129,8 +129,8 @@ impl Labels {
             None => {
                 let any_float = files.iter().any(|file| file.array.element.is_float());
                 let coding = match guess::are_classes(task, any_float) {
-                    true => Coding::Classes,
-                    false => Coding::Values,
+                    true => LabelCoding::Classes,
+                    false => LabelCoding::Values,
                 };
                 Labels::with(files, coding)?
             }
@@ -148,7 +148,7 @@ impl Labels {
                 let labels = Labels::of_texts(files, |_| None)?;
                 return Err(labels.why_texts("as the model was trained on"));
             }
-            let (labels, outputs) = (Labels::with(files, Coding::Values)?, task.outputs());
+            let (labels, outputs) = (Labels::with(files, LabelCoding::Values)?, task.outputs());
             let (place, got) = (labels.rows.arrays[0].name(), labels.rows.width);
             ensure!(
                 got == outputs,
@@ -159,14 +159,14 @@ impl Labels {
         };
         match (classes.whole_names(), classes.texts()) {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
-            (Some(numbers), _) => Labels::with(files, Coding::Numbers(numbers)),
+            (Some(numbers), _) => Labels::with(files, LabelCoding::Numbers(numbers)),
             (None, Some(names)) => bail!(
                 "{}: expected texts as labels, such as {:?}, as the model was trained on, got numbers; \
                  help: give a table, in which labels are texts",
                 files[0].array.name(),
                 names[0]
             ),
-            (None, None) => Labels::with(files, Coding::Classes),
+            (None, None) => Labels::with(files, LabelCoding::Classes),
         }
     }
 
@@ -177,14 +177,14 @@ impl Labels {
         let class = |text: &String| class_of(text).map_or(NO_CLASS, |class| class as i64);
         let classes = |file: &FileLabels| file.names.iter().flatten().map(class).collect();
         let classes = files.iter().map(classes).collect();
-        Labels::with(files, Coding::Texts(classes))
+        Labels::with(files, LabelCoding::Texts(classes))
     }
 
-    fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
+    fn with(files: Vec<FileLabels>, coding: LabelCoding) -> Result<Labels> {
         let rows = Rows::new(files.iter().map(|file| file.array.clone()).collect())?;
         let array = &rows.arrays[0];
         ensure!(
-            rows.width == 1 || matches!(coding, Coding::Values),
+            rows.width == 1 || matches!(coding, LabelCoding::Values),
             "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
              set {TASK} to regression",
             array.name(),
@@ -202,7 +202,7 @@ impl Labels {
 
     /// Whether labels are classes.
     pub(crate) fn are_classes(&self) -> bool {
-        !matches!(self.coding, Coding::Values)
+        !matches!(self.coding, LabelCoding::Values)
     }
 
     /// Reads the classes of rows from `first` on. A label that is not a class is below 0 or
@@ -215,9 +215,11 @@ impl Labels {
                 false => array.read_i64(row, into)?,
             }
             let class_of = |code: i64| match &self.coding {
-                Coding::Texts(classes) => classes[file].get(usize::try_from(code).ok()?).copied(),
-                Coding::Numbers(numbers) => Some(numbers.binary_search(&code).ok()? as i64),
-                Coding::Classes | Coding::Values => Some(code),
+                LabelCoding::Texts(classes) => {
+                    classes[file].get(usize::try_from(code).ok()?).copied()
+                }
+                LabelCoding::Numbers(numbers) => Some(numbers.binary_search(&code).ok()? as i64),
+                LabelCoding::Classes | LabelCoding::Values => Some(code),
             };
             for code in into {
                 *code = class_of(*code).unwrap_or(NO_CLASS);
@@ -230,15 +232,15 @@ impl Labels {
     pub(crate) fn whole_classes(&self, counts: &[u64]) -> Option<Vec<(i64, u64)>> {
         let counts = counts.iter().copied();
         match &self.coding {
-            Coding::Numbers(numbers) => Some(numbers.iter().copied().zip(counts).collect()),
-            Coding::Classes => Some((0..).zip(counts).filter(|(_, rows)| *rows > 0).collect()),
-            Coding::Texts(_) | Coding::Values => None,
+            LabelCoding::Numbers(numbers) => Some(numbers.iter().copied().zip(counts).collect()),
+            LabelCoding::Classes => Some((0..).zip(counts).filter(|(_, rows)| *rows > 0).collect()),
+            LabelCoding::Texts(_) | LabelCoding::Values => None,
         }
     }
 
     /// Makes whole numbers other than 0, 1, 2 …, as -1 and 1 or 1 to 3, the names of classes.
     fn name_numbers(&mut self) -> Result<()> {
-        if !matches!(self.coding, Coding::Classes) {
+        if !matches!(self.coding, LabelCoding::Classes) {
             return Ok(());
         }
         let mut numbers = BTreeSet::new();
@@ -256,7 +258,7 @@ impl Labels {
         }
         if guess::are_names(&numbers) {
             self.class_names = Some(numbers.iter().map(i64::to_string).collect());
-            self.coding = Coding::Numbers(numbers.into_iter().collect());
+            self.coding = LabelCoding::Numbers(numbers.into_iter().collect());
         }
         Ok(())
     }

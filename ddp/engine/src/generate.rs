@@ -160,11 +160,11 @@ pub fn generate(
 ) -> Result<Generated> {
     let tokens = coding.prompt(prompt, model)?;
     let room = (tokens.len() - 1).saturating_add(options.tokens_max);
-    Writer::new(model, coding, options, room)?.after(&tokens, None, each)
+    TextWriter::new(model, coding, options, room)?.after(&tokens, None, each)
 }
 
 /// Continues texts, and remembers what the model has read of the last one.
-pub struct Writer<'a> {
+pub struct TextWriter<'a> {
     model: &'a Model,
     coding: &'a Coding,
     options: &'a GenerateOptions,
@@ -175,16 +175,16 @@ pub struct Writer<'a> {
     random: Random,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> TextWriter<'a> {
     /// For texts of at most `room` tokens.
     pub fn new(
         model: &'a Model,
         coding: &'a Coding,
         options: &'a GenerateOptions,
         room: usize,
-    ) -> Result<Writer<'a>> {
+    ) -> Result<TextWriter<'a>> {
         let room = room.min(model.input_shape.first().copied().unwrap_or(0));
-        Ok(Writer {
+        Ok(TextWriter {
             model,
             coding,
             options,

@@ -399,7 +399,7 @@ const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
 
 /// The fields that tell lines apart.
 #[derive(Deserialize)]
-struct Line {
+struct LogLine {
     event: String,
     step: Option<u64>,
     generation: Option<u64>,
@@ -455,7 +455,7 @@ impl MetricsLog {
     /// Writes the line of an event, which another rank may have made, unless it is there.
     pub(crate) fn write_once(&mut self, line: String) -> Result<()> {
         let parsed = serde_json::from_str(&line);
-        let Line { event, step, .. } = parsed.expect("the line of an event");
+        let LogLine { event, step, .. } = parsed.expect("the line of an event");
         let step = step.filter(|_| ONCE.contains(&&*event));
         if step.is_some_and(|step| self.has(&event, step)) {
             return Ok(());

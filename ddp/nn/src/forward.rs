@@ -33,7 +33,7 @@ use crate::head::LeftHead;
 use crate::pass::Pass;
 use plan::{Plan, PlanFor};
 use running::Running;
-use scope::{Declared, Mode};
+use scope::{DeclaredParameters, Mode};
 use trace::Op;
 
 pub use convolution::{Convolution, PerAxis};
@@ -58,7 +58,7 @@ impl Mode {
 /// A model's function, and what runs for it.
 pub(crate) struct Traced {
     module: Box<dyn Module>,
-    declared: RefCell<Declared>,
+    declared: RefCell<DeclaredParameters>,
     plans: RefCell<Vec<Planned>>,
 }
 

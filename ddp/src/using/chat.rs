@@ -13,7 +13,7 @@ use super::generate::{Opened, SamplingFlags, describe, opened};
 use crate::data::ChatWriter;
 use crate::error::{Error, Result, refuse};
 use crate::flags::check_alone;
-use crate::generate::{Ended, Writer};
+use crate::generate::{Ended, TextWriter};
 use ddp_tools::output::print;
 
 /// Printed after the help of `chat`.
@@ -59,7 +59,7 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
     })?;
     let Opened { model, coding, .. } = opened;
     let options = flags.how.options("");
-    let mut writer = Writer::new(&model, &coding, &options, usize::MAX)?;
+    let mut writer = TextWriter::new(&model, &coding, &options, usize::MAX)?;
     let system = flags.system.as_ref().map(|text| message("system", text));
     let begin: Vec<Value> = system.into_iter().collect();
     let (mut messages, mut line) = (begin.clone(), String::new());

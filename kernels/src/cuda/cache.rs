@@ -103,7 +103,7 @@ impl CacheEntry {
 
     /// Waits until nobody else makes this file, and keeps others waiting until it is dropped. None
     /// where that cannot be had, or one has compiled for two minutes: compiling twice does no harm.
-    pub(crate) fn turn(&self) -> Option<Turn> {
+    pub(crate) fn turn(&self) -> Option<CacheTurn> {
         const LONGEST: Duration = Duration::from_secs(120);
         let path = self.path.as_deref()?;
         make_folder(path.parent()?).ok()?;
@@ -112,7 +112,7 @@ impl CacheEntry {
         let start = Instant::now();
         loop {
             match file.try_lock() {
-                Ok(()) => return Some(Turn { path, _file: file }),
+                Ok(()) => return Some(CacheTurn { path, _file: file }),
                 Err(TryLockError::WouldBlock) if start.elapsed() < LONGEST => {
                     heartbeat::beat(Work::Computes);
                     std::thread::sleep(Duration::from_millis(20));
@@ -124,12 +124,12 @@ impl CacheEntry {
 }
 
 /// The right to make one file. Who waited for it finds the file made.
-pub(crate) struct Turn {
+pub(crate) struct CacheTurn {
     path: PathBuf,
     _file: File,
 }
 
-impl Drop for Turn {
+impl Drop for CacheTurn {
     fn drop(&mut self) {
         let _: io::Result<()> = std::fs::remove_file(&self.path);
     }

@@ -30,7 +30,7 @@ use crate::device::discover;
 use crate::error::{Caller, Error, Line, Result};
 use crate::panics::{lock, read, write};
 pub(crate) use compiler::text_of;
-use compiler::{Compiler, Target};
+use compiler::{Arch, Compiler};
 
 /// A `.cu` file of this crate, and its loaded modules.
 pub(crate) struct Source {
@@ -41,7 +41,7 @@ pub(crate) struct Source {
     modules: [OnceLock<Box<Module>>; GPUS_MAX],
     /// Locked while the source is compiled or loaded. It keeps the last image, which devices of one
     /// kind share.
-    making: Mutex<Option<(Target, Arc<[u8]>)>>,
+    making: Mutex<Option<(Arch, Arc<[u8]>)>>,
 }
 
 impl Source {
@@ -190,7 +190,7 @@ impl Making {
     }
 
     /// The source, compiled now or by an earlier process, and loaded.
-    fn image(&self, compiler: &'static Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
+    fn image(&self, compiler: &'static Compiler, target: Arch) -> Result<(Arc<[u8]>, CUmodule)> {
         let compilation = Compilation::new(self.source, compiler, target);
         let (mut cached, mut _turn) = (compilation.entry.read(), None);
         if cached.is_none() {
@@ -262,12 +262,12 @@ pub(crate) struct Compilation {
     name: &'static str,
     text: Cow<'static, str>,
     compiler: &'static Compiler,
-    target: Target,
+    target: Arch,
     pub(crate) entry: cache::CacheEntry,
 }
 
 impl Compilation {
-    fn new(source: &Source, compiler: &'static Compiler, target: Target) -> Compilation {
+    fn new(source: &Source, compiler: &'static Compiler, target: Arch) -> Compilation {
         let (name, text) = (source.name, text_of(source.name, source.text));
         let label = format!("{}-sm_{}", name.trim_end_matches(".cu"), target.0);
         let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
@@ -306,7 +306,7 @@ impl Compilation {
 }
 
 /// Everything that an image depends on.
-fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
+fn key(compiler: &Compiler, target: Arch, text: &str) -> u128 {
     let (length, changed) = compiler.file;
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())

@@ -28,7 +28,7 @@ const CAPABILITY: [c_int; 2] = [75, 76];
 
 /// One GPU, as the driver describes it. An unanswered question leaves the field empty or zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
+pub struct FoundGpu {
     /// Its index in this process: the N of `cuda:N`.
     pub index: usize,
     /// The vendor's name for it.
@@ -88,7 +88,7 @@ impl fmt::Display for Library {
     }
 }
 
-impl fmt::Display for Gpu {
+impl fmt::Display for FoundGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = human_bytes(usize::try_from(self.memory_bytes).unwrap_or(usize::MAX));
         let (major, minor) = self.compute_capability;
@@ -128,7 +128,7 @@ pub(super) fn ask(environment: &SearchEnvironment) -> (Library, CudaVersion, Gpu
 }
 
 type CudaVersion = Option<(u32, u32)>;
-type GpusOrWhy = Result<Vec<Gpu>, String>;
+type GpusOrWhy = Result<Vec<FoundGpu>, String>;
 
 /// The driver's release, `580.65.06`, from the name of the real file.
 fn release(path: &Path) -> Option<String> {
@@ -213,7 +213,7 @@ impl DiscoveryFunctions {
     }
 
     /// The GPUs, at least one, or why there are none.
-    fn gpus(&self, environment: &SearchEnvironment) -> Result<Vec<Gpu>, String> {
+    fn gpus(&self, environment: &SearchEnvironment) -> Result<Vec<FoundGpu>, String> {
         // SAFETY: cuInit takes the flags 0, and may be called again and from any thread.
         let code = unsafe { (self.cuInit)(0) };
         if code != 0 {
@@ -243,7 +243,7 @@ impl DiscoveryFunctions {
     }
 
     /// What the driver says of one device. A question that fails leaves the field empty or zero.
-    fn describe(&self, index: usize, device: c_int) -> Gpu {
+    fn describe(&self, index: usize, device: c_int) -> FoundGpu {
         let name = self
             .name(device)
             .unwrap_or_else(|| "GPU of unknown name".to_string());
@@ -258,7 +258,7 @@ impl DiscoveryFunctions {
         });
         // SAFETY: as above, and a CUuuid of 16 bytes.
         let uuid = answer(|to| unsafe { (self.cuDeviceGetUuid_v2)(to, device) });
-        Gpu {
+        FoundGpu {
             index,
             memory_bytes: memory_bytes.unwrap_or(0) as u64,
             compute_capability: (major, minor),

@@ -448,7 +448,7 @@ fn the_table_shows_what_a_person_needs() {
         advice: None,
         candidates: Vec::new(),
     };
-    let gpu = Gpu {
+    let gpu = FoundGpu {
         index: 0,
         name: "NVIDIA H200".to_string(),
         memory_bytes: 150_110_011_392,
@@ -468,7 +468,7 @@ fn the_table_shows_what_a_person_needs() {
             ..library("NCCL", "")
         },
         driver_version: Some((13, 0)),
-        gpus: vec![gpu.clone(), Gpu { index: 1, ..gpu }],
+        gpus: vec![gpu.clone(), FoundGpu { index: 1, ..gpu }],
         why_no_gpu: None,
     };
     let expected = "\

@@ -34,7 +34,7 @@ use crate::{DType, Tensor};
 use library::{Blas, BlasFault};
 pub(crate) use library::{Epilogue, Function};
 pub use plan::WORKSPACE_BYTES;
-use plan::{Kind, Operands, Plan};
+use plan::{BlasArgs, Kind, Plan};
 
 /// A matrix to read: `[rows, columns]` as the matmul sees it.
 #[derive(Clone, Copy, Debug)]
@@ -163,8 +163,8 @@ impl Launcher {
         workspaces: &mut Workspaces,
         plan: &Plan,
         matmul: &Matmul,
-    ) -> Result<Operands> {
-        Ok(Operands {
+    ) -> Result<BlasArgs> {
+        Ok(BlasArgs {
             a: matmul.right.address,
             b: matmul.left.address,
             c: matmul.existing,

@@ -4,7 +4,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use super::pool::{Chunk, PoolState, Wanted, pool};
+use super::pool::{HostChunk, PoolState, Wanted, pool};
 use crate::Device;
 use crate::error::Result;
 
@@ -36,7 +36,7 @@ pub(super) fn allocate(wanted: Wanted) -> Result<(NonNull<u8>, usize, bool)> {
 pub(super) fn give_back(pointer: NonNull<u8>, capacity_bytes: usize) {
     let mut state = pool(Device::Cpu).expect("the CPU has a pool").lock();
     let chunks = state.free.entry(capacity_bytes).or_default();
-    chunks.push(Chunk(pointer));
+    chunks.push(HostChunk(pointer));
 }
 
 /// The smallest kept buffer that fits and wastes at most a quarter (half, if it is small).

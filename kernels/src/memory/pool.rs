@@ -58,14 +58,14 @@ pub(super) struct Wanted {
 
 /// An address in a list of buffers kept for reuse.
 #[derive(Debug)]
-pub(super) struct Chunk(pub(super) NonNull<u8>);
+pub(super) struct HostChunk(pub(super) NonNull<u8>);
 // SAFETY: the list owns the bytes at the address; nothing else refers to them.
-unsafe impl Send for Chunk {}
+unsafe impl Send for HostChunk {}
 
 #[derive(Debug, Default)]
 pub(super) struct PoolState {
     /// Host buffers kept for reuse, by capacity.
-    pub(super) free: BTreeMap<usize, Vec<Chunk>>,
+    pub(super) free: BTreeMap<usize, Vec<HostChunk>>,
     /// Live buffers by id.
     pub(super) live: HashMap<u64, LiveTensor>,
     pub(super) stats: MemoryStats,

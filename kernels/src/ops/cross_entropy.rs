@@ -132,7 +132,7 @@ pub fn cross_entropy(
     call.run(logits, &FLOATS_AND_BF16, |placed| {
         let [losses, logits, targets] = placed.enter([losses, logits, targets])?;
         let [dlogits, weights] = [placed.enter_some(dlogits)?, placed.enter_some(weights)?];
-        let operands = Operands {
+        let operands = LossOperands {
             sizes: [rows, classes],
             losses,
             logits,
@@ -177,7 +177,7 @@ pub(super) fn updates_stats<'a>(
 }
 
 /// Adds to the statistics what the rows have: `counts` are correct rows and rows.
-fn add_totals<T: Float>(of: &mut Operands<'_>, counts: [i64; 2]) {
+fn add_totals<T: Float>(of: &mut LossOperands<'_>, counts: [i64; 2]) {
     let Some(stats) = &mut of.stats else { return };
     let [correct, counted] = counts.map(|count| count as f64);
     let divisor = of.weights.as_ref().map_or(counted, total::<T>);
@@ -201,7 +201,7 @@ fn total<T: Float>(x: &Buffer<'_>) -> f64 {
 }
 
 /// The operands, entered.
-struct Operands<'a> {
+struct LossOperands<'a> {
     /// B, C
     sizes: [usize; 2],
     /// (B)
@@ -220,7 +220,7 @@ struct Operands<'a> {
     stats: Option<Buffer<'a>>,
 }
 
-fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
+fn launch(gpu: &Launcher, of: &LossOperands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
     let [rows, classes] = of.sizes;
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
@@ -269,7 +269,7 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
     gpu.launch(&SOURCE, (name, of.logits.dtype), grid, args)
 }
 
-fn run<S: Stored>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
+fn run<S: Stored>(mut of: LossOperands<'_>, options: &CrossEntropyOptions<'_>) {
     type Math<S> = <S as Stored>::Math;
     let [rows, classes] = of.sizes;
     let class_weights = of

@@ -67,7 +67,7 @@ named! {
 
 /// What tells rows apart. Sites are compared by address, so one line may have several rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct LedgerKey {
     pub(super) kind: TransferKind,
     pub(super) phase: Phase,
     pub(super) source: Device,
@@ -77,7 +77,7 @@ pub(crate) struct Key {
     pub(super) site: Site,
 }
 
-impl Hash for Key {
+impl Hash for LedgerKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let site = std::ptr::from_ref(self.site).addr();
         state.write_usize(site ^ (self.kind as usize) << 1 ^ (self.phase as usize) << 3);
@@ -102,7 +102,7 @@ impl Hasher for AddressHasher {
 
 /// The sums of one row, or one transfer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sums {
+pub(crate) struct Crossed {
     pub(super) count: u64,
     pub(super) bytes: u64,
     pub(super) announced: Option<&'static str>,
@@ -118,18 +118,18 @@ pub(crate) struct Sums {
     pub(super) came_by: Option<Site>,
 }
 
-impl Sums {
+impl Crossed {
     /// One transfer of this many bytes.
-    pub(super) fn one(bytes: usize, announced: Option<&'static str>) -> Sums {
-        Sums {
+    pub(super) fn one(bytes: usize, announced: Option<&'static str>) -> Crossed {
+        Crossed {
             count: 1,
             bytes: bytes as u64,
             announced,
-            ..Sums::default()
+            ..Crossed::default()
         }
     }
 
-    fn add(&mut self, other: &Sums) {
+    fn add(&mut self, other: &Crossed) {
         self.count += other.count;
         self.bytes += other.bytes;
         self.announced = self.announced.or(other.announced);
@@ -143,10 +143,10 @@ impl Sums {
 
 /// The rows of a capture, which each launch of its graph books.
 #[derive(Debug, Default)]
-pub(crate) struct CapturedRows(Vec<(Key, Sums)>);
+pub(crate) struct CapturedRows(Vec<(LedgerKey, Crossed)>);
 
 impl CapturedRows {
-    pub(super) fn hold(&mut self, key: Key, sums: Sums) {
+    pub(super) fn hold(&mut self, key: LedgerKey, sums: Crossed) {
         match self.0.iter_mut().find(|(held, _)| *held == key) {
             Some((_, held)) => held.add(&sums),
             None => self.0.push((key, sums)),
@@ -201,7 +201,7 @@ pub fn readable_bytes(bytes: u64) -> String {
 /// (`with_ledger`).
 #[derive(Debug, Default)]
 pub struct Ledger {
-    rows: Mutex<HashMap<Key, Sums, BuildHasherDefault<AddressHasher>>>,
+    rows: Mutex<HashMap<LedgerKey, Crossed, BuildHasherDefault<AddressHasher>>>,
 }
 
 impl Ledger {
@@ -216,7 +216,7 @@ impl Ledger {
         OF_PROCESS.get_or_init(Ledger::new).clone()
     }
 
-    pub(super) fn book(&self, key: Key, sums: Sums) {
+    pub(super) fn book(&self, key: LedgerKey, sums: Crossed) {
         lock(&self.rows).entry(key).or_default().add(&sums);
     }
 
@@ -227,16 +227,19 @@ impl Ledger {
         }
         let mut rows = lock(&self.rows);
         for (key, sums) in &held.0 {
-            rows.entry(Key { phase, ..*key }).or_default().add(sums);
+            rows.entry(LedgerKey { phase, ..*key })
+                .or_default()
+                .add(sums);
         }
     }
 
     /// By phase, then the most bytes first; calls on one source line are one row.
-    pub(super) fn sorted(&self) -> Vec<(Key, Sums)> {
+    pub(super) fn sorted(&self) -> Vec<(LedgerKey, Crossed)> {
         let rows = lock(&self.rows);
-        let mut sorted: Vec<(Key, Sums)> = rows.iter().map(|(key, sums)| (*key, *sums)).collect();
+        let mut sorted: Vec<(LedgerKey, Crossed)> =
+            rows.iter().map(|(key, sums)| (*key, *sums)).collect();
         drop(rows);
-        let line = |key: &Key| {
+        let line = |key: &LedgerKey| {
             let (file, line) = (key.site.file(), key.site.line());
             let devices = (key.source, key.target);
             (key.phase, key.kind, devices, key.implicit, file, line)
@@ -258,7 +261,7 @@ impl Ledger {
 
     /// Every row: by phase, then the most bytes first.
     pub fn rows(&self) -> Vec<Row> {
-        let row = |(key, sums): (Key, Sums)| Row {
+        let row = |(key, sums): (LedgerKey, Crossed)| Row {
             phase: key.phase,
             kind: key.kind,
             source: key.source,

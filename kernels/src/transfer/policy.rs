@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::ledger::{CapturedRows, Key, Ledger, Phase, Sums, TransferKind};
+use super::ledger::{CapturedRows, Crossed, Ledger, LedgerKey, Phase, TransferKind};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
 use crate::storage::Origin;
@@ -190,7 +190,7 @@ pub(super) fn book(
         _ => None,
     };
     with_rules(|rules| {
-        let key = Key {
+        let key = LedgerKey {
             kind,
             phase: rules.phase,
             source,
@@ -201,13 +201,13 @@ pub(super) fn book(
         // A checkpoint copies unchanged tensors back to the host on purpose.
         let returned = returned.filter(|_| rules.phase != Phase::Checkpoint);
         let pageable = !pinned && (source == Device::Cpu || target == Device::Cpu);
-        let sums = Sums {
+        let sums = Crossed {
             pageable_count: u64::from(pageable),
             made_only_to_move_count: u64::from(unused),
             made_at: unused.then_some(storage.made_at),
             returned_count: u64::from(returned.is_some()),
             came_by: returned,
-            ..Sums::one(tensor.bytes(), rules.announced)
+            ..Crossed::one(tensor.bytes(), rules.announced)
         };
         enter(rules, key, sums);
     });
@@ -219,7 +219,7 @@ thread_local! {
 }
 
 /// Books one transfer, or leaves it to the graph that this thread captures.
-pub(super) fn enter(rules: &Rules, key: Key, sums: Sums) {
+pub(super) fn enter(rules: &Rules, key: LedgerKey, sums: Crossed) {
     if is_capturing() {
         HELD.with_borrow_mut(|held| held.hold(key, sums));
     } else {
@@ -244,7 +244,7 @@ pub(crate) fn book_launch(held: &CapturedRows) {
 pub fn book_collective(tensor: &Tensor, at: Site) {
     let device = tensor.device();
     with_rules(|rules| {
-        let key = Key {
+        let key = LedgerKey {
             kind: TransferKind::Collective,
             phase: rules.phase,
             source: device,
@@ -252,6 +252,6 @@ pub fn book_collective(tensor: &Tensor, at: Site) {
             implicit: false,
             site: at,
         };
-        enter(rules, key, Sums::one(tensor.bytes(), rules.announced));
+        enter(rules, key, Crossed::one(tensor.bytes(), rules.announced));
     });
 }

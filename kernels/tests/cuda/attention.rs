@@ -9,7 +9,7 @@ mod reference;
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-use ddp_kernels::device::{Gpu, discover};
+use ddp_kernels::device::{FoundGpu, discover};
 use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Attention, attention_backward_into, attention_into};
 use ddp_kernels::stream::Stream;
@@ -291,11 +291,11 @@ fn a_scale_below_zero() {
 
 #[test]
 fn a_run_without_tensor_cores_says_so_once() {
-    let is_new = |gpu: &Gpu| gpu.compute_capability >= (8, 0);
+    let is_new = |gpu: &FoundGpu| gpu.compute_capability >= (8, 0);
     if devices().is_empty() || !discover().gpus.iter().all(is_new) {
         return skip("no GPU with tensor cores for bf16");
     }
-    let is_simulated = |gpu: &Gpu| gpu.name.contains("Simulated");
+    let is_simulated = |gpu: &FoundGpu| gpu.name.contains("Simulated");
     let old: &[(&str, &OsStr)] = &[("SIMCUDA_CAPABILITY", "7.5".as_ref())];
     let mut cases = vec![
         (

@@ -7,7 +7,7 @@ use crate::identity::{RANKS_MAX, host_name};
 
 /// A host and how many ranks it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct ListedHost {
     /// What ssh calls it: a name or an address, perhaps with a user (`ann@node1`).
     pub name: String,
     /// How many ranks it gets.
@@ -18,7 +18,7 @@ pub struct Host {
 
 /// Distinct hosts, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostList(pub Vec<Host>);
+pub struct HostList(pub Vec<ListedHost>);
 
 impl FromStr for HostList {
     type Err = String;
@@ -51,7 +51,7 @@ impl HostList {
         HostList::new(hosts)
     }
 
-    fn new(hosts: Vec<Host>) -> Result<HostList, String> {
+    fn new(hosts: Vec<ListedHost>) -> Result<HostList, String> {
         let total: usize = hosts.iter().map(|host| host.ranks).sum();
         if !(1..=RANKS_MAX).contains(&total) {
             return Err(format!("expected 1 to {RANKS_MAX} ranks, got {total}"));
@@ -68,13 +68,13 @@ impl HostList {
     }
 
     /// The first `count` ranks.
-    pub fn first(self, count: usize) -> Result<Vec<Host>, String> {
+    pub fn first(self, count: usize) -> Result<Vec<ListedHost>, String> {
         let total: usize = self.0.iter().map(|host| host.ranks).sum();
         if count > total {
             return Err(format!("expected at most their {total} ranks, got {count}"));
         }
         let mut left = count;
-        let take = |mut host: Host| {
+        let take = |mut host: ListedHost| {
             host.ranks = host.ranks.min(left);
             left -= host.ranks;
             (host.ranks > 0).then_some(host)
@@ -84,7 +84,7 @@ impl HostList {
 }
 
 /// Reads `node1`, `node1:4`, `ann@node1:4`, `::1` or `[::1]:4`.
-fn host(entry: &str, slots: Option<&str>) -> Result<Host, String> {
+fn host(entry: &str, slots: Option<&str>) -> Result<ListedHost, String> {
     let bare = entry
         .strip_prefix('[')
         .and_then(|rest| rest.split_once(']'));
@@ -105,7 +105,7 @@ fn host(entry: &str, slots: Option<&str>) -> Result<Host, String> {
         .parse()
         .ok()
         .filter(|ranks| (1..=RANKS_MAX).contains(ranks));
-    Ok(Host {
+    Ok(ListedHost {
         name: name.to_string(),
         is_spare: false,
         ranks: ranks.ok_or_else(|| {
@@ -114,7 +114,7 @@ fn host(entry: &str, slots: Option<&str>) -> Result<Host, String> {
     })
 }
 
-impl Host {
+impl ListedHost {
     /// Whether it is this machine.
     pub fn is_here(&self) -> bool {
         let own = host_name();
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_known_by_name_and_address() {
-        let host = |name: &str| Host {
+        let host = |name: &str| ListedHost {
             name: name.into(),
             ranks: 1,
             is_spare: false,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::agent::{AgentOrder, Greeting, News, Setup};
 use super::children::Children;
-use super::hosts::Host;
+use super::hosts::ListedHost;
 use super::listener::AgentListener;
 use super::remote::{Remote, text_of};
 use super::task::{PERIOD, Task, VERSION};
@@ -78,7 +78,7 @@ impl Job {
     /// A job on these hosts, of which the launcher's is the one that `is_here` names.
     pub(super) fn new(
         program: &str,
-        hosts: &[Host],
+        hosts: &[ListedHost],
         is_here: impl Fn(usize) -> bool,
         [grace, timeout]: [Duration; 2],
         task: &Task,

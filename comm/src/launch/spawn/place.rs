@@ -1,7 +1,7 @@
 //! An elastic job whose processes something else starts: which of them this one is, and where they
 //! meet.
 
-use super::hosts::Host;
+use super::hosts::ListedHost;
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
 use crate::rendezvous::{Lookup, Rendezvous};
@@ -56,12 +56,12 @@ impl Place {
     }
 
     /// The hosts of the job, with the number of ranks on each.
-    pub fn hosts(&self, ranks: usize) -> Vec<Host> {
+    pub fn hosts(&self, ranks: usize) -> Vec<ListedHost> {
         let name = |number| match number {
             0 => "localhost".into(),
             _ => format!("process {number}"),
         };
-        let host = |number| Host {
+        let host = |number| ListedHost {
             name: name(number),
             ranks,
             is_spare: false,

@@ -14,9 +14,9 @@ fn task(program: &str, arguments: &[&str]) -> Task {
     }
 }
 
-fn here(ranks: usize) -> [Host; 1] {
+fn here(ranks: usize) -> [ListedHost; 1] {
     let name = "localhost".into();
-    [Host {
+    [ListedHost {
         name,
         ranks,
         is_spare: false,

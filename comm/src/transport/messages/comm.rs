@@ -16,7 +16,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = tcp::MESSAGE_BYTES_MAX;
 #[derive(Debug)]
 pub(crate) enum Comm {
     #[cfg(feature = "mpi")]
-    Mpi(mpi::Comm),
+    Mpi(mpi::MpiComm),
     Tcp(tcp::MeshChannel),
 }
 
@@ -101,7 +101,7 @@ impl Comm {
 /// A message under way.
 pub(crate) enum Request {
     #[cfg(feature = "mpi")]
-    Mpi(mpi::Request),
+    Mpi(mpi::MpiRequest),
     Tcp(tcp::Letter),
 }
 

@@ -13,32 +13,32 @@ use crate::error::{Error, Result};
 use crate::waited::wait_until;
 
 /// MPI, initialised. Dropped without `finalize` it stays as it is, for a process that fails.
-pub(crate) struct Job {
+pub(crate) struct MpiJob {
     universe: Option<Universe>,
     threads_may_call: bool,
-    world: Comm,
+    world: MpiComm,
 }
 
-impl std::fmt::Debug for Job {
+impl std::fmt::Debug for MpiJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Job")
+        f.write_str("MpiJob")
     }
 }
 
-impl Job {
+impl MpiJob {
     /// Initialises MPI. Returns when all ranks of the job have.
-    pub(crate) fn start() -> Result<Job> {
+    pub(crate) fn start() -> Result<MpiJob> {
         let Some((universe, threading)) = initialize_with_threading(Threading::Multiple) else {
             let help = "connect one world in a process, and leave MPI_Init to it";
             return Err(Error::setup("start MPI", "it is initialised already", help));
         };
         // SAFETY: MPI is initialised, so this handle is a constant from now on.
         let raw = unsafe { ffi::RSMPI_COMM_WORLD };
-        let world = Comm { raw };
+        let world = MpiComm { raw };
         // SAFETY: as above. From now on errors on it and on its duplicates return, not abort.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(world.raw, ffi::RSMPI_ERRORS_RETURN) };
         check(code, "set up MPI")?;
-        Ok(Job {
+        Ok(MpiJob {
             universe: Some(universe),
             threads_may_call: threading == Threading::Multiple,
             world,
@@ -46,7 +46,7 @@ impl Job {
     }
 
     /// All ranks.
-    pub(crate) fn world(&self) -> &Comm {
+    pub(crate) fn world(&self) -> &MpiComm {
         &self.world
     }
 
@@ -61,7 +61,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for MpiJob {
     fn drop(&mut self) {
         // Dropping the universe would wait for all other ranks, which may have failed.
         std::mem::forget(self.universe.take());
@@ -93,23 +93,23 @@ fn check(code: c_int, action: &str) -> Result<()> {
 }
 
 /// Ranks that can send to each other. A message on one communicator is never received on another.
-pub(crate) struct Comm {
+pub(crate) struct MpiComm {
     raw: ffi::MPI_Comm,
 }
 
 // SAFETY: MPI lets every thread use a communicator where `threads_may_call`. Elsewhere the world
 // gives out no communicator besides the one that its bootstrap uses on its own thread.
-unsafe impl Send for Comm {}
+unsafe impl Send for MpiComm {}
 // SAFETY: as above.
-unsafe impl Sync for Comm {}
+unsafe impl Sync for MpiComm {}
 
-impl std::fmt::Debug for Comm {
+impl std::fmt::Debug for MpiComm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Comm")
+        f.write_str("MpiComm")
     }
 }
 
-impl Comm {
+impl MpiComm {
     /// This rank.
     pub(crate) fn rank(&self) -> usize {
         let mut rank: c_int = 0;
@@ -127,11 +127,11 @@ impl Comm {
     }
 
     /// Starts to duplicate the communicator. The new handle is valid when the request is done.
-    pub(super) fn start_duplicate(&self, action: &str) -> Result<(Box<Comm>, Request)> {
+    pub(super) fn start_duplicate(&self, action: &str) -> Result<(Box<MpiComm>, MpiRequest)> {
         // SAFETY: `self` exists, so MPI is initialised and this handle is a constant.
         let raw = unsafe { ffi::RSMPI_COMM_NULL };
-        let mut new = Box::new(Comm { raw });
-        let mut request = Request::new(Vec::new());
+        let mut new = Box::new(MpiComm { raw });
+        let mut request = MpiRequest::new(Vec::new());
         // SAFETY: MPI writes `new` until the request is done. It has its own memory, which callers
         // leak if that never happens.
         let code = unsafe { ffi::MPI_Comm_idup(self.raw, &mut new.raw, &mut request.raw) };
@@ -140,13 +140,13 @@ impl Comm {
     }
 
     /// The same ranks, numbered by `rank`. Waits for all ranks.
-    pub(super) fn split(&self, rank: usize, action: &str) -> Result<Comm> {
+    pub(super) fn split(&self, rank: usize, action: &str) -> Result<MpiComm> {
         // SAFETY: `self` exists, so MPI is initialised and this handle is a constant.
         let mut raw = unsafe { ffi::RSMPI_COMM_NULL };
         // SAFETY: MPI writes the handle before it returns.
         let code = unsafe { ffi::MPI_Comm_split(self.raw, 0, rank as c_int, &mut raw) };
         check(code, action)?;
-        Ok(Comm { raw })
+        Ok(MpiComm { raw })
     }
 
     /// Starts to gather the `block` of every rank, all of one length, in `everything`.
@@ -155,10 +155,10 @@ impl Comm {
         block: Vec<u8>,
         everything: &mut [u8],
         action: &str,
-    ) -> Result<Request> {
+    ) -> Result<MpiRequest> {
         let count = block.len() as c_int;
         assert_eq!(everything.len(), block.len() * self.size());
-        let mut request = Request::new(block);
+        let mut request = MpiRequest::new(block);
         let (from, to) = (
             request.received.as_ptr().cast(),
             everything.as_mut_ptr().cast(),
@@ -183,8 +183,8 @@ impl Comm {
     }
 
     /// Starts to send `bytes` to rank `to`.
-    pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: c_int) -> Result<Request> {
-        let mut request = Request::new(Vec::new());
+    pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: c_int) -> Result<MpiRequest> {
+        let mut request = MpiRequest::new(Vec::new());
         let (start, count, to) = (bytes.as_ptr().cast(), bytes.len() as c_int, to as c_int);
         // SAFETY: the request holds the bytes until MPI is done with them, or leaks them; nothing
         // writes them meanwhile.
@@ -198,8 +198,8 @@ impl Comm {
     }
 
     /// Starts to receive `count` bytes from rank `from`.
-    pub(crate) fn receive(&self, count: usize, from: usize, tag: c_int) -> Result<Request> {
-        let mut request = Request::new(vec![0; count]);
+    pub(crate) fn receive(&self, count: usize, from: usize, tag: c_int) -> Result<MpiRequest> {
+        let mut request = MpiRequest::new(vec![0; count]);
         let start = request.received.as_mut_ptr().cast();
         // SAFETY: the request owns the bytes until MPI is done with them, or leaks them; nothing
         // reads them before.
@@ -233,21 +233,22 @@ impl Comm {
 }
 
 /// A message under way, and its bytes. Dropped before it is done, it leaks them.
-pub(crate) struct Request {
+pub(crate) struct MpiRequest {
     raw: ffi::MPI_Request,
     sent: Option<Arc<[u8]>>,
     received: Vec<u8>,
 }
 
-// SAFETY: any thread may test a request where `Job::threads_may_call`, one at a time: `&mut self`.
-unsafe impl Send for Request {}
+// SAFETY: any thread may test a request where `MpiJob::threads_may_call`, one at a time: `&mut
+// self`.
+unsafe impl Send for MpiRequest {}
 
-impl Request {
+impl MpiRequest {
     /// Nothing under way yet.
-    fn new(received: Vec<u8>) -> Request {
+    fn new(received: Vec<u8>) -> MpiRequest {
         // SAFETY: the handle is a constant of MPI.
         let raw = unsafe { ffi::RSMPI_REQUEST_NULL };
-        Request {
+        MpiRequest {
             raw,
             sent: None,
             received,
@@ -280,7 +281,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for MpiRequest {
     fn drop(&mut self) {
         if !self.is_null() {
             // MPI may still read the one and write the other.

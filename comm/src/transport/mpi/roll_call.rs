@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::library::{Comm, Request};
+use super::library::{MpiComm, MpiRequest};
 use crate::error::{Error, Ranks, Result, Seconds};
 use crate::launcher::{is_first_of_host, launcher_folder, patience, stopped_note};
 use crate::waited::wait_until;
@@ -20,9 +20,9 @@ const ANSWER_BYTES: usize = 256;
 /// How long the answer may take.
 const ANSWER_MAX: Duration = Duration::from_millis(300);
 
-impl Comm {
+impl MpiComm {
     /// The same ranks again. All ranks call this in the same order.
-    pub(crate) fn duplicate(&self, timeout: Duration) -> Result<Comm> {
+    pub(crate) fn duplicate(&self, timeout: Duration) -> Result<MpiComm> {
         const ACTION: &str = "make a group of ranks";
         roll_call(self, timeout, ACTION)?;
         let (new, request) = self.start_duplicate(ACTION)?;
@@ -36,7 +36,7 @@ impl Comm {
     }
 
     /// The same ranks with other numbers: this one has `rank`.
-    pub(crate) fn reordered(&self, rank: usize, timeout: Duration) -> Result<Comm> {
+    pub(crate) fn reordered(&self, rank: usize, timeout: Duration) -> Result<MpiComm> {
         const ACTION: &str = "order the ranks by host";
         roll_call(self, timeout, ACTION)?;
         self.split(rank, ACTION)
@@ -58,7 +58,7 @@ impl Comm {
 }
 
 /// Returns when all ranks have come here.
-fn roll_call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
+fn roll_call(comm: &MpiComm, timeout: Duration, action: &str) -> Result<()> {
     match comm.rank() {
         0 => call(comm, timeout, action),
         rank => answer(comm, rank, timeout, action),
@@ -66,7 +66,7 @@ fn roll_call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
 }
 
 /// Rank 0's part.
-fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
+fn call(comm: &MpiComm, timeout: Duration, action: &str) -> Result<()> {
     let (mut arriving, mut under_way) = (Vec::new(), Vec::new());
     for rank in 1..comm.size() {
         under_way.push(comm.send(Arc::from([0u8]), rank, TAG_HERE)?);
@@ -111,7 +111,7 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
 }
 
 /// The part of the other ranks.
-fn answer(comm: &Comm, rank: usize, timeout: Duration, action: &str) -> Result<()> {
+fn answer(comm: &MpiComm, rank: usize, timeout: Duration, action: &str) -> Result<()> {
     let mut here = comm.send(Arc::from([0u8]), 0, TAG_HERE)?;
     let mut hello = comm.receive(1, 0, TAG_HERE)?;
     let mut answer = comm.receive(ANSWER_BYTES, 0, TAG_ANSWER)?;
@@ -133,7 +133,7 @@ fn answer(comm: &Comm, rank: usize, timeout: Duration, action: &str) -> Result<(
     }
 }
 
-fn finish(mut request: Request, timeout: Duration, action: &str) -> Result<()> {
+fn finish(mut request: MpiRequest, timeout: Duration, action: &str) -> Result<()> {
     if request.is_done_within(timeout)? {
         return Ok(());
     }

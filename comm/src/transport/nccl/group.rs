@@ -17,7 +17,7 @@ use crate::error::{Error, Problem, Remedy, Result};
 use crate::transport::shared::COLLECTIVES;
 
 /// A group of ranks with a GPU each, seen from one of them.
-pub(super) struct Nccl {
+pub(super) struct NcclGroup {
     pub(super) communicator: Arc<Communicator>,
     /// The same ranks in host memory.
     pub(super) host: Arc<dyn Collective>,
@@ -54,7 +54,7 @@ impl GroupState {
     }
 }
 
-impl Nccl {
+impl NcclGroup {
     fn state(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = PoisonError::into_inner(poisoned);
@@ -113,7 +113,7 @@ impl Nccl {
     }
 }
 
-impl Collective for Nccl {
+impl Collective for NcclGroup {
     fn transport(&self) -> &'static str {
         "nccl"
     }
@@ -189,7 +189,7 @@ fn operand<'a>(call: &Call<'a>) -> Operand<'a> {
     }
 }
 
-impl fmt::Debug for Nccl {
+impl fmt::Debug for NcclGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {} on {}", self.rank, self.size, self.device)
     }

@@ -14,7 +14,7 @@ use ddp_kernels::{Device, foreign};
 use super::common::Common;
 use super::communicator::Communicator;
 use super::environment::{self, NcclChoice};
-use super::group::{GroupState, Nccl};
+use super::group::{GroupState, NcclGroup};
 use super::library::{self, nccl};
 use super::log;
 use super::warm;
@@ -79,7 +79,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     let board = progress.board();
     join.watches.start(&common, &communicator, board)?;
     let (rank, size) = (join.control.rank(), join.control.size());
-    let nccl = Nccl {
+    let nccl = NcclGroup {
         communicator,
         host: join.host,
         device,

@@ -36,7 +36,7 @@ pub(super) static NPY: Format = Format {
 };
 
 /// What a header says.
-type Header = Described<Stored>;
+type NumpyHeader = Described<Stored>;
 
 /// The elements of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ struct Stored {
 }
 
 /// The header at the beginning of a stream, or what is wrong with it.
-fn header(reader: impl Read) -> Result<Header, String> {
+fn header(reader: impl Read) -> Result<NumpyHeader, String> {
     describe(reader, Path::new(""), stored_as).map_err(|error| match error {
         ddp_kernels::Error::BadFile { problem, .. } => problem,
         ddp_kernels::Error::Io { source, .. } => source.to_string(),
@@ -55,7 +55,7 @@ fn header(reader: impl Read) -> Result<Header, String> {
 }
 
 /// An error if a file with this header does not have `actual` bytes.
-fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
+fn check_bytes(header: &NumpyHeader, actual: u64) -> Result<(), String> {
     let (element, shape) = (header.stored.element, header.shape);
     // A shape's elements fit the address space at eight bytes each.
     let claimed = header.data_start + shape.count() as u64 * element.bytes() as u64;
@@ -71,7 +71,7 @@ fn add(
     contents: &mut Contents,
     file: &DataFile<'_>,
     (mapped, start): (&Arc<Mapped>, u64),
-    header: &Header,
+    header: &NumpyHeader,
     key: &str,
 ) -> Result<()> {
     let (offset, element) = (start + header.data_start, header.stored.element);
@@ -374,7 +374,7 @@ fn header_of(
     archive: &mut Archive<'_>,
     mapped: &Mapped,
     member: &Member,
-) -> Result<Header, String> {
+) -> Result<NumpyHeader, String> {
     let header = if member.is_stored {
         let part = member.start..member.start + member.packed_bytes;
         header(MappedReader::new(mapped, part))?

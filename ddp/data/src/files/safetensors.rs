@@ -60,7 +60,7 @@ const METADATA: &str = "__metadata__";
 #[derive(Debug, PartialEq)]
 pub struct Header {
     /// The tensors, in the order of their data.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TensorEntry>,
     /// Where the data begin in the file.
     pub data_start: u64,
     /// Texts by name.
@@ -69,7 +69,7 @@ pub struct Header {
 
 /// One tensor of a file.
 #[derive(Debug, PartialEq)]
-pub struct Entry {
+pub struct TensorEntry {
     /// Its name.
     pub name: String,
     /// Its type, as the format names it: `F32`.
@@ -82,7 +82,7 @@ pub struct Entry {
     pub end: u64,
 }
 
-impl Entry {
+impl TensorEntry {
     /// How many numbers it has.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
@@ -105,7 +105,7 @@ impl Header {
         let entry = |(name, shape): (&str, &[usize])| {
             let start = next;
             next += 4 * shape.iter().product::<usize>() as u64;
-            Entry {
+            TensorEntry {
                 name: name.into(),
                 dtype: "F32".into(),
                 shape: shape.to_vec(),
@@ -186,7 +186,7 @@ impl Header {
     }
 
     /// The tensor of this name.
-    pub fn find(&self, name: &str) -> Option<&Entry> {
+    pub fn find(&self, name: &str) -> Option<&TensorEntry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 }
@@ -195,7 +195,7 @@ impl Header {
 pub fn parse(
     json: &[u8],
     data_bytes: u64,
-) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
+) -> Result<(Vec<TensorEntry>, BTreeMap<String, String>), String> {
     let parsed: Metadata =
         serde_json::from_slice(json).map_err(|error| format!("its header is damaged: {error}"))?;
     let got = parsed.data_len() as u64;
@@ -206,7 +206,7 @@ pub fn parse(
     let entry = |name: String| {
         let info = parsed.info(&name)?;
         let (start, end) = info.data_offsets;
-        Some(Entry {
+        Some(TensorEntry {
             name,
             dtype: info.dtype.to_string(),
             shape: info.shape.clone(),

@@ -87,7 +87,7 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
 
 pub(super) static LLM_C: Format = Format {
     name: "tokens of llm.c",
-    begins: |file| Header::of(file.start).is_some(),
+    begins: |file| TokensHeader::of(file.start).is_some(),
     holds: Holds::Tokens(open_llm_c),
     ..PLAIN
 };
@@ -96,7 +96,7 @@ const HEADER_BYTES: u64 = 256 * 4;
 
 /// One of llm.c's headers.
 #[derive(Debug)]
-struct Header {
+struct TokensHeader {
     magic: u32,
     version: u32,
     element: Element,
@@ -106,15 +106,15 @@ struct Header {
     vocabulary: usize,
 }
 
-static HEADERS: [Header; 2] = [
-    Header {
+static HEADERS: [TokensHeader; 2] = [
+    TokensHeader {
         magic: 20240520,
         version: 1,
         element: Element::U16,
         name: "GPT-2 tokens of llm.c",
         vocabulary: 50_257,
     },
-    Header {
+    TokensHeader {
         magic: 20240801,
         version: 7,
         element: Element::U32,
@@ -123,10 +123,10 @@ static HEADERS: [Header; 2] = [
     },
 ];
 
-impl Header {
+impl TokensHeader {
     /// That of a file with these first bytes. As u16 they are not GPT-2 tokens, so a file without a
     /// header does not begin with them.
-    fn of(start: &[u8]) -> Option<&'static Header> {
+    fn of(start: &[u8]) -> Option<&'static TokensHeader> {
         let magic = u32::from_le_bytes(*start.first_chunk()?);
         HEADERS.iter().find(|format| format.magic == magic)
     }
@@ -160,7 +160,7 @@ fn tokens(mapped: &Arc<Mapped>, name: &str) -> Result<TokenFile, String> {
     let read = mapped.read(0, &mut start);
     read.map_err(|error| error.to_string())?;
     let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
-    let format = Header::of(&start).ok_or("it changed while it was read")?;
+    let format = TokensHeader::of(&start).ok_or("it changed while it was read")?;
     let (version, count) = (word(1), word(2));
     ensure!(
         version == format.version,

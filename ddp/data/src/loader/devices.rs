@@ -47,7 +47,7 @@ pub struct Source {
     pub(super) dataset: Arc<dyn Dataset>,
     /// Where the inputs of batches are, and where their targets.
     pub(super) devices: [Device; 2],
-    pub(super) tables: Option<Tables>,
+    pub(super) tables: Option<DeviceTables>,
 }
 
 impl Source {
@@ -76,7 +76,7 @@ impl Source {
         choice: Resident,
     ) -> Result<Source> {
         let mut source = Source::new(dataset, devices);
-        source.tables = Tables::new(&*source.dataset, devices, choice)?;
+        source.tables = DeviceTables::new(&*source.dataset, devices, choice)?;
         Ok(source)
     }
 
@@ -184,13 +184,13 @@ const NAME: &str = "the training data, kept on the device";
 
 /// All rows of a dataset on GPUs.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
+pub(super) struct DeviceTables {
     /// Inputs `[N, I…]` and targets `[N, T…]`.
     parts: [Tensor; 2],
     streams: CopyStreams,
 }
 
-impl Tables {
+impl DeviceTables {
     /// All of `dataset`, inputs on the first of these GPUs and targets on the second; `None` if
     /// `choice` is `Off`, or `Auto` and there is too little memory. Every rank keeps all rows,
     /// since it may need any of them in each epoch.
@@ -198,7 +198,7 @@ impl Tables {
         dataset: &dyn Dataset,
         devices: [Device; 2],
         choice: Resident,
-    ) -> Result<Option<Tables>> {
+    ) -> Result<Option<DeviceTables>> {
         let rows = dataset.rows();
         if choice == Resident::Off || rows == 0 || !devices[0].is_accelerator() {
             return Ok(None);
@@ -255,7 +255,7 @@ impl Tables {
             }
             other => other?.map(|table| table.named(NAME)),
         };
-        let tables = Tables { parts, streams };
+        let tables = DeviceTables { parts, streams };
         announced("the training data, kept on the device", || {
             tables.upload(dataset)
         })?;
@@ -297,7 +297,7 @@ impl Tables {
 /// Gathers batches from the tables into two slots.
 #[derive(Debug)]
 pub(super) struct DeviceGatherer {
-    tables: Tables,
+    tables: DeviceTables,
     slots: [RowNumbers; 2],
 }
 
@@ -330,7 +330,7 @@ impl RowNumbers {
 
 impl DeviceGatherer {
     /// For batches of at most `rows_max` rows.
-    pub(super) fn new(tables: Tables, rows_max: usize) -> Result<DeviceGatherer> {
+    pub(super) fn new(tables: DeviceTables, rows_max: usize) -> Result<DeviceGatherer> {
         let slot = || RowNumbers::new(&tables.streams, rows_max);
         let slots = [slot()?, slot()?];
         Ok(DeviceGatherer { tables, slots })
@@ -338,7 +338,7 @@ impl DeviceGatherer {
 
     /// Gathers `rows` into `batch`, which is in slot `slot`.
     pub(super) fn fill(&mut self, slot: usize, rows: &[u64], batch: &[Tensor; 2]) -> Result<()> {
-        let Tables { parts, streams } = &self.tables;
+        let DeviceTables { parts, streams } = &self.tables;
         streams.leave(&mut self.slots[1 - slot].transfers)?;
         let numbers = &mut self.slots[slot];
         numbers.transfers.wait_for_host_side()?;

@@ -72,7 +72,7 @@ impl Amount {
 
 /// Everything that one source line moved in one phase and of one kind, between any devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Line {
+pub(super) struct LedgerLine {
     pub(super) phase: String,
     pub(super) kind: String,
     /// The source line.
@@ -89,16 +89,16 @@ pub(super) struct RankLedger {
     pub(super) devices: Vec<String>,
     pub(super) simulated: bool,
     pub(super) workload: Workload,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<LedgerLine>,
     pub(super) hints: Vec<RankedHint>,
 }
 
 impl RankLedger {
     pub(super) fn new(ledger: &Ledger, workload: Workload, devices: &[Device]) -> RankLedger {
-        let mut all: BTreeMap<(Phase, TransferKind, String, bool), Line> = BTreeMap::new();
+        let mut all: BTreeMap<(Phase, TransferKind, String, bool), LedgerLine> = BTreeMap::new();
         for row in ledger.rows() {
             let key = (row.phase, row.kind, row.place().to_string(), row.implicit);
-            let line = Line {
+            let line = LedgerLine {
                 phase: row.phase.to_string(),
                 kind: row.kind.to_string(),
                 at: key.2.clone(),

@@ -7,12 +7,12 @@ use ddp_kernels::transfer::{self, Phase, with_ledger};
 use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
-use super::ledger::Line;
+use super::ledger::LedgerLine;
 use super::*;
 
-fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
+fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> LedgerLine {
     let (phase, kind, at) = (phase.into(), kind.into(), at.into());
-    Line {
+    LedgerLine {
         phase,
         kind,
         at,
@@ -163,7 +163,7 @@ fn a_difference_is_told_with_ranks_line_and_amounts() {
         409_600,
     ));
     ledgers[3].lines[1].amount.bytes += 800;
-    ledgers[2].lines.push(Line {
+    ledgers[2].lines.push(LedgerLine {
         implicit: true,
         ..line("step", "scalar read", "ddp/src/debug.rs:8", 50, 0)
     });

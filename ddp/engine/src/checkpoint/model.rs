@@ -14,7 +14,7 @@ use super::manifest::{self, Opened};
 use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
 use crate::setting::MODEL;
-use ddp_data::safetensors::{Entry, Header};
+use ddp_data::safetensors::{Header, TensorEntry};
 use ddp_nn::lora::is_adapter;
 use ddp_nn::params::{Parameter, Params};
 use std::hash::Hasher as _;
@@ -270,7 +270,7 @@ pub(super) fn without_dropout(name: &str) -> Option<String> {
 }
 
 /// Whether the tensor holds positions, of which a parameter of this shape has the first ones.
-fn has_more_positions(entry: &Entry, shape: &[usize]) -> bool {
+fn has_more_positions(entry: &TensorEntry, shape: &[usize]) -> bool {
     entry.name == "embedding.positions.weight"
         && entry.shape.len() == 2
         && entry.shape.first() >= shape.first()

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::files::{mismatch, unreadable};
 use super::model::{header_of, without_dropout};
 use crate::step::Step;
-use ddp_data::safetensors::{Entry, Header};
+use ddp_data::safetensors::{Header, TensorEntry};
 
 /// The metadata entry that describes pieces.
 const PIECES: &str = "pieces";
@@ -195,7 +195,7 @@ impl SavedMoments {
 }
 
 /// The parameter and moment of a tensor, and the element at which it starts.
-fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usize), String> {
+fn place(entry: &TensorEntry, named: Option<&Named>) -> Result<((String, String), usize), String> {
     let name = &entry.name;
     if entry.dtype != "F32" {
         return Err(format!("{name} is {}: expected F32", entry.dtype));

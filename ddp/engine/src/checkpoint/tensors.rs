@@ -9,7 +9,7 @@ use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use ddp_data::safetensors::{Entry, Header};
+use ddp_data::safetensors::{Header, TensorEntry};
 use ddp_kernels::files::{self, Contents};
 
 /// Elements that are converted to or from bytes at a time.
@@ -76,7 +76,7 @@ pub(crate) enum FileDType {
 
 impl FileDType {
     /// That of a tensor in a safetensors file.
-    pub(crate) fn of(entry: &Entry) -> Result<FileDType, String> {
+    pub(crate) fn of(entry: &TensorEntry) -> Result<FileDType, String> {
         match &*entry.dtype {
             "F32" => Ok(FileDType::F32),
             "BF16" => Ok(FileDType::Bf16),

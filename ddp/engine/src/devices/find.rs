@@ -4,7 +4,7 @@
 
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
-use ddp_kernels::device::{Gpu, Library, discover};
+use ddp_kernels::device::{FoundGpu, Library, discover};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, ahead};
 
@@ -133,7 +133,7 @@ fn trouble(device: Device) -> Option<String> {
 }
 
 /// Why kernels do not run on this GPU, if it is too old. An unknown capability is 0.0.
-pub fn too_old(gpu: &Gpu) -> Option<String> {
+pub fn too_old(gpu: &FoundGpu) -> Option<String> {
     let (major, minor) = gpu.compute_capability;
     (major > 0 && (major, minor) < (7, 5)).then(|| {
         let (index, name) = (gpu.index, &gpu.name);
@@ -271,7 +271,7 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
 }
 
 /// Refuses bf16 on a GPU whose matmuls have none. An unknown capability is 0.0.
-fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
+fn check_dtype(dtype: Precision, gpu: &FoundGpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let (index, name) = (gpu.index, &gpu.name);
     if dtype != Precision::Bf16 || major == 0 || major >= 8 {

@@ -1,6 +1,6 @@
 //! What ranks agree on when they meet: with which step and which slices they continue, and who
 //! gives its state to whom. It follows only from what each of them says, so all make the same
-//! [`Plan`].
+//! [`Regroup`].
 //!
 //! Without ZeRO-1 each rank has everything, and those that are behind, or new, get it from the
 //! first that is furthest. With ZeRO-1 a rank has slices, in a [`Version`], and may be ready for
@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The last step that was taken, logged, evaluated, saved.
-pub(crate) type Progress = [u64; 4];
+pub(crate) type RankProgress = [u64; 4];
 
 /// Which slices a rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ impl Version {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Standing {
     /// None without a run.
-    pub(crate) progress: Option<Progress>,
+    pub(crate) progress: Option<RankProgress>,
     /// Under ZeRO-1: what it has; None if it is new.
     pub(crate) has: Option<Version>,
     /// What it is ready for.
@@ -79,19 +79,19 @@ pub(crate) enum Act {
 
 /// How the ranks continue. By rank.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct Regroup {
     pub(crate) acts: Vec<Act>,
     /// After that; None for a rank that has nothing.
-    pub(crate) progress: Vec<Option<Progress>>,
+    pub(crate) progress: Vec<Option<RankProgress>>,
     /// Under ZeRO-1: the slices that it then has.
     pub(crate) cuts: Vec<Option<Cut>>,
     /// Whether no rank that is left has some slice, so that all start from the last checkpoint.
     pub(crate) has_lost_slices: bool,
 }
 
-impl Plan {
+impl Regroup {
     /// The plan of ranks that stand like this.
-    pub(crate) fn of(standings: &[Standing]) -> Plan {
+    pub(crate) fn of(standings: &[Standing]) -> Regroup {
         let agreed = agreed(standings);
         let is_agreed = |it: &Option<Version>| it.map(|it| it.number()) == agreed;
         let has_slices = standings.iter().any(|it| it.offers().next().is_some());
@@ -120,7 +120,7 @@ impl Plan {
             let steps = after(it).map_or(steps, |it| it.steps);
             Some([steps, logged, evaluated, saved])
         };
-        Plan {
+        Regroup {
             progress: standings.iter().zip(&acts).map(progress).collect(),
             acts,
             cuts,

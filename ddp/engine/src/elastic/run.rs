@@ -15,9 +15,9 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::optim::Optimizer;
 
-use super::agreement::{Plan, Standing};
+use super::agreement::{Regroup, Standing};
 use super::slices::{self, Slices};
-use super::totals::{Clock, Totals};
+use super::totals::{Clock, RunTotals};
 use crate::audit::Workload;
 use crate::checkpoint::{self, Best, State};
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(crate) struct Kept {
     pub(crate) step: Step,
     /// Under ZeRO-1.
     pub(crate) slices: Option<Slices>,
-    pub(crate) totals: Totals,
+    pub(crate) totals: RunTotals,
     pub(crate) clock: Clock,
     /// This rank's part of the steps.
     pub(crate) workload: Workload,
@@ -50,7 +50,7 @@ pub(crate) struct Kept {
 impl Kept {
     /// A new run, or one that resumes from `state`.
     pub(crate) fn new(step: Step, state: Option<&State>, has_rates: bool) -> Kept {
-        let totals = Totals::new(state);
+        let totals = RunTotals::new(state);
         Kept {
             slices: Slices::of(&step),
             step,
@@ -120,7 +120,7 @@ impl Kept {
         &mut self,
         world: &World,
         group: &Group,
-        plan: &Plan,
+        plan: &Regroup,
     ) -> Result<Vec<Optimizer>> {
         // What ranks do together does not depend on what one of them did alone before.
         self.compared = None;
@@ -142,7 +142,13 @@ impl Kept {
         }
     }
 
-    fn catch_up(&mut self, world: &World, group: &Group, plan: &Plan, source: usize) -> Result<()> {
+    fn catch_up(
+        &mut self,
+        world: &World,
+        group: &Group,
+        plan: &Regroup,
+        source: usize,
+    ) -> Result<()> {
         let most = &plan.progress[source];
         if plan.progress.iter().all(|it| it == most) {
             return Ok(());
@@ -155,7 +161,8 @@ impl Kept {
             let since = self.step.stages()[0].optimizer().since();
             Ok((totals, since, self.clock.since_began()))
         };
-        let (totals, since, began): (Totals, u64, _) = exchange::broadcast(world, source, given)?;
+        let (totals, since, began): (RunTotals, u64, _) =
+            exchange::broadcast(world, source, given)?;
         let is_new = |rank: &usize| plan.progress[*rank].is_none();
         let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
         let mut old = plan.progress.iter().filter(|it| it.is_some());

@@ -11,7 +11,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 
-use super::agreement::{Act, Plan, Standing};
+use super::agreement::{Act, Regroup, Standing};
 use super::run::Kept;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::Step;
 
 /// What a process does.
-enum State<R> {
+enum SessionState<R> {
     /// It has come while others train: it opens its data, and they do not wait.
     Joining,
     /// It waits for the next generation of ranks, because of this error or for new ones.
@@ -64,44 +64,44 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
     let stops = first.catch_stop();
     let (mut session, mut later) = (Session::default(), None);
     let mut state = if first.is_newcomer() {
-        State::Joining
+        SessionState::Joining
     } else {
-        State::Recovering
+        SessionState::Recovering
     };
     loop {
         let world = later.as_ref().unwrap_or(first);
         let next = match state {
-            State::Joining => {
+            SessionState::Joining => {
                 // It has nothing to save, and the others need not wait for it.
                 let code = Error::Stopped(String::new()).exit_code();
                 let ending = first.leave_when_asked(&stops, code)?;
                 session.data = Some(in_phase(Phase::Setup, || trains.open_data(first))?);
                 faults::at_step(FaultPoint::Joining, 0)?;
                 drop(ending);
-                Ok(State::Meeting(None))
+                Ok(SessionState::Meeting(None))
             }
-            State::Meeting(why) => {
+            SessionState::Meeting(why) => {
                 let next = world.next_generation(why.as_ref().and_then(Error::of_ranks));
                 let next = next.map_err(Error::from);
                 next.inspect_err(|error| leave_if_alone(error, world))
                     .map(|next| {
                         later = Some(next);
-                        State::Recovering
+                        SessionState::Recovering
                     })
             }
-            State::Recovering => {
+            SessionState::Recovering => {
                 session.untold.change.extend(world.change());
                 match in_phase(Phase::Setup, || trains.recover(world, &mut session)) {
-                    Ok(ready) => Ok(ready.map_or(State::Ending, State::Training)),
+                    Ok(ready) => Ok(ready.map_or(SessionState::Ending, SessionState::Training)),
                     Err(error) => session.leave(error, world),
                 }
             }
-            State::Training(ready) => match trains.train(ready, world, &mut session) {
-                Ok(Next::End(result)) => result.map(|()| State::Ending),
-                Ok(Next::Meet(why)) => Ok(State::Meeting(why)),
+            SessionState::Training(ready) => match trains.train(ready, world, &mut session) {
+                Ok(Next::End(result)) => result.map(|()| SessionState::Ending),
+                Ok(Next::Meet(why)) => Ok(SessionState::Meeting(why)),
                 Err(error) => session.leave(error, world),
             },
-            State::Ending => {
+            SessionState::Ending => {
                 drop(session);
                 world.finish();
                 return Ok(());
@@ -186,7 +186,7 @@ impl Session {
 
     /// After an error before the first step: ends what the run does with the ranks of this world,
     /// if they meet again. This process or the job ends after other errors.
-    fn leave<R>(&mut self, error: Error, world: &World) -> Result<State<R>> {
+    fn leave<R>(&mut self, error: Error, world: &World) -> Result<SessionState<R>> {
         let joined = &self.untold.change.joined;
         leave_if_new(&error, world, joined);
         if world.generation() > 1 {
@@ -204,7 +204,7 @@ impl Session {
             world.leave(&error, EXIT_LOST);
         }
         self.untold.noticed.get_or_insert_with(Instant::now);
-        Ok(State::Meeting(Some(error)))
+        Ok(SessionState::Meeting(Some(error)))
     }
 
     /// The run that is assembled.
@@ -220,7 +220,7 @@ impl Session {
 
     /// Agrees with the ranks of a new world where they continue, and goes there, as far as this
     /// rank can by itself. None in the first one, where all begin.
-    pub(crate) fn agree(&mut self, world: &World) -> Result<Option<Plan>> {
+    pub(crate) fn agree(&mut self, world: &World) -> Result<Option<Regroup>> {
         if world.rank() > 0 {
             // A rank that was started before this one writes it now.
             self.metrics_log = None;
@@ -250,7 +250,7 @@ impl Session {
         };
         let all = exchange::gather(world, &mine)?;
         let standings: Vec<_> = all.iter().map(|said| said.standing).collect();
-        let plan = Plan::of(&standings);
+        let plan = Regroup::of(&standings);
         self.follow(&plan, world)?;
         self.has_begun = all.iter().filter_map(|said| said.has_begun).max();
         // A rank 0 that wrote the metrics log knows what it tells; else, of those that know that,
@@ -265,7 +265,7 @@ impl Session {
     }
 
     /// Does this rank's part of the plan.
-    fn follow(&mut self, plan: &Plan, world: &World) -> Result<()> {
+    fn follow(&mut self, plan: &Regroup, world: &World) -> Result<()> {
         match (&mut self.kept, plan.acts[world.rank()]) {
             (Some(kept), Act::Stay) => kept.stay()?,
             (Some(kept), Act::Advance) => kept.advance()?,

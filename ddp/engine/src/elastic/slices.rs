@@ -39,14 +39,14 @@ use crate::step::{Stage, Step};
 pub(crate) struct Slices {
     /// None for a rank that is new.
     cut: Option<Cut>,
-    next: Option<Next>,
+    next: Option<NextState>,
     /// What a step that is not completed may spoil, and its copy.
     spoiled: Vec<[Tensor; 2]>,
 }
 
 /// What a rank can do without the others.
 #[derive(Debug)]
-enum Next {
+enum NextState {
     /// The update of a step over this many rows, which is prepared.
     Update(u64),
     /// Take these slices, with an optimizer for each stage, or with those that it has.
@@ -64,8 +64,8 @@ impl Slices {
     pub(super) fn versions(&self, steps: u64) -> [Option<Version>; 2] {
         let version = |steps, cut| Version { steps, cut };
         let ready = match &self.next {
-            Some(Next::Update(_)) => self.cut.map(|cut| version(steps + 1, cut)),
-            Some(Next::Slices(cut, _)) => Some(version(steps, *cut)),
+            Some(NextState::Update(_)) => self.cut.map(|cut| version(steps + 1, cut)),
+            Some(NextState::Slices(cut, _)) => Some(version(steps, *cut)),
             None => None,
         };
         [self.cut.map(|cut| version(steps, cut)), ready]
@@ -81,7 +81,7 @@ impl Slices {
     ) -> Result<()> {
         step.prepare(batch, learning_rate)?;
         step.settle()?;
-        self.next = Some(Next::Update(batch.rows));
+        self.next = Some(NextState::Update(batch.rows));
         ranks.barrier(&Stream::default_of(Device::Cpu)?)?;
         faults::at(FaultPoint::Agreed)?;
         self.advance(step).map(drop)
@@ -92,12 +92,12 @@ impl Slices {
     pub(super) fn make_ready(&mut self, step: &Step, generation: u64, optimizers: Vec<Optimizer>) {
         let group = step.stages()[0].reducer().group();
         let cut = Cut::of(generation, [group.rank(), group.size()], options(step));
-        self.next = Some(Next::Slices(cut, optimizers));
+        self.next = Some(NextState::Slices(cut, optimizers));
     }
 
     /// A GPU that was stopped has not prepared the step after `steps`.
     pub(super) fn check_prepared(&mut self, steps: u64, decided: u64) {
-        if decided <= steps && matches!(self.next, Some(Next::Update(_))) {
+        if decided <= steps && matches!(self.next, Some(NextState::Update(_))) {
             self.next = None;
         }
     }
@@ -106,11 +106,11 @@ impl Slices {
     /// update.
     pub(super) fn advance(&mut self, step: &mut Step) -> Result<Option<u64>> {
         let rows = match self.next.take() {
-            Some(Next::Update(rows)) => {
+            Some(NextState::Update(rows)) => {
                 step.update()?;
                 Some(rows)
             }
-            Some(Next::Slices(cut, optimizers)) => {
+            Some(NextState::Slices(cut, optimizers)) => {
                 step.take_optimizers(optimizers)?;
                 self.cut = Some(cut);
                 self.spoiled = spoiled(step, cut)?;

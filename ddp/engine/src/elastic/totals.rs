@@ -11,7 +11,7 @@ use crate::step::Stats;
 
 /// What is known of a run besides its tensors. A rank that is behind gets that of another one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Totals {
+pub(crate) struct RunTotals {
     /// Of the whole run, including before it was resumed.
     pub(crate) steps: u64,
     pub(crate) samples: u64,
@@ -32,15 +32,15 @@ pub(crate) struct Totals {
     pub(crate) line: (u64, String),
 }
 
-impl Totals {
+impl RunTotals {
     /// The totals of a new run, or of one that resumes from `state`.
-    pub(crate) fn new(state: Option<&State>) -> Totals {
+    pub(crate) fn new(state: Option<&State>) -> RunTotals {
         let Some(state) = state else {
-            return Totals::default();
+            return RunTotals::default();
         };
         // A step is saved after it was logged and evaluated.
         let [steps, logged, evaluated, saved] = [state.step; 4];
-        Totals {
+        RunTotals {
             steps,
             logged,
             evaluated,
@@ -52,7 +52,7 @@ impl Totals {
                 best: state.progress.best.or(state.best),
                 ..state.progress
             },
-            ..Totals::default()
+            ..RunTotals::default()
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_best_evaluation_is_the_first_with_the_least_loss_or_the_highest_figure() {
-        let mut totals = Totals::default();
+        let mut totals = RunTotals::default();
         let losses = [2.0, f64::NAN, 1.5, 1.5, 3.0, 1.0];
         let mut all = Vec::new();
         for (step, loss) in (1..).zip(losses) {
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(all, [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (6, 0)]);
         assert_eq!(totals.last.unwrap().step, 6);
 
-        let mut totals = Totals::default();
+        let mut totals = RunTotals::default();
         for (step, auc) in (1..).zip([0.6, 0.8, 0.8, 0.7]) {
             let by = Some((BestBy::Auc, auc));
             totals.note_evaluation(step, by_loss(step, 1.0).map(|it| Best { by, ..it }));
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_that_is_repeated_after_the_loss_of_a_rank_counts_once() {
-        let mut totals = Totals::default();
+        let mut totals = RunTotals::default();
         for (step, loss) in [(1, 2.0), (1, 2.0), (2, 3.0), (2, 3.0), (3, 2.5), (3, 2.5)] {
             totals.note_evaluation(step, by_loss(step, loss));
         }

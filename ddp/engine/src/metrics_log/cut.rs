@@ -15,7 +15,7 @@ use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 
 use super::{
-    CONFIG_FILE, EVENTS_FILE, Line, MetricsLog, Written, check_free, taken, write_settings,
+    CONFIG_FILE, EVENTS_FILE, LogLine, MetricsLog, Written, check_free, taken, write_settings,
 };
 use crate::error::{Error, Result};
 use crate::setting::OUT;
@@ -180,7 +180,7 @@ fn check_plain(out: &Path) -> Result<()> {
 }
 
 /// The lines of the metrics log in `out`, as far as they are whole.
-fn lines(out: &Path) -> impl Iterator<Item = Line> {
+fn lines(out: &Path) -> impl Iterator<Item = LogLine> {
     let file = File::open(out.join(EVENTS_FILE)).map(BufReader::new);
     let lines = file.into_iter().flat_map(BufRead::lines);
     lines.map_while(|line| serde_json::from_str(&line.ok()?).ok())
@@ -196,7 +196,7 @@ pub(crate) fn is_of_job(out: &Path) -> bool {
 
 /// Whether the metrics log in `out`, if there is one, says that the run ended well.
 pub(crate) fn has_ended_well(out: &Path) -> bool {
-    let is_good_end = |line: Line| line.event == "end" && line.exit_code == Some(0);
+    let is_good_end = |line: LogLine| line.event == "end" && line.exit_code == Some(0);
     !out.join(EVENTS_FILE).exists() || lines(out).any(is_good_end)
 }
 
@@ -222,7 +222,7 @@ fn copy_lines(
     while reader.read_until(b'\n', &mut text)? > 0 {
         heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
-        let Some(line) = line.and_then(|line| serde_json::from_slice::<Line>(line).ok()) else {
+        let Some(line) = line.and_then(|line| serde_json::from_slice::<LogLine>(line).ok()) else {
             break;
         };
         let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::generate::{Coding, GenerateOptions, Writer, generate};
+use crate::generate::{Coding, GenerateOptions, TextWriter, generate};
 use crate::metrics_log::SampleText;
 use crate::model::data_shape;
 use crate::setting::{SAMPLE, SAMPLE_HELD_OUT};
@@ -147,7 +147,7 @@ impl Sample {
         match &prompt.question {
             Some((tokens, end)) => {
                 let room = tokens.len() + options.tokens_max;
-                Writer::new(model, coding, options, room)?.after(tokens, *end, &mut add)?
+                TextWriter::new(model, coding, options, room)?.after(tokens, *end, &mut add)?
             }
             None => generate(model, coding, &prompt.text, options, &mut add)?,
         };

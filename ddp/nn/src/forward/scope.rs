@@ -62,7 +62,7 @@ pub(crate) enum Mode {
 
 /// What the first trace has declared, by name.
 #[derive(Debug, Default)]
-pub(super) struct Declared {
+pub(super) struct DeclaredParameters {
     parameters: HashMap<String, (ParamId, Vec<usize>)>,
     /// Layers that draw random numbers.
     pub(super) numbers: HashMap<String, u32>,
@@ -72,7 +72,7 @@ pub(super) struct Declared {
 /// once.
 pub struct Scope<'a> {
     pub(super) trace: Rc<RefCell<Trace>>,
-    pub(super) declared: &'a mut Declared,
+    pub(super) declared: &'a mut DeclaredParameters,
     /// In the first trace.
     pub(super) build: Option<&'a mut Declarations>,
     /// The beginning of names.

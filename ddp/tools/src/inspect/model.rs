@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use ddp_data::safetensors::{Entry, Header};
+use ddp_data::safetensors::{Header, TensorEntry};
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, table};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// The tensors of a file.
 #[derive(Debug)]
 pub(super) struct Tensors {
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     bytes: u64,
 }
 
@@ -31,19 +31,19 @@ impl Tensors {
 
     /// Elements of all tensors.
     pub(super) fn elements(&self) -> usize {
-        self.entries.iter().map(Entry::count).sum()
+        self.entries.iter().map(TensorEntry::count).sum()
     }
 
     /// The names of the tensors that `is_wanted` accepts, and their elements.
     pub(super) fn those(&self, is_wanted: impl Fn(&str) -> bool) -> (Vec<String>, usize) {
         let wanted = || self.entries.iter().filter(|entry| is_wanted(&entry.name));
         let names = wanted().map(|entry| entry.name.clone()).collect();
-        (names, wanted().map(Entry::count).sum())
+        (names, wanted().map(TensorEntry::count).sum())
     }
 
     /// A line for each tensor.
     pub(super) fn table(&self) -> String {
-        let row = |entry: &Entry| {
+        let row = |entry: &TensorEntry| {
             let (shape, count) = (format!("{:?}", entry.shape), entry.count().to_string());
             vec![entry.name.clone(), shape, entry.dtype.to_lowercase(), count]
         };
@@ -52,7 +52,7 @@ impl Tensors {
 
     /// The same as JSON.
     pub(super) fn to_json(&self) -> Value {
-        let tensor = |entry: &Entry| json!({ "name": entry.name, "shape": entry.shape, "dtype": entry.dtype });
+        let tensor = |entry: &TensorEntry| json!({ "name": entry.name, "shape": entry.shape, "dtype": entry.dtype });
         self.entries.iter().map(tensor).collect()
     }
 }

@@ -38,7 +38,7 @@ pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 /// What to compile for: 90 for sm_90, and whether that is the GPU's architecture, not an older one.
-pub(super) type Target = (u32, bool);
+pub(super) type Arch = (u32, bool);
 
 /// The loaded NVRTC.
 pub(super) struct Compiler {
@@ -53,7 +53,7 @@ pub(super) struct Compiler {
 
 /// All options of a compilation of `text` for `sm_ARCHITECTURE`; or for `sm_90a` and the like,
 /// whose code runs on that architecture only, if `text` tests `__CUDA_ARCH_FEAT_SM90_ALL`.
-pub(super) fn options((architecture, is_exact): Target, text: &str) -> Vec<String> {
+pub(super) fn options((architecture, is_exact): Arch, text: &str) -> Vec<String> {
     let asks = text.contains(&format!("__CUDA_ARCH_FEAT_SM{architecture}_ALL"));
     let own = if is_exact && asks { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{architecture}{own}")];
@@ -117,7 +117,7 @@ impl Compiler {
 
     /// What to compile for on a GPU of this compute capability: its own architecture, or an older
     /// one of the same generation, whose code it runs too.
-    pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Target, String> {
+    pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Arch, String> {
         let wanted = major * 10 + minor;
         let mut known = self.architectures.iter().rev().copied();
         if let Some(found) = known.find(|known| *known / 10 == major && *known <= wanted) {
@@ -132,12 +132,7 @@ impl Compiler {
     }
 
     /// Compiles `text`, called `name` in messages. The error is the compiler's log.
-    pub(super) fn compile(
-        &self,
-        name: &str,
-        text: &str,
-        target: Target,
-    ) -> Result<Vec<u8>, String> {
+    pub(super) fn compile(&self, name: &str, text: &str, target: Arch) -> Result<Vec<u8>, String> {
         let functions = &self.functions;
         let zero_byte = |_| format!("{name} has a zero byte in it");
         let (c_name, c_text) = (

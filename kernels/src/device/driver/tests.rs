@@ -76,7 +76,7 @@ const TERSE: DiscoveryFunctions = DiscoveryFunctions {
 fn gpus_are_listed_even_if_the_driver_lacks_functions() {
     assert_eq!(TERSE.version(), Some((13, 1)));
     let gpus = TERSE.gpus(&environment(None)).unwrap();
-    let second = Gpu {
+    let second = FoundGpu {
         index: 1,
         name: "GPU of unknown name".to_string(),
         memory_bytes: 0,

@@ -1,7 +1,7 @@
 //! Which epilogues cuBLASLt computes, and which are left to a pass of ours.
 
 use super::library::{GELU, GELU_GRADIENT, NOTHING, RELU};
-use super::plan::{Kind, Operands, Plan};
+use super::plan::{BlasArgs, Kind, Plan};
 use crate::DType;
 use crate::cuda::calls::driver;
 use crate::dtype::bf16;
@@ -15,11 +15,11 @@ impl Launcher {
     /// Whether relu of NaN is NaN with this plan; true for a kind without relu. NVIDIA does not
     /// document it, and a 0 would hide a diverged training. So each plan is tried before its first
     /// use, on operands whose D may be overwritten. Waits for the stream.
-    pub(super) fn keeps_nan(&self, plan: &Plan, kind: &Kind, operands: &Operands) -> Result<bool> {
+    pub(super) fn keeps_nan(&self, plan: &Plan, kind: &Kind, operands: &BlasArgs) -> Result<bool> {
         if kind.epilogue & RELU == 0 {
             return Ok(true);
         }
-        let operands = Operands {
+        let operands = BlasArgs {
             alpha: f32::NAN,
             ..*operands
         };

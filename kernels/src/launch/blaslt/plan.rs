@@ -58,7 +58,7 @@ pub(super) struct Plan {
 
 /// The addresses and factors of one matmul.
 #[derive(Clone, Copy)]
-pub(super) struct Operands {
+pub(super) struct BlasArgs {
     pub(super) a: u64,
     pub(super) b: u64,
     pub(super) c: u64,
@@ -195,7 +195,7 @@ impl Plan {
     /// The context of the handle's device is current. The addresses are of this device's memory,
     /// large enough for the plan's shapes, and no other work uses them at that point of the stream.
     /// The addresses of the plan's epilogue are present.
-    pub(super) unsafe fn run(&self, operands: &Operands) -> Result<(), BlasFault> {
+    pub(super) unsafe fn run(&self, operands: &BlasArgs) -> Result<(), BlasFault> {
         let operation = lock(&self.operation);
         for (attribute, address) in [
             (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias),

@@ -46,7 +46,7 @@ pub(super) struct Sweep {
 
 /// The buffers of a thread.
 #[derive(Default)]
-pub(super) struct Rooms<T> {
+pub(super) struct BackwardBuffers<T> {
     k: Room<T>,
     q: [Room<T>; 2],
     dout: [Room<T>; 2],
@@ -93,7 +93,7 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
     work: &Backward<'_, T>,
     unit: usize,
     sweep: &Sweep,
-    rooms: &mut Rooms<T>,
+    rooms: &mut BackwardBuffers<T>,
 ) {
     let sizes = work.sizes;
     let place = (unit / sizes.kv_heads, unit % sizes.kv_heads);
@@ -111,7 +111,7 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
         k_copied: k.copy::<K>(&mut rooms.k),
     };
     let width = padded::<T, K>(sizes.head_size);
-    let mut sums = Sums {
+    let mut sums = GradientSums {
         scores: rooms.scores.take(BLOCK * BLOCK),
         gradients: rooms.gradients.take(BLOCK * BLOCK),
         dq: rooms.dq.take(BLOCK * width),
@@ -179,7 +179,7 @@ struct Queries<'a, T> {
 
 /// A block of scores, one of their gradients, and sums: dq of a block of queries, dk and dv of all
 /// keys of the sweep.
-struct Sums<'a, T> {
+struct GradientSums<'a, T> {
     scores: &'a mut [T],
     gradients: &'a mut [T],
     dq: &'a mut [T],
@@ -197,7 +197,7 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     rows: &Range<usize>,
     keys: &Keys<'_, T>,
     queries: &Queries<'_, T>,
-    sums: &mut Sums<'_, T>,
+    sums: &mut GradientSums<'_, T>,
 ) {
     let (scale, width) = (T::from_f64(sizes.scale), sums.dq.len());
     let inverse = T::from_f64(sizes.cap.map_or(0.0, |cap| 1.0 / cap));

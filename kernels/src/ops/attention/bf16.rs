@@ -18,7 +18,7 @@ use crate::ops::round::round;
 
 /// The buffers of a thread.
 #[derive(Default)]
-pub(super) struct Rooms {
+pub(super) struct Bf16Buffers {
     q: Vec<bf16>,
     k: Vec<bf16>,
     v: Vec<bf16>,
@@ -90,7 +90,7 @@ pub(super) unsafe fn forward(
     work: &Forward<'_, bf16>,
     unit: usize,
     blocks: Range<usize>,
-    rooms: &mut Rooms,
+    rooms: &mut Bf16Buffers,
 ) {
     let sizes = work.sizes;
     let (width, scale) = (sizes.head_size, sizes.scale as f32);
@@ -148,7 +148,7 @@ pub(super) unsafe fn backward(
     work: &Backward<'_, bf16>,
     unit: usize,
     sweep: &Sweep,
-    rooms: &mut Rooms,
+    rooms: &mut Bf16Buffers,
 ) {
     let sizes = work.sizes;
     let (width, scale) = (sizes.head_size, sizes.scale as f32);

@@ -121,8 +121,8 @@ macro_rules! dispatched {
 macro_rules! attends {
     ($T:ty: $Math:ty, $forward_rooms:ident, $backward_rooms:ident, $($kernel:tt),*) => {
         thread_local! {
-            static $forward_rooms: RefCell<forward::Rooms<$Math>> = RefCell::default();
-            static $backward_rooms: RefCell<backward::Rooms<$Math>> = RefCell::default();
+            static $forward_rooms: RefCell<forward::ForwardBuffers<$Math>> = RefCell::default();
+            static $backward_rooms: RefCell<backward::BackwardBuffers<$Math>> = RefCell::default();
         }
 
         impl Attends for $T {
@@ -146,7 +146,7 @@ attends!(
 attends!(f64: f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);
 
 thread_local! {
-    static ROOMS_BF16: RefCell<bf16::Rooms> = RefCell::default();
+    static ROOMS_BF16: RefCell<bf16::Bf16Buffers> = RefCell::default();
 }
 
 impl Attends for dtype::bf16 {

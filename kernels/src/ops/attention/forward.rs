@@ -30,7 +30,7 @@ pub(super) struct Forward<'a, S: Stored> {
 
 /// The buffers of a thread.
 #[derive(Default)]
-pub(super) struct Rooms<T> {
+pub(super) struct ForwardBuffers<T> {
     v: Room<T>,
     q: Room<T>,
     scores: Room<T>,
@@ -46,7 +46,7 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
     work: &Forward<'_, T>,
     unit: usize,
     blocks: Range<usize>,
-    rooms: &mut Rooms<T>,
+    rooms: &mut ForwardBuffers<T>,
 ) {
     let sizes = work.sizes;
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);

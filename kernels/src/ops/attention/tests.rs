@@ -17,8 +17,10 @@ use crate::simd::{self, Level};
 use crate::{DType, Element, threads};
 use reference::Reference;
 
-type ForwardPiece = unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::Rooms<f32>);
-type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward::Rooms<f32>);
+type ForwardPiece =
+    unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::ForwardBuffers<f32>);
+type BackwardPiece =
+    unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward::BackwardBuffers<f32>);
 
 /// Both directions with each f32 kernel that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {

@@ -23,7 +23,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use kernels::{Emulated, Flushed, PairKernel, store};
-use pack::Panels;
+use pack::PairPanels;
 use product::{ALONG_GRAIN, ALONG_MAX, Product, Target};
 pub use product::{Bf16Order, bf16_order, set_bf16_order, with_bf16_order};
 
@@ -110,14 +110,14 @@ fn in_pieces(work: &Product<'_>, threads: usize, finish: &impl Finish<f32>) {
 
 /// The buffers of a thread.
 #[derive(Default)]
-struct Rooms {
-    left: Panels,
-    right: Panels,
+struct PieceBuffers {
+    left: PairPanels,
+    right: PairPanels,
     sums: Vec<f32>,
 }
 
 thread_local! {
-    static ROOMS: RefCell<Rooms> = RefCell::default();
+    static ROOMS: RefCell<PieceBuffers> = RefCell::default();
 }
 
 /// `piece` with the fastest kernel of this processor for the order.
@@ -129,7 +129,7 @@ unsafe fn dispatch(
     rows: Range<usize>,
     columns: Range<usize>,
     finish: &impl Finish<f32>,
-    rooms: &mut Rooms,
+    rooms: &mut PieceBuffers,
 ) {
     use Bf16Order::{Amx, Dpbf16};
     // SAFETY: by the caller's promise; the kernel is one that this processor has.
@@ -169,7 +169,7 @@ unsafe fn piece<K: PairKernel>(
     rows: Range<usize>,
     columns: Range<usize>,
     finish: &impl Finish<f32>,
-    rooms: &mut Rooms,
+    rooms: &mut PieceBuffers,
 ) {
     let (k, n) = (work.a.columns, work.b.columns);
     let blocks = columns.len().div_ceil(COLUMNS_MAX);
@@ -181,7 +181,7 @@ unsafe fn piece<K: PairKernel>(
     } else {
         rows.len()
     };
-    let Rooms { left, right, sums } = rooms;
+    let PieceBuffers { left, right, sums } = rooms;
     for block in 0..blocks {
         let within = threads::cut(columns.len(), PIECE_GRAIN, blocks, block);
         let columns = columns.start + within.start..columns.start + within.end;
@@ -273,8 +273,8 @@ unsafe fn tiles<K: PairKernel>(
     [rows, columns]: [usize; 2],
     along: usize,
     scales: (f32, f32),
-    left: &Panels,
-    right: &Panels,
+    left: &PairPanels,
+    right: &PairPanels,
 ) {
     // A panel of columns stays in a cache while all rows pass by.
     for (column_panel, column) in (0..columns).step_by(K::COLUMNS).enumerate() {

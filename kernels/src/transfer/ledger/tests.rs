@@ -82,7 +82,7 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
     let site = here();
     let key = |kind: TransferKind, phase: Phase| {
         let (source, target) = (Device::Cuda(0), Device::Cuda(1));
-        Key {
+        LedgerKey {
             kind,
             phase,
             source,
@@ -91,7 +91,7 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
             site,
         }
     };
-    let bytes = |bytes: usize| Sums::one(bytes, Some("why"));
+    let bytes = |bytes: usize| Crossed::one(bytes, Some("why"));
     let mut held = CapturedRows::default();
     held.hold(key(TransferKind::Collective, Phase::Setup), bytes(100));
     held.hold(key(TransferKind::Collective, Phase::Setup), bytes(20));

@@ -1,15 +1,15 @@
 //! Claims about what counts as a difference between ranks.
 
-use super::super::ledger::Line;
+use super::super::ledger::LedgerLine;
 use super::*;
 
 const UPLOAD: &str = "host to device";
 const DOWNLOAD: &str = "device to host";
 const STEPS: u64 = 100;
 
-fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
+fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> LedgerLine {
     let (phase, kind, at) = (phase.into(), kind.into(), at.into());
-    Line {
+    LedgerLine {
         phase,
         kind,
         at,
@@ -158,7 +158,7 @@ fn the_largest_difference_comes_first_and_what_a_policy_moved_is_apart() {
     ledgers[0]
         .lines
         .push(line(STEP, DOWNLOAD, "a.rs:1", STEPS, 400));
-    ledgers[1].lines.push(Line {
+    ledgers[1].lines.push(LedgerLine {
         implicit: true,
         ..line(STEP, DOWNLOAD, "a.rs:1", STEPS, 400)
     });

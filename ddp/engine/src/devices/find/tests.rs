@@ -355,7 +355,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
 
 #[test]
 fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_matmuls_have_none() {
-    let gpu = |compute_capability| Gpu {
+    let gpu = |compute_capability| FoundGpu {
         index: 1,
         name: "Old GPU".to_string(),
         memory_bytes: 1 << 30,

@@ -58,7 +58,7 @@ fn standing(phase: Phase, old: Option<Version>, next: Version) -> Standing {
 
 /// Checks the plan of the ranks that are left, `standings`. Those in `phases` had a run.
 fn check(phases: &[Phase], standings: &[Standing], [old, next]: [u64; 2], what: &str) {
-    let plan = Plan::of(standings);
+    let plan = Regroup::of(standings);
     let what = format!("{what}: {phases:?}, {standings:?}: {plan:?}");
     // Each slice of the version that they continue with is somewhere, or they start again.
     let goes_on = phases.contains(&After) || !phases.contains(&Before);
@@ -125,7 +125,7 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
                 let standings: Vec<_> = phases.iter().enumerate().map(of).collect();
                 let (standings, phases) = (left(&standings, &lost), left(&phases, &lost));
                 check(&phases, &standings, [3, 3], "an update");
-                let plan = Plan::of(&standings);
+                let plan = Regroup::of(&standings);
                 // With owner or keeper of each slice, nothing is lost.
                 let has = |rank: usize| !lost[rank] || !lost[(rank + keeper) % ranks];
                 let is_whole = phases.is_empty() || (0..ranks).all(has);
@@ -194,11 +194,11 @@ fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
     let at = |step, logged| Some([step, logged, 0, 0]);
     let cases = choices(&[None, at(6, 5), at(6, 6), at(7, 5)], 4);
     for progress in (2..5).flat_map(|ranks| cases.iter().map(move |it| &it[..ranks])) {
-        let of = |progress: &Option<Progress>| Standing {
+        let of = |progress: &Option<RankProgress>| Standing {
             progress: *progress,
             ..Standing::default()
         };
-        let plan = Plan::of(&progress.iter().map(of).collect::<Vec<_>>());
+        let plan = Regroup::of(&progress.iter().map(of).collect::<Vec<_>>());
         assert_eq!(plan.progress, progress);
         assert!(!plan.has_lost_slices && !plan.has_slices());
         let acts = plan.acts.iter().zip(progress);

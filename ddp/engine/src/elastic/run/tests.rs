@@ -7,16 +7,16 @@ use ddp_nn::models::{Mlp, Model};
 use ddp_nn::optim::Rule;
 
 use super::*;
-use crate::elastic::agreement::Progress;
+use crate::elastic::agreement::RankProgress;
 use crate::elastic::slices::tests::{batch, numbers, sliced};
 use crate::step::Stage;
 
-fn plan(progress: &[Option<Progress>]) -> Plan {
-    let of = |progress: &Option<Progress>| Standing {
+fn plan(progress: &[Option<RankProgress>]) -> Regroup {
+    let of = |progress: &Option<RankProgress>| Standing {
         progress: *progress,
         ..Standing::default()
     };
-    Plan::of(&progress.iter().map(of).collect::<Vec<_>>())
+    Regroup::of(&progress.iter().map(of).collect::<Vec<_>>())
 }
 
 /// A run after `step` steps, with values and moments of which all elements are `number`.

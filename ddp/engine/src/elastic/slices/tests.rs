@@ -85,7 +85,7 @@ impl Slices {
     /// As `take_step`, up to where this rank waits for the others.
     pub(crate) fn prepare(&mut self, step: &mut Step, batch: &Batch) {
         step.prepare(batch, 0.1).unwrap();
-        self.next = Some(Next::Update(batch.rows));
+        self.next = Some(NextState::Update(batch.rows));
     }
 }
 

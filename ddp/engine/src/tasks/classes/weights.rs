@@ -12,7 +12,7 @@ use crate::setting::CLASS_WEIGHTS;
 
 /// How much each class counts in the loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
+#[serde(try_from = "InFile", into = "InFile")]
 pub enum ClassWeights {
     /// All rows count the same.
     #[default]
@@ -28,7 +28,7 @@ pub enum ClassWeights {
 /// As files have it.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum InFile {
     List(Vec<f64>),
     Text(String),
 }
@@ -157,22 +157,22 @@ impl From<Vec<f64>> for ClassWeights {
     }
 }
 
-impl TryFrom<Written> for ClassWeights {
+impl TryFrom<InFile> for ClassWeights {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<ClassWeights, String> {
+    fn try_from(written: InFile) -> Result<ClassWeights, String> {
         match written {
-            Written::List(weights) => Ok(weights.into()),
-            Written::Text(text) => text.parse(),
+            InFile::List(weights) => Ok(weights.into()),
+            InFile::Text(text) => text.parse(),
         }
     }
 }
 
-impl From<ClassWeights> for Written {
-    fn from(weights: ClassWeights) -> Written {
+impl From<ClassWeights> for InFile {
+    fn from(weights: ClassWeights) -> InFile {
         match weights {
-            ClassWeights::Equal | ClassWeights::InOrder(_) => Written::List(weights.numbers()),
-            ClassWeights::Balanced | ClassWeights::Named(_) => Written::Text(weights.to_string()),
+            ClassWeights::Equal | ClassWeights::InOrder(_) => InFile::List(weights.numbers()),
+            ClassWeights::Balanced | ClassWeights::Named(_) => InFile::Text(weights.to_string()),
         }
     }
 }

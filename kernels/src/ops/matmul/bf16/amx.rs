@@ -266,14 +266,14 @@ impl Packed {
 
 /// The buffers of a thread.
 #[derive(Default)]
-struct Rooms {
+struct TileBuffers {
     own: Packed,
     sums: Vec<f32>,
 }
 
 thread_local! {
     static SHARED: RefCell<Packed> = RefCell::default();
-    static ROOMS: RefCell<Rooms> = RefCell::default();
+    static ROOMS: RefCell<TileBuffers> = RefCell::default();
 }
 
 /// The whole product, by so many threads.
@@ -372,13 +372,13 @@ impl<S: Operand> BlockOf<'_, S> {
         side: Matrix<'_, S>,
         lines: Range<usize>,
         finish: &impl Finish<f32>,
-        rooms: &mut Rooms,
+        rooms: &mut TileBuffers,
     ) {
         // Whether these lines are rows.
         let is_left = self.work.a.rows > self.work.b.columns;
         let steps = self.along.len().div_ceil(ALONG) * S::PARTS;
         let count = (CACHE_BYTES / (64 * steps.max(1)) / ROWS * ROWS).clamp(ROWS, LINES_MAX);
-        let Rooms { own, sums } = rooms;
+        let TileBuffers { own, sums } = rooms;
         let own_count = if is_left { OWN_ROWS } else { count };
         for start in lines.clone().step_by(own_count) {
             let lines = start..lines.end.min(start + own_count);

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::flush::flushed;
-use super::pack::{Form, TILE_ALONG};
+use super::pack::{PackForm, TILE_ALONG};
 use crate::ops::matmul::tile::{TILE_MAX, TileKernel};
 
 /// How to compute one tile of sums.
@@ -15,8 +15,8 @@ pub(super) trait PairKernel {
     /// Rows that are packed at a time.
     const ROWS_AT_ONCE: usize;
     /// The forms of panels of rows and of columns.
-    const LEFT: Form;
-    const RIGHT: Form;
+    const LEFT: PackForm;
+    const RIGHT: PackForm;
     /// `out = scales.0 * (sum over along of a·b) + scales.1 * out`, for a whole tile. With 0 for
     /// `scales.1`, `out` is not read.
     ///
@@ -41,12 +41,12 @@ impl<K: TileKernel<f32>, const IS_AMX: bool> PairKernel for Emulated<K, IS_AMX> 
     const ROWS_PACKED: usize = K::ROWS_PACKED;
     const COLUMNS: usize = K::COLUMNS;
     const ROWS_AT_ONCE: usize = 48;
-    const LEFT: Form = if IS_AMX {
-        Form::WideTiles
+    const LEFT: PackForm = if IS_AMX {
+        PackForm::WideTiles
     } else {
-        Form::WidePairs
+        PackForm::WidePairs
     };
-    const RIGHT: Form = Self::LEFT;
+    const RIGHT: PackForm = Self::LEFT;
 
     unsafe fn run(
         along: usize,
@@ -170,7 +170,7 @@ mod dpbf16 {
         _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
-    use super::{Form, PairKernel};
+    use super::{PackForm, PairKernel};
 
     /// `vdpbf16ps`.
     pub(in super::super) struct Dpbf16;
@@ -185,8 +185,8 @@ mod dpbf16 {
         const ROWS: usize = ROWS;
         const COLUMNS: usize = VECTORS * LANES;
         const ROWS_AT_ONCE: usize = 64;
-        const LEFT: Form = Form::Pairs;
-        const RIGHT: Form = Form::Pairs;
+        const LEFT: PackForm = PackForm::Pairs;
+        const RIGHT: PackForm = PackForm::Pairs;
 
         // With indices, registers hold the sums also where little is optimised.
         #[allow(clippy::needless_range_loop)]

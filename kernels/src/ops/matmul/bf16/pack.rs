@@ -10,7 +10,7 @@ use crate::streaming;
 
 /// What a panel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum PackForm {
     /// `[pair][line]`: pairs of elements along k, the first in the low half of what passes as f32.
     Pairs,
     /// `[element][line]` in f32: of each pair the second, then the first.
@@ -23,12 +23,12 @@ pub(super) enum Form {
 pub(super) const TILE_ALONG: usize = 32;
 const TILE_PAIRS: usize = TILE_ALONG / 2;
 
-impl Form {
+impl PackForm {
     /// The pairs of a line with so many elements.
     fn pairs(self, along: usize) -> usize {
         match self {
-            Form::Pairs | Form::WidePairs => along.div_ceil(2),
-            Form::WideTiles => along.div_ceil(TILE_ALONG) * TILE_PAIRS,
+            PackForm::Pairs | PackForm::WidePairs => along.div_ceil(2),
+            PackForm::WideTiles => along.div_ceil(TILE_ALONG) * TILE_PAIRS,
         }
     }
 }
@@ -39,14 +39,14 @@ const GAP: usize = 16;
 
 /// A buffer for some panels, which grows to the largest block.
 #[derive(Default)]
-pub(super) struct Panels {
+pub(super) struct PairPanels {
     buffer: Vec<f32>,
     /// Pairs that are to be brought into another form.
     pairs: Vec<f32>,
     distance: usize,
 }
 
-impl Panels {
+impl PairPanels {
     /// Copies lines (rows) of a matrix, between the columns `along`, to panels of `taken` lines,
     /// which have room for `width`. Lines that do not exist have any value; elements beyond the
     /// last are 0.
@@ -56,11 +56,11 @@ impl Panels {
         lines: &Range<usize>,
         along: &Range<usize>,
         [taken, width]: [usize; 2],
-        form: Form,
+        form: PackForm,
     ) {
         let (pairs, count) = (form.pairs(along.len()), lines.len().div_ceil(taken));
         let len = pairs * width;
-        let is_pairs = form == Form::Pairs;
+        let is_pairs = form == PackForm::Pairs;
         self.distance = if is_pairs { len } else { 2 * len } + GAP;
         let room = |buffer: &mut Vec<f32>, distance: usize| {
             if buffer.len() < count * distance + CACHE_LINE {
@@ -89,7 +89,7 @@ impl Panels {
         );
         let panels = self.buffer[start..].chunks_mut(self.distance);
         for (panel, pairs) in panels.zip(self.pairs.chunks(len.max(1))).take(count) {
-            widen(panel, pairs, width, form == Form::WideTiles);
+            widen(panel, pairs, width, form == PackForm::WideTiles);
         }
     }
 

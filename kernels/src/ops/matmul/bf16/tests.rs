@@ -248,7 +248,7 @@ impl amx::TileUnit for TilesInF32 {
 }
 
 /// Runs a piece with one kernel.
-type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &AsIs, &mut Rooms);
+type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &AsIs, &mut PieceBuffers);
 
 /// The kernels that this processor can run, by name and order.
 fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
@@ -331,7 +331,7 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
                 // With other factors, products become subnormal where they are scaled.
                 let scales = if kind == 0 { (0.125, 0.5) } else { (1.0, 1.0) };
                 let expected = case.run(order, scales, |work| in_pieces(work, 1, &AsIs));
-                let mut rooms = Rooms::default();
+                let mut rooms = PieceBuffers::default();
                 // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
                 let got = case.run(order, scales, |work| unsafe {
                     piece(work, 0..shape.0, 0..shape.1, &AsIs, &mut rooms);
