@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::template::{Conversation, MARKS, Marked, Template};
 use crate::error::bail;
-use crate::setting::LOSS_ON;
+use crate::setting::{LOSS_ON, TOKENIZER};
 use crate::task::LossOn;
 use crate::text::documents::object;
 
@@ -290,6 +290,13 @@ impl Turns<'_> {
     fn differs(&self, message: usize, part: &str, whole: &str) -> String {
         let same = part.bytes().zip(whole.bytes());
         let same = same.take_while(|(one, other)| one == other).count();
+        if same == whole.len() {
+            return format!(
+                "message {}: expected the chat template to write it, got a text that ends before it; help: see whether the \
+                 template writes messages of this role, or give another as {TOKENIZER} FOLDER",
+                message + 1
+            );
+        }
         let after = |text: &str| -> String {
             let at = text.floor_char_boundary(same);
             text[at..].chars().take(24).collect()

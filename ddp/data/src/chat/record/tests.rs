@@ -342,6 +342,12 @@ fn records_that_cannot_be_learned_from_are_refused() {
         error.starts_with(expected) && error.contains("--loss-on all") || error.contains("loss-on"),
         "{error}"
     );
+    let without_answers = "{% for m in messages if m.role == 'user' %}<{{ m.content }}>{% endfor %}\
+                           {% if add_generation_prompt %}assistant:{% endif %}";
+    let error = refused(without_answers, &chat(&[("user", "a"), ("assistant", "b")]));
+    let expected =
+        "message 2: expected the chat template to write it, got a text that ends before it";
+    assert!(error.starts_with(expected), "{error}");
     let error = refused(MISTRAL, &chat(&[("user", "a"), ("user", "b")]));
     assert!(
         error.starts_with("the chat template (chat_template.jinja, else tokenizer_config.json), line 10: After the optional system message"),
