@@ -89,3 +89,12 @@ fn json_has_the_options_of_python() {
     }
     assert!(written("{{ 1|tojson(default=2) }}").is_err());
 }
+
+/// Expected: what `json.dumps` writes.
+#[test]
+fn floats_are_written_as_python_writes_them() {
+    let source =
+        "{{ [1e-7, 0.00001, 0.0001, 1.25e-310, 1e15, 1e16, -1.5e300, -0.0, 2.0, 0.1, 3]|tojson }}";
+    let expected = "[1e-07, 1e-05, 0.0001, 1.25e-310, 1000000000000000.0, 1e+16, -1.5e+300, -0.0, 2.0, 0.1, 3]";
+    assert_eq!(written(source).unwrap(), expected);
+}
