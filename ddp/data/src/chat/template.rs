@@ -349,7 +349,7 @@ mod built {
             .filter(|it| !it.is_none())
             .map(|it| match it.as_usize() {
                 Some(count) => " ".repeat(count.min(INDENT_MAX)),
-                None => it.to_string(),
+                None => it.to_string().chars().take(INDENT_MAX).collect(),
             });
         let separators: Option<Vec<String>> = options.get("separators")?;
         let comma = if indent.is_some() { "," } else { ", " };
@@ -381,6 +381,14 @@ mod built {
         /// Writes a value whose items are at this depth.
         fn write(&self, value: &Cell, depth: usize, text: &mut String) -> Result<(), Error> {
             let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);
+            let large = || {
+                failed(format!(
+                    "tojson: expected at most {DEPTH_MAX} levels and {JSON_MAX} bytes"
+                ))
+            };
+            if text.len() > JSON_MAX {
+                return Err(large());
+            }
             let [open, close] = match value.kind() {
                 ValueKind::Map => ['{', '}'],
                 ValueKind::Seq | ValueKind::Iterable => ['[', ']'],
@@ -404,10 +412,8 @@ mod built {
                     return Ok(());
                 }
             };
-            if depth > DEPTH_MAX || text.len() > JSON_MAX {
-                return Err(failed(format!(
-                    "tojson: expected at most {DEPTH_MAX} levels and {JSON_MAX} bytes"
-                )));
+            if depth > DEPTH_MAX {
+                return Err(large());
             }
             let mut items: Vec<Cell> = value.try_iter()?.collect();
             if self.sorted && open == '{' {

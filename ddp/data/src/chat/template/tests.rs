@@ -27,6 +27,18 @@ fn templates_that_are_too_deep_or_too_long_are_refused() {
         .replace("range(999)", "range(60)")
         .replace("[ns.x]", "[ns.x, ns.x]");
     assert!(written(laughs).unwrap_err().contains("4194304 bytes"));
+    for options in [
+        "indent='x' * 1000000",
+        "separators=('x' * 100000, '')",
+        "indent=100",
+    ] {
+        let deep = "range(190) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        let long = format!(
+            "{{% set ns = namespace(x=[1] * 90000) %}}{{% for i in {deep}{{{{ ns.x|tojson({options})|length }}}}"
+        );
+        let error = written(long).unwrap_err();
+        assert!(error.contains("4194304 bytes"), "{options}: {error}");
+    }
     assert_eq!(
         written("{{ strftime_now('%' * 1000000)|length }}").unwrap(),
         "500000"
