@@ -27,7 +27,7 @@ ddp_kernels::choices! {
         Auto = "auto",
         /// Several in a row, apart in attention and positions
         On = "on",
-        /// One in a row, padded to the longest of its batch
+        /// One in a row, about as long as the longest of its batch
         Off = "off",
     }
 }

@@ -26,7 +26,7 @@ use crate::text::documents::json_lines;
 use crate::text::{CHAT_FILES, Encoder, TOKENIZER_FILE, Vocabulary};
 
 /// Part of every key: copies of other versions are made again.
-const VERSION: &[u8] = b"ddp conversations 2";
+const VERSION: &[u8] = b"ddp conversations 3";
 /// Bytes of lines that are tokenized at a time, on all threads.
 const GROUP_BYTES: usize = 8 << 20;
 /// Set in the code of a token that is trained.

@@ -136,17 +136,17 @@ pub(super) fn write(
     conversation.write(prompt, loss_on)
 }
 
-/// As transformers does: without what is null, and with thoughts under one name.
+/// As transformers does: without what is null, and with thoughts under the names that templates
+/// read.
 fn normalize(message: &mut Value) {
     let Some(message) = message.as_object_mut() else {
         return;
     };
     message.retain(|_, value| !value.is_null());
-    let thoughts = ["reasoning", "thinking"].map(|name| message.get(name).cloned());
-    if let (None, Some(thoughts)) = (
-        message.get("reasoning_content"),
-        thoughts.into_iter().flatten().next(),
-    ) {
+    let mut names = ["reasoning_content", "thinking", "reasoning"].into_iter();
+    if let Some(thoughts) = names.find_map(|name| message.get(name).cloned()) {
+        let own = message.shift_remove("thinking");
+        message.shift_insert(0, "thinking".into(), own.unwrap_or(thoughts.clone()));
         message.insert("reasoning_content".into(), thoughts);
     }
 }

@@ -349,7 +349,7 @@ mod built {
             .filter(|it| !it.is_none())
             .map(|it| match it.as_usize() {
                 Some(count) => " ".repeat(count.min(INDENT_MAX)),
-                None => it.to_string(),
+                None => it.to_string().chars().take(INDENT_MAX).collect(),
             });
         let separators: Option<Vec<String>> = options.get("separators")?;
         let comma = if indent.is_some() { "," } else { ", " };
@@ -367,16 +367,38 @@ mod built {
         Ok(text)
     }
 
+    /// A number as Python writes it: with an exponent below 0.0001 and from 10^16 on.
+    fn float(number: f64) -> String {
+        let text = format!("{number:e}");
+        let (digits, exponent) = text.split_once('e').expect("it has an exponent");
+        match exponent.parse().unwrap_or(0) {
+            -4..16 => format!("{number:?}"),
+            exponent => format!("{digits}e{exponent:+03}"),
+        }
+    }
+
     impl Style {
         /// Writes a value whose items are at this depth.
         fn write(&self, value: &Cell, depth: usize, text: &mut String) -> Result<(), Error> {
             let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);
+            let large = || {
+                failed(format!(
+                    "tojson: expected at most {DEPTH_MAX} levels and {JSON_MAX} bytes"
+                ))
+            };
+            if text.len() > JSON_MAX {
+                return Err(large());
+            }
             let [open, close] = match value.kind() {
                 ValueKind::Map => ['{', '}'],
                 ValueKind::Seq | ValueKind::Iterable => ['[', ']'],
                 _ => {
-                    let json = serde_json::to_string(value);
-                    let json = json.map_err(|error| failed(error.to_string()))?;
+                    let is_float = value.is_number() && !value.is_integer();
+                    let json = match f64::try_from(value.clone()) {
+                        Ok(number) if number.is_finite() && is_float => float(number),
+                        _ => serde_json::to_string(value)
+                            .map_err(|error| failed(error.to_string()))?,
+                    };
                     for letter in json.chars() {
                         if !self.ascii || letter.is_ascii() {
                             text.push(letter);
@@ -390,10 +412,8 @@ mod built {
                     return Ok(());
                 }
             };
-            if depth > DEPTH_MAX || text.len() > JSON_MAX {
-                return Err(failed(format!(
-                    "tojson: expected at most {DEPTH_MAX} levels and {JSON_MAX} bytes"
-                )));
+            if depth > DEPTH_MAX {
+                return Err(large());
             }
             let mut items: Vec<Cell> = value.try_iter()?.collect();
             if self.sorted && open == '{' {

@@ -419,6 +419,33 @@ fn the_end_of_an_answer_without_its_thought_is_trained() {
     assert_eq!(trained(template, &record), expected);
 }
 
+/// Expected: what transformers 5.24 writes.
+#[test]
+fn thoughts_have_the_names_that_transformers_gives_them() {
+    let template =
+        "{% for m in messages %}{% for key in m %}{{ key }}={{ m[key] }} {% endfor %}{% endfor %}";
+    for (given, expected) in [
+        (
+            json!({ "reasoning_content": "R" }),
+            "thinking=R role=assistant reasoning_content=R ",
+        ),
+        (
+            json!({ "thinking": "T", "reasoning": "R" }),
+            "thinking=T role=assistant reasoning=R reasoning_content=T ",
+        ),
+        (
+            json!({ "reasoning_content": "R", "thinking": "T" }),
+            "thinking=T role=assistant reasoning_content=R ",
+        ),
+    ] {
+        let mut message = json!({ "role": "assistant" });
+        let given = given.as_object().unwrap().clone();
+        message.as_object_mut().unwrap().extend(given);
+        let text = shown(template, &json!({ "messages": [message] }), LossOn::All);
+        assert_eq!(text.unwrap(), format!("‹{expected}›"));
+    }
+}
+
 #[test]
 fn messages_are_those_of_transformers() {
     let template = "{% for m in messages %}[{% for key in m %}{{ key }},{% endfor %}]{{ m.reasoning_content }}{% endfor %}";

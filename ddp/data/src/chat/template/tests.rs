@@ -27,6 +27,18 @@ fn templates_that_are_too_deep_or_too_long_are_refused() {
         .replace("range(999)", "range(60)")
         .replace("[ns.x]", "[ns.x, ns.x]");
     assert!(written(laughs).unwrap_err().contains("4194304 bytes"));
+    for options in [
+        "indent='x' * 1000000",
+        "separators=('x' * 100000, '')",
+        "indent=100",
+    ] {
+        let deep = "range(190) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        let long = format!(
+            "{{% set ns = namespace(x=[1] * 90000) %}}{{% for i in {deep}{{{{ ns.x|tojson({options})|length }}}}"
+        );
+        let error = written(long).unwrap_err();
+        assert!(error.contains("4194304 bytes"), "{options}: {error}");
+    }
     assert_eq!(
         written("{{ strftime_now('%' * 1000000)|length }}").unwrap(),
         "500000"
@@ -88,4 +100,13 @@ fn json_has_the_options_of_python() {
         assert_eq!(written(source).unwrap(), expected, "{options}");
     }
     assert!(written("{{ 1|tojson(default=2) }}").is_err());
+}
+
+/// Expected: what `json.dumps` writes.
+#[test]
+fn floats_are_written_as_python_writes_them() {
+    let source =
+        "{{ [1e-7, 0.00001, 0.0001, 1.25e-310, 1e15, 1e16, -1.5e300, -0.0, 2.0, 0.1, 3]|tojson }}";
+    let expected = "[1e-07, 1e-05, 0.0001, 1.25e-310, 1000000000000000.0, 1e+16, -1.5e+300, -0.0, 2.0, 0.1, 3]";
+    assert_eq!(written(source).unwrap(), expected);
 }
