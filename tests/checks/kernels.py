@@ -26,8 +26,8 @@ DYNAMIC = re.compile(r'shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward:
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
 
-# Of a kernel whose last block goes on (`ends_last` of common.cuh): a barrier, a fence and the atomic, then a barrier and a fence.
-ENDS_LAST = re.compile("BM+A+B+M")
+# Of a kernel whose last block goes on (`ends_last` of common.cuh): a barrier, a fence, the atomics, a fence, a barrier.
+ENDS_LAST = re.compile("BM+A+M+B")
 
 
 def load_nvrtc():

@@ -100,6 +100,10 @@ class Checks:
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         if architectures:
             beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
+        # In one of three commits one of the eight entries of tests/checks/wheels.py, of up to 600 MB.
+        for which in self.selected("releases", 24):
+            if which < 8:
+                beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 5):
             beside(f"from Python and notebooks, part {which + 1} of 5", ["tests/python/run", f"{which + 1}/5"])
@@ -139,9 +143,11 @@ class Checks:
         self.as_ptx()
         for which in self.selected("trainer", 15):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
-        for which in self.selected("ranks", 8):
-            what = ["ranks::", "zero::", "split", "golden::four"]
-            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 8", some, "ddp", 4, 8, which, *what)
+        for which in self.selected("ranks", 16):
+            events, which = divmod(which, 8)
+            what, env = ["ranks::", "zero::", "split", "golden::four"], {"SIMCUDA_NCCL_EVENTS": str(events)}
+            title = f"ranks and split models, 4 simulated GPUs{', NCCL with event nodes' * events}, part {which + 1} of 8"
+            beside(title, some, "ddp", 4, 8, which, *what, env=env)
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
         for which in self.selected("transfers", 2):
             targets = ["transfers warnings faults", "planted waits"][which]

@@ -66,7 +66,7 @@ pub struct NodeCounts {
     pub copies: usize,
     /// Fills.
     pub fills: usize,
-    /// All others.
+    /// All others, such as the events that NCCL waits for and records.
     pub others: usize,
 }
 

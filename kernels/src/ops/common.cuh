@@ -374,17 +374,22 @@ constexpr u32 RUNS_MAX = 256;
 /// Whether this block is the last of its grid to come here, having written what it has to: the last
 /// one may read what all wrote, past the first cache. The whole block must call it. `counter` is
 /// zero before a kernel and after it.
+///
+/// In the terms of PTX's memory model (all of scope gpu, all atomics relaxed): fence and atomicAdd
+/// are a release pattern, atomicAdd and the second fence an acquire pattern. Every release precedes
+/// the last block's acquire in observation order, because the additions are a chain of
+/// read-modify-writes. The barriers before and after make both hold for all threads of a block:
+/// a fence after the last barrier would acquire for no thread but the one that has the atomic.
 INLINE bool ends_last(u64* counter) {
     __shared__ bool is_last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        // The barrier and this publish what the block wrote.
         __threadfence();
         is_last = atomicAdd(counter, 1ull) == gridDim.x - 1;
         if (is_last) atomicExch(counter, 0ull);
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
     return is_last;
 }
 
@@ -483,6 +488,7 @@ INLINE bool is_set(const i64* flag) { return flag != nullptr && *flag != 0; }
 
 /// Marks in the flags of a step (STEP_FLAGS of step.rs) that a gradient is not finite. The
 /// whole warp must call it. Update kernels do not read what this writes: all blocks decide alike.
+/// A relaxed atomic without a fence: only later kernels read it, and a kernel's end orders that.
 INLINE void mark_gradient(i64* flags, bool good) {
     if (__ballot_sync(WHOLE_WARP, !good) != 0 && threadIdx.x % WARP == 0) {
         atomicCAS(reinterpret_cast<u64*>(flags) + 1, 0ull, (u64)flags[2]);

@@ -134,7 +134,8 @@ INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
 INLINE void add_totals(const Problem& problem, const Totals& totals, u64 rows, u32 correct, u32 counted) {
     if (totals.stats == nullptr) return;
     if (threadIdx.x == 0) {
-        // Integers: their sum is the same in any order.
+        // Integers: their sum is the same in any order. Relaxed: the fence of ends_last, which
+        // thread 0 comes to next, publishes them.
         atomicAdd(totals.counters + 1, (u64)correct);
         atomicAdd(totals.counters + 2, (u64)counted);
     }
@@ -142,6 +143,7 @@ INLINE void add_totals(const Problem& problem, const Totals& totals, u64 rows, u
     const float loss = (float)total_of(problem.losses, rows);
     const float weight = problem.weights == nullptr ? 0.0f : (float)total_of(problem.weights, rows);
     if (threadIdx.x > 0) return;
+    // Thread 0 has acquired what all blocks added (ends_last). The next kernel finds the zeros.
     const float all_correct = (float)atomicExch(totals.counters + 1, 0ull);
     const float all_counted = (float)atomicExch(totals.counters + 2, 0ull);
     totals.stats[0] = totals.stats[0] + loss;

@@ -29,6 +29,10 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
 
 /// `mark` of step.rs. A step that ends after the stop word was set does not count, because its
 /// gradients are garbage, nor does one for which a rank is not ready.
+///
+/// The host stores `stop` before it aborts NCCL, and kernels whose results that makes garbage end
+/// because they saw the abort. The stream orders this kernel after them, so it sees `stop`, too: a
+/// volatile load is relaxed and of scope sys, past all caches.
 INLINE void mark(
     i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good, const float* stopped,
     const volatile u64* stop) {

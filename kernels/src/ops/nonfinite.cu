@@ -29,7 +29,7 @@ KERNEL(BLOCK_THREADS) mark_nonfinite_f32(
     }
     if (first < head) largest = larger(largest, magnitude(x[first]));
     for (u64 i = head + packs * P::COUNT + first; i < count; i += stride) largest = larger(largest, magnitude(x[i]));
-    // All threads would write the same value.
+    // All threads would write the same value. Relaxed, without a fence: only later kernels read it.
     if (__ballot_sync(WHOLE_WARP, largest >= INFINITY_BITS) != 0 && threadIdx.x % WARP == 0) {
         atomicCAS(reinterpret_cast<u64*>(first_bad_step), 0ull, (u64)*step);
     }

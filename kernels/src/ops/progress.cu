@@ -7,7 +7,8 @@ struct Lane {
 };
 
 /// The report of call `number`, in a slot of three words. Each has the number in its upper half, so
-/// that a host that reads in between sees which words belong together.
+/// that a host that reads in between sees which words belong together. Volatile stores are relaxed
+/// ones of scope sys: each word arrives whole and soon, in any order with the others.
 INLINE void tell(volatile u64* slot, u64 number, u32 call, u64 chain, u32 place) {
     slot[0] = number << 32 | call;
     slot[1] = number << 32 | (chain & 0xffffffffu);
@@ -27,9 +28,11 @@ KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u64 stride,
     if (number % stride == 0u) {
         tell(board + (slots + number / stride % sparse_slots) * 3u, number, call, chain, place);
     }
-    // No fence: every word has the number, from which the host sees which slots are complete.
+    // No fence, so the host may see this number before its slot: it takes a slot only whole, and a
+    // missing one means "not yet". Nothing else is read because of these words.
     board[(slots + sparse_slots) * 3u] = number << 32 | call;
 }
 
-/// The lane's last call ended.
+/// The lane's last call ended. The stream orders it after that call; the host reads no results of
+/// the call because of it (it waits for events), so it releases nothing.
 KERNEL(1) progress_end(const Lane* lane, volatile u64* ended) { *ended = lane->begun; }

@@ -69,6 +69,8 @@ pub struct Config {
     pub nccl_stacks: bool,
     /// GPUs are connected by NVLink switches, which add in the order of arrival.
     pub nvls: bool,
+    /// Captured collectives have NCCL's event nodes beside them.
+    pub nccl_events: bool,
     /// How long ranks take to make a communicator, once all have come.
     pub join: Duration,
     /// What cuBLASLt's heuristic returns for a matmul, best first.
@@ -98,6 +100,7 @@ impl Default for Config {
             nccl_check: true,
             nccl_stacks: false,
             nvls: false,
+            nccl_events: false,
             join: Duration::ZERO,
             algorithms: vec![Variant::Sound],
             cublaslt_version: CUBLASLT_VERSION,
@@ -185,6 +188,7 @@ impl Config {
             nccl_check: get("SIMCUDA_NCCL_CHECK").as_deref() != Some("0"),
             nccl_stacks: is_set("SIMCUDA_NCCL_CHECK"),
             nvls: is_set("SIMCUDA_NVLS"),
+            nccl_events: is_set("SIMCUDA_NCCL_EVENTS"),
             join: Duration::from_millis(number("SIMCUDA_JOIN_MS", 0)?),
             algorithms: get("SIMCUDA_ALGORITHMS")
                 .map_or(Ok(vec![Variant::Sound]), |text| variant::parse(&text))?,
@@ -243,6 +247,7 @@ mod tests {
                 && !config.trace
         );
         assert!(config.drain && !config.leaks && config.nccl_check && !config.nvls);
+        assert!(!config.nccl_events);
     }
 
     #[test]
@@ -262,6 +267,7 @@ mod tests {
             ("SIMCUDA_LEAKS", "1"),
             ("SIMCUDA_NCCL_CHECK", "1"),
             ("SIMCUDA_NVLS", "1"),
+            ("SIMCUDA_NCCL_EVENTS", "1"),
             ("SIMCUDA_JOIN_MS", "2500"),
             ("SIMCUDA_ALGORITHMS", "sound,nan,refused"),
             ("SIMCUDA_CUBLASLT", "120900"),
@@ -286,6 +292,7 @@ mod tests {
         let algorithms = [Variant::Sound, Variant::HidesNan, Variant::Refused];
         assert_eq!(config.algorithms, algorithms);
         assert_eq!(config.cublaslt_version, 120_900);
+        assert!(config.nvls && config.nccl_events);
         assert!(
             config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_stacks
         );

@@ -82,6 +82,9 @@ pub(crate) struct Node {
     pub(crate) dependencies: Vec<usize>,
     /// The earlier call of its communicator: it runs after that, but no program may rely on it.
     pub(crate) after: Option<usize>,
+    /// A library added it to the graph itself: it need not be joined, and its events order only
+    /// what runs, nothing that a program may rely on.
+    pub(crate) is_internal: bool,
 }
 
 /// A graph, or the captured part of one.

@@ -101,7 +101,7 @@ pub(crate) fn end(machine: &mut Machine, stream: StreamId) -> Result<GraphId, CU
     Err(failure)
 }
 
-/// Whether every node is in `tail` or before it.
+/// Whether every node that streams captured is in `tail` or before it.
 fn is_joined(nodes: &[Node], tail: &[usize]) -> bool {
     let mut reached = vec![false; nodes.len()];
     let mut open: Vec<usize> = tail.to_vec();
@@ -110,7 +110,8 @@ fn is_joined(nodes: &[Node], tail: &[usize]) -> bool {
             open.extend(&nodes[node].dependencies);
         }
     }
-    reached.into_iter().all(|reached| reached)
+    let mut all = reached.into_iter().zip(nodes);
+    all.all(|(reached, node)| reached || node.is_internal)
 }
 
 /// The capture of a stream that is capturing, unless it is broken.
@@ -149,16 +150,41 @@ pub(crate) fn add(
         operation,
         dependencies,
         after: None,
+        is_internal: false,
     });
     Ok(name)
 }
 
-/// The latest node of `stream` runs after `node`, which no program may rely on.
-pub(crate) fn run_after(machine: &mut Machine, stream: StreamId, node: usize) {
+/// Adds a node of a library's own to the capture that `stream` takes part in.
+pub(crate) fn add_internal(
+    machine: &mut Machine,
+    stream: StreamId,
+    describe: &str,
+    what: Captured,
+    dependencies: Vec<usize>,
+) -> Result<usize, CUresult> {
+    let id = valid(machine, stream)?;
+    let device = stream::device_of(machine, stream);
+    let operation = stream::new_operation(machine, describe, Some(stream), device, None);
+    let graph = machine.graphs.captures.ongoing[&id].graph;
+    let nodes = &mut machine.graphs.graphs[graph].nodes;
+    nodes.push(Node {
+        what,
+        device,
+        operation,
+        dependencies,
+        after: None,
+        is_internal: true,
+    });
+    Ok(nodes.len() - 1)
+}
+
+/// A node of the capture of `stream` runs after another, which no program may rely on.
+pub(crate) fn run_after(machine: &mut Machine, stream: StreamId, node: usize, earlier: usize) {
     let own = machine.streams.all[stream].capture.as_ref();
     let own = own.expect("it is capturing");
     let graph = machine.graphs.captures.ongoing[&own.capture].graph;
-    machine.graphs.graphs[graph].nodes[own.tail[0]].after = Some(node);
+    machine.graphs.graphs[graph].nodes[node].after = Some(earlier);
 }
 
 /// The capture that a stream takes part in.

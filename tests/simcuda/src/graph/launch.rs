@@ -140,6 +140,10 @@ impl Launch {
         self.ready.insert(node);
     }
 
+    pub(crate) fn is_internal(&self, node: usize) -> bool {
+        self.plan.nodes[node].is_internal
+    }
+
     pub(crate) fn is_host_function(&self, node: usize) -> bool {
         matches!(self.steps[node], Step::Host(_))
     }

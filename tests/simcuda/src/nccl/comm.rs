@@ -15,7 +15,7 @@ use super::segment::Segment;
 use super::transfer::{Call, CallKind, Collective, Endpoint, Exchange, Next};
 use crate::event::Record;
 use crate::faults::Struck;
-use crate::handle::{CaptureId, StreamId};
+use crate::handle::{CaptureId, EventId, StreamId};
 use crate::report::Stack;
 use crate::work::Touched;
 
@@ -53,8 +53,10 @@ pub(super) struct Books {
     pub(super) flights: VecDeque<Arc<Flight>>,
     /// The end of the latest.
     pub(super) last: Option<Arc<Record>>,
-    /// The latest that was captured.
+    /// The latest that was captured, or the event's record after it.
     pub(super) captured: Option<(CaptureId, usize)>,
+    /// With SIMCUDA_NCCL_EVENTS, since the first capture: what orders graphs and eager calls.
+    pub(super) serial: Option<EventId>,
     /// The latest collectives.
     pub(super) made: VecDeque<Made>,
     /// How many pieces have begun with collectives (None), or with sends or receives of a rank.

@@ -15,8 +15,9 @@ use super::meeting::{self, Coming};
 use super::refusal::{Refusal, code};
 use super::transfer::Call;
 use super::users;
+use crate::event::{Event, State};
 use crate::graph::{Captured, capture};
-use crate::handle::StreamId;
+use crate::handle::{EventId, StreamId};
 use crate::machine::{LockedMachine, Machine};
 use crate::memory;
 use crate::stream::{self, Action};
@@ -218,6 +219,9 @@ fn queue(
     let struck = machine.faults.strike_queued_nccl(device);
     let flight = Flight::new(piece.clone(), own, struck);
     takes_off(machine, &flight, place, &operation.stack);
+    if let Some(serial) = piece.comm.books().serial {
+        machine.events.all[serial].state = State::Recorded(flight.end.clone());
+    }
     stream::give(machine, own, operation, Action::Nccl(flight.clone()));
     for other in others {
         let operation = stream::new_operation(
@@ -246,14 +250,48 @@ fn capture(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> R
         &piece.describe(),
         Captured::Nccl(piece.clone()),
     )?;
-    if let Some(earlier) = piece.comm.captured(id) {
-        capture::run_after(machine, own, earlier);
+    let kernel = capture::place(machine, own)?.1[0];
+    let mut earlier = piece.comm.captured(id);
+    let mut latest = kernel;
+    if machine.config.nccl_events {
+        let serial = serial_event(machine, &piece.comm);
+        let mut add = |describe, what, dependencies| {
+            capture::add_internal(machine, own, describe, what, dependencies)
+        };
+        if earlier.is_none() {
+            earlier = Some(add("event wait of NCCL", Captured::Wait(serial), vec![])?);
+        }
+        latest = add(
+            "event record of NCCL",
+            Captured::Record(serial),
+            vec![kernel],
+        )?;
+    }
+    if let Some(earlier) = earlier {
+        capture::run_after(machine, own, kernel, earlier);
     }
     let (_, tail) = capture::place(machine, own)?;
-    piece.comm.set_captured(id, tail[0]);
+    piece.comm.set_captured(id, latest);
     // Everything before it in the other streams precedes the node.
     for other in others {
         capture::follow(machine, *other, &tail);
     }
     Ok(())
+}
+
+/// The event by which NCCL orders the graphs and the eager calls of a communicator: each graph
+/// waits for it first (an external wait), and each call records it (src/misc/strongstream.cc of
+/// NCCL 2.30.7, whose communicators allow graphs and eager calls side by side by default).
+fn serial_event(machine: &mut Machine, comm: &Comm) -> EventId {
+    let mut books = comm.books();
+    let last = books.last.clone();
+    *books.serial.get_or_insert_with(|| {
+        machine.events.all.push(Event {
+            device: comm.device,
+            has_timing: false,
+            state: last.map_or(State::Never, State::Recorded),
+            destroyed: None,
+        });
+        machine.events.all.len() - 1
+    })
 }

@@ -163,7 +163,9 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
         Step::Wait(None) => {}
         Step::Wait(Some(record)) => match record.completion() {
             Some(Completion { clock, time_ns }) => {
-                machine.race.join(actor, clock);
+                if !launch.is_internal(node) {
+                    machine.race.join(actor, clock);
+                }
                 end_ns = end_ns.max(*time_ns);
             }
             None => {

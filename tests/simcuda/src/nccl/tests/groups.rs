@@ -10,7 +10,8 @@ use cudarc::driver::sys::{CUgraphExec, CUstream};
 use super::bench::*;
 use crate::copy::cuMemcpyDtoDAsync_v2;
 use crate::graph::calls::{
-    cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch,
+    cuGraphDestroy, cuGraphExecDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags,
+    cuGraphLaunch, cuGraphNodeGetType,
 };
 use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::machine::testing::{cases, device, made, ok};
@@ -253,6 +254,49 @@ cases! {
             });
             local.synchronize();
             assert_eq!(local.download(&buffers, COUNT), expected);
+        }
+        executables.into_iter().for_each(|executable| ok(cuGraphExecDestroy(executable)));
+        local.end();
+    }, |ended| ended.is_clean();
+
+    captured_collectives_have_nccls_events_and_run_among_eager_ones, [THREE, ("SIMCUDA_NCCL_EVENTS", "1")], {
+        let local = Local::new();
+        let buffers = local.upload(|rank| vec![rank as f32; COUNT]);
+        let mut executables: Vec<CUgraphExec> = Vec::new();
+        for (rank, &buffer) in buffers.iter().enumerate() {
+            device(rank as i32);
+            let (comm, stream) = (local.comms[rank], local.streams[rank]);
+            ok(cuStreamBeginCapture_v2(stream, 1));
+            done(all_reduce(buffer, buffer, COUNT, comm, stream));
+            done(ncclBroadcast(buffer as _, buffer as _, COUNT, F32, 0, comm, stream));
+            // NCCL's own stream need not be joined.
+            let graph = made(|graph| cuStreamEndCapture(stream, graph));
+            let mut nodes = [null_mut(); 5];
+            let mut count = nodes.len() + 1;
+            // SAFETY: without room the nodes are only counted.
+            ok(unsafe { cuGraphGetNodes(graph, null_mut(), Some(&mut count)) });
+            assert_eq!(count, nodes.len());
+            // SAFETY: there is room for as many.
+            ok(unsafe { cuGraphGetNodes(graph, nodes.as_mut_ptr(), Some(&mut count)) });
+            let mut kinds = nodes.map(|node| made(|kind| cuGraphNodeGetType(node, kind)));
+            kinds.sort_unstable();
+            use cudarc::driver::sys::CUgraphNodeType::*;
+            let (call, wait, record) =
+                (CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
+            assert_eq!(kinds, [call, call, wait, record, record]);
+            executables.push(made(|executable| cuGraphInstantiateWithFlags(executable, graph, 0)));
+            ok(cuGraphDestroy(graph));
+        }
+        let mut expected = 3.0;
+        for _ in 0..3 {
+            for (executable, stream) in executables.iter().zip(&local.streams) {
+                ok(cuGraphLaunch(*executable, *stream));
+            }
+            local.all(|rank, comm, stream| all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
+            local.synchronize();
+            expected *= 3.0;
+            assert_eq!(local.download(&buffers, COUNT), vec![vec![expected; COUNT]; RANKS]);
+            expected *= 3.0;
         }
         executables.into_iter().for_each(|executable| ok(cuGraphExecDestroy(executable)));
         local.end();
