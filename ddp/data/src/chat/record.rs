@@ -39,7 +39,8 @@ enum Record<'a> {
 
 impl Record<'_> {
     fn of(object: &Map<String, Value>) -> Result<Record<'_>, String> {
-        let fields = ["messages", "prompt", "completion", "text"].map(|name| object.get(name));
+        let fields = ["messages", "prompt", "completion", "text"]
+            .map(|name| object.get(name).filter(|value| !value.is_null()));
         Ok(match fields {
             [Some(Value::Array(messages)), ..] => Record::Messages(messages),
             [

@@ -261,10 +261,19 @@ mod built {
         engine.add_test("iterable", |value: &Cell| {
             !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
         });
+        engine.add_test("sequence", |value: &Cell| {
+            value.as_str().is_some()
+                || matches!(
+                    value.kind(),
+                    ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+                )
+        });
         engine.add_filter("generation", |text: String| {
             format!("{}{text}{}", MARKS[0], MARKS[1])
         });
         for (name, source) in sources {
+            // As Jinja ends lines.
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
             let added = engine.add_template_owned(name, with_marks(&source));
             added.map_err(|error| shown(&error))?;
         }

@@ -323,6 +323,13 @@ fn prompts_are_completed() {
     assert_eq!(trained(CHATML, &json!({ "text": "abc" })), "‹abc›");
 }
 
+/// Data sets that were joined have all fields of each.
+#[test]
+fn a_field_that_is_null_is_not_there() {
+    let record = json!({ "messages": null, "prompt": null, "completion": null, "text": "a" });
+    assert_eq!(shown(CHATML, &record, LossOn::All).unwrap(), "‹a›");
+}
+
 #[test]
 fn records_that_cannot_be_learned_from_are_refused() {
     let refused =

@@ -64,9 +64,11 @@ fn dates_are_written_as_python_writes_them() {
 }
 
 #[test]
-fn what_is_iterable_is_so_in_python() {
+fn what_is_iterable_or_a_sequence_is_so_in_python() {
     let kinds = "{% for one in [none, 1, '', [], {}, tools] %}{{ 1 if one is iterable else 0 }}{% endfor %}";
     assert_eq!(written(kinds).unwrap(), "001110");
+    let kinds = kinds.replace("is iterable", "is sequence") + "{{ unknown is sequence }}";
+    assert_eq!(written(kinds).unwrap(), "001110True");
 }
 
 /// Expected: what `json.dumps` writes with these options.
@@ -109,4 +111,11 @@ fn floats_are_written_as_python_writes_them() {
         "{{ [1e-7, 0.00001, 0.0001, 1.25e-310, 1e15, 1e16, -1.5e300, -0.0, 2.0, 0.1, 3]|tojson }}";
     let expected = "[1e-07, 1e-05, 0.0001, 1.25e-310, 1000000000000000.0, 1e+16, -1.5e+300, -0.0, 2.0, 0.1, 3]";
     assert_eq!(written(source).unwrap(), expected);
+}
+
+/// Expected: what transformers writes. A template may have been saved on Windows.
+#[test]
+fn lines_of_a_template_end_as_in_python() {
+    let source = "{% if true %}\r\na\r\n{{ 'b\r\nc' }}\r{% endif %}\r\n";
+    assert_eq!(written(source).unwrap(), "a\nb\nc\n");
 }
