@@ -5,8 +5,8 @@ use crate::error::{Caller, Result};
 use crate::launch::Launcher;
 use crate::stream::Stream;
 
-/// The memory that matmuls of a stream use besides their operands.
-pub use crate::launch::blaslt::WORKSPACE_BYTES;
+/// What matmuls of a stream use besides their operands: memory and, if limited, multiprocessors.
+pub use crate::launch::blaslt::{WORKSPACE_BYTES, multiprocessors};
 
 #[track_caller]
 fn launcher(device: Device) -> Result<Option<Launcher>> {
@@ -18,7 +18,8 @@ fn launcher(device: Device) -> Result<Option<Launcher>> {
     Ok(Some(Launcher::new(queue, by)))
 }
 
-/// The version of cuBLASLt that a device uses: `13.1.0`. None for the CPU.
+/// The version of cuBLASLt that a device uses: `13.1.0`, with `multiprocessors` if that is set,
+/// because it may change algorithms and so bits. None for the CPU.
 #[track_caller]
 pub fn version(device: Device) -> Result<Option<String>> {
     let Some(gpu) = launcher(device)? else {
@@ -26,7 +27,9 @@ pub fn version(device: Device) -> Result<Option<String>> {
     };
     let version = gpu.cublaslt_version()?;
     let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
-    Ok(Some(format!("{major}.{minor}.{patch}")))
+    let planned = multiprocessors().map(|count| format!(" for {count} multiprocessors"));
+    let planned = planned.unwrap_or_default();
+    Ok(Some(format!("{major}.{minor}.{patch}{planned}")))
 }
 
 /// Where the tanh form of gelu is computed in bf16 and TF32.

@@ -33,8 +33,8 @@ use crate::panics::{lock, read, write};
 use crate::{DType, Tensor};
 use library::{Blas, BlasFault};
 pub(crate) use library::{Epilogue, Function};
-pub use plan::WORKSPACE_BYTES;
 use plan::{BlasArgs, Kind, Plan};
+pub use plan::{WORKSPACE_BYTES, multiprocessors};
 
 /// A matrix to read: `[rows, columns]` as the matmul sees it.
 #[derive(Clone, Copy, Debug)]

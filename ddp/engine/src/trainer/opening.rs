@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ddp_comm::World;
 use ddp_kernels::files as disk;
-use ddp_kernels::threads;
+use ddp_kernels::{matmuls, threads};
 use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value};
 
@@ -316,6 +316,9 @@ impl<'a> Opening<'a> {
 }
 
 fn log_places(places: &[String]) {
+    if let Some(count) = matmuls::multiprocessors() {
+        tracing::info!("matmuls plan for {count} multiprocessors (DDP_MATMUL_MULTIPROCESSORS)");
+    }
     match places {
         [place] => tracing::info!("training on {place}"),
         [first, rest @ ..] if rest.iter().all(|place| place == first) => {

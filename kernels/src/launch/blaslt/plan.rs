@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtMatmulDescAttributes_t as Attribute,
@@ -43,6 +43,22 @@ pub(super) struct Kind {
 
 /// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// How many multiprocessors a matmul may plan for, if `DDP_MATMUL_MULTIPROCESSORS` says so: fewer
+/// than the GPU has leave the others to collectives that run at the same time.
+pub fn multiprocessors() -> Option<i32> {
+    static COUNT: OnceLock<Option<i32>> = OnceLock::new();
+    *COUNT.get_or_init(|| {
+        let value = std::env::var("DDP_MATMUL_MULTIPROCESSORS").ok()?;
+        let count = value.parse().ok().filter(|count| *count > 0);
+        if count.is_none() {
+            tracing::warn!(
+                "DDP_MATMUL_MULTIPROCESSORS={value:?} is ignored: expected a whole number from 1"
+            );
+        }
+        count
+    })
+}
 
 /// What the matmuls of one kind use.
 pub(super) struct Plan {
@@ -278,6 +294,10 @@ fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, BlasFault> {
         Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE as u32,
         kind.epilogue,
     )?;
+    if let Some(count) = multiprocessors() {
+        let attribute = Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET as u32;
+        operation.set(attribute, count)?;
+    }
     // The heuristic refuses an epilogue without a pointer; each matmul sets its own.
     let pointer = 256u64;
     if kind.epilogue & BIAS != 0 {
