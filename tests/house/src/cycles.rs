@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::path::Path;
 
 use crate::edges::{Edges, Parts, edges};
-use crate::modules::{Crate, Failure};
+use crate::modules::Crate;
 
 /// Parts that all lead back to themselves, and the text that shows how.
 pub(crate) struct Cycle {
@@ -13,20 +12,19 @@ pub(crate) struct Cycle {
     pub(crate) text: String,
 }
 
-/// The cycles of the crate with this root file, largest first.
-pub(crate) fn cycles(root: &Path, parts: Parts) -> Result<Vec<Cycle>, Failure> {
-    let krate = Crate::read(root)?;
-    let edges = edges(&krate, parts);
+/// The cycles of a crate, largest first.
+pub(crate) fn cycles(krate: &Crate, parts: Parts) -> Vec<Cycle> {
+    let edges = edges(krate, parts);
     let count = krate.modules.len(); // at least as many as files
     let mut found: Vec<Cycle> = components(count, &edges)
         .into_iter()
         .map(|members| Cycle {
-            text: describe(&krate, parts, &edges, &members),
+            text: describe(krate, parts, &edges, &members),
             parts: members,
         })
         .collect();
     found.sort_by_key(|cycle| std::cmp::Reverse(cycle.parts.len()));
-    Ok(found)
+    found
 }
 
 /// Groups of at least two parts that reach each other.

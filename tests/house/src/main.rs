@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use edges::Parts;
+use modules::Crate;
 
 const USAGE: &str = "usage: ddp-house CHECK, in the workspace's root
 
@@ -99,11 +100,12 @@ fn check_cycles(packages: &[packages::Package]) -> Outcome {
         let mut sums = [0; 2];
         let may_be_circle = ONE_CIRCLE.contains(&package.name.as_str());
         for root in &package.roots {
+            let krate = Crate::read(root)?;
             for (sum, parts) in sums.iter_mut().zip([Parts::Files, Parts::TopLevelModules]) {
                 if may_be_circle && parts == Parts::TopLevelModules {
                     continue;
                 }
-                for cycle in cycles::cycles(root, parts)? {
+                for cycle in cycles::cycles(&krate, parts) {
                     *sum += cycle.parts.len();
                     println!("{}: {}", package.name, cycle.text);
                 }

@@ -211,11 +211,12 @@ fn missing_forbid(package: &Package) -> Result<Vec<String>, String> {
 /// The words in the code of the file at `path` that are not allowed there, with their lines.
 fn wrong_words(path: &str, text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
+    let lines = lines(text);
     for (word, places) in WORDS {
         if places.iter().any(|place| path.starts_with(place)) {
             continue;
         }
-        for (line, number) in lines(text).iter().zip(1..) {
+        for (line, number) in lines.iter().zip(1..) {
             if has_word(&line.code, word) {
                 found.push((number, word));
             }

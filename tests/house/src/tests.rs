@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::cycles::cycles;
 use crate::edges::Parts;
 use crate::lines::{code_lines, lines, long_comments};
+use crate::modules::Crate;
 use crate::waits;
 
 /// A temporary folder with these files; removed when dropped.
@@ -36,7 +37,8 @@ impl Drop for Folder {
 /// The sizes of the cycles of the crate made of these files, and what is printed about them.
 fn found(files: &[(&str, &str)], parts: Parts) -> (Vec<usize>, String) {
     let folder = Folder::of(files);
-    let found = cycles(&folder.0.join("lib.rs"), parts).unwrap();
+    let krate = Crate::read(&folder.0.join("lib.rs")).unwrap();
+    let found = cycles(&krate, parts);
     let text = found.iter().map(|cycle| cycle.text.as_str()).collect();
     (found.iter().map(|cycle| cycle.parts.len()).collect(), text)
 }
