@@ -375,6 +375,17 @@ fn a_file_that_is_missing_is_named_before_data_are_read() {
         .run();
     let text = ended.assert_fails(74);
     assert!(text.contains("model-1.safetensors"), "{ended}");
+    // A model that would fill the memory is not made first.
+    let folder = begun("larger");
+    let config = fs::read_to_string(folder.path().join("llama/config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["vocab_size"] = (1 << 24).into();
+    fs::write(folder.path().join("llama/config.json"), config.to_string()).unwrap();
+    for words in ["eval --checkpoint llama", "--init-from llama --out out"] {
+        let ended = folder.alone(&format!("{words} --data none.jsonl")).run();
+        let text = ended.assert_fails(65);
+        assert!(text.contains("has the shape"), "{ended}");
+    }
 }
 
 #[test]

@@ -13,9 +13,31 @@ use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
-/// Refuses a folder whose files of tensors are missing or damaged, by their headers.
+/// Refuses a folder whose files of tensors are missing or damaged, by their headers, or hold a model
+/// of another size.
 pub fn check_files(folder: &Path) -> Result<()> {
-    Tensors::open(folder, describe(folder)?.architecture).map(|_| ())
+    let Described {
+        spec, architecture, ..
+    } = describe(folder)?;
+    let tensors = Tensors::open(folder, architecture)?;
+    let [name, _] = names::tied(architecture);
+    let embedding = tensors.found.get(&name);
+    check_shape(
+        &name,
+        embedding.map(|it| &it.shape),
+        &[spec.vocab, spec.width],
+    )
+    .map_err(|why| refuse(folder, why))
+}
+
+fn check_shape(name: &str, got: Option<&Vec<usize>>, expected: &[usize]) -> Result<(), String> {
+    match got.filter(|got| **got != expected) {
+        None => Ok(()),
+        Some(got) => Err(format!(
+            "{name} has the shape {got:?}, and {expected:?} in the model; help: give the \
+             config.json that belongs to it"
+        )),
+    }
 }
 
 /// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
@@ -106,13 +128,7 @@ fn check(
             // The model may see fewer.
             expected[0] = positions;
         }
-        if *got != expected {
-            return Err(format!(
-                "{} has the shape {got:?}, and {expected:?} in the model; help: give the \
-                 config.json that belongs to it",
-                part.name
-            ));
-        }
+        check_shape(&part.name, Some(got), &expected)?;
     }
     Ok(())
 }
