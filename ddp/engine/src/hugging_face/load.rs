@@ -13,8 +13,8 @@ use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
-/// Refuses a folder whose files of tensors are missing or damaged, by their headers, or hold a model
-/// of another size.
+/// Refuses a folder whose files of tensors are missing or damaged, by their headers, or hold a
+/// model of another size.
 pub fn check_files(folder: &Path) -> Result<()> {
     let Described {
         spec, architecture, ..
