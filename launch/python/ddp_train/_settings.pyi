@@ -122,7 +122,7 @@ class Settings(TypedDict, total=False):
     """CPU threads of a rank [default: its share of the cores]"""
     bucket_mb: Value
     """Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB [default: 25
-    on GPUs, 4 on the CPU]"""
+    on GPUs, 50 on those of several hosts, 4 on the CPU]"""
     reduce_dtype: Optional[Literal["f32", "bf16"]]
     """Type of gradients in transit [default: f32]"""
     same_bits: Value
