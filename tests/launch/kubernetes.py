@@ -315,9 +315,12 @@ SCENE = """
 cd "$1"
 cat >ddp-train <<'RANK'
 #!/bin/bash
-trap 'sleep "$1"; echo saved >>"notes-$$"; exit 75' USR1
+trap 'read -rt "$1" -u 3; echo saved >>"notes-$$"; exit 75' USR1
+mkfifo "pipe-$$"
+exec 3<>"pipe-$$"
 echo ready >"notes-$$"
-while :; do sleep 0.1; done
+# Without processes of its own, which would have its name for a moment and get the signal, too.
+while :; do read -rt 0.1 -u 3; done
 RANK
 sed 's/^trap.*/trap "echo disturbed >>bystander" USR1/' ddp-train >ddp-trainer
 chmod +x ddp-train ddp-trainer
