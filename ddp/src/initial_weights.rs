@@ -148,7 +148,7 @@ mod tests {
         assert!(file.is_none(), "a file is opened later");
     }
 
-    /// Once errors spoke of --context or of the data.
+    /// The errors used to be about --context or the data.
     #[test]
     fn what_is_no_model_is_refused_before_data_are_read() {
         let folder = std::env::temp_dir().join(format!("ddp-initial-{}", std::process::id()));

@@ -9,7 +9,7 @@ use clap::Args;
 use toml::Table;
 
 use super::command::Command;
-use crate::config::find;
+use crate::config::{Resume, find};
 use crate::error::{Error, Result, refuse};
 use crate::flags::layers::{
     CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
@@ -137,8 +137,10 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     if how.dry_run {
         return Ok(Command::DryRun(config));
     }
-    // Before the data are read.
-    if let Some(folder) = config.init_from.as_deref().filter(|it| is_folder(it)) {
+    // Before the data are read. A run that is resumed has weights of its own.
+    if config.resume == Resume::Never
+        && let Some(folder) = config.init_from.as_deref().filter(|it| is_folder(it))
+    {
         check_files(folder)?;
     }
     Ok(Command::Train(config))

@@ -364,6 +364,19 @@ fn folders_that_are_none_are_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_run_is_resumed_without_the_weights_that_it_began_with() {
+    let folder = begun("resumed");
+    let run = |steps: &str| {
+        let words = DATA.replace("--steps 0", steps);
+        let words = format!("{words} --init-from gpt2 --schedule constant --resume auto --out out");
+        folder.alone(&words).run().assert_well();
+    };
+    run("--steps 1");
+    fs::remove_file(folder.path().join("gpt2/model.safetensors")).unwrap();
+    run("--steps 2");
+}
+
+#[test]
 fn a_file_that_is_missing_is_named_before_data_are_read() {
     let folder = begun("missing");
     let gpt2 = folder.path().join("gpt2");

@@ -21,13 +21,9 @@ pub fn check_files(folder: &Path) -> Result<()> {
     } = describe(folder)?;
     let tensors = Tensors::open(folder, architecture)?;
     let [name, _] = names::tied(architecture);
-    let embedding = tensors.found.get(&name);
-    check_shape(
-        &name,
-        embedding.map(|it| &it.shape),
-        &[spec.vocab, spec.width],
-    )
-    .map_err(|why| refuse(folder, why))
+    let got = tensors.found.get(&name).map(|found| &found.shape);
+    let checked = check_shape(&name, got, &[spec.vocab, spec.width]);
+    checked.map_err(|why| refuse(folder, why))
 }
 
 fn check_shape(name: &str, got: Option<&Vec<usize>>, expected: &[usize]) -> Result<(), String> {

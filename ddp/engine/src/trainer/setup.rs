@@ -353,7 +353,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
         sizes: options
             .bucket_mb
             .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
-        // Buckets stay what they are where a host may be lost.
+        // A host may be lost, and buckets must not change then.
         hosts: if world.is_elastic() { 1 } else { world.hosts() },
         dtype: options.reduce_dtype.dtype(),
         overlap: reducer::overlaps(options.overlap, world),
