@@ -85,6 +85,11 @@ pub fn grain(shares: usize) -> usize {
     if shares > 1 { shares * QUANTUM } else { 1 }
 }
 
+/// The elements a bucket of at most `most` may have: whole units, and at least one.
+fn limit(most: usize, unit: usize) -> usize {
+    (most / unit * unit).max(unit)
+}
+
 /// Cuts the arena. `parameters` are the ranges of the trained ones in the arena's order, and
 /// `layers` tells how many of them each layer completes together. With a `grain` above 1 the last
 /// bucket also ends at a multiple of it, after the last parameter.
@@ -122,7 +127,7 @@ pub fn plan(
         } else {
             sizes.elements
         };
-        let limit = start.saturating_add((most / unit * unit).max(unit));
+        let limit = start.saturating_add(limit(most, unit));
         // The number of parameters that end before the limit.
         let fitting = parameters.partition_point(|p| p.end <= limit);
         let done = parameters.partition_point(|p| p.end <= start);
@@ -184,9 +189,14 @@ mod tests {
         }
     }
 
-    /// Whether a bucket that is longer than `cap` ends with a parameter that is, too.
-    fn is_uncut(parameters: &[Range<usize>], bucket: &Bucket, cap: usize) -> bool {
-        parameters[bucket.parameters.end - 1].len() > cap
+    /// Whether a bucket ends with a parameter that may not be cut and is longer than `limit`.
+    fn is_uncut(
+        sizes: BucketSizes,
+        parameters: &[Range<usize>],
+        bucket: &Bucket,
+        limit: usize,
+    ) -> bool {
+        !sizes.cuts_parameters && parameters[bucket.parameters.end - 1].len() > limit
     }
 
     #[test]
@@ -304,9 +314,11 @@ mod tests {
             let mut end = 0;
             for (index, bucket) in plan.iter().enumerate() {
                 prop_assert!(!bucket.range.is_empty());
-                let cap = (if index == 0 { first } else { rest }).max(grain);
-                let is_uncut = !cuts_parameters && is_uncut(&parameters, bucket, cap.saturating_sub(2 * grain));
-                prop_assert!(bucket.range.len() <= cap || is_uncut, "{:?} is larger than {}", bucket, cap);
+                let limit = limit(if index == 0 { first } else { rest }, grain);
+                prop_assert!(
+                    bucket.range.len() <= limit || is_uncut(sizes, &parameters, bucket, limit),
+                    "{:?} is larger than {}", bucket, limit
+                );
                 for rank in 0..shares {
                     let slice = bucket.slice(rank, shares);
                     prop_assert_eq!(slice.start, end);
@@ -339,13 +351,13 @@ mod tests {
                 prop_assert_eq!(bucket.range.start, end);
                 prop_assert!(!bucket.range.is_empty());
                 end = bucket.range.end;
-                let cap = (if index == 0 { first } else { rest }).max(QUANTUM);
-                let is_uncut = !cuts_parameters && is_uncut(&parameters, bucket, cap.saturating_sub(QUANTUM));
-                if is_uncut {
+                let limit = limit(if index == 0 { first } else { rest }, QUANTUM);
+                if is_uncut(sizes, &parameters, bucket, limit) {
                     prop_assert_eq!(bucket.parameters.len(), 1);
+                } else {
+                    // With the padding after the last parameter, fewer than 64 elements.
+                    prop_assert!(bucket.range.len() < limit + 64, "{:?} is larger than {}", bucket, limit);
                 }
-                // The padding after the last parameter, fewer than 64 elements, is included.
-                prop_assert!(bucket.range.len() < cap + 64 || is_uncut, "{:?} is larger than {}", bucket, cap);
                 for (place, p) in parameters.iter().enumerate() {
                     let touches = p.start < bucket.range.end && bucket.range.start < p.end;
                     prop_assert_eq!(touches, bucket.parameters.contains(&place));
