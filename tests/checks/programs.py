@@ -12,7 +12,7 @@ FEATURES = ["--features", "ddp/parquet"]
 # The variables that `cargo clippy` sets for `cargo check`, with a compiler that is clippy.
 BY_CLIPPY = {"RUSTC_WORKSPACE_WRAPPER": f"{ROOT}/tests/checks/compiler", "CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Programs that have a step to themselves, because they take long.
-SLOW = ["jobs", "mpirun"]
+SLOW = ["jobs", "mpirun", "training"]
 # Programs whose tests all need GPUs: they run on simulated ones.
 NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
 # What runs first; unit tests of libraries are built meanwhile.

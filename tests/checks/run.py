@@ -69,7 +69,7 @@ class Checks:
         # Beside the tests, one after the other: cargo has a lock.
         # Unit tests take their turn, and run where the last commit changed their crate.
         thirds = self.selected("unit tests", 3)
-        turns = {"ddp-simcuda": 9 in self.selected("ways", 10) or changed("tests/simcuda")}
+        turns = {"ddp-simcuda": 10 in self.selected("ways", 12) or changed("tests/simcuda")}
         for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn ddp/tables", "ddp/data ddp/engine"]):
             turns.update({f"ddp-{os.path.basename(it)}": third in thirds or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
@@ -85,6 +85,10 @@ class Checks:
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
             if target == "jobs" and not self.is_long:
                 beside(f"tests of ddp: jobs, part {turn % 5 + 1} of 5", self.programs.some, package, target, 5, turn % 5, env=mostly_waits)
+                continue
+            if target == "training":
+                for which in self.selected("training", 2):
+                    beside(f"tests of ddp: training, part {which + 1} of 2", self.programs.some, package, target, 2, which)
                 continue
             beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
@@ -161,7 +165,7 @@ class Checks:
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
-        for which in self.selected("ways", 10):
+        for which in self.selected("ways", 12):
             self.another_way(which)
         for which in self.selected("operations again", 30):
             self.again("kernels", which // 6, which % 6)
@@ -172,12 +176,14 @@ class Checks:
 
     def as_ptx(self):
         """Operations once more, with NVIDIA's PTX of each kernel executed beside it: a third where the commit changed what
-        that depends on, else a sixth in one of three commits; and with errors of approximate instructions."""
+        that depends on, else a twelfth in every second commit; and with errors of approximate instructions."""
         is_changed = any(changed(folder) for folder in ("kernels/src", "tests/ptx", "tests/simcuda"))
-        for which in self.selected("ptx", 3 if is_changed else 18):
-            for part in [which, which + 3] if is_changed else [which] * (which < 6):
-                what = f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 6"
-                self.steps.beside(what, self.on_ptx, 6, part, {})
+        # In the commits whose way in `another_way` takes less.
+        parts = [which // 2 for which in self.selected("ways", 24) if which % 2 == 0]
+        if is_changed and not self.is_long:
+            parts = [part for part in range(12) if part % 3 == self.selected("ptx", 3)[0]]
+        for part in parts:
+            self.steps.beside(f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 12", self.on_ptx, 12, part, {})
         for which in self.selected("errors of PTX", 6):
             if which == 0:
                 what = "attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU"
@@ -207,23 +213,24 @@ class Checks:
         print(f"{plural(len(made), 'kernel')} agree with NVIDIA's PTX of them")
 
     def another_way(self, which):
-        """One of ten things that ten commits in a row do together."""
+        """One of twelve things that twelve commits in a row do together."""
         beside, on_gpus = self.steps.beside, self.programs.on_gpus
-        if which == 0:
+        part, is_followed = divmod(which, 2)
+        if is_followed:
+            # Races that come late in a launch are only seen so.
+            what = f"operations, 1 simulated GPU, every access followed, part {part + 1} of 6"
+            beside(what, self.programs.some_on_gpus, "kernels", 1, 6, part, env={"SIMCUDA_INTRA": "1"})
+        elif part == 0:
             # Other features need another check of most packages. It takes its turn at cargo's lock.
             words = "cargo clippy -p ddp-comm -p ddp --no-default-features --features ddp/program --all-targets --locked -- -D warnings"
             beside("clippy, without MPI and Parquet", words.split(), waits=True)
-        elif which == 1:
+        elif part == 1:
             beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env={"SIMCUDA_NO_PEER": "1"})
-        elif which < 5:
-            name, value = ORDERS[which - 2]
+        elif part < 5:
+            name, value = ORDERS[part - 2]
             what = f"copies, streams and ranks, 2 simulated GPUs, SIMCUDA_{name}={value}"
             beside(what, on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env={f"SIMCUDA_{name}": value})
-        elif which < 9:
-            # Races that come late in a launch are only seen so.
-            what = f"operations, 1 simulated GPU, every access followed, part {which - 4} of 4"
-            beside(what, self.programs.some_on_gpus, "kernels", 1, 4, which - 5, env={"SIMCUDA_INTRA": "1"})
-        # The tenth: the simulator's unit tests, in run_all.
+        # Part 5: the simulator's unit tests, in run_all.
 
     def again(self, package, way, sixth):
         """A sixth of the GPU tests of one package, with other GPUs or in another order."""

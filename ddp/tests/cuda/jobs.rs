@@ -4,10 +4,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::gpu;
 use crate::support::job::{Ended, FAR, Folder, QUICK, all_at_once, host};
 use crate::support::metrics_log::{model_bytes, number};
 use crate::support::test_name;
+use crate::{gpu, is_simulated};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 2 --log-every 3 --out OUT \
@@ -17,13 +17,6 @@ const UNEVEN_STEPS: u64 = 18;
 /// How many GPUs there are, if any can be used.
 fn gpus() -> usize {
     ddp_kernels::Device::usable().len() - 1
-}
-
-/// Whether faults can be asked of the GPUs.
-fn is_simulated() -> bool {
-    ddp_kernels::device::discover().gpus[0]
-        .name
-        .contains("Simulated")
 }
 
 /// The losses and the model of a job that goes well.

@@ -14,7 +14,7 @@ use ddp_kernels::{DType, Device, Tensor, memory, stream};
 use crate::support::lines::Lines;
 use crate::support::random::uniform;
 use crate::support::training::{Rows, quietly};
-use crate::{Gpu, Setup, Training, gpu};
+use crate::{Gpu, Setup, Training, gpu, is_simulated};
 
 /// Rows of a row of `width` numbers, drawn, whose target is a class or three numbers.
 fn data(rows: u64, width: usize, classes: bool) -> Arc<dyn Dataset> {
@@ -502,13 +502,6 @@ fn scenes() -> Vec<(usize, &'static str)> {
         .enumerate()
         .filter(|(_, scene)| scene.1 <= devices);
     scenes.map(|(index, scene)| (index, scene.0)).collect()
-}
-
-fn is_simulated() -> bool {
-    ddp_kernels::device::discover()
-        .gpus
-        .first()
-        .is_some_and(|gpu| gpu.name.contains("Simulated"))
 }
 
 /// What every way of a batch onto a GPU calls, as `loader/devices.rs` lists it.

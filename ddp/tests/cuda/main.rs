@@ -78,6 +78,13 @@ fn gpu() -> Option<Gpu> {
     })
 }
 
+/// Whether faults can be asked of the GPUs, which have time of their own.
+fn is_simulated() -> bool {
+    let gpus = &ddp_kernels::device::discover().gpus;
+    gpus.first()
+        .is_some_and(|gpu| gpu.name.contains("Simulated"))
+}
+
 /// A GPU for one test at a time.
 fn turn() -> Option<Gpu> {
     gpu()

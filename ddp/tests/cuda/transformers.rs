@@ -2,10 +2,10 @@
 //! also where backward recomputes activations; so is a step over several devices. Losses are those
 //! of the CPU up to rounding.
 
-use crate::gpu;
 use crate::support::job::{Folder, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::test_name;
+use crate::{gpu, is_simulated};
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
                    --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
@@ -295,10 +295,13 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
         (2, "--dtype bf16 --zero 2 --bucket-mb 1 --same-bits 4"),
     ];
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
+    // A driver's pool takes pieces of 32 MiB (H100, H200), the simulated one of 2.
+    let piece_mb: f64 = if is_simulated() { 0.0 } else { 33.56 };
     for (ranks, flags) in ddp_slice::from(&test_name(), cases, 3) {
         let [planned, measured] = planned_and_measured(ranks, flags);
+        let beyond = measured - planned;
         assert!(
-            (planned / measured - 1.0).abs() < 0.02,
+            -0.02 * measured < beyond && beyond < piece_mb.max(0.02 * measured),
             "{flags}: {planned} MB, {measured}"
         );
     }

@@ -248,6 +248,10 @@ fn shards_and_names_of_old_versions_give_the_same_model() {
         ended.assert_fails(74).contains("llama/b.safetensors"),
         "{ended}"
     );
+    // Not a file: a pipe would be waited for.
+    fs::create_dir(path.join("b.safetensors")).unwrap();
+    let ended = import(&folder, "llama", "out");
+    assert!(ended.assert_fails(65).contains("b.safetensors"), "{ended}");
 
     let mut old: Tensors = gpt2_tensors();
     old.insert(

@@ -117,7 +117,10 @@ fn files(folder: &Path) -> Result<BTreeSet<String>> {
         refuse(&path, why)
     })?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    let Some(name) = names.iter().find(|name| name.contains('/')) else {
+    // A pipe would be waited for; what is missing is refused when it is opened.
+    let is_other = |path: PathBuf| path.exists() && !path.is_file();
+    let is_refused = |name: &&String| name.contains('/') || is_other(folder.join(name));
+    let Some(name) = names.iter().find(is_refused) else {
         return Ok(names);
     };
     let expected = "expected names of files in the same folder";

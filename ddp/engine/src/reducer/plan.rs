@@ -91,8 +91,8 @@ fn limit(most: usize, unit: usize) -> usize {
 }
 
 /// Cuts the arena. `parameters` are the ranges of the trained ones in the arena's order, and
-/// `layers` tells how many of them each layer completes together. With a `grain` above 1 the last
-/// bucket also ends at a multiple of it, after the last parameter.
+/// `layers` tells how many of them each layer completes together. With the `grain` of several
+/// ranks the last bucket also ends at a multiple of it, after the last parameter.
 pub fn plan(
     parameters: &[Range<usize>],
     layers: &[usize],
@@ -103,10 +103,6 @@ pub fn plan(
         layers.iter().sum::<usize>(),
         parameters.len(),
         "every parameter is some layer's"
-    );
-    assert!(
-        grain == 1 || (grain > 0 && grain.is_multiple_of(QUANTUM)),
-        "a grain of {grain} cuts quanta"
     );
     let layer_ends: Vec<usize> = layers
         .iter()
@@ -122,10 +118,9 @@ pub fn plan(
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut start = 0;
     while start < end {
-        let most = if buckets.is_empty() {
-            sizes.first_elements
-        } else {
-            sizes.elements
+        let most = match buckets.len() {
+            0 => sizes.first_elements,
+            _ => sizes.elements,
         };
         let limit = start.saturating_add(limit(most, unit));
         // The number of parameters that end before the limit.
