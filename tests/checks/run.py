@@ -62,7 +62,7 @@ class Checks:
         # Of properties, whose cases are random: four runs try as many as one would by default.
         os.environ.setdefault("PROPTEST_CASES", "256" if self.is_long else "64")
         # How the ranks of most jobs are started: commits alternate, the next ten the other way round, so that each
-        # slice of the jobs' cases is run in both ways. A fifth of the jobs. --long runs all of them in both ways.
+        # slice of the jobs' cases is run in both ways. A tenth of the jobs. --long runs all of them in both ways.
         turn = self.selected("launcher", 60)[0]
         by_mpirun = (turn + turn // 10) % 2 == 1
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
@@ -79,12 +79,12 @@ class Checks:
         steps.wait_for("packages for several hosts and Slurm")
         beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
         beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
-        for which in self.selected("hosts", 3):
-            beside(f"tests/hosts, part {which + 1} of 3", ["tests/hosts/run", f"{which + 1}/3"], waits=True)
+        for which in self.selected("hosts", 6):
+            beside(f"tests/hosts, part {which + 1} of 6", ["tests/hosts/run", f"{which + 1}/6"], waits=True)
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
             if target == "jobs" and not self.is_long:
-                beside(f"tests of ddp: jobs, part {turn % 5 + 1} of 5", self.programs.some, package, target, 5, turn % 5, env=mostly_waits)
+                beside(f"tests of ddp: jobs, part {turn % 10 + 1} of 10", self.programs.some, package, target, 10, turn % 10, env=mostly_waits)
                 continue
             if target == "training":
                 for which in self.selected("training", 2):
@@ -92,8 +92,8 @@ class Checks:
                 continue
             beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
-        for which in self.selected("documents", 5):
-            beside(f"the commands of README.md and docs/, part {which + 1} of 5", ["tests/readme/run", self.built, f"{which + 1}/5"])
+        for which in self.selected("documents", 10):
+            beside(f"the commands of README.md and docs/, part {which + 1} of 10", ["tests/readme/run", self.built, f"{which + 1}/10"])
         for which in self.selected("report", 4):
             beside(f"tests/report, part {which + 1} of 4", ["tests/report/run", f"{which + 1}/4"])
         beside("examples", self.run_examples)
