@@ -87,10 +87,11 @@ class Checks:
                 beside(f"tests of ddp: jobs, part {turn % 10 + 1} of 10", self.programs.some, package, target, 10, turn % 10, env=mostly_waits)
                 continue
             if target == "training":
-                for which in self.selected("training", 2):
-                    beside(f"tests of ddp: training, part {which + 1} of 2", self.programs.some, package, target, 2, which)
+                for which in self.selected("training", 4):
+                    beside(f"tests of ddp: training, part {which + 1} of 4", self.programs.some, package, target, 4, which)
                 continue
-            beside(f"tests of {package}: {target}", self.programs.one, package, target, "--skip=gpus::", env=mostly_waits)
+            for which in self.selected("mpirun", 2):
+                beside(f"tests of {package}: {target}, part {which + 1} of 2", self.programs.some, package, target, 2, which, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
         for which in self.selected("documents", 10):
             beside(f"the commands of README.md and docs/, part {which + 1} of 10", ["tests/readme/run", self.built, f"{which + 1}/10"])
@@ -109,8 +110,8 @@ class Checks:
             if which < 8:
                 beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
-        for which in self.selected("python", 5):
-            beside(f"from Python and notebooks, part {which + 1} of 5", ["tests/python/run", f"{which + 1}/5"])
+        for which in self.selected("python", 10):
+            beside(f"from Python and notebooks, part {which + 1} of 10", ["tests/python/run", f"{which + 1}/10"])
         for package, programs in self.programs.others().items():
             beside(f"tests of {package}", self.programs.run, programs)
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
@@ -136,14 +137,14 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
-        """What GPUs do: a sixth of the operations and a fifteenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: a tenth of the operations and a fifteenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        # Every kernel in six commits: each case of a test is run on one of the GPUs.
-        sixths = list(range(6)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 6)
-        for which in sixths:
-            beside(f"operations, 2 simulated GPUs, part {which + 1} of 6", some, "kernels", 2, 6, which)
+        # Every kernel in ten commits: each case of a test is run on one of the GPUs.
+        tenths = list(range(10)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 10)
+        for which in tenths:
+            beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which)
         self.as_ptx()
         for which in self.selected("trainer", 15):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
@@ -167,8 +168,8 @@ class Checks:
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
         for which in self.selected("ways", 12):
             self.another_way(which)
-        for which in self.selected("operations again", 30):
-            self.again("kernels", which // 6, which % 6)
+        for which in self.selected("operations again", 50):
+            self.again("kernels", which // 10, which % 10, 10)
         for which in self.selected("ZeRO-1 again", 18):
             name, value = ORDERS[which // 6]
             what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
@@ -232,14 +233,14 @@ class Checks:
             beside(what, on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env={f"SIMCUDA_{name}": value})
         # Part 5: the simulator's unit tests, in run_all.
 
-    def again(self, package, way, sixth):
-        """A sixth of the GPU tests of one package, with other GPUs or in another order."""
+    def again(self, package, way, part, parts):
+        """A part of the GPU tests of one package, with other GPUs or in another order."""
         devices, (name, value) = [(1, ("SEED", "0")), (4, ("SEED", "0")), *((1, order) for order in ORDERS)][way]
         left_out = [] if self.is_long and way < 2 else WITHOUT_RANKS
         what = "trainer" if package == "ddp" else "operations"
         env, title = {f"SIMCUDA_{name}": value}, f"{what}, {devices} simulated GPUs, SIMCUDA_{name}={value}"
-        self.steps.beside(f"{title}, part {sixth + 1} of 6", self.programs.some_on_gpus, package, devices, 6, sixth, *left_out, env=env)
-        if (package, sixth) == ("kernels", 0):
+        self.steps.beside(f"{title}, part {part + 1} of {parts}", self.programs.some_on_gpus, package, devices, parts, part, *left_out, env=env)
+        if (package, part) == ("kernels", 0):
             steady = lambda: self.programs.on_gpus(devices, "cuda_steady_state", package="kernels")
             self.steps.beside(f"{title}, steady state", steady, env=env)
 
@@ -250,7 +251,7 @@ class Checks:
         step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):
             for sixth in range(6):
-                self.again("ddp", way, sixth)
+                self.again("ddp", way, sixth, 6)
         strict = {"RUSTDOCFLAGS": "-D warnings"}
         step("documentation of programs", ["cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked"], env=strict)
         # They need up to 9 GB of memory.
