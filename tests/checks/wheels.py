@@ -1,7 +1,8 @@
 """What is in NVIDIA's wheels, for the checks of launch/check-kernels: headers, and the symbols that libraries export.
 
 As a program (FOLDER WHICH) it installs releases below FOLDER, the oldest and the newest that ddp claims as far as there are
-wheels, and prints their folders. WHICH is a number or `all`. Of a library, which is large, it keeps only the list of symbols."""
+wheels, and prints their folders. WHICH is a number or `all`. Of libraries, which are large, it
+keeps the symbols alone, but for cuBLASLt."""
 
 import pathlib, shutil, subprocess, sys
 
@@ -47,7 +48,8 @@ def install(folder, names):
         library = path.name.split(".")[0]
         if library in ("libnvrtc", "libcublasLt", "libnccl") and ".alt." not in path.name:
             (folder / f"{library}.symbols").write_text("\n".join(sorted(symbols(path))))
-        path.unlink()
+        if library != "libcublasLt":
+            path.unlink()
     (folder / "installed").write_text("\n".join(names))
 
 
