@@ -78,7 +78,7 @@ pub(crate) struct Declared {
     pub(crate) matrices: Vec<usize>,
     /// Whether other layers may use it through a `Tie`.
     pub(crate) is_tied: bool,
-    /// Whether an earlier part of a split model owns it: see `Params::loans`.
+    /// Whether an earlier part of a split model owns it: see `Params::tied_copies`.
     pub(crate) is_borrowed: bool,
 }
 

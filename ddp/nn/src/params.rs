@@ -80,7 +80,7 @@ impl Parameter {
 /// the loss), the gradient that later uses have summed so far is copied from the owner; after it,
 /// the gradient is copied back.
 #[derive(Clone, Copy, Debug)]
-pub struct Loan {
+pub struct TiedCopy {
     /// Identifies it in this part.
     pub id: ParamId,
     /// The number of the part that owns it.
@@ -101,7 +101,7 @@ pub struct Params {
     /// How many in `list` are not borrowed.
     own: usize,
     /// Those that are.
-    loans: Vec<Loan>,
+    tied_copies: Vec<TiedCopy>,
     /// The most ranks that the layout lets share the trained part.
     shares: usize,
     /// By `ParamId`: the index in `list`.
@@ -277,7 +277,7 @@ impl Params {
         let params = Params {
             list,
             own,
-            loans: Vec::new(),
+            tied_copies: Vec::new(),
             uses_above: vec![0; declared.len()],
             shares,
             index,
@@ -389,8 +389,8 @@ impl Params {
 
     /// The parameters that this part of a split model uses and an earlier part owns. `value` and
     /// `gradient` have memory for them here; they have no master, and are in no list.
-    pub fn loans(&self) -> &[Loan] {
-        &self.loans
+    pub fn tied_copies(&self) -> &[TiedCopy] {
+        &self.tied_copies
     }
 
     /// Whether an earlier part owns this parameter.
@@ -418,7 +418,7 @@ impl Params {
             }
             let (part, owner) = found.expect("an earlier part declares what a later one borrows");
             let id = borrowed.id;
-            self.loans.push(Loan { id, part, owner });
+            self.tied_copies.push(TiedCopy { id, part, owner });
         }
     }
 

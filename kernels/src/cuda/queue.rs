@@ -37,7 +37,7 @@ unsafe impl Sync for Queue {}
 /// The streams that this process keeps for one device.
 struct DeviceStreams {
     default: OnceLock<Arc<Queue>>,
-    reaper: OnceLock<Arc<Queue>>,
+    freeing: OnceLock<Arc<Queue>>,
     /// Private streams for captures.
     spare: Mutex<Vec<Arc<Queue>>>,
 }
@@ -45,7 +45,7 @@ struct DeviceStreams {
 static KEPT: [DeviceStreams; GPUS_MAX] = [const {
     DeviceStreams {
         default: OnceLock::new(),
-        reaper: OnceLock::new(),
+        freeing: OnceLock::new(),
         spare: Mutex::new(Vec::new()),
     }
 }; GPUS_MAX];
@@ -78,8 +78,8 @@ impl Queue {
     }
 
     /// The stream that frees what several streams used, once it has waited for all of them.
-    pub(crate) fn reaper_of(gpu: &'static Gpu) -> Outcome<Arc<Queue>> {
-        Queue::kept(&KEPT[gpu.index].reaper, gpu, u64::MAX)
+    pub(crate) fn freeing_on(gpu: &'static Gpu) -> Outcome<Arc<Queue>> {
+        Queue::kept(&KEPT[gpu.index].freeing, gpu, u64::MAX)
     }
 
     fn kept(place: &OnceLock<Arc<Queue>>, gpu: &'static Gpu, id: u64) -> Outcome<Arc<Queue>> {

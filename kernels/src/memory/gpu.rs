@@ -5,7 +5,7 @@
 //! on another stream waits for everything queued so far on the block's own stream: for the
 //! allocation, because earlier work on that memory may still be running, and for the work that
 //! fills it. The block is freed on its own stream or, if other streams used it too, on one that
-//! waits for all of them (`Queue::reaper_of`). So in safe code no order of drops hands out memory
+//! waits for all of them (`Queue::freeing_on`). So in safe code no order of drops hands out memory
 //! that a kernel still uses, and a new tensor can be used anywhere. After that the caller orders
 //! streams with events.
 //!
@@ -178,11 +178,11 @@ impl Users {
     }
 
     fn free_after(&self, visitors: &[Arc<Queue>], address: u64) -> Outcome<()> {
-        let reaper = Queue::reaper_of(self.owner.gpu)?;
+        let freeing = Queue::freeing_on(self.owner.gpu)?;
         for user in visitors.iter().chain([&self.owner]) {
-            reaper.wait(&user.record(false)?)?;
+            freeing.wait(&user.record(false)?)?;
         }
-        free_on(&reaper, address)
+        free_on(&freeing, address)
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
                     })
             }
             SessionState::Recovering => {
-                session.untold.change.extend(world.change());
+                session.unlogged.change.extend(world.change());
                 match in_phase(Phase::Setup, || trains.recover(world, &mut session)) {
                     Ok(ready) => Ok(ready.map_or(SessionState::Ending, SessionState::Training)),
                     Err(error) => session.leave(error, world),
@@ -136,12 +136,12 @@ pub(crate) struct Session {
     has_begun: Option<bool>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
-    pub(crate) untold: Untold,
+    pub(crate) unlogged: Unlogged,
 }
 
 /// What the metrics log does not tell yet.
 #[derive(Default)]
-pub(crate) struct Untold {
+pub(crate) struct Unlogged {
     /// Who was lost and came.
     pub(crate) change: Change,
     /// When this rank noticed that the ranks have to meet again.
@@ -187,7 +187,7 @@ impl Session {
     /// After an error before the first step: ends what the run does with the ranks of this world,
     /// if they meet again. This process or the job ends after other errors.
     fn leave<R>(&mut self, error: Error, world: &World) -> Result<SessionState<R>> {
-        let joined = &self.untold.change.joined;
+        let joined = &self.unlogged.change.joined;
         leave_if_new(&error, world, joined);
         if world.generation() > 1 {
             leave_if_alone(&error, world);
@@ -203,7 +203,7 @@ impl Session {
         if let Some(Err(error)) = halted {
             world.leave(&error, EXIT_LOST);
         }
-        self.untold.noticed.get_or_insert_with(Instant::now);
+        self.unlogged.noticed.get_or_insert_with(Instant::now);
         Ok(SessionState::Meeting(Some(error)))
     }
 
@@ -213,9 +213,9 @@ impl Session {
     }
 
     /// That, its metrics log, and what the metrics log does not tell yet.
-    pub(crate) fn parts(&mut self) -> (&mut Kept, &mut Option<MetricsLog>, &mut Untold) {
+    pub(crate) fn parts(&mut self) -> (&mut Kept, &mut Option<MetricsLog>, &mut Unlogged) {
         let kept = self.kept.as_mut().expect("a run is assembled");
-        (kept, &mut self.metrics_log, &mut self.untold)
+        (kept, &mut self.metrics_log, &mut self.unlogged)
     }
 
     /// Agrees with the ranks of a new world where they continue, and goes there, as far as this
@@ -229,7 +229,7 @@ impl Session {
             self.has_begun = Some(false);
             return Ok(None);
         }
-        if self.untold.told.is_none() {
+        if self.unlogged.told.is_none() {
             // The metrics log was not open yet: all begin again.
             self.kept = None;
         }
@@ -244,8 +244,8 @@ impl Session {
             standing: self.kept.as_ref().map(Kept::standing).unwrap_or_default(),
             has_data: self.data.is_some(),
             has_log: self.metrics_log.is_some(),
-            told: self.untold.told,
-            change: self.untold.change.clone(),
+            told: self.unlogged.told,
+            change: self.unlogged.change.clone(),
             has_begun: self.has_begun,
         };
         let all = exchange::gather(world, &mine)?;
@@ -258,7 +258,7 @@ impl Session {
         let known = |it: &&Said| (it.told, it.change.lost.len() + it.change.joined.len());
         let most = all.iter().max_by_key(known);
         let known = most.filter(|_| !all[0].has_log).unwrap_or(&all[0]);
-        (self.untold.told, self.untold.change) = (known.told, known.change.clone());
+        (self.unlogged.told, self.unlogged.change) = (known.told, known.change.clone());
         // Ranks open data together.
         self.data.take_if(|_| all.iter().any(|said| !said.has_data));
         Ok(Some(plan))
@@ -309,11 +309,11 @@ impl Session {
 /// it does not continue with all.
 pub(crate) fn say_change(
     log: &mut MetricsLog,
-    untold: &mut Untold,
+    unlogged: &mut Unlogged,
     world: &World,
     step: u64,
 ) -> Result<()> {
-    let change = std::mem::take(&mut untold.change);
+    let change = std::mem::take(&mut unlogged.change);
     let event = RanksEvent {
         time_unix_s: metrics_log::unix_s(),
         step,
@@ -322,7 +322,7 @@ pub(crate) fn say_change(
         min_ranks: world.min_ranks(),
         lost: change.lost,
         joined: change.joined,
-        seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
+        seconds: (unlogged.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!(
         "{event} after step {step}; this took {:.2} s",
@@ -334,7 +334,7 @@ pub(crate) fn say_change(
         tracing::warn!("{text}");
     }
     log.write(&Event::Ranks(event))?;
-    untold.told = Some(world.generation());
+    unlogged.told = Some(world.generation());
     faults::at_step(FaultPoint::Told, world.generation())
 }
 

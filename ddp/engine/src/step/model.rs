@@ -484,12 +484,12 @@ impl TrainedModel {
     /// forward whenever values may have changed.
     pub(super) fn lend_values(&self) -> Result<()> {
         for stage in &self.stages {
-            for loan in stage.model.params.loans() {
-                let owner = &self.stages[loan.part];
-                owner.reducer.needed(loan.owner)?;
-                let values = owner.model.params.value(loan.owner);
+            for tied in stage.model.params.tied_copies() {
+                let owner = &self.stages[tied.part];
+                owner.reducer.needed(tied.owner)?;
+                let values = owner.model.params.value(tied.owner);
                 announced("tied values to a later device", || {
-                    stage.model.params.value(loan.id).copy_from(values)
+                    stage.model.params.value(tied.id).copy_from(values)
                 })?;
             }
         }
@@ -500,17 +500,17 @@ impl TrainedModel {
     /// their owners, or with `back` to them.
     pub(super) fn move_gradients(&self, index: usize, how: &StagePass, back: bool) -> Result<()> {
         let here = &self.stages[index].model.params;
-        for loan in here.loans() {
-            let there = &self.stages[loan.part].model.params;
-            let (Some(borrowed), Some(sum)) = (here.gradient(loan.id), there.gradient(loan.owner))
+        for tied in here.tied_copies() {
+            let there = &self.stages[tied.part].model.params;
+            let (Some(borrowed), Some(sum)) = (here.gradient(tied.id), there.gradient(tied.owner))
             else {
                 continue;
             };
             if back {
-                self.stages[loan.part].reducer.writes(loan.owner);
+                self.stages[tied.part].reducer.writes(tied.owner);
                 let what = "tied gradients to the owner's device";
                 announced(what, || sum.copy_from(borrowed))?;
-            } else if how.accumulates || here.is_used_above(loan.id) {
+            } else if how.accumulates || here.is_used_above(tied.id) {
                 let what = "tied gradients so far to a later device";
                 announced(what, || borrowed.copy_from(sum))?;
             }

@@ -77,9 +77,9 @@ impl ModelBytes {
         if params.dtype() != params.master_dtype() {
             self.copies += params.read_arena().bytes() as u64;
         }
-        for loan in params.loans() {
-            let gradient = params.gradient(loan.id).map_or(0, Tensor::bytes);
-            self.tied += (params.value(loan.id).bytes() + gradient) as u64;
+        for tied in params.tied_copies() {
+            let gradient = params.gradient(tied.id).map_or(0, Tensor::bytes);
+            self.tied += (params.value(tied.id).bytes() + gradient) as u64;
         }
         let moments = optimizer.moments();
         let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();

@@ -11,7 +11,7 @@
 //! equal numbers of parameters, and so equal memory and, for linear layers, equal work.
 //!
 //! Layers of a `Tie` may be in different parts. The first part that uses the parameter owns it, and
-//! later ones borrow it: `Params::loans`. It counts in each layer that uses it.
+//! later ones borrow it: `Params::tied_copies`. It counts in each layer that uses it.
 
 use std::any::Any;
 use std::ops::Range;
@@ -211,7 +211,7 @@ impl Model {
     /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
     /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
     /// their input, and the device. The caller copies the parameters that they borrow
-    /// (`Params::loans`).
+    /// (`Params::tied_copies`).
     pub fn split(
         root: Sequential,
         input_shape: &[usize],

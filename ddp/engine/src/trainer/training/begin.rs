@@ -7,7 +7,7 @@ use super::{Trainer, report};
 use crate::checkpoint::Saver;
 use crate::config::Config;
 use crate::elastic::run::Kept;
-use crate::elastic::session::{self, Session, Untold};
+use crate::elastic::session::{self, Session, Unlogged};
 use crate::elastic::totals::Clock;
 use crate::error::{Error, Result};
 use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
@@ -31,12 +31,12 @@ impl<'a> Trainer<'a> {
         session: &'a mut Session,
     ) -> Result<Trainer<'a>> {
         let Ready { run, locked, stops } = ready;
-        let (kept, log, untold) = session.parts();
+        let (kept, log, unlogged) = session.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         let weights = opening.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked, untold.told, weights)?);
+            *log = Some(opening.open_log(program, locked, unlogged.told, weights)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -60,13 +60,13 @@ impl<'a> Trainer<'a> {
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
         if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
-            session::say_change(log, untold, world, taken)?;
+            session::say_change(log, unlogged, world, taken)?;
         }
         // No rank trains before the metrics log is open.
         world.barrier()?;
-        *untold = Untold {
+        *unlogged = Unlogged {
             told: Some(world.generation()),
-            ..Untold::default()
+            ..Unlogged::default()
         };
         let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
@@ -88,7 +88,7 @@ impl<'a> Trainer<'a> {
             run,
             kept,
             metrics_log: log,
-            noticed: &mut untold.noticed,
+            noticed: &mut unlogged.noticed,
         })
     }
 }

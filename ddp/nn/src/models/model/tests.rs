@@ -163,19 +163,21 @@ fn the_first_part_that_uses_a_tied_weight_owns_it_and_later_ones_borrow_it() {
                 "{name}"
             );
         }
-        let borrowers = split.iter().filter(|part| !part.params.loans().is_empty());
+        let borrowers = split
+            .iter()
+            .filter(|part| !part.params.tied_copies().is_empty());
         assert_eq!(borrowers.count(), usize::from(parts > 1), "{parts} parts");
     }
     let split = over(tied(&tie), 5).unwrap();
     let (owner, borrower) = (&split[1].params, &split[3].params);
     let weight = owner.find("1.weight").unwrap().id;
-    let [loan] = borrower.loans() else {
+    let [tied] = borrower.tied_copies() else {
         panic!("{borrower:?}")
     };
-    assert_eq!((loan.part, loan.owner), (1, weight));
-    assert_eq!((owner.uses(weight), borrower.uses(loan.id)), (3, 2));
-    let gradient = borrower.gradient(loan.id).unwrap();
-    for tensor in [gradient, borrower.value(loan.id)] {
+    assert_eq!((tied.part, tied.owner), (1, weight));
+    assert_eq!((owner.uses(weight), borrower.uses(tied.id)), (3, 2));
+    let gradient = borrower.gradient(tied.id).unwrap();
+    for tensor in [gradient, borrower.value(tied.id)] {
         assert_eq!(tensor.shape(), owner.value(weight).shape());
         assert!(!tensor.shares_memory_with(borrower.gradients()));
         assert!(!tensor.shares_memory_with(borrower.values()));
@@ -199,9 +201,11 @@ fn a_frozen_tied_weight_and_one_in_bf16_are_borrowed_as_the_owner_has_them() {
         },
     );
     let split = split.unwrap();
-    let borrower = split.iter().find(|part| !part.params.loans().is_empty());
+    let borrower = split
+        .iter()
+        .find(|part| !part.params.tied_copies().is_empty());
     let borrower = &borrower.unwrap().params;
-    let id = borrower.loans()[0].id;
+    let id = borrower.tied_copies()[0].id;
     assert!(borrower.gradient(id).is_none());
     assert_eq!(borrower.value(id).dtype(), DType::BF16);
 }
