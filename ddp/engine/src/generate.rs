@@ -91,16 +91,12 @@ impl Coding {
         if tokens.is_empty() {
             tokens.extend(self.end.filter(|end| (*end as usize) < vocabulary));
         }
-        let unknown = tokens.iter().find(|token| **token as usize >= vocabulary);
-        let refused = match (unknown, tokens.len()) {
-            (Some(token), _) => format!(
-                "expected tokens below {vocabulary}, as the model has, got {token}; help: give the \
-                 tokenizer that the model was trained with"
-            ),
-            (None, 0) => "expected text, got none, and the model has no token that ends \
-                          documents, with which a text could begin; help: give some text"
+        check_tokens(&tokens, vocabulary)?;
+        let refused = match tokens.len() {
+            0 => "expected text, got none, and the model has no token that ends documents, with \
+                  which a text could begin; help: give some text"
                 .into(),
-            (None, count) if count > context => format!(
+            count if count > context => format!(
                 "expected at most {context} tokens, the model's context, got {count}; help: give a \
                  shorter one"
             ),
@@ -108,6 +104,17 @@ impl Coding {
         };
         Err(Error::Usage(format!("prompt: {refused}")))
     }
+}
+
+/// Refuses tokens of another tokenizer than that of a model with a vocabulary of this size.
+fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
+    let unknown = tokens.iter().find(|token| **token as usize >= vocabulary);
+    unknown.map_or(Ok(()), |token| {
+        Err(Error::Usage(format!(
+            "prompt: expected tokens below {vocabulary}, as the model has, got {token}; help: give \
+             the tokenizer that the model was trained with"
+        )))
+    })
 }
 
 /// Why a text ended.
@@ -212,6 +219,8 @@ impl<'a> TextWriter<'a> {
                 prompt.len()
             )));
         }
+        let vocabulary = self.model.output_shape.last().copied().unwrap_or(0);
+        check_tokens(prompt, vocabulary)?;
         // The last token is read again for what follows it.
         if !prompt[..prompt.len() - 1].starts_with(&self.read) {
             (self.decoder, self.read) = (Decoder::new(self.model, self.room)?, Vec::new());

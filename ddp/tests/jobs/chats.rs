@@ -435,6 +435,23 @@ fn a_chat_writes_what_the_template_and_generate_would() {
     let ended = folder.alone("chat bytes").run();
     let cause = ended.assert_fails(2);
     assert!(cause.contains("there is generate"), "{cause}");
+    // Of another tokenizer: it was exit code 70.
+    let train =
+        "--model llama-tiny,context=32 --tokenizer chat --data train.jsonl --steps 0 --out llama";
+    folder.alone(train).run().assert_well();
+    let export = "export --format hf --checkpoint llama hf";
+    folder.alone(export).run().assert_well();
+    let mut tokenizer = tokenizer();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mut token = added[0].clone();
+    (token["id"], token["content"]) = (json!(402), json!("<|beyond|>"));
+    added.push(token);
+    let file = folder.path().join("hf/tokenizer.json");
+    fs::write(file, tokenizer.to_string()).unwrap();
+    let words = "chat hf --system <|beyond|>";
+    let ended = folder.in_shell("exec <messages.txt", words).run();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains("as the model has, got 402"), "{cause}");
 }
 
 #[test]

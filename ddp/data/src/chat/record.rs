@@ -110,18 +110,22 @@ pub(super) fn write(
         let (number, got) = (bad + 1, &messages[bad]);
         bail!("message {number}: expected an object with a role, got {got}");
     }
-    let variables = object
-        .get("chat_template_kwargs")
-        .and_then(Value::as_object);
-    let mut variables = variables.cloned().unwrap_or_default();
+    let mut variables = match object.get("chat_template_kwargs") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(all)) => all.clone(),
+        Some(other) => bail!("chat_template_kwargs: expected an object, got {other}"),
+    };
     // Some files hold tools as JSON in a text.
     let tools = match object.get("tools") {
         Some(Value::String(text)) => serde_json::from_str(text)
             .map_err(|error| format!("tools: expected JSON, got {text:?}: {error}"))?,
         other => other.cloned().unwrap_or_default(),
     };
-    if tools.as_array().is_some_and(|tools| !tools.is_empty()) {
-        variables.insert("tools".into(), tools);
+    match tools.as_array() {
+        Some(all) if all.is_empty() => {}
+        Some(_) => drop(variables.insert("tools".into(), tools)),
+        None if tools.is_null() => {}
+        None => bail!("tools: expected a list, got {tools}"),
     }
     let has_mark = |value: &Value| value.to_string().contains(MARKS);
     if template.has_marks && messages.iter().chain(variables.values()).any(has_mark) {

@@ -36,7 +36,11 @@ impl ChatFormat {
         let texts = named.filter_map(|(name, value)| Some((name.clone(), text(value)?)));
         let special: BTreeMap<String, String> = texts.collect();
         let own = vocabulary.chat_files.get(template_file);
-        let own = own.map(|bytes| String::from_utf8_lossy(bytes).into());
+        let text_of = |bytes: &Vec<u8>| String::from_utf8(bytes.clone());
+        let own = own.map(|bytes| text_of(bytes).map(Value::String));
+        let own = own.transpose().map_err(|error| {
+            format!("{template_file}: expected UTF-8: {error}; help: download it again")
+        })?;
         let sources = match own.as_ref().or(config.get("chat_template")) {
             Some(Value::String(source)) => vec![(PLAIN.into(), source.clone())],
             Some(Value::Array(all)) => {

@@ -235,7 +235,7 @@ pub fn export(
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        BASE_KEY: base,
+        BASE_KEY: std::path::absolute(base).unwrap_or_else(|_| base.into()),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,

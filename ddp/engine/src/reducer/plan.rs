@@ -69,12 +69,8 @@ impl Bucket {
     /// The elements of the arena that `rank` of `ranks` owns of it, if the plan was made with the
     /// grain of that many ranks.
     pub fn slice(&self, rank: usize, ranks: usize) -> Range<usize> {
-        let (length, rest) = (self.range.len() / ranks, self.range.len() % ranks);
-        assert!(
-            rest == 0 && rank < ranks,
-            "a bucket of {} elements has no slice {rank} of {ranks}",
-            self.range.len()
-        );
+        let (elements, length) = (self.range.len(), self.range.len() / ranks);
+        assert!(rank < ranks && length * ranks == elements, "{self:?}");
         let start = self.range.start + rank * length;
         start..start + length
     }
@@ -99,11 +95,8 @@ pub fn plan(
     sizes: BucketSizes,
     grain: usize,
 ) -> Vec<Bucket> {
-    assert_eq!(
-        layers.iter().sum::<usize>(),
-        parameters.len(),
-        "every parameter is some layer's"
-    );
+    let in_layers: usize = layers.iter().sum();
+    assert_eq!(in_layers, parameters.len(), "each is some layer's");
     let layer_ends: Vec<usize> = layers
         .iter()
         .scan(0, |count, &length| {

@@ -310,6 +310,11 @@ fn conversations_with_tools_may_have_a_template_of_their_own() {
         .chat_files
         .insert("chat_template.jinja", b"own: {{ tools[0].name }}".to_vec());
     assert_eq!(text(&vocabulary, &record), "own: add");
+    vocabulary
+        .chat_files
+        .insert("chat_template.jinja", b"a\xff".to_vec());
+    let refused = ChatFormat::of(&vocabulary).unwrap_err();
+    assert!(refused.starts_with("chat_template.jinja: expected UTF-8"));
 }
 
 #[test]
@@ -365,6 +370,13 @@ fn records_that_cannot_be_learned_from_are_refused() {
         error.ends_with("got the fields [instruction, output]; help: rename the fields"),
         "{error}"
     );
+    // Of another type they changed nothing, in silence.
+    let mut other = two_turns();
+    other["tools"] = json!({ "name": "add" });
+    assert!(refused(CHATML, &other).starts_with("tools: expected a list, got {"));
+    let mut other = two_turns();
+    other["chat_template_kwargs"] = json!("{\"enable_thinking\": false}");
+    assert!(refused(CHATML, &other).starts_with("chat_template_kwargs: expected an object, got"));
     let pair = json!({ "prompt": "a", "chosen": "b", "rejected": "c" });
     assert!(refused(CHATML, &pair).ends_with("TRL; to learn what was chosen, name it completion"));
     let error = refused(CHATML, &json!({ "messages": ["Hi"] }));
