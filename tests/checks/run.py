@@ -14,7 +14,7 @@ from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of CPU on a Zen 5, as the table at the end of a run says: of the build, and of all that follows.
-BUILD_S, CHECKS_S = 280, 720
+BUILD_S, CHECKS_S = 280, 500
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
