@@ -60,6 +60,11 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
         (Some(lora), Some(base)) if !flags.merge => {
             let base = (base.as_path(), state.base.as_deref());
             lora::export(&flags.folder, lora, spec, params, base, tokenizer.as_ref())?;
+            if !hugging_face::is_folder(base.0) {
+                tracing::warn!(
+                    "PEFT reads no base of ours: export it, too, and write its folder into {name}"
+                );
+            }
             let base = shown(&base.0.to_string_lossy()).to_string();
             warn_unprinted(say(&format!(
                 "{name} is an adapter of PEFT to {base}, of {of}"

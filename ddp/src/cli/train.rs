@@ -116,8 +116,11 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     if let Some(first) = first {
         first.settle(&mut layers.config)?;
     }
+    // A run that is resumed has the adapters in its checkpoint.
+    let begins = layers.config.resume == Resume::Never;
     if let Some(lora) = layers.config.lora.as_mut()
         && let Some(from) = &lora.from
+        && (begins || lora.rank == 0)
     {
         let (there, rank) = (lora::describe(from)?.0, lora.rank);
         // Until then it may say only which folder it is of.

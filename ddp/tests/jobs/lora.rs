@@ -286,6 +286,28 @@ fn adapters_of_some_layers_are_read() {
     let saved = read_tensors(&folder.checkpoint(0).join("model.safetensors"));
     let count: usize = saved.values().map(|(_, values)| values.len()).sum();
     assert_eq!(count, ADAPTER_PARAMETERS / 2);
+    // With tensors of a layer that it leaves out it would be another model than in PEFT.
+    for (key, value) in [
+        ("layers_to_transform", json!(0)),
+        ("exclude_modules", json!(["k_proj"])),
+    ] {
+        let mut other = json.clone();
+        other[key] = value;
+        fs::write(&config, other.to_string()).unwrap();
+        let words = format!("{RUN} --lora from=adapter --steps 0 --out other");
+        let ended = folder.alone(&words).run();
+        let cause = ended.assert_fails(65);
+        assert!(
+            cause.contains("no tensors of what it leaves out"),
+            "{cause}"
+        );
+    }
+    // What a checkpoint has is not read from the folder again.
+    fs::write(&config, json.to_string()).unwrap();
+    let words = format!("{RUN} --lora from=adapter --steps 2 --out going");
+    folder.alone(&words).run().assert_well();
+    fs::remove_dir_all(&path).unwrap();
+    folder.alone("resume going --steps 4").run().assert_well();
 }
 
 #[test]

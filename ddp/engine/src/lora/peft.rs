@@ -89,6 +89,29 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let layers = header.entries.iter().filter_map(|entry| of(&entry.name));
     let layers: BTreeSet<String> = layers.collect();
     let is_used = |on: &String| layers.iter().any(|layer| matches(on, layer, layer));
+    let names = keys.get("exclude_modules").and_then(Value::as_array);
+    let excluded: Vec<_> = names
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let only = keys.get("layers_to_transform").filter(|it| !it.is_null());
+    let is_left_out = |layer: &&String| {
+        let number = layer.split('.').find_map(|part| part.parse::<u64>().ok());
+        let is_one = |only: &Value| only.as_u64() == number;
+        let is_in = |only: &Value| {
+            only.as_array()
+                .map_or(is_one(only), |all| all.iter().any(is_one))
+        };
+        only.is_some_and(|only| !is_in(only)) || excluded.iter().any(|on| matches(on, layer, layer))
+    };
+    if let Some(layer) = layers.iter().find(is_left_out) {
+        return Err(unknown(
+            "it",
+            &layer.as_str().into(),
+            "no tensors of what it leaves out",
+        ));
+    }
     // Ends of names; one without a layer is dropped, as in PEFT. A text is a pattern of Python's.
     // Where other keys leave out some layers, the tensors say which are left.
     let is_given = |key: &&str| keys.get(*key).is_some_and(|value| !value.is_null());
