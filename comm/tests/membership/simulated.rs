@@ -252,7 +252,12 @@ impl<'a> Job<'a> {
 
     fn check_end(&mut self) {
         let (code, schedule) = (self.state.exit_code(), self.schedule);
-        let lives = |it: &&Process| it.phase != Phase::Ended && self.links[it.host].has_agent;
+        // What an agent that has ended was told to start never was.
+        let is_of_agent = |it: &&Process| {
+            let link = &self.links[it.host];
+            link.has_agent && link.agents == it.agent
+        };
+        let lives = |it: &&Process| it.phase != Phase::Ended && is_of_agent(it);
         if let Some(it) = self.processes.iter().find(lives)
             && !self.state.hosts[it.host].is_lost
         {
