@@ -62,7 +62,7 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
             lora::export(&flags.folder, lora, spec, params, base, tokenizer.as_ref())?;
             if !hugging_face::is_folder(base.0) {
                 tracing::warn!(
-                    "PEFT reads no base of ours: export it, too, and write its folder into {name}"
+                    "{name} names a base that PEFT cannot read: export that as well, and write its folder into adapter_config.json"
                 );
             }
             let base = shown(&base.0.to_string_lossy()).to_string();

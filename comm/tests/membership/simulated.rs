@@ -252,7 +252,7 @@ impl<'a> Job<'a> {
 
     fn check_end(&mut self) {
         let (code, schedule) = (self.state.exit_code(), self.schedule);
-        // What an agent that has ended was told to start never was.
+        // A process never started if its agent had ended before the request arrived.
         let is_of_agent = |it: &&Process| {
             let link = &self.links[it.host];
             link.has_agent && link.agents == it.agent

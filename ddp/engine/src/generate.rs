@@ -86,35 +86,34 @@ impl Coding {
     /// The tokens of a prompt, as many as `model` takes.
     pub(crate) fn prompt(&self, prompt: &str, model: &Model) -> Result<Vec<u32>> {
         let mut tokens = self.encoder.encode(prompt).map_err(Error::Data)?;
-        let context = model.input_shape.first().copied().unwrap_or(0);
         let vocabulary = model.output_shape.last().copied().unwrap_or(0);
         if tokens.is_empty() {
             tokens.extend(self.end.filter(|end| (*end as usize) < vocabulary));
         }
-        check_tokens(&tokens, vocabulary)?;
-        let refused = match tokens.len() {
-            0 => "expected text, got none, and the model has no token that ends documents, with \
-                  which a text could begin; help: give some text"
-                .into(),
-            count if count > context => format!(
-                "expected at most {context} tokens, the model's context, got {count}; help: give a \
-                 shorter one"
-            ),
-            _ => return Ok(tokens),
-        };
-        Err(Error::Usage(format!("prompt: {refused}")))
+        check_prompt(&tokens, model).map(|()| tokens)
     }
 }
 
-/// Refuses tokens of another tokenizer than that of a model with a vocabulary of this size.
-fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
+/// Refuses a prompt that `model` cannot read.
+fn check_prompt(tokens: &[u32], model: &Model) -> Result<()> {
+    let context = model.input_shape.first().copied().unwrap_or(0);
+    let vocabulary = model.output_shape.last().copied().unwrap_or(0);
     let unknown = tokens.iter().find(|token| **token as usize >= vocabulary);
-    unknown.map_or(Ok(()), |token| {
-        Err(Error::Usage(format!(
-            "prompt: expected tokens below {vocabulary}, as the model has, got {token}; help: give \
-             the tokenizer that the model was trained with"
-        )))
-    })
+    let refused = match (unknown, tokens.len()) {
+        (Some(token), _) => format!(
+            "expected tokens below {vocabulary}, as the model has, got {token}; help: give the \
+             tokenizer that the model was trained with"
+        ),
+        (None, 0) => "expected text, got none, and the model has no token that ends documents, \
+                      with which a text could begin; help: give some text"
+            .into(),
+        (None, count) if count > context => format!(
+            "expected at most {context} tokens, the model's context, got {count}; help: give a \
+             shorter one"
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::Usage(format!("prompt: {refused}")))
 }
 
 /// Why a text ended.
@@ -211,16 +210,7 @@ impl<'a> TextWriter<'a> {
         each: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<Generated> {
         let (coding, options) = (self.coding, self.options);
-        if prompt.is_empty() || prompt.len() > self.room {
-            return Err(Error::Usage(format!(
-                "prompt: expected from 1 to {} tokens, the model's context, got {}; help: give a \
-                 shorter one, or a chat template that writes something",
-                self.room,
-                prompt.len()
-            )));
-        }
-        let vocabulary = self.model.output_shape.last().copied().unwrap_or(0);
-        check_tokens(prompt, vocabulary)?;
+        check_prompt(prompt, self.model)?;
         // The last token is read again for what follows it.
         if !prompt[..prompt.len() - 1].starts_with(&self.read) {
             (self.decoder, self.read) = (Decoder::new(self.model, self.room)?, Vec::new());

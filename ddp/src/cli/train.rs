@@ -116,7 +116,7 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     if let Some(first) = first {
         first.settle(&mut layers.config)?;
     }
-    // A run that is resumed has the adapters in its checkpoint.
+    // A resumed run reads the adapters in its checkpoint instead.
     let begins = layers.config.resume == Resume::Never;
     if let Some(lora) = layers.config.lora.as_mut()
         && let Some(from) = &lora.from
@@ -140,7 +140,7 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     if how.dry_run {
         return Ok(Command::DryRun(config));
     }
-    // Before the data are read. A run that is resumed has weights of its own.
+    // Before the data are read. A resumed run reads the weights in its checkpoint instead.
     if config.resume == Resume::Never
         && let Some(folder) = config.init_from.as_deref().filter(|it| is_folder(it))
     {

@@ -27,6 +27,9 @@ const TENSORS_FILE: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 /// The key that names the base model.
 const BASE_KEY: &str = "base_model_name_or_path";
+/// The keys that leave out layers.
+const ONLY: &str = "layers_to_transform";
+const EXCLUDED: &str = "exclude_modules";
 /// The digest of the base model's weights, in the metadata of the file with the tensors: PEFT
 /// ignores it.
 const BASE_DIGEST: &str = "base_digest";
@@ -89,35 +92,29 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let layers = header.entries.iter().filter_map(|entry| of(&entry.name));
     let layers: BTreeSet<String> = layers.collect();
     let is_used = |on: &String| layers.iter().any(|layer| matches(on, layer, layer));
-    let names = keys.get("exclude_modules").and_then(Value::as_array);
-    let excluded: Vec<_> = names
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
-    let only = keys.get("layers_to_transform").filter(|it| !it.is_null());
-    let is_left_out = |layer: &&String| {
-        let number = layer.split('.').find_map(|part| part.parse::<u64>().ok());
-        let is_one = |only: &Value| only.as_u64() == number;
-        let is_in = |only: &Value| {
-            only.as_array()
-                .map_or(is_one(only), |all| all.iter().any(is_one))
-        };
-        only.is_some_and(|only| !is_in(only)) || excluded.iter().any(|on| matches(on, layer, layer))
+    let given = |key: &str| keys.get(key).filter(|value| !value.is_null());
+    let [only, excluded] = [ONLY, EXCLUDED].map(given);
+    let any = |all: &Value, is_one: &dyn Fn(&Value) -> bool| match all {
+        Value::Array(all) => all.iter().any(is_one),
+        one => is_one(one),
     };
-    if let Some(layer) = layers.iter().find(is_left_out) {
-        return Err(unknown(
-            "it",
-            &layer.as_str().into(),
-            "no tensors of what it leaves out",
-        ));
+    for layer in &layers {
+        let number = layer.split('.').find_map(|part| part.parse::<u64>().ok());
+        let is_it = |value: &Value| value.as_u64() == number;
+        let ends_it = |value: &Value| value.as_str().is_some_and(|on| matches(on, layer, layer));
+        if let Some(only) = only.filter(|only| !any(only, &is_it)) {
+            let expected = format!("also the layer of {layer}, which has tensors");
+            return Err(unknown(ONLY, only, &expected));
+        }
+        // A text is a pattern of Python's.
+        if let Some(excluded) = excluded.filter(|it| it.is_array() && any(it, &ends_it)) {
+            let expected = format!("no name of {layer}, which has tensors");
+            return Err(unknown(EXCLUDED, excluded, &expected));
+        }
     }
     // Ends of names; one without a layer is dropped, as in PEFT. A text is a pattern of Python's.
     // Where other keys leave out some layers, the tensors say which are left.
-    let is_given = |key: &&str| keys.get(*key).is_some_and(|value| !value.is_null());
-    let some = ["layers_to_transform", "exclude_modules"]
-        .iter()
-        .any(is_given);
+    let some = only.is_some() || excluded.is_some();
     let targets = keys.get("target_modules").filter(|_| !some);
     let targets = serde_json::from_value::<Vec<String>>(targets.cloned().unwrap_or_default());
     let targets = targets.unwrap_or_else(|_| layers.iter().cloned().collect());

@@ -4,8 +4,9 @@
 //! bucket may start when its last parameter is complete. The first is small, so that ranks start
 //! early. The others are as large as allowed, because every call has a cost. The parameters of a
 //! layer stay together where they fit, so that no bucket waits for a bias of the next layer. A
-//! parameter larger than the limit is a bucket of its own: all of it is complete at the same time.
-//! It is cut in host memory, and where the reducer also needs memory for the largest bucket.
+//! parameter larger than the limit is a bucket of its own on GPUs, since backward completes all of
+//! it at once. It is cut in host memory, and where the reducer also needs memory for the largest
+//! bucket.
 //!
 //! Under ZeRO-1 each of N ranks owns one of N equal slices of every bucket. So buckets start and
 //! end at multiples of a grain of N quanta, and slices are whole quanta. The rest of a layer goes

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use crate::DType;
 use crate::error::{Caller, Result};
 use crate::launch::Source;
+use crate::named;
 
 /// The most steps of a chain.
 pub(super) const STEPS_MAX: usize = 64;
@@ -15,77 +16,47 @@ pub(super) const DIMENSIONS_MAX: usize = 16;
 /// The most values of the index space that are alive at one time.
 pub(super) const LIVE_MAX: usize = 24;
 
-/// A function of elements. Comparisons give 1 or 0. NaN stays NaN in `Min` and `Max`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Function {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Min,
-    Max,
-    Less,
-    LessEqual,
-    Equal,
-    /// The second where the first is not 0, else the third.
-    Where,
-    Neg,
-    Abs,
-    Exp,
-    Log,
-    Sqrt,
-    /// 1 / √x
-    Rsqrt,
-    Tanh,
-    Sigmoid,
-    Silu,
-    /// The derivative of `Silu`.
-    SiluSlope,
-    /// x·Φ(x), exact
-    Gelu,
-    /// The derivative of `Gelu`.
-    GeluSlope,
-    /// `Gelu` approximated with tanh
-    GeluTanh,
-    /// The derivative of `GeluTanh`.
-    GeluTanhSlope,
-    Relu,
+named! {
+    /// A function of elements. Comparisons give 1 or 0. NaN stays NaN in `Min` and `Max`.
+    #[derive(Hash)]
+    #[allow(missing_docs)]
+    pub enum Function {
+        Add = "add",
+        Sub = "sub",
+        Mul = "mul",
+        Div = "div",
+        Min = "min",
+        Max = "max",
+        Less = "less",
+        LessEqual = "less equal",
+        Equal = "equal",
+        /// The second where the first is not 0, else the third.
+        Where = "where",
+        Neg = "neg",
+        Abs = "abs",
+        Exp = "exp",
+        Log = "log",
+        Sqrt = "sqrt",
+        /// 1 / √x
+        Rsqrt = "rsqrt",
+        Tanh = "tanh",
+        Sigmoid = "sigmoid",
+        Silu = "silu",
+        /// The derivative of `Silu`.
+        SiluSlope = "silu slope",
+        /// x·Φ(x), exact
+        Gelu = "gelu",
+        /// The derivative of `Gelu`.
+        GeluSlope = "gelu slope",
+        /// `Gelu` approximated with tanh
+        GeluTanh = "gelu tanh",
+        /// The derivative of `GeluTanh`.
+        GeluTanhSlope = "gelu tanh slope",
+        Relu = "relu",
+    }
 }
 
 impl Function {
-    /// Every function.
-    pub const ALL: [Function; 25] = {
-        use Function::*;
-        [
-            Add,
-            Sub,
-            Mul,
-            Div,
-            Min,
-            Max,
-            Less,
-            LessEqual,
-            Equal,
-            Where,
-            Neg,
-            Abs,
-            Exp,
-            Log,
-            Sqrt,
-            Rsqrt,
-            Tanh,
-            Sigmoid,
-            Silu,
-            SiluSlope,
-            Gelu,
-            GeluSlope,
-            GeluTanh,
-            GeluTanhSlope,
-            Relu,
-        ]
-    };
-
     /// How many arguments it has.
     pub fn arguments(self) -> usize {
         use Function::*;
