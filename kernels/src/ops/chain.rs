@@ -6,13 +6,15 @@
 //! `Step::Max` reduce a row to a number that later steps use: softmax and layer norm are one read
 //! and one write.
 //!
-//! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache. On a GPU it is a
-//! kernel whose text `cuda.rs` makes from the steps. Both compute in f32 with the same bits (f64 on
+//! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache; light steps run as
+//! machine code that is made from them (`machine_code.rs`). On a GPU it is a kernel whose text
+//! `cuda.rs` makes from the steps. Both compute in f32 with the same bits (f64 on
 //! the CPU for checks). A row is summed in 32 lanes, element i in lane i % 32, and the lanes as a
 //! tree. Operands may also be bf16, which is read exactly and rounded once when stored.
 
 mod cpu;
 mod cuda;
+mod machine_code;
 mod steps;
 
 pub use steps::{Chain, Function, Step, View};

@@ -1,21 +1,30 @@
-//! A chain on the CPU: each step is a loop over a block of values, which the first cache holds.
+//! A chain on the CPU: each step is a loop over a block of values, which the first cache holds; runs
+//! of light steps are one loop of machine code (`machine_code.rs`).
 //!
 //! A row that is longer than a block is run through once for each sum or maximum of it and once to
 //! store, each time from its inputs.
 
+use super::machine_code::{InOrder, LOOP_OPERANDS_MAX, Loop, Loops, NUMBERS, Operand, WIDTH, Wide};
 use super::steps::{
     Chain, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole,
 };
+use std::ptr::null_mut;
+
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::call::Buffer;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::formulas::Formulas;
-use crate::simd::multiversion;
+use crate::simd::{Level, level, multiversion};
 use crate::threads::{self, Shares};
 use crate::{DType, math};
 
 /// Values of a block.
 const BLOCK: usize = 1024;
+
+/// A block of values, at the start of a cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Slot<T>([T; BLOCK]);
 
 /// Functions that f32 and f64 compute in different ways.
 pub(crate) trait Math: Formulas {
@@ -346,15 +355,17 @@ struct Machine<'a, T, const SLOTS: usize> {
     chain: &'a Chain,
     inputs: &'a [Option<Input<'a, T>>; OPERANDS_MAX],
     outputs: &'a [Option<Output<'a, T>>; OPERANDS_MAX],
+    in_order: InOrder,
+    loops: Option<&'a Loops>,
     slots: [&'a mut [T]; SLOTS],
-    wide: [T; STEPS_MAX],
+    wide: Wide<T>,
 }
 
 impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
     /// The value of a step in the block.
     fn values(&self, step: usize, start: usize, len: usize) -> Values<'_, T> {
         if self.chain.is_row_wide[step] {
-            return Values::One(self.wide[step]);
+            return Values::One(self.wide[step][0]);
         }
         if let Step::Load(load) = self.chain.steps[step]
             && let Some(x) = self.direct(load, start, len)
@@ -366,13 +377,38 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
 
     /// The elements themselves of an input that is read in order.
     fn direct(&self, load: usize, start: usize, len: usize) -> Option<&[T]> {
-        let view = &self.chain.loads[load];
-        let is_in_order = self.chain.dims.len() == 1 && view.strides[0] == 1;
-        let is_in_order = is_in_order || is_whole(view, &self.chain.dims);
         match &self.inputs[load] {
-            Some(Input::Own(x)) if is_in_order => Some(&x[view.offset + start..][..len]),
+            Some(Input::Own(x)) if self.in_order[load] => {
+                Some(&x[self.chain.loads[load].offset + start..][..len])
+            }
             _ => None,
         }
+    }
+
+    /// Runs a loop of machine code over the block of `len` elements from `start` on.
+    fn run_loop(&mut self, loops: &Loops, of: &Loop, start: usize, len: usize) {
+        let mut operands = [null_mut(); LOOP_OPERANDS_MAX];
+        for (to, operand) in operands.iter_mut().zip(&of.operands) {
+            let elements = match *operand {
+                Operand::Slot(slot) => self.slots[slot][..len].as_mut_ptr(),
+                Operand::Load(load) => match self.direct(load, start, len) {
+                    Some(x) => x.as_ptr().cast_mut(),
+                    None => unreachable!("the input is in order"),
+                },
+                Operand::Store(store) => match &self.outputs[store] {
+                    Some(Output::Own(out)) => {
+                        let first = self.chain.stores[store].offset + start;
+                        // SAFETY: as in `write`.
+                        unsafe { out.part(first..first + len) }.as_mut_ptr()
+                    }
+                    _ => unreachable!("the output is in order"),
+                },
+            };
+            *to = elements.cast::<f32>();
+        }
+        // SAFETY: `run_with` has loops for these operands only where `T` is f32, and `blocks` runs
+        // them for lengths that fit. Each operand has `len` elements, as sliced above.
+        unsafe { loops.run(of, &operands, self.wide.as_ptr().cast(), len) };
     }
 
     /// Runs a step over the block of `len` elements from `start` on.
@@ -381,15 +417,16 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let is_wide = chain.is_row_wide[step];
         let slot = chain.slots[step];
         match chain.steps[step] {
-            Step::Constant(value) => self.wide[step] = T::from_f64(value),
+            Step::Constant(value) => self.wide[step] = [T::from_f64(value); WIDTH],
             Step::Load(number) => {
                 let Some(x) = &self.inputs[number] else {
                     return;
                 };
                 let view = &chain.loads[number];
                 if is_wide {
-                    let out = std::slice::from_mut(&mut self.wide[step]);
-                    load(x, &chain.dims, view, start, out);
+                    let mut out = [T::ZERO];
+                    load(x, &chain.dims, view, start, &mut out);
+                    self.wide[step] = [out[0]; WIDTH];
                 } else if self.direct(number, start, len).is_none() {
                     load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
                 }
@@ -399,9 +436,9 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                 let [b, c] = [(b, 1), (c, 2)].map(|(it, at)| if at < arguments { it } else { a });
                 if is_wide {
                     let mut out = [T::ZERO];
-                    let [a, b, c] = [a, b, c].map(|it| Values::One(self.wide[it]));
+                    let [a, b, c] = [a, b, c].map(|it| Values::One(self.wide[it][0]));
                     apply(function, &mut out, a, b, c);
-                    self.wide[step] = out[0];
+                    self.wide[step] = [out[0]; WIDTH];
                 } else {
                     // No argument has the slot of the result.
                     let out = std::mem::take(&mut self.slots[slot]);
@@ -435,7 +472,7 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
             self.blocks(start, length, from, at, |machine, start, len| {
                 reduce(&mut lanes, machine.values(value, start, len), len, adds);
             });
-            self.wide[at] = reduced(lanes, adds);
+            self.wide[at] = [reduced(lanes, adds); WIDTH];
             from = at + 1;
         }
         self.blocks(start, length, from, chain.steps.len(), |_, _, _| {});
@@ -454,20 +491,31 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let chain = self.chain;
         let is_last = to == chain.steps.len();
         for first in (0..length).step_by(BLOCK) {
-            let len = (length - first).min(BLOCK);
-            for step in 0..to {
-                let is_store = matches!(chain.steps[step], Step::Store(..));
-                let is_wide = chain.is_row_wide[step];
-                let runs = match (is_wide, is_store) {
-                    (true, _) => step >= from && first == 0,
-                    (false, true) if length > BLOCK => is_last,
-                    (false, _) => step >= from || length > BLOCK,
-                };
-                if runs {
-                    self.step(step, start + first, len);
+            let (start, len) = (start + first, (length - first).min(BLOCK));
+            if first == 0 {
+                for step in (from..to).filter(|it| chain.is_row_wide[*it]) {
+                    self.step(step, start, len);
                 }
             }
-            body(self, start + first, len);
+            // Those before `from` again where the row has several blocks.
+            let mut step = if length > BLOCK { 0 } else { from };
+            while step < to {
+                if let Some(loops) = self.loops
+                    && let Some(of) = loops.at(step)
+                    && len.is_multiple_of(WIDTH)
+                {
+                    self.run_loop(loops, of, start, len);
+                    step = of.steps.end;
+                    continue;
+                }
+                let is_store = matches!(chain.steps[step], Step::Store(..));
+                let waits = is_store && length > BLOCK && !is_last;
+                if !chain.is_row_wide[step] && !waits {
+                    self.step(step, start, len);
+                }
+                step += 1;
+            }
+            body(self, start, len);
         }
     }
 }
@@ -510,14 +558,34 @@ fn run_with<T: Math, const SLOTS: usize>(
     } else {
         BLOCK
     };
+    let is_own = |at: usize| match at.checked_sub(chain.loads.len()) {
+        None => matches!(inputs[at], Some(Input::Own(_))),
+        Some(store) => matches!(outputs[store], Some(Output::Own(_))),
+    };
+    let mut in_order = [false; OPERANDS_MAX];
+    let views = chain.loads.iter().chain(&chain.stores);
+    for (at, (to, view)) in in_order.iter_mut().zip(views).enumerate() {
+        let is_line = chain.dims.len() == 1 && view.strides[0] == 1;
+        *to = is_own(at) && (is_line || is_whole(view, &chain.dims));
+    }
+    // Those of other operands do not fit.
+    let loops = (T::DTYPE == DType::F32 && level() >= Level::Avx2)
+        .then(|| chain.loops.get_or_init(|| Loops::new(chain, in_order)))
+        .filter(|it| it.in_order == in_order);
+    let mut wide = [[T::ZERO; WIDTH]; STEPS_MAX + NUMBERS.len()];
+    for (to, number) in wide[STEPS_MAX..].iter_mut().zip(NUMBERS) {
+        *to = [T::from_f64(number); WIDTH];
+    }
     threads::split(count, row, |range| {
-        let mut blocks = [[T::ZERO; BLOCK]; SLOTS];
+        let mut blocks = [Slot([T::ZERO; BLOCK]); SLOTS];
         let mut machine = Machine::<T, SLOTS> {
             chain,
             inputs,
             outputs,
-            slots: blocks.each_mut().map(|block| &mut block[..]),
-            wide: [T::ZERO; STEPS_MAX],
+            in_order,
+            loops,
+            slots: blocks.each_mut().map(|block| &mut block.0[..]),
+            wide,
         };
         for start in range.clone().step_by(row) {
             machine.row(start, (range.end - start).min(row));

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::machine_code::Loops;
 use crate::DType;
 use crate::error::{Caller, Result};
 use crate::launch::Source;
@@ -85,6 +86,23 @@ pub enum Step {
     Store(usize, usize),
 }
 
+impl Step {
+    pub(super) fn is_load(&self) -> bool {
+        matches!(self, Step::Load(_))
+    }
+
+    /// The earlier values that it reads.
+    pub(super) fn values(&self) -> &[usize] {
+        match self {
+            Step::Load(_) | Step::Constant(_) => &[],
+            Step::Apply(function, values) => &values[..function.arguments()],
+            Step::Sum(value) | Step::Max(value) | Step::Store(_, value) => {
+                std::slice::from_ref(value)
+            }
+        }
+    }
+}
+
 /// Where an operand's elements are: `offset + Σ index · stride` over the index space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct View {
@@ -159,6 +177,8 @@ pub struct Chain {
     pub(super) live: usize,
     /// Its kernel for the dtypes of its first operands.
     pub(super) source: OnceLock<([DType; OPERANDS_MAX], &'static Source)>,
+    /// Its loops of machine code, once it ran on the CPU.
+    pub(super) loops: OnceLock<Loops>,
 }
 
 impl std::fmt::Debug for Chain {
@@ -196,13 +216,7 @@ impl Chain {
         }
         let mut is_row_wide = Vec::with_capacity(steps.len());
         for (at, step) in steps.iter().enumerate() {
-            let values: &[usize] = match step {
-                Step::Load(_) | Step::Constant(_) => &[],
-                Step::Apply(function, values) => &values[..function.arguments()],
-                Step::Sum(value) | Step::Max(value) | Step::Store(_, value) => {
-                    std::slice::from_ref(value)
-                }
-            };
+            let values = step.values();
             let is_value = |it: &usize| *it < at && !matches!(steps[*it], Step::Store(..));
             let (count, number) = match step {
                 Step::Load(number) => (loads.len(), *number),
@@ -259,6 +273,7 @@ impl Chain {
             slots,
             live,
             source: OnceLock::new(),
+            loops: OnceLock::new(),
         };
         chain.merge();
         Ok(chain)
@@ -305,14 +320,7 @@ impl Chain {
 fn slots_of(steps: &[Step], is_row_wide: &[bool]) -> (Vec<usize>, usize) {
     let mut last = vec![0; steps.len()];
     for (at, step) in steps.iter().enumerate() {
-        let values: &[usize] = match step {
-            Step::Apply(function, values) => &values[..function.arguments()],
-            Step::Sum(value) | Step::Max(value) | Step::Store(_, value) => {
-                std::slice::from_ref(value)
-            }
-            _ => &[],
-        };
-        values.iter().for_each(|&value| last[value] = at);
+        step.values().iter().for_each(|&value| last[value] = at);
     }
     let (mut slots, mut free, mut live) = (vec![0; steps.len()], Vec::new(), 0);
     for (at, step) in steps.iter().enumerate() {

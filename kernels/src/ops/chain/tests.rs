@@ -1,5 +1,6 @@
 //! Chains against plain loops in f64, element by element.
 
+use super::machine_code::Loops;
 use super::*;
 use crate::{Device, Random};
 
@@ -211,4 +212,137 @@ fn what_does_not_fit_is_refused() {
     );
     let text = chain_into(&chain, &[&large], &[]).unwrap_err().to_string();
     assert!(text.contains("expected 1 and 1, got 0 and 1"), "{text}");
+}
+
+fn uniform(random: &mut Random) -> f64 {
+    let mut one = [0f64];
+    random.next_draw().fill(false, &mut one);
+    one[0]
+}
+
+/// Random steps over rows: four inputs, of which the last one is the same for each row.
+fn random_steps(random: &mut Random, is_reduced: bool) -> Vec<Step> {
+    let mut pick = |below: usize| (uniform(random) * below as f64) as usize;
+    let mut steps: Vec<Step> = (0..4).map(Step::Load).collect();
+    steps.push(Step::Constant([0.0, 1.5, -0.0, f64::INFINITY][pick(4)]));
+    let (mut values, mut stores): (Vec<usize>, usize) = ((0..5).collect(), 0);
+    if pick(3) == 0 {
+        // About as many values at one time as there are registers.
+        let many = 9 + pick(9);
+        for at in 0..many {
+            let function = [Function::Add, Function::Mul][at % 2];
+            steps.push(Step::Apply(function, [pick(5), pick(4), 0]));
+        }
+        for at in (5..4 + many).rev() {
+            steps.push(Step::Apply(Function::Sub, [steps.len() - 1, at, 0]));
+        }
+        let last = steps.len() - 1;
+        steps.extend((0..3).map(|store| Step::Store(store, last - store)));
+        return steps;
+    }
+    for _ in 0..3 + pick(30) {
+        // Mostly late values.
+        let mut value = || values[values.len() - 1 - pick(values.len()).min(pick(values.len()))];
+        let arguments = [value(), value(), value()];
+        let function = Function::ALL[pick(Function::ALL.len())];
+        steps.push(match pick(12) {
+            0 if is_reduced => Step::Sum(arguments[0]),
+            1 if is_reduced => Step::Max(arguments[0]),
+            2 | 3 if stores < 3 => Step::Store(stores, arguments[0]),
+            _ => Step::Apply(function, arguments),
+        });
+        match steps[steps.len() - 1] {
+            Step::Store(..) => stores += 1,
+            _ => values.push(steps.len() - 1),
+        }
+    }
+    steps.extend((stores..3).map(|store| Step::Store(store, values[values.len() - 1])));
+    steps
+}
+
+/// Machine code against the loops for each step, bit for bit.
+#[test]
+fn machine_code_has_the_bits_of_loops() {
+    let (mut random, mut with_code) = (Random::new(7), 0);
+    for case in 0..600 {
+        let is_reduced = case % 2 == 0;
+        let columns = [8, 24, 1000, 1024, 1027, 2064][case % 6];
+        let dims = [5, columns];
+        let mut numbers = |count: usize| -> Tensor {
+            let special = [
+                0.0,
+                -0.0,
+                1.0,
+                f32::NAN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                1e-40,
+                3e38,
+            ];
+            let values: Vec<f32> = (0..count)
+                .map(|_| match uniform(&mut random) {
+                    few if few < 0.05 => special[(few * 160.0) as usize],
+                    other => (other * 8.0 - 4.0) as f32,
+                })
+                .collect();
+            Tensor::from_slice(&values, &[count], CPU).unwrap()
+        };
+        let x = [5 * columns, 5 * columns, 5 * columns, columns].map(&mut numbers);
+        let steps = random_steps(&mut random, is_reduced);
+        let of_row = View {
+            offset: 0,
+            strides: vec![0, 1],
+        };
+        let whole = || vec![View::whole(&dims); 3];
+        let make = || {
+            let loads = [whole(), vec![of_row.clone()]].concat();
+            Chain::new(
+                "chain",
+                &dims,
+                is_reduced.into(),
+                steps.clone(),
+                [loads, whole()],
+            )
+            .unwrap()
+        };
+        let run = |chain: &Chain| -> Vec<Vec<u32>> {
+            let out: Vec<Tensor> = (0..3)
+                .map(|_| Tensor::full(&dims, 9.0, DType::F32, CPU).unwrap())
+                .collect();
+            chain_into(chain, &out.iter().collect::<Vec<_>>(), &x.each_ref()).unwrap();
+            out.iter()
+                .map(|it| it.to_vec::<f32>().unwrap())
+                .map(|all| {
+                    all.into_iter()
+                        .map(|it| if it.is_nan() { 1 } else { it.to_bits() })
+                        .collect()
+                })
+                .collect()
+        };
+        let (fast, slow) = (make(), make());
+        // Loops of other operands are not used.
+        slow.loops
+            .set(Loops::new(&slow, [false; OPERANDS_MAX]))
+            .unwrap();
+        let [got, expected] = [run(&fast), run(&slow)];
+        with_code += usize::from(
+            fast.loops
+                .get()
+                .is_some_and(|it| (0..steps.len()).any(|step| it.at(step).is_some())),
+        );
+        for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+                let [got, expected] = [got, expected].map(|it| f32::from_bits(*it));
+                assert!(
+                    got.to_bits() == expected.to_bits(),
+                    "{case}: output {number}, element {at}: {got}, expected {expected}: {fast:?}"
+                );
+            }
+        }
+    }
+    let has_code = crate::simd::level() > crate::simd::Level::Baseline;
+    assert!(
+        with_code > 300 || !has_code,
+        "{with_code} of 600 have machine code"
+    );
 }
