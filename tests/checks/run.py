@@ -105,9 +105,9 @@ class Checks:
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         if architectures:
             beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
-        # In one of three commits one of the eight entries of tests/checks/wheels.py, of up to 600 MB.
-        for which in self.selected("releases", 24):
-            if which < 8:
+        # In the commits of the third turn one of the eight entries of tests/checks/wheels.py, of up to 600 MB.
+        for which, third in (divmod(turn, 3) for turn in self.selected("unit tests", 24)):
+            if third == 2:
                 beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 10):

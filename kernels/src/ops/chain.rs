@@ -14,6 +14,7 @@
 
 mod cpu;
 mod cuda;
+mod loops;
 mod machine_code;
 mod steps;
 

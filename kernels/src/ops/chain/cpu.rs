@@ -1,15 +1,17 @@
-//! A chain on the CPU: each step is a loop over a block of values, which the first cache holds; runs
-//! of light steps are one loop of machine code (`machine_code.rs`).
+//! A chain on the CPU: each step is a loop over a block of values, which the first cache holds;
+//! runs of light steps are one loop of machine code (`machine_code.rs`).
 //!
 //! A row that is longer than a block is run through once for each sum or maximum of it and once to
 //! store, each time from its inputs.
 
-use super::machine_code::{InOrder, LOOP_OPERANDS_MAX, Loop, Loops, NUMBERS, Operand, WIDTH, Wide};
-use super::steps::{
-    Chain, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole,
-};
 use std::ptr::null_mut;
 
+use super::loops::{self, Loop, Loops, Operand, WIDTH};
+use super::machine_code::{NUMBERS, Wide, compile};
+use super::steps::{
+    Chain, DIMENSIONS_MAX, Function, InOrder, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View,
+    is_whole,
+};
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::call::Buffer;
 use crate::ops::float::{Float, LANES, tree_sum};
@@ -387,7 +389,7 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
 
     /// Runs a loop of machine code over the block of `len` elements from `start` on.
     fn run_loop(&mut self, loops: &Loops, of: &Loop, start: usize, len: usize) {
-        let mut operands = [null_mut(); LOOP_OPERANDS_MAX];
+        let mut operands = [null_mut(); loops::OPERANDS_MAX];
         for (to, operand) in operands.iter_mut().zip(&of.operands) {
             let elements = match *operand {
                 Operand::Slot(slot) => self.slots[slot][..len].as_mut_ptr(),
@@ -570,8 +572,12 @@ fn run_with<T: Math, const SLOTS: usize>(
     }
     // Those of other operands do not fit.
     let loops = (T::DTYPE == DType::F32 && level() >= Level::Avx2)
-        .then(|| chain.loops.get_or_init(|| Loops::new(chain, in_order)))
-        .filter(|it| it.in_order == in_order);
+        .then(|| {
+            chain
+                .loops
+                .get_or_init(|| (in_order, compile(chain, &in_order)))
+        })
+        .and_then(|(of, loops)| (*of == in_order).then_some(loops));
     let mut wide = [[T::ZERO; WIDTH]; STEPS_MAX + NUMBERS.len()];
     for (to, number) in wide[STEPS_MAX..].iter_mut().zip(NUMBERS) {
         *to = [T::from_f64(number); WIDTH];

@@ -1,17 +1,16 @@
 //! Machine code of light steps on x86-64 processors with AVX2: one loop over a block that keeps
 //! values in registers, eight elements at a time.
 //!
-//! It is made for runs of steps that are one to four instructions each, and has the bits of `cpu.rs`.
-//! There each step reads and writes the first cache, which takes longer than these functions:
-//! eight of them, forward and backward over 4096 × 1024 elements, took 16 ms on a Zen 4 core; 2.8 so.
+//! It is made for runs of steps that are one to four instructions each, and has the bits of
+//! `cpu.rs`. There each step reads and writes the first cache, which takes longer than these
+//! functions: eight of them, forward and backward over 4096 × 1024 elements, took 16 ms on a core
+//! of a Zen 4; so they take 2.8.
 
 use std::ops::Range;
-use std::ptr::{NonNull, null_mut};
 
-use super::steps::{Chain, Function, OPERANDS_MAX, STEPS_MAX, Step};
+use super::loops::{Loop, Loops, OPERANDS_MAX, Operand, WIDTH};
+use super::steps::{Chain, Function, InOrder, STEPS_MAX, Step};
 
-/// Elements of a register.
-pub(super) const WIDTH: usize = 8;
 const BYTES: u8 = 4 * WIDTH as u8;
 
 /// Numbers that loops read besides those of steps.
@@ -22,131 +21,28 @@ const MINUS_ZERO: usize = STEPS_MAX + 2;
 /// The numbers of all steps, and `NUMBERS`, each in all elements of a register.
 pub(super) type Wide<T> = [[T; WIDTH]; STEPS_MAX + NUMBERS.len()];
 
-/// Which operands of a chain, first inputs and then outputs, are f32 in order.
-pub(super) type InOrder = [bool; OPERANDS_MAX];
-
-/// Where a loop finds elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operand {
-    /// An input, by its number.
-    Load(usize),
-    /// An output, by its number.
-    Store(usize),
-    Slot(usize),
-}
-
-/// Some steps of a chain as a loop.
-#[derive(Debug)]
-pub(super) struct Loop {
-    pub(super) steps: Range<usize>,
-    pub(super) operands: Vec<Operand>,
-    /// Where it begins in the code.
-    start: usize,
-}
-
-/// The loops of a chain whose operands are in this order.
-#[derive(Debug)]
-pub(super) struct Loops {
-    pub(super) in_order: InOrder,
-    loops: Vec<Loop>,
-    code: Option<Code>,
-}
-
-impl Loops {
-    pub(super) fn new(chain: &Chain, in_order: InOrder) -> Loops {
-        let (mut loops, mut code, mut at) = (Vec::new(), Vec::new(), 0);
-        while at < chain.steps.len() {
-            let end = (at..chain.steps.len()).find(|&step| !belongs(chain, step, &in_order));
-            let steps = at..end.unwrap_or(chain.steps.len());
-            at = steps.end + 1;
-            // One step alone is as fast without.
-            let is_work = |it: &usize| !chain.is_row_wide[*it] && !chain.steps[*it].is_load();
-            if steps.clone().filter(is_work).count() > 1
-                && let Some(made) = Assembler::new(chain, &in_order, steps.clone()).assemble()
-            {
-                let (start, (body, operands)) = (code.len(), made);
-                code.extend(body);
-                loops.push(Loop {
-                    steps,
-                    operands,
-                    start,
-                });
-            }
-        }
-        Loops {
-            in_order,
-            code: (!loops.is_empty()).then(|| Code::new(&code)).flatten(),
-            loops,
+/// Makes the loops of a chain.
+pub(super) fn compile(chain: &Chain, in_order: &InOrder) -> Loops {
+    let (mut loops, mut code, mut at) = (Vec::new(), Vec::new(), 0);
+    while at < chain.steps.len() {
+        let end = (at..chain.steps.len()).find(|&step| !belongs(chain, step, in_order));
+        let steps = at..end.unwrap_or(chain.steps.len());
+        at = steps.end + 1;
+        // One step alone is as fast without.
+        let is_work = |it: &usize| !chain.is_row_wide[*it] && !chain.steps[*it].is_load();
+        if steps.clone().filter(is_work).count() > 1
+            && let Some(made) = Assembler::new(chain, in_order, steps.clone()).assemble()
+        {
+            let (start, (body, operands)) = (code.len(), made);
+            code.extend(body);
+            loops.push(Loop {
+                steps,
+                operands,
+                start,
+            });
         }
     }
-
-    /// The loop that begins with a step.
-    pub(super) fn at(&self, step: usize) -> Option<&Loop> {
-        self.code.as_ref()?;
-        self.loops.iter().find(|it| it.steps.start == step)
-    }
-
-    /// Runs a loop over `count` elements.
-    ///
-    /// # Safety
-    /// `of` is one of these loops. `operands` has the elements of each of its operands, `count` of
-    /// them, a multiple of `WIDTH` above 0; those of outputs and slots may be written. `numbers`
-    /// points to a `Wide<f32>`.
-    pub(super) unsafe fn run(
-        &self,
-        of: &Loop,
-        operands: &[*mut f32; LOOP_OPERANDS_MAX],
-        numbers: *const f32,
-        count: usize,
-    ) {
-        type Entry = unsafe extern "C" fn(*const *mut f32, usize, *const f32, usize);
-        let Some(code) = &self.code else { return };
-        // SAFETY: `assemble` wrote a function of this type there, which keeps to that convention of
-        // x86-64. It reads and writes what the caller promises.
-        unsafe {
-            let entry = code.memory.as_ptr().byte_add(of.start);
-            let entry = std::mem::transmute::<*mut libc::c_void, Entry>(entry);
-            entry(operands.as_ptr(), 0, numbers, 4 * count);
-        }
-    }
-}
-
-/// Memory that holds machine code.
-#[derive(Debug)]
-struct Code {
-    memory: NonNull<libc::c_void>,
-    bytes: usize,
-}
-
-// SAFETY: nothing writes to the memory after `Code::new`.
-unsafe impl Send for Code {}
-// SAFETY: as above.
-unsafe impl Sync for Code {}
-
-impl Code {
-    /// None if this process may not have executable memory.
-    fn new(code: &[u8]) -> Option<Code> {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: new memory, at no address in particular.
-        let start = unsafe { libc::mmap(null_mut(), code.len(), access, kind, -1, 0) };
-        let memory = NonNull::new(start).filter(|_| start != libc::MAP_FAILED)?;
-        let bytes = code.len();
-        let memory = Code { memory, bytes };
-        // SAFETY: the memory is that long, and nothing else knows of it.
-        let refused = unsafe {
-            start.cast::<u8>().copy_from(code.as_ptr(), bytes);
-            libc::mprotect(start, bytes, libc::PROT_READ | libc::PROT_EXEC)
-        };
-        (refused == 0).then_some(memory)
-    }
-}
-
-impl Drop for Code {
-    fn drop(&mut self) {
-        // SAFETY: the memory is this value's, and no loop of it runs any more.
-        unsafe { libc::munmap(self.memory.as_ptr(), self.bytes) };
-    }
+    Loops::new(loops, &code)
 }
 
 /// Whether a loop may have the step within it.
@@ -188,9 +84,8 @@ const SECOND: u8 = 15;
 /// General registers: rax counts bytes, rdx points to the numbers, rdi to the table of operands.
 const NUMBERS_AT: u8 = 2;
 const TABLE: u8 = 7;
-pub(super) const LOOP_OPERANDS_MAX: usize = 12;
 /// Point to the elements of operands. That of the table is loaded last.
-const OPERANDS: [u8; LOOP_OPERANDS_MAX] = [6, 8, 9, 10, 11, 3, 5, 12, 13, 14, 15, TABLE];
+const OPERANDS: [u8; OPERANDS_MAX] = [6, 8, 9, 10, 11, 3, 5, 12, 13, 14, 15, TABLE];
 /// Those of them that belong to the caller.
 const SAVED: [u8; 6] = [3, 5, 12, 13, 14, 15];
 

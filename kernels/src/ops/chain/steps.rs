@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::machine_code::Loops;
+use super::loops::Loops;
 use crate::DType;
 use crate::error::{Caller, Result};
 use crate::launch::Source;
@@ -160,6 +160,9 @@ impl View {
     }
 }
 
+/// Which operands of a chain, first inputs and then outputs, are f32 in order.
+pub(super) type InOrder = [bool; OPERANDS_MAX];
+
 /// Steps over an index space.
 pub struct Chain {
     pub(super) name: &'static str,
@@ -178,7 +181,7 @@ pub struct Chain {
     /// Its kernel for the dtypes of its first operands.
     pub(super) source: OnceLock<([DType; OPERANDS_MAX], &'static Source)>,
     /// Its loops of machine code, once it ran on the CPU.
-    pub(super) loops: OnceLock<Loops>,
+    pub(super) loops: OnceLock<(InOrder, Loops)>,
 }
 
 impl std::fmt::Debug for Chain {

@@ -1,6 +1,6 @@
 //! Chains against plain loops in f64, element by element.
 
-use super::machine_code::Loops;
+use super::machine_code::compile;
 use super::*;
 use crate::{Device, Random};
 
@@ -321,14 +321,13 @@ fn machine_code_has_the_bits_of_loops() {
         };
         let (fast, slow) = (make(), make());
         // Loops of other operands are not used.
-        slow.loops
-            .set(Loops::new(&slow, [false; OPERANDS_MAX]))
-            .unwrap();
+        let none = [false; OPERANDS_MAX];
+        slow.loops.set((none, compile(&slow, &none))).unwrap();
         let [got, expected] = [run(&fast), run(&slow)];
         with_code += usize::from(
             fast.loops
                 .get()
-                .is_some_and(|it| (0..steps.len()).any(|step| it.at(step).is_some())),
+                .is_some_and(|it| (0..steps.len()).any(|step| it.1.at(step).is_some())),
         );
         for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
             for (at, (got, expected)) in got.iter().zip(expected).enumerate() {

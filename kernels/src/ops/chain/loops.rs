@@ -1,0 +1,111 @@
+//! Loops of machine code in memory. `machine_code.rs` makes them.
+
+use std::ops::Range;
+use std::ptr::{NonNull, null_mut};
+
+/// Elements of a register.
+pub(super) const WIDTH: usize = 8;
+/// The most operands of a loop.
+pub(super) const OPERANDS_MAX: usize = 12;
+
+/// Where a loop finds elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    /// An input, by its number.
+    Load(usize),
+    /// An output, by its number.
+    Store(usize),
+    Slot(usize),
+}
+
+/// Some steps of a chain as a loop.
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub(super) steps: Range<usize>,
+    pub(super) operands: Vec<Operand>,
+    /// Where it begins in the code.
+    pub(super) start: usize,
+}
+
+/// The loops of a chain.
+#[derive(Debug)]
+pub(super) struct Loops {
+    loops: Vec<Loop>,
+    code: Option<Code>,
+}
+
+impl Loops {
+    /// None of them will be found if this process may not have executable memory.
+    pub(super) fn new(loops: Vec<Loop>, code: &[u8]) -> Loops {
+        let code = (!loops.is_empty()).then(|| Code::new(code)).flatten();
+        Loops { loops, code }
+    }
+
+    /// The loop that begins with a step.
+    pub(super) fn at(&self, step: usize) -> Option<&Loop> {
+        self.code.as_ref()?;
+        self.loops.iter().find(|it| it.steps.start == step)
+    }
+
+    /// Runs a loop over `count` elements.
+    ///
+    /// # Safety
+    /// `of` is one of these loops. `operands` has the elements of each of its operands, `count` of
+    /// them, a multiple of `WIDTH` above 0; those of outputs and slots may be written. `numbers`
+    /// points to those of all steps and `NUMBERS`, `WIDTH` times each.
+    pub(super) unsafe fn run(
+        &self,
+        of: &Loop,
+        operands: &[*mut f32; OPERANDS_MAX],
+        numbers: *const f32,
+        count: usize,
+    ) {
+        type Entry = unsafe extern "C" fn(*const *mut f32, usize, *const f32, usize);
+        let Some(code) = &self.code else { return };
+        // SAFETY: the assembler wrote a function of this type there, which keeps to that convention of
+        // x86-64. It reads and writes what the caller promises.
+        unsafe {
+            let entry = code.memory.as_ptr().byte_add(of.start);
+            let entry = std::mem::transmute::<*mut libc::c_void, Entry>(entry);
+            entry(operands.as_ptr(), 0, numbers, 4 * count);
+        }
+    }
+}
+
+/// Memory that holds machine code.
+#[derive(Debug)]
+struct Code {
+    memory: NonNull<libc::c_void>,
+    bytes: usize,
+}
+
+// SAFETY: nothing writes to the memory after `Code::new`.
+unsafe impl Send for Code {}
+// SAFETY: as above.
+unsafe impl Sync for Code {}
+
+impl Code {
+    /// None if this process may not have executable memory.
+    fn new(code: &[u8]) -> Option<Code> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, at no address in particular.
+        let start = unsafe { libc::mmap(null_mut(), code.len(), access, kind, -1, 0) };
+        let memory = NonNull::new(start).filter(|_| start != libc::MAP_FAILED)?;
+        let bytes = code.len();
+        let memory = Code { memory, bytes };
+        // SAFETY: the memory is that long, and nothing else knows of it.
+        let refused = unsafe {
+            start.cast::<u8>().copy_from(code.as_ptr(), bytes);
+            libc::mprotect(start, bytes, libc::PROT_READ | libc::PROT_EXEC)
+        };
+        (refused == 0).then_some(memory)
+    }
+}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: the memory is this value's, and no loop of it runs any more.
+        unsafe { libc::munmap(self.memory.as_ptr(), self.bytes) };
+    }
+}
