@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::cuda::Gpu;
 use crate::cuda::queue::Queue;
 use crate::error::{Caller, Error, Result, Site};
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::stream::Stream;
 use crate::{DType, Device, Tensor};
 
-pub(crate) static SOURCE: Source = Source::new("progress.cu", include_str!("ops/progress.cu"));
+pub(crate) static SOURCE: CuFile = CuFile::new("progress.cu", include_str!("ops/progress.cu"));
 
 /// How many names a lane keeps. A power of two, because numbers wrap.
 pub const RING: usize = 64;
@@ -135,7 +135,7 @@ impl Progress {
             .expect("memory is not at 0")
         };
         let queue = Queue::default_of(gpu).map_err(|fault| fault.of(by, device))?;
-        let launcher = Launcher::new(queue, by);
+        let launcher = GpuLaunch::new(queue, by);
         launcher.load(&SOURCE, "progress_begin", 0)?;
         launcher.load(&SOURCE, "progress_end", 0)?;
         Ok(Progress {
@@ -185,7 +185,7 @@ impl Progress {
         lane: usize,
         stream: &Stream,
         at: Site,
-        launch: impl FnOnce(&Launcher, u64, u64) -> Result<()>,
+        launch: impl FnOnce(&GpuLaunch, u64, u64) -> Result<()>,
     ) -> Result<()> {
         let op = "progress";
         let (by, lanes) = (Caller { op, at }, self.board.lanes);
@@ -200,7 +200,7 @@ impl Progress {
         self.words.join_capture(queue);
         let words = self.board.start.addr().get() + 8 * (LANES_AT + lane * LANE_WORDS);
         launch(
-            &Launcher::new(queue.clone(), by),
+            &GpuLaunch::new(queue.clone(), by),
             counts.address(),
             words as u64,
         )

@@ -12,7 +12,7 @@
 //! result.
 
 use crate::error::Result;
-use crate::launch::{Argument, Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
 use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::formulas::Formulas;
@@ -22,7 +22,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{Tensor, choices};
 
-pub(super) static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
+pub(super) static ACTIVATION: CuFile = CuFile::new("activation.cu", include_str!("activation.cu"));
 
 choices! {
     /// A function of each element, which a linear layer can apply.
@@ -129,7 +129,7 @@ pub fn activate_backward_into(
     with_function!(activation, f => binary_op(op, operands, f, kernel, None))
 }
 
-pub(super) static SWIGLU: Source = Source::new("swiglu.cu", include_str!("swiglu.cu"));
+pub(super) static SWIGLU: CuFile = CuFile::new("swiglu.cu", include_str!("swiglu.cu"));
 
 /// `out = silu(gate) · up`: `x` (R, 2 H), gate and then up in each row; `out` (R, H).
 #[track_caller]
@@ -205,7 +205,7 @@ fn check_halves(call: &Call<'_>, half: Slot, x: Slot) -> Result<usize> {
 
 /// A kernel with a thread for 16 bytes of `half`, or for an element where rows cannot be so cut.
 fn launch_swiglu(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     name: &'static str,
     half: &Buffer<'_>,
     columns: usize,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::dtype::{bf16, bf16_nearest};
 use crate::error::{Error, Result};
-use crate::launch::{Source, args};
+use crate::launch::{CuFile, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
@@ -18,7 +18,7 @@ use crate::simd::multiversion;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("adamw.cu", include_str!("adamw.cu"));
 
 /// What stays the same for a whole run. The default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,7 +6,7 @@
 //! dimensions) are multiplied one by one on the CPU, and in one call of cuBLASLt on a GPU.
 
 use crate::error::Result;
-use crate::launch::blaslt::{Matmul, Side};
+use crate::launch::blaslt::{GpuMatrix, Matmul};
 use crate::ops::arithmetic::scale_on;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot};
 use crate::ops::create::zero_on;
@@ -139,7 +139,7 @@ impl Operands {
             0 => return scale_on(&gpu, [&out, &acc], self.beta),
             _ => {}
         }
-        let [left, right] = operands.map(|(matrix, transposed)| Side {
+        let [left, right] = operands.map(|(matrix, transposed)| GpuMatrix {
             address: matrix.address(),
             transposed,
         });

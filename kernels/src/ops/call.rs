@@ -83,7 +83,7 @@ pub(crate) use with_float;
 pub(crate) struct Slot(u8);
 
 #[derive(Clone, Copy)]
-struct Operand<'a> {
+struct CallOperand<'a> {
     role: &'static str,
     tensor: &'a Tensor,
     writes: bool,
@@ -98,7 +98,7 @@ struct Operand<'a> {
 /// An operation being called, with its operands where the caller has them.
 pub(crate) struct Call<'a> {
     pub(crate) by: Caller,
-    operands: [Option<Operand<'a>>; OPERANDS_MAX],
+    operands: [Option<CallOperand<'a>>; OPERANDS_MAX],
     count: usize,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Call<'a> {
     }
 
     fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
-        self.operands[self.count] = Some(Operand {
+        self.operands[self.count] = Some(CallOperand {
             role,
             tensor,
             writes,
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn operand(&self, slot: Slot) -> &Operand<'a> {
+    fn operand(&self, slot: Slot) -> &CallOperand<'a> {
         self.operands[usize::from(slot.0)]
             .as_ref()
             .expect("a slot comes from push")
@@ -188,7 +188,7 @@ impl<'a> Call<'a> {
         (0..self.count as u8).map(Slot)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Operand<'a>> {
+    fn all(&self) -> impl Iterator<Item = &CallOperand<'a>> {
         self.operands[..self.count].iter().flatten()
     }
 

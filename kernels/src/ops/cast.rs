@@ -12,13 +12,13 @@ use crate::dtype::{
     with_element,
 };
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
 use crate::ops::elementwise::{Unary, UnaryOf, write};
 use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("cast.cu", include_str!("cast.cu"));
 /// The kernels by source dtype, in the order of `DType::ALL`. The target dtype is appended.
 const KERNELS: [&str; 7] = [
     "cast_f32_to",
@@ -72,7 +72,7 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
 }
 
 /// Copies all of `x` to `out`, of the same size. Does nothing if `x` is in place.
-pub(super) fn copy_on(gpu: &Launcher, out: &Buffer<'_>, x: &Buffer<'_>) -> Result<()> {
+pub(super) fn copy_on(gpu: &GpuLaunch, out: &Buffer<'_>, x: &Buffer<'_>) -> Result<()> {
     if x.is_in_place() || x.count == 0 {
         return Ok(());
     }

@@ -2,9 +2,9 @@
 //!
 //! A chain is made of steps over an index space: load an element, compute, sum a row, store. Each
 //! operand has a view, an offset and strides over the index space, so that broadcasting, slices
-//! and permutations are read where they lie. With `row` last dimensions as rows, `Step::Sum` and
-//! `Step::Max` reduce a row to a number that later steps use: softmax and layer norm are one read
-//! and one write.
+//! and permutations are read where they lie. With `row` last dimensions as rows, `ChainStep::Sum`
+//! and `ChainStep::Max` reduce a row to a number that later steps use: softmax and layer norm are
+//! one read and one write.
 //!
 //! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache. On a GPU it is a
 //! kernel whose text `cuda.rs` makes from the steps. Both compute in f32 with the same bits (f64 on
@@ -15,7 +15,7 @@ mod cpu;
 mod cuda;
 mod steps;
 
-pub use steps::{Chain, Function, Step, View};
+pub use steps::{Chain, ChainStep, ChainView, Function};
 
 use crate::error::Result;
 use crate::launch::Grid;

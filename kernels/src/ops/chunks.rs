@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Caller, Error, Result};
-use crate::launch::{Argument, BLOCK_THREADS, Grid, Launcher, PARAMETERS_MAX, Source};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, KernelArgument, PARAMETERS_MAX};
 use crate::ops::call::{Call, Slot};
 use crate::panics::lock;
 use crate::threads::Shares;
@@ -180,8 +180,8 @@ impl ChunkTable {
     /// after another.
     pub(crate) fn launch(
         &self,
-        gpu: &Launcher,
-        source: &'static Source,
+        gpu: &GpuLaunch,
+        source: &'static CuFile,
         name: &'static str,
         (threads, loads): (usize, usize),
         args: &[u64],

@@ -4,10 +4,10 @@
 use super::cast::cast;
 use crate::dtype::with_element;
 use crate::error::{Caller, Result};
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::ops::create::kernel_for_width;
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor, threads};
 
@@ -102,7 +102,7 @@ impl Tensor {
     }
 }
 
-pub(super) static SOURCE: Source = Source::new("transpose.cu", include_str!("transpose.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("transpose.cu", include_str!("transpose.cu"));
 const KERNELS: [&str; 4] = ["transpose_1", "transpose_2", "transpose_4", "transpose_8"];
 /// Rows and columns of the square that is moved at once: it fits into the CPU's first cache, and is
 /// the share of a GPU block.
@@ -120,7 +120,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let (dtype, device) = (self.dtype(), self.device());
-        let copy = Tensor::allocate(*self.shape(), dtype, device, Origin::Computed, by)?;
+        let copy = Tensor::allocate(*self.shape(), dtype, device, ContentsOrigin::Computed, by)?;
         write_transposed(&copy, self, by)?;
         Ok(copy.with_name_of(self))
     }

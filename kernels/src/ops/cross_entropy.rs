@@ -18,10 +18,10 @@ mod rows;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rows::{Problem, Rows};
+use rows::{LossRows, RowOutputs};
 
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::stored::{Stored, rooms, with_stored};
@@ -29,8 +29,8 @@ use crate::ops::sum;
 use crate::threads::{self, Shares};
 use crate::{DType, Element, Tensor};
 
-pub(super) static SOURCE: Source =
-    Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
+pub(super) static SOURCE: CuFile =
+    CuFile::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
 /// The most classes whose sums are in the order of classes.
 const NARROW_CLASSES_MAX: usize = 64;
@@ -220,7 +220,7 @@ struct LossOperands<'a> {
     stats: Option<Buffer<'a>>,
 }
 
-fn launch(gpu: &Launcher, of: &LossOperands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
+fn launch(gpu: &GpuLaunch, of: &LossOperands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
     let [rows, classes] = of.sizes;
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
@@ -278,7 +278,7 @@ fn run<S: Stored>(mut of: LossOperands<'_>, options: &CrossEntropyOptions<'_>) {
         .map(|weights| weights.elements::<Math<S>>());
     let smooths = options.label_smoothing > 0.0;
     let logits = of.logits.unless_in_place::<S>();
-    let problem = Problem {
+    let problem = LossRows {
         logits: logits.and_then(S::math_of),
         targets: Targets::of(&of.targets),
         ignore_index: options.ignore_index,
@@ -322,7 +322,7 @@ fn run<S: Stored>(mut of: LossOperands<'_>, options: &CrossEntropyOptions<'_>) {
             };
             let logits = logits.map(|logits| &logits[elements]);
             let of_rows = |dlogits: Option<&mut [Math<S>]>| {
-                let mut rows = Rows {
+                let mut rows = RowOutputs {
                     first,
                     losses,
                     dlogits,

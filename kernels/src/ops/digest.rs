@@ -5,14 +5,14 @@
 //! the CPU and GPUs get the same bits, except for NaN, and so do ranks that each hold some quanta.
 
 use crate::error::Result;
-use crate::launch::{Source, args};
+use crate::launch::{CuFile, args};
 use crate::ops::call::{Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
 use crate::ops::float::{Float, lane_sum_of};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("digest.cu", include_str!("digest.cu"));
 
 /// The numbers of a digest: hash, bits of the sum (f64), bits of the sum of squares (f64).
 pub const DIGEST: usize = 3;

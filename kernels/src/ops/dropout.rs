@@ -7,7 +7,7 @@
 //! the same call on dy: nothing has to be saved for it.
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, Slot};
 use crate::ops::cast::copy_on;
 use crate::ops::elementwise::GRAIN;
@@ -17,7 +17,7 @@ use crate::random::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("dropout.cu", include_str!("dropout.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("dropout.cu", include_str!("dropout.cu"));
 
 /// The end of the global rows.
 const ROWS_MAX: i64 = 1 << 40;

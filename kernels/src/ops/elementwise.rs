@@ -7,7 +7,7 @@
 
 use crate::dtype::{Element, bf16, bf16_nearest, bf16_wide};
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
@@ -253,7 +253,7 @@ impl<F: Binary<f32>> Binary<bf16> for Rounded<F> {
 
 /// The file and the name of an operation's kernels, of which there is one for each dtype, and the
 /// argument that they get last, if any.
-pub(crate) type Kernel = (&'static Source, &'static str, Option<u64>);
+pub(crate) type Kernel = (&'static CuFile, &'static str, Option<u64>);
 
 /// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`.
 #[track_caller]

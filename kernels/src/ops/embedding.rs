@@ -9,7 +9,7 @@
 //! Letters: R rows (tokens), V rows of the table (vocabulary), T positions, C columns.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
@@ -19,7 +19,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("embedding.cu", include_str!("embedding.cu"));
 
 /// Columns that a thread of a GPU adds: as in embedding.cu.
 const PACK: usize = 4;
@@ -354,7 +354,7 @@ multiversion! {
 
 /// Sorts the rows, sums each run of them, and joins the sums of tokens that reach over several.
 fn backward(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [dtable, dout, tokens, order, sums]: [&Buffer<'_>; 5],
     [rows, columns, vocabulary]: [usize; 3],
     accumulate: bool,

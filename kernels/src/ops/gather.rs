@@ -4,11 +4,11 @@
 //! Letters: N rows of the table, R rows chosen, F… the shape of a row.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("gather.cu", include_str!("gather.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("gather.cu", include_str!("gather.cu"));
 /// By the bytes that a thread moves at once, which are a power of two.
 const KERNELS: [&str; 5] = [
     "gather_rows_1",

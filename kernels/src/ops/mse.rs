@@ -10,7 +10,7 @@
 //! blocks.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::elementwise::{self, of_elements};
@@ -18,7 +18,7 @@ use crate::ops::float::Float;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("mse.cu", include_str!("mse.cu"));
 
 const LANES: usize = 8;
 /// Features that are added together in lanes.

@@ -2,7 +2,7 @@
 //! direction of their momentum, `divide_by_norm` scales a matrix for the Newton–Schulz iteration.
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::elementwise::{GRAIN, of_elements, unary_in_place};
@@ -12,7 +12,7 @@ use crate::ops::step;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("muon.cu", include_str!("muon.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("muon.cu", include_str!("muon.cu"));
 
 /// The least divisor, as in PyTorch.
 const EPSILON: f64 = 1e-7;

@@ -22,14 +22,14 @@ use std::ops::Range;
 
 use self::cpu::{BackwardRows, ForwardRows, Scaling};
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
 use crate::ops::float::Float;
 use crate::ops::stored::{self, Stored, rooms, with_stored};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("norm.cu", include_str!("norm.cu"));
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -441,7 +441,7 @@ fn split_rows<T: Float>(
 /// `names`, or the second where rows are not whole packs of 16 bytes at multiples of 16. The first
 /// `addresses` of `args` are addresses.
 fn launch(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     names: [&'static str; 2],
     out: &Buffer<'_>,
     [blocks, columns]: [usize; 2],

@@ -6,7 +6,7 @@
 //! columns of a row.
 
 use crate::error::{Caller, Result};
-use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
@@ -14,7 +14,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Device, Element, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("rope.cu", include_str!("rope.cu"));
 
 /// How fast the points of the first `columns` columns of a head turn in Llama, (A/2): base^(−2i/A).
 /// `base` is 10 000 there.

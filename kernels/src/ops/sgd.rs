@@ -7,7 +7,7 @@
 
 use crate::Tensor;
 use crate::error::Result;
-use crate::launch::{Source, args};
+use crate::launch::{CuFile, args};
 use crate::ops::adamw::{check_copies, check_finite, copied};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
@@ -16,7 +16,7 @@ use crate::ops::step;
 use crate::simd::multiversion;
 use crate::threads::Shares;
 
-pub(super) static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("sgd.cu", include_str!("sgd.cu"));
 
 /// What stays the same for a whole run. The default is plain descent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::elementwise::GRAIN;
@@ -22,7 +22,7 @@ use crate::progress::StopWord;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 
-pub(super) static GRAD_NORM: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
+pub(super) static GRAD_NORM: CuFile = CuFile::new("grad_norm.cu", include_str!("grad_norm.cu"));
 /// Threads of the one block that adds the partials.
 const CLIP_THREADS: u32 = 512;
 
@@ -245,7 +245,7 @@ pub(super) fn read_scale<T: Float>(scale: Option<&Buffer<'_>>) -> T {
     scale.map_or(T::ONE, |scale| scale.elements()[0])
 }
 
-pub(super) static NONFINITE: Source = Source::new("nonfinite.cu", include_str!("nonfinite.cu"));
+pub(super) static NONFINITE: CuFile = CuFile::new("nonfinite.cu", include_str!("nonfinite.cu"));
 /// Elements that a thread of the kernel loads before it looks at the first.
 const PER_THREAD: usize = 16;
 
@@ -336,8 +336,8 @@ pub(super) fn is_set(flag: Option<&Buffer<'_>>) -> bool {
     flag.is_some_and(|flag| flag.elements::<i64>()[0] != 0)
 }
 
-pub(super) static VOTE_STOPPED: Source =
-    Source::new("vote_stopped.cu", include_str!("vote_stopped.cu"));
+pub(super) static VOTE_STOPPED: CuFile =
+    CuFile::new("vote_stopped.cu", include_str!("vote_stopped.cu"));
 
 /// `vote`, f32 (1), becomes 1 if steps were stopped, else 0: if the first of `flags`
 /// ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is below 0, or the stop word is set.

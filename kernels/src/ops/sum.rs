@@ -19,17 +19,17 @@
 //! Letters: E elements, O parts from other ranks, G of this rank.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Placed, with_float};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::linear::{add_rows, gpu};
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::{DType, Device, Shape, Tensor, threads};
 
-pub(super) static SUM: Source = Source::new("sum.cu", include_str!("sum.cu"));
+pub(super) static SUM: CuFile = CuFile::new("sum.cu", include_str!("sum.cu"));
 
 /// Elements added together in lanes.
 const BLOCK: usize = 1024;
@@ -90,7 +90,7 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 }
 
 fn launch(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     placed: &Placed<'_>,
     [out, x]: [&Buffer<'_>; 2],
     divisor: f64,
@@ -109,7 +109,7 @@ fn launch(
     let run_len = run_len(x.count);
     let runs = x.count.div_ceil(run_len);
     let shape = Shape::checked(&[runs], gpu.by)?;
-    let (device, origin) = (gpu.gpu.device(), Origin::Computed);
+    let (device, origin) = (gpu.gpu.device(), ContentsOrigin::Computed);
     let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.by)?;
     let sums = placed.enter_new(&sums)?;
     let grid = Grid::blocks(runs, RUN_THREADS, loads(run_len, RUN_THREADS));
@@ -263,8 +263,8 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
     })
 }
 
-pub(super) static ADD_IN_ORDER: Source =
-    Source::new("add_in_order.cu", include_str!("add_in_order.cu"));
+pub(super) static ADD_IN_ORDER: CuFile =
+    CuFile::new("add_in_order.cu", include_str!("add_in_order.cu"));
 /// The most sums that are left at a time: of 2¹⁰ shards.
 const DEPTH: usize = 10;
 

@@ -8,14 +8,14 @@
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("unfold.cu", include_str!("unfold.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("unfold.cu", include_str!("unfold.cu"));
 
 /// The windows of a convolution: along the height, and along the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ddp_kernels::ops::{Activation, Chain, Step, View, Windows};
+use ddp_kernels::ops::{Activation, Chain, ChainStep, ChainView, Windows};
 
 use super::trace::{Kind, Node, Op};
 use crate::build::ParamId;
@@ -301,7 +301,7 @@ impl Plan {
 
 /// Strides of a whole tensor.
 fn whole(shape: &[usize]) -> Vec<usize> {
-    View::whole(shape).strides
+    ChainView::whole(shape).strides
 }
 
 /// `strides` of a value of this shape within an index space of more axes, or longer ones.
@@ -675,7 +675,7 @@ impl Planner {
         if self.is_view(id) {
             let shape = self.shape(id).to_vec();
             let (root, view) = self.read(id, true)?;
-            let chain = copy(&shape, view, View::whole(&shape))?;
+            let chain = copy(&shape, view, ChainView::whole(&shape))?;
             self.run(Action::Chain(chain), id, vec![id], vec![root]);
         } else {
             self.ensure(input)?;
@@ -690,10 +690,10 @@ impl Planner {
     }
 
     /// The value in memory from which a chain reads `id`, and how, over the value's own shape.
-    fn read(&mut self, id: usize, through: bool) -> Result<(usize, View)> {
+    fn read(&mut self, id: usize, through: bool) -> Result<(usize, ChainView)> {
         if !self.is_view(id) || self.stored[id] && !through {
             self.ensure(id)?;
-            return Ok((id, View::whole(self.shape(id))));
+            return Ok((id, ChainView::whole(self.shape(id))));
         }
         let node = self.node(id).clone();
         let input = node.inputs[0];
@@ -756,26 +756,26 @@ impl Planner {
                     continue;
                 }
                 steps.push(match self.node(input).op {
-                    Op::Constant(value) => Step::Constant(value),
+                    Op::Constant(value) => ChainStep::Constant(value),
                     _ => {
                         let (root, view) = self.read(input, false)?;
                         let strides = turned(within(self.shape(input), &view.strides, &group.dims));
-                        let view = View {
+                        let view = ChainView {
                             offset: view.offset,
                             strides,
                         };
                         loads.push(view);
                         inputs.push(root);
-                        Step::Load(loads.len() - 1)
+                        ChainStep::Load(loads.len() - 1)
                     }
                 });
                 values.insert(input, steps.len() - 1);
             }
             let value = |at: usize| node.inputs.get(at).map_or(0, |input| values[input]);
             match node.op {
-                Op::Apply(function) => steps.push(Step::Apply(function, [0, 1, 2].map(value))),
-                Op::Sum(_) => steps.push(Step::Sum(value(0))),
-                Op::Largest(_) => steps.push(Step::Max(value(0))),
+                Op::Apply(function) => steps.push(ChainStep::Apply(function, [0, 1, 2].map(value))),
+                Op::Sum(_) => steps.push(ChainStep::Sum(value(0))),
+                Op::Largest(_) => steps.push(ChainStep::Max(value(0))),
                 _ => {}
             }
             let made = if matches!(node.op, Op::Expand) {
@@ -786,9 +786,9 @@ impl Planner {
             values.insert(id, made);
             if self.stored[id] {
                 let strides = turned(within(&node.shape, &whole(&node.shape), &group.dims));
-                stores.push(View { offset: 0, strides });
+                stores.push(ChainView { offset: 0, strides });
                 outputs.push(id);
-                steps.push(Step::Store(stores.len() - 1, made));
+                steps.push(ChainStep::Store(stores.len() - 1, made));
             }
         }
         let name = if group.axes.is_empty() {
@@ -834,7 +834,7 @@ impl Planner {
             let (mut chains, mut inputs, mut covered) = (Vec::new(), Vec::new(), 0);
             for (&input, start) in node.inputs.iter().zip(starts) {
                 let (root, view) = self.read(input, false)?;
-                let to = View {
+                let to = ChainView {
                     offset: start * along,
                     strides: strides.clone(),
                 };
@@ -876,7 +876,7 @@ impl Planner {
 }
 
 /// A chain that copies.
-fn copy(dims: &[usize], from: View, to: View) -> Result<Chain> {
-    let steps = vec![Step::Load(0), Step::Store(0, 0)];
+fn copy(dims: &[usize], from: ChainView, to: ChainView) -> Result<Chain> {
+    let steps = vec![ChainStep::Load(0), ChainStep::Store(0, 0)];
     Ok(Chain::new("copy", dims, 0, steps, [vec![from], vec![to]])?)
 }

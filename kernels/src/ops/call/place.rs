@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
-use super::{Call, OPERANDS_MAX, Operand, Slot, Versions};
+use super::{Call, CallOperand, OPERANDS_MAX, Slot, Versions};
 use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result};
-use crate::launch::{Argument, Launcher};
+use crate::launch::{GpuLaunch, KernelArgument};
 use crate::ops::round;
 use crate::storage::Borrow;
 use crate::stream::Stream;
@@ -124,7 +124,7 @@ impl<'a> Call<'a> {
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
-        let Operand { role, tensor, .. } = self.operand(math);
+        let CallOperand { role, tensor, .. } = self.operand(math);
         let (op, dtype, line) = (self.by.op, tensor.dtype(), Line(self.by.at));
         let names = |dtypes: &[DType]| {
             let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
@@ -175,9 +175,9 @@ impl Placed<'_> {
     }
 
     /// Launches kernels, if the operands are on a GPU.
-    pub(crate) fn launcher(&self) -> Option<Launcher> {
+    pub(crate) fn launcher(&self) -> Option<GpuLaunch> {
         let queue = self.queue.clone()?;
-        Some(Launcher::new(queue, self.call.by))
+        Some(GpuLaunch::new(queue, self.call.by))
     }
 
     /// Enters the memory of these operands.
@@ -321,7 +321,7 @@ impl Drop for Buffer<'_> {
 }
 
 /// A pointer to the first element.
-impl Argument for Buffer<'_> {
+impl KernelArgument for Buffer<'_> {
     fn word(&self) -> u64 {
         self.address()
     }

@@ -4,7 +4,8 @@
 //! store, each time from its inputs.
 
 use super::steps::{
-    Chain, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View, is_whole,
+    Chain, ChainStep, ChainView, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, STEPS_MAX,
+    is_whole,
 };
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::call::Buffer;
@@ -69,7 +70,7 @@ impl Math for f64 {
 
 /// An argument of a step: values of a block, or one for all.
 #[derive(Clone, Copy)]
-enum Values<'a, T> {
+enum StepInput<'a, T> {
     Many(&'a [T]),
     One(T),
 }
@@ -78,12 +79,12 @@ enum Values<'a, T> {
 macro_rules! unary {
     ($out:ident, $a:ident: |$x:ident| $value:expr) => {
         match $a {
-            Values::Many(a) => {
+            StepInput::Many(a) => {
                 for (out, &$x) in $out.iter_mut().zip(a) {
                     *out = $value;
                 }
             }
-            Values::One($x) => $out.fill($value),
+            StepInput::One($x) => $out.fill($value),
         }
     };
 }
@@ -92,22 +93,22 @@ macro_rules! unary {
 macro_rules! binary {
     ($out:ident, $a:ident, $b:ident: |$x:ident, $y:ident| $value:expr) => {
         match ($a, $b) {
-            (Values::Many(a), Values::Many(b)) => {
+            (StepInput::Many(a), StepInput::Many(b)) => {
                 for ((out, &$x), &$y) in $out.iter_mut().zip(a).zip(b) {
                     *out = $value;
                 }
             }
-            (Values::Many(a), Values::One($y)) => {
+            (StepInput::Many(a), StepInput::One($y)) => {
                 for (out, &$x) in $out.iter_mut().zip(a) {
                     *out = $value;
                 }
             }
-            (Values::One($x), Values::Many(b)) => {
+            (StepInput::One($x), StepInput::Many(b)) => {
                 for (out, &$y) in $out.iter_mut().zip(b) {
                     *out = $value;
                 }
             }
-            (Values::One($x), Values::One($y)) => $out.fill($value),
+            (StepInput::One($x), StepInput::One($y)) => $out.fill($value),
         }
     };
 }
@@ -124,7 +125,7 @@ fn chosen<T: Float>(condition: T, yes: T, no: T) -> T {
 }
 
 multiversion! {
-    fn apply[T: Math](function: Function, out: &mut [T], a: Values<'_, T>, b: Values<'_, T>, c: Values<'_, T>) {
+    fn apply[T: Math](function: Function, out: &mut [T], a: StepInput<'_, T>, b: StepInput<'_, T>, c: StepInput<'_, T>) {
         match function {
             Function::Add => binary!(out, a, b: |x, y| x + y),
             Function::Sub => binary!(out, a, b: |x, y| x - y),
@@ -139,17 +140,17 @@ multiversion! {
                 // The choice last, so that two loops of two arguments do.
                 binary!(out, b, c: |x, _y| x);
                 match (a, c) {
-                    (Values::One(a), c) if a == T::ZERO => match c {
-                        Values::Many(c) => out.copy_from_slice(c),
-                        Values::One(c) => out.fill(c),
+                    (StepInput::One(a), c) if a == T::ZERO => match c {
+                        StepInput::Many(c) => out.copy_from_slice(c),
+                        StepInput::One(c) => out.fill(c),
                     },
-                    (Values::One(_), _) => {}
-                    (Values::Many(a), Values::Many(c)) => {
+                    (StepInput::One(_), _) => {}
+                    (StepInput::Many(a), StepInput::Many(c)) => {
                         for ((out, &a), &c) in out.iter_mut().zip(a).zip(c) {
                             *out = chosen(a, *out, c);
                         }
                     }
-                    (Values::Many(a), Values::One(c)) => {
+                    (StepInput::Many(a), StepInput::One(c)) => {
                         for (out, &a) in out.iter_mut().zip(a) {
                             *out = chosen(a, *out, c);
                         }
@@ -188,9 +189,9 @@ fn larger<T: Float>(x: T, y: T) -> T {
 
 multiversion! {
     /// Adds a block of `len` values to the lanes of its row, or keeps the larger.
-    fn reduce[T: Math](lanes: &mut [T; LANES], x: Values<'_, T>, len: usize, adds: bool) {
+    fn reduce[T: Math](lanes: &mut [T; LANES], x: StepInput<'_, T>, len: usize, adds: bool) {
         match x {
-            Values::Many(x) => {
+            StepInput::Many(x) => {
                 // By whole blocks, so that the lanes stay in registers.
                 let (blocks, rest) = x.as_chunks::<LANES>();
                 let mut all = *lanes;
@@ -204,7 +205,7 @@ multiversion! {
                 }
                 *lanes = all;
             }
-            Values::One(x) => {
+            StepInput::One(x) => {
                 for at in 0..len {
                     let lane = &mut lanes[at % LANES];
                     *lane = if adds { *lane + x } else { larger(*lane, x) };
@@ -247,7 +248,7 @@ enum Output<'a, T> {
 #[inline(always)]
 fn stretches(
     dims: &[usize],
-    view: &View,
+    view: &ChainView,
     start: usize,
     len: usize,
     mut body: impl FnMut(usize, usize, usize, usize),
@@ -283,7 +284,7 @@ fn stretches(
 }
 
 /// Fills `out` with the elements of `view` from index `start` on.
-fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &View, start: usize, out: &mut [T]) {
+fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &ChainView, start: usize, out: &mut [T]) {
     stretches(dims, view, start, out.len(), |at, first, stride, length| {
         let out = &mut out[at..at + length];
         match (x, stride) {
@@ -307,21 +308,21 @@ fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &View, start: usize, ou
 fn store<T: Math>(
     out: &Output<'_, T>,
     dims: &[usize],
-    view: &View,
+    view: &ChainView,
     start: usize,
-    (x, len): (Values<'_, T>, usize),
+    (x, len): (StepInput<'_, T>, usize),
 ) {
     fn write<T: Copy, U>(
         out: &Shares<'_, U>,
-        x: Values<'_, T>,
+        x: StepInput<'_, T>,
         to: impl Fn(T) -> U,
         [at, first, stride, length]: [usize; 4],
     ) {
         for step in 0..length {
             let place = first + step * stride;
             let x = match x {
-                Values::Many(x) => x[at + step],
-                Values::One(x) => x,
+                StepInput::Many(x) => x[at + step],
+                StepInput::One(x) => x,
             };
             // SAFETY: `Chain::new` found that no two indices have the same place, and each index
             // is in one block of one thread.
@@ -331,7 +332,7 @@ fn store<T: Math>(
     }
     stretches(dims, view, start, len, |at, first, stride, length| {
         match (out, x) {
-            (Output::Own(out), Values::Many(x)) if stride == 1 => {
+            (Output::Own(out), StepInput::Many(x)) if stride == 1 => {
                 // SAFETY: as in `write`.
                 unsafe { out.part(first..first + length) }.copy_from_slice(&x[at..at + length]);
             }
@@ -352,16 +353,16 @@ struct Machine<'a, T, const SLOTS: usize> {
 
 impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
     /// The value of a step in the block.
-    fn values(&self, step: usize, start: usize, len: usize) -> Values<'_, T> {
+    fn values(&self, step: usize, start: usize, len: usize) -> StepInput<'_, T> {
         if self.chain.is_row_wide[step] {
-            return Values::One(self.wide[step]);
+            return StepInput::One(self.wide[step]);
         }
-        if let Step::Load(load) = self.chain.steps[step]
+        if let ChainStep::Load(load) = self.chain.steps[step]
             && let Some(x) = self.direct(load, start, len)
         {
-            return Values::Many(x);
+            return StepInput::Many(x);
         }
-        Values::Many(&self.slots[self.chain.slots[step]][..len])
+        StepInput::Many(&self.slots[self.chain.slots[step]][..len])
     }
 
     /// The elements themselves of an input that is read in order.
@@ -381,8 +382,8 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let is_wide = chain.is_row_wide[step];
         let slot = chain.slots[step];
         match chain.steps[step] {
-            Step::Constant(value) => self.wide[step] = T::from_f64(value),
-            Step::Load(number) => {
+            ChainStep::Constant(value) => self.wide[step] = T::from_f64(value),
+            ChainStep::Load(number) => {
                 let Some(x) = &self.inputs[number] else {
                     return;
                 };
@@ -394,12 +395,12 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                     load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
                 }
             }
-            Step::Apply(function, [a, b, c]) => {
+            ChainStep::Apply(function, [a, b, c]) => {
                 let arguments = function.arguments();
                 let [b, c] = [(b, 1), (c, 2)].map(|(it, at)| if at < arguments { it } else { a });
                 if is_wide {
                     let mut out = [T::ZERO];
-                    let [a, b, c] = [a, b, c].map(|it| Values::One(self.wide[it]));
+                    let [a, b, c] = [a, b, c].map(|it| StepInput::One(self.wide[it]));
                     apply(function, &mut out, a, b, c);
                     self.wide[step] = out[0];
                 } else {
@@ -410,8 +411,8 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                     self.slots[slot] = out;
                 }
             }
-            Step::Sum(_) | Step::Max(_) => {}
-            Step::Store(number, value) => {
+            ChainStep::Sum(_) | ChainStep::Max(_) => {}
+            ChainStep::Store(number, value) => {
                 let (view, x) = (&chain.stores[number], self.values(value, start, len));
                 if let Some(out) = &self.outputs[number] {
                     let len = if is_wide { 1 } else { len };
@@ -426,10 +427,10 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let chain = self.chain;
         let mut from = 0;
         for (at, step) in chain.steps.iter().enumerate() {
-            let (Step::Sum(value) | Step::Max(value)) = *step else {
+            let (ChainStep::Sum(value) | ChainStep::Max(value)) = *step else {
                 continue;
             };
-            let adds = matches!(step, Step::Sum(_));
+            let adds = matches!(step, ChainStep::Sum(_));
             let first = if adds { T::ZERO } else { T::NEG_INFINITY };
             let mut lanes = [first; LANES];
             self.blocks(start, length, from, at, |machine, start, len| {
@@ -456,7 +457,7 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         for first in (0..length).step_by(BLOCK) {
             let len = (length - first).min(BLOCK);
             for step in 0..to {
-                let is_store = matches!(chain.steps[step], Step::Store(..));
+                let is_store = matches!(chain.steps[step], ChainStep::Store(..));
                 let is_wide = chain.is_row_wide[step];
                 let runs = match (is_wide, is_store) {
                     (true, _) => step >= from && first == 0,

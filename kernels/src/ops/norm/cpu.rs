@@ -114,7 +114,7 @@ fn normalize<T: Float>(of: &Scaling<'_, T>, out: &mut [T], stats: &mut [T], x: &
     let count = T::from_f64(of.columns as f64);
     let mut mean = T::ZERO;
     if of.centers {
-        mean = row_sum(of.columns, Values(x)) / count;
+        mean = row_sum(of.columns, RowElements(x)) / count;
     }
     let variance = row_sum(of.columns, Deviations { x, mean }) / count + of.epsilon;
     // Where squares overflow, a scale of 0 would hide it.
@@ -163,9 +163,9 @@ trait Terms<T>: Copy {
 
 /// The elements of a row.
 #[derive(Clone, Copy)]
-struct Values<'a, T>(&'a [T]);
+struct RowElements<'a, T>(&'a [T]);
 
-impl<T: Float> Terms<T> for Values<'_, T> {
+impl<T: Float> Terms<T> for RowElements<'_, T> {
     #[inline(always)]
     fn add(self, sums: &mut [T], first: usize) {
         let x = &self.0[first..first + sums.len()];
