@@ -8,7 +8,7 @@ use std::time::Duration;
 use ddp_comm::print_line;
 pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
-    HostList, ListedHost, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
+    HostList, ListedHost, Losses, Place, RankCommand, Spawner, StartedBy, serve_at, started_by,
 };
 use ddp_kernels::device::discover;
 
@@ -76,7 +76,7 @@ pub(crate) fn start(
     };
     let failed = Error::io("find", "this program", "start it by its path");
     let program = std::env::current_exe().map_err(failed)?;
-    let mut task = Task {
+    let mut task = RankCommand {
         program,
         arguments: std::env::args_os().skip(1).collect(),
         agent: HOST_AGENT,

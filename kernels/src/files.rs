@@ -223,7 +223,7 @@ const SYNC_EVERY_BYTES: u64 = 256 << 20;
 
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
+pub struct FileDigest {
     /// How much.
     pub bytes: u64,
     /// Its BLAKE3, as 64 lower-case hexadecimal digits.
@@ -258,7 +258,7 @@ impl Output<'_> {
 pub fn write_file<E: From<FileError>>(
     path: &Path,
     write: impl FnOnce(&mut Output<'_>) -> Result<(), E>,
-) -> Result<Contents, E> {
+) -> Result<FileDigest, E> {
     let made = may("create", path)
         .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path));
     let file = made.map_err(failed("make", path))?;
@@ -272,7 +272,7 @@ pub fn write_file<E: From<FileError>>(
     may("sync", path)
         .and_then(|()| output.file.sync_all())
         .map_err(failed("make durable", path))?;
-    Ok(Contents {
+    Ok(FileDigest {
         bytes: output.bytes,
         blake3: output.hash.finalize().to_hex().to_string(),
     })

@@ -204,8 +204,8 @@ fn start(
             is_of_torchrun: false,
         };
         let listener = Some(listener).filter(|_| rank == 0);
-        let pass = (Secret::read(&lookup)?, meets_again.clone());
-        Star::over_tcp(place, listener, pass, options)?
+        let key = (Secret::read(&lookup)?, meets_again.clone());
+        Star::over_tcp(place, listener, key, options)?
     } else {
         let sockets = client.take_sockets(generation.number);
         Star::on_one_host((rank, members.len()), sockets, meets_again.clone(), options)?

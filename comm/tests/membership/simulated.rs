@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use ddp_comm::membership::client::Heard;
-use ddp_comm::membership::decide::{self, Action, End, Event, silence};
-use ddp_comm::membership::state::{Host, State};
+use ddp_comm::membership::decide::{self, Action, End, JobEvent, silence};
+use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use crate::random::Random;
@@ -164,7 +164,7 @@ pub(crate) struct Job<'a> {
     unread: Vec<Next>,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     planned: Vec<Option<Next>>,
-    state: State,
+    state: JobState,
     processes: Vec<Process>,
     links: Vec<Link>,
     together: BTreeMap<u32, Together>,
@@ -200,7 +200,7 @@ impl<'a> Job<'a> {
             unread: Vec::new(),
             queue: BinaryHeap::new(),
             planned: Vec::new(),
-            state: State::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
+            state: JobState::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
             processes: Vec::new(),
             links: (0..hosts)
                 .map(|_| Link {
@@ -225,7 +225,7 @@ impl<'a> Job<'a> {
             job.plan(SIGN, Next::Asks(host));
             job.plan(CALL, Next::Calls(host));
         }
-        job.decide(Event::Begin);
+        job.decide(JobEvent::Begin);
         job.go();
         job.outcome
     }
@@ -330,7 +330,7 @@ impl<'a> Job<'a> {
             Next::Passes(index) => self.passes(index),
             Next::Tick => {
                 if !is_suspended {
-                    self.decide(Event::Tick);
+                    self.decide(JobEvent::Tick);
                 }
                 self.plan(TICK, Next::Tick);
             }
@@ -367,7 +367,7 @@ impl<'a> Job<'a> {
 
     fn arrives(&mut self, host: usize, message: Message) {
         if host > 0 && matches!(message, Message::Word(..) | Message::Asked(_)) {
-            self.decide(Event::HostHeard(host));
+            self.decide(JobEvent::HostHeard(host));
         }
         match message {
             Message::Word(index, word) => {
@@ -375,16 +375,16 @@ impl<'a> Job<'a> {
                 let disagrees = matches!(word, Word::Ended(End::Code(78)));
                 self.disagrees[rank] |= disagrees && self.state.stop.is_none();
                 self.decide(match word {
-                    Word::Said(said) => Event::Said(rank, process, said),
-                    Word::Ended(end) => Event::Ended(rank, process, end),
-                    Word::Stopped(is_stopped) => Event::Stopped(rank, process, is_stopped),
+                    Word::Said(said) => JobEvent::Said(rank, process, said),
+                    Word::Ended(end) => JobEvent::Ended(rank, process, end),
+                    Word::Stopped(is_stopped) => JobEvent::Stopped(rank, process, is_stopped),
                 });
             }
             Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
             Message::Answered(at) => self.links[host].answered = at,
             Message::Came => {
                 self.say(format!("host {host} has come"));
-                self.decide(Event::HostCame {
+                self.decide(JobEvent::HostCame {
                     host,
                     address: None,
                 });
@@ -417,7 +417,7 @@ impl<'a> Job<'a> {
 
     // The launcher.
 
-    fn decide(&mut self, event: Event) {
+    fn decide(&mut self, event: JobEvent) {
         let now = Duration::from_millis(self.now - self.suspended);
         for action in decide::on(&mut self.state, now, event) {
             self.carry_out(action);
@@ -874,7 +874,7 @@ impl<'a> Job<'a> {
                     self.plan(ms, Next::Passes(index));
                 }
             }
-            Fault::Signal => self.decide(Event::Signal(TERM)),
+            Fault::Signal => self.decide(JobEvent::Signal(TERM)),
         }
     }
 

@@ -13,7 +13,7 @@
 
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::formulas::Formulas;
 use crate::ops::stored::{Stored, with_stored};
@@ -134,7 +134,7 @@ pub(super) static SWIGLU: CuFile = CuFile::new("swiglu.cu", include_str!("swiglu
 /// `out = silu(gate) · up`: `x` (R, 2 H), gate and then up in each row; `out` (R, H).
 #[track_caller]
 pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("swiglu");
+    let mut call = OpCall::new("swiglu");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let columns = check_halves(&call, out, x)?;
@@ -163,7 +163,7 @@ pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
 /// `x` (R, 2 H); `dx` may be `x`.
 #[track_caller]
 pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("swiglu_backward");
+    let mut call = OpCall::new("swiglu_backward");
     let dx = call.writes("dx", dx);
     let dout = call.reads("dout", dout);
     let x = call.reads("x", x);
@@ -194,7 +194,7 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
 }
 
 /// Checks `half` (R, H) and `x` (R, 2 H). Gives H.
-fn check_halves(call: &Call<'_>, half: Slot, x: Slot) -> Result<usize> {
+fn check_halves(call: &OpCall<'_>, half: Slot, x: Slot) -> Result<usize> {
     let [rows, columns] = call.dims::<2>(half, "[rows, columns]")?;
     let meaning = "gate and up side by side in each row";
     call.has_shape(x, &[rows, 2 * columns], meaning)?;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::dtype::{bf16, bf16_nearest};
 use crate::error::{Error, Result};
 use crate::launch::{CuFile, args};
-use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
+use crate::ops::call::{Buffer, FLOATS, OpCall, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
@@ -103,7 +103,7 @@ pub(super) fn check_finite(op: &'static str, name: &str, value: f64) -> Result<(
 }
 
 /// Refuses `copies` that are not those of `values` in bf16.
-pub(super) fn check_copies(call: &Call<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
+pub(super) fn check_copies(call: &OpCall<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
     let Some(copies) = copies else { return Ok(()) };
     call.same_shape(copies, values)?;
     call.has_dtype(copies, &[DType::BF16])
@@ -235,7 +235,7 @@ pub fn adamw(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("adamw");
+    let mut call = OpCall::new("adamw");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let first = call.updates("first_moments", first_moments);

@@ -4,7 +4,7 @@
 
 use crate::error::{Caller, Result};
 use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, with_float};
 use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
 
@@ -134,7 +134,7 @@ pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
 /// Backward: the gradient of `y` stays, `dx = a · dy`, with `scale_into`.
 #[track_caller]
 pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("axpy");
+    let mut call = OpCall::new("axpy");
     let y = call.updates("y", y);
     let x = call.reads("x", x);
     call.same_shape(x, y)?;

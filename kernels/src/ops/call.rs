@@ -3,7 +3,7 @@
 //! line.
 //!
 //! ```text
-//! let mut call = Call::new("scale");
+//! let mut call = OpCall::new("scale");
 //! let out = call.writes("out", out);            // operand 0 decides on which device operands meet
 //! let x = call.reads("x", x);
 //! call.elementwise(&[out, x])?;                 // or any other check
@@ -96,21 +96,21 @@ struct CallOperand<'a> {
 }
 
 /// An operation being called, with its operands where the caller has them.
-pub(crate) struct Call<'a> {
+pub(crate) struct OpCall<'a> {
     pub(crate) by: Caller,
     operands: [Option<CallOperand<'a>>; OPERANDS_MAX],
     count: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     #[track_caller]
-    pub(crate) fn new(op: &'static str) -> Call<'a> {
-        Call::by(Caller::new(op))
+    pub(crate) fn new(op: &'static str) -> OpCall<'a> {
+        OpCall::by(Caller::new(op))
     }
 
     /// The operation that `by` asked for.
-    pub(crate) fn by(by: Caller) -> Call<'a> {
-        Call {
+    pub(crate) fn by(by: Caller) -> OpCall<'a> {
+        OpCall {
             by,
             operands: [None; OPERANDS_MAX],
             count: 0,

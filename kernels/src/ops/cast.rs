@@ -13,7 +13,7 @@ use crate::dtype::{
 };
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::ops::call::{Buffer, EVERY_DTYPE, OpCall};
 use crate::ops::elementwise::{Unary, UnaryOf, write};
 use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
@@ -46,7 +46,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 /// Backward: `cast_into` with `dout` in the other dtype.
 #[track_caller]
 pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("cast");
+    let mut call = OpCall::new("cast");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.same_shape(x, out)?;

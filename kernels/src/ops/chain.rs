@@ -19,7 +19,7 @@ pub use steps::{Chain, ChainStep, ChainView, Function};
 
 use crate::error::Result;
 use crate::launch::Grid;
-use crate::ops::call::{Call, Versions, with_float};
+use crate::ops::call::{OpCall, Versions, with_float};
 use crate::{DType, Tensor};
 use steps::OPERANDS_MAX;
 
@@ -35,7 +35,7 @@ const DTYPES: Versions = Versions {
 /// Backward: none; nn's modules make the chain of the derivative.
 #[track_caller]
 pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Result<()> {
-    let mut call = Call::new(chain.name);
+    let mut call = OpCall::new(chain.name);
     if [inputs.len(), outputs.len()] != chain.operands() {
         let got = format!("{} and {}", inputs.len(), outputs.len());
         let [loads, stores] = chain.operands();

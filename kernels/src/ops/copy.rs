@@ -5,7 +5,7 @@ use super::cast::cast;
 use crate::dtype::with_element;
 use crate::error::{Caller, Result};
 use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
-use crate::ops::call::{Call, EVERY_DTYPE};
+use crate::ops::call::{EVERY_DTYPE, OpCall};
 use crate::ops::create::kernel_for_width;
 use crate::storage::ContentsOrigin;
 use crate::transfer::{self, Asked};
@@ -128,7 +128,7 @@ impl Tensor {
 
 /// Writes `x` (R, C), a transposed view, to the row-major `out` (R, C) of the same dtype.
 fn write_transposed(out: &Tensor, x: &Tensor, by: Caller) -> Result<()> {
-    let mut call = Call::by(by);
+    let mut call = OpCall::by(by);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims(x, "[rows, columns]")?;

@@ -7,7 +7,7 @@ use crate::cuda::copies;
 use crate::dtype::{bf16, f16, with_element};
 use crate::error::{Caller, Result, TensorInfo};
 use crate::launch::{CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::ops::call::{Buffer, EVERY_DTYPE, OpCall};
 use crate::ops::elementwise::write;
 use crate::random::{Draw, Random};
 use crate::storage::{Borrow, ContentsOrigin};
@@ -271,7 +271,7 @@ pub fn zero(out: &Tensor) -> Result<()> {
 
 #[track_caller]
 fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let by = call.by;
     call.run(out, &EVERY_DTYPE, |placed| {
@@ -341,7 +341,7 @@ fn write_new(
     by: Caller,
     launch: impl FnOnce(&GpuLaunch, &Buffer<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut call = Call::by(by);
+    let mut call = OpCall::by(by);
     let out = call.writes("tensor", out);
     call.run(out, &EVERY_DTYPE, |placed| {
         let [out] = placed.enter([out])?;

@@ -22,7 +22,7 @@ use rows::{LossRows, RowOutputs};
 
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot, TARGET_DTYPES, Targets, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::stored::{Stored, rooms, with_stored};
 use crate::ops::sum;
@@ -97,7 +97,7 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions<'_>,
     stats: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("cross_entropy");
+    let mut call = OpCall::new("cross_entropy");
     let losses = call.writes("losses", out.losses);
     let logits = call.reads("logits", logits);
     let targets = call.reads("targets", targets);
@@ -153,7 +153,7 @@ pub fn cross_entropy(
 }
 
 /// Checks `logits` (B, C), with at least one class, and `targets` (B). Gives B and C.
-fn check_operands(call: &Call<'_>, logits: Slot, targets: Slot) -> Result<[usize; 2]> {
+fn check_operands(call: &OpCall<'_>, logits: Slot, targets: Slot) -> Result<[usize; 2]> {
     let [rows, classes] = call.dims(logits, "[rows, classes]")?;
     if classes == 0 {
         let help = "the second dimension is the number of classes";
@@ -166,7 +166,7 @@ fn check_operands(call: &Call<'_>, logits: Slot, targets: Slot) -> Result<[usize
 
 /// Statistics of a step as an operand that is updated, if they are given.
 pub(super) fn updates_stats<'a>(
-    call: &mut Call<'a>,
+    call: &mut OpCall<'a>,
     stats: Option<&'a Tensor>,
 ) -> Result<Option<Slot>> {
     let Some(stats) = stats else { return Ok(None) };

@@ -6,7 +6,7 @@
 
 use crate::error::Result;
 use crate::launch::{CuFile, args};
-use crate::ops::call::{Call, FLOATS, with_float};
+use crate::ops::call::{FLOATS, OpCall, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
 use crate::ops::float::{Float, lane_sum_of};
 use crate::simd::multiversion;
@@ -59,7 +59,7 @@ multiversion! {
 /// Backward: none.
 #[track_caller]
 pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()> {
-    let mut call = Call::new("digest_quanta");
+    let mut call = OpCall::new("digest_quanta");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     chunks.check_fits(&call, x)?;

@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use crate::launch::{CuFile, Grid, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::cast::copy_on;
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::Float;
@@ -63,7 +63,7 @@ pub fn dropout_into(
     probability: f64,
     key: &DropoutKey<'_>,
 ) -> Result<()> {
-    let mut call = Call::new("dropout");
+    let mut call = OpCall::new("dropout");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let position = call.reads("position", key.position);
@@ -125,7 +125,7 @@ pub fn dropout_into(
 }
 
 /// Checks everything but the position. Gives the rows of `x` and its columns.
-fn check(call: &Call<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usize; 2]> {
+fn check(call: &OpCall<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usize; 2]> {
     let [rows, features @ ..] = call.tensor(x).shape().dims() else {
         let help = "reshape it to [1] for a single number";
         return Err(call.operand_error(x, "[rows, …], one row a sample", help));

@@ -8,7 +8,7 @@
 use crate::dtype::{Element, bf16, bf16_nearest, bf16_wide};
 use crate::error::Result;
 use crate::launch::{CuFile, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, with_float};
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
 use crate::{DType, Tensor, threads};
@@ -264,7 +264,7 @@ pub(crate) fn unary_op(
     f: impl Unary<f32> + Unary<f64>,
     (source, name, last): Kernel,
 ) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.may_be_in_place(x, out);
@@ -298,7 +298,7 @@ pub(crate) fn binary_op(
     (source, name, last): Kernel,
     vector: Option<&'static str>,
 ) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let (a_dims, b_dims) = (a.1.shape().dims(), b.1.shape().dims());
     let out = call.writes(out.0, out.1);
     let a = call.reads(a.0, a.1);

@@ -10,7 +10,9 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
+use crate::ops::call::{
+    Buffer, EVERY_DTYPE, FLOATS_AND_BF16, OpCall, Slot, TARGET_DTYPES, Targets,
+};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
 use crate::ops::linear::{add_rows, gpu};
@@ -59,7 +61,7 @@ pub fn embedding_into(
     tokens: &Tensor,
     positions: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("embedding");
+    let mut call = OpCall::new("embedding");
     let out = call.writes("out", out);
     let table = call.reads("table", table);
     let tokens = call.reads("tokens", tokens);
@@ -106,7 +108,7 @@ pub fn embedding_into(
 /// Backward: none; integers have no gradient.
 #[track_caller]
 pub fn split_documents_into(tokens: &Tensor, begins: &Tensor, codes: &Tensor) -> Result<()> {
-    let mut call = Call::new("split_documents");
+    let mut call = OpCall::new("split_documents");
     let (tokens, begins) = (call.writes("tokens", tokens), call.writes("begins", begins));
     let codes = call.reads("codes", codes);
     let [rows] = call.dims(codes, "[tokens]")?;
@@ -149,7 +151,7 @@ pub fn embedding_backward_into(
     scratch: EmbeddingScratch<'_>,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("embedding_backward");
+    let mut call = OpCall::new("embedding_backward");
     let dtable = call.updates("dtable", dtable);
     let dout = call.reads("dout", dout);
     let tokens = call.reads("tokens", tokens);
@@ -213,7 +215,7 @@ pub fn embedding_positions_backward_into(
     dout: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("embedding_positions_backward");
+    let mut call = OpCall::new("embedding_positions_backward");
     let dpositions = call.updates("dpositions", dpositions);
     let dout = call.reads("dout", dout);
     let [rows, columns] = call.dims::<2>(dout, "[tokens, columns]")?;
@@ -235,7 +237,7 @@ pub fn embedding_positions_backward_into(
 }
 
 /// Checks `tokens` (R) and the sizes. Gives R.
-fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usize> {
+fn check_tokens(call: &OpCall<'_>, tokens: Slot, vocabulary: usize) -> Result<usize> {
     /// Rows and tokens are numbered in i32.
     const MOST: usize = i32::MAX as usize;
     let [rows] = call.dims(tokens, "a token for each row")?;
@@ -249,23 +251,19 @@ fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usiz
 }
 
 /// Checks `positions` (T, C), T dividing R. Gives T.
-fn check_positions(call: &Call<'_>, positions: Slot, [rows, columns]: [usize; 2]) -> Result<usize> {
-    let [context, _] = call.dims::<2>(positions, "[positions, columns]")?;
-    call.has_shape(
-        positions,
-        &[context, columns],
-        "[positions, columns of the table]",
-    )?;
+fn check_positions(call: &OpCall<'_>, at: Slot, [rows, columns]: [usize; 2]) -> Result<usize> {
+    let [context, _] = call.dims::<2>(at, "[positions, columns]")?;
+    call.has_shape(at, &[context, columns], "[positions, columns of the table]")?;
     if !rows.is_multiple_of(context) {
         let expected =
             format!("as many rows as positions in a sequence, which divide {rows} tokens");
-        return Err(call.operand_error(positions, expected, "slice it to the sequence's length"));
+        return Err(call.operand_error(at, expected, "slice it to the sequence's length"));
     }
     Ok(context)
 }
 
 /// Refuses the first token outside of the table.
-fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
+fn refuse_others(call: &OpCall<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
     let Some((row, token)) = tokens.first_bad(vocabulary, None) else {
         return Ok(());
     };

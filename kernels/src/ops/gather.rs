@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
-use crate::ops::call::{Call, EVERY_DTYPE};
+use crate::ops::call::{EVERY_DTYPE, OpCall};
 use crate::{DType, Tensor, threads};
 
 pub(super) static SOURCE: CuFile = CuFile::new("gather.cu", include_str!("gather.cu"));
@@ -29,7 +29,7 @@ const WORD_BYTES_MAX: usize = 16;
 /// Backward: none; for a table that is trained there is `embedding_into`.
 #[track_caller]
 pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
-    let mut call = Call::new("gather_rows");
+    let mut call = OpCall::new("gather_rows");
     let out = call.writes("out", out);
     let table = call.reads("table", table);
     let rows = call.reads("rows", rows);

@@ -15,7 +15,7 @@ pub(super) mod gpu;
 use crate::error::Result;
 use crate::ops::activation::{Activation, with_function};
 use crate::ops::arithmetic::Add;
-use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, FLOATS, FLOATS_AND_BF16, OpCall, Slot, with_float};
 use crate::ops::elementwise::{binary_in_place, unary_in_place};
 use crate::ops::float::Float;
 use crate::ops::matmul::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, Tile};
@@ -36,7 +36,7 @@ pub fn linear_into(
     activation: Option<Activation>,
     pre_activation: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("linear");
+    let mut call = OpCall::new("linear");
     let y = call.writes("y", y);
     let x = call.reads("x", x);
     let weight = call.reads("weight", weight);
@@ -122,7 +122,7 @@ pub fn linear_backward_input_summed_into(
     weight: &Tensor,
     below: Option<(Activation, &Tensor)>,
 ) -> Result<()> {
-    let mut call = Call::new("linear_backward_input");
+    let mut call = OpCall::new("linear_backward_input");
     let dx = call.writes("dx", dx);
     let dy = call.reads("dy", dy);
     let weight = call.reads("weight", weight);
@@ -184,7 +184,7 @@ pub fn prefers_row_sums(rows: usize) -> bool {
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("row_block_sums");
+    let mut call = OpCall::new("row_block_sums");
     let row_sums = call.writes("row_sums", row_sums);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims::<2>(x, "[rows, columns]")?;
@@ -222,7 +222,7 @@ fn sum_blocks<S: Stored>(row_sums: &mut Buffer<'_>, x: &[S], [rows, columns]: [u
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Result<()> {
-    let mut call = Call::new("add_row_sums");
+    let mut call = OpCall::new("add_row_sums");
     let db = call.updates("db", db);
     let row_sums = call.reads("row_sums", row_sums);
     let [_, columns] = call.dims::<2>(row_sums, "[blocks of rows, columns]")?;
@@ -254,7 +254,7 @@ pub fn linear_backward_weight_into(
     x: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("linear_backward_weight");
+    let mut call = OpCall::new("linear_backward_weight");
     let dw = call.writes("dw", dw);
     let dy = call.reads("dy", dy);
     let x = call.reads("x", x);
@@ -297,7 +297,7 @@ pub fn linear_backward_weight_into(
 }
 
 /// Every operand has the dtype of `first` and is row-major.
-fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<()> {
+fn check_same(call: &OpCall<'_>, first: Slot, others: &[Option<Slot>]) -> Result<()> {
     call.row_major(first)?;
     for &slot in others.iter().flatten() {
         call.same_dtype(slot, first)?;

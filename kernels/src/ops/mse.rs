@@ -11,7 +11,7 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::elementwise::{self, of_elements};
 use crate::ops::float::Float;
@@ -49,7 +49,7 @@ pub fn mse_into(
     gradient_scale: f64,
     stats: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("mse");
+    let mut call = OpCall::new("mse");
     let losses = call.writes("losses", losses);
     let pred = call.reads("pred", pred);
     let target = call.reads("target", target);

@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::launch::{CuFile, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS, with_float};
+use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::elementwise::{GRAIN, of_elements, unary_in_place};
 use crate::ops::float::Float;
@@ -59,7 +59,7 @@ pub fn muon_direction(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("muon_direction");
+    let mut call = OpCall::new("muon_direction");
     let grads = call.updates("grads", grads);
     let momentum = call.updates("momentum", momentum);
     let scale = call.reads_some("gradient_scale", gradient_scale);
@@ -108,7 +108,7 @@ pub fn muon_direction(
 /// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, in `x`'s dtype.
 #[track_caller]
 pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
-    let mut call = Call::new("divide_by_norm");
+    let mut call = OpCall::new("divide_by_norm");
     let x = call.updates("x", x);
     let norm = call.reads("norm", norm);
     call.has_shape(norm, &[2], "what clip_scale wrote")?;

@@ -23,7 +23,7 @@ use std::ops::Range;
 use self::cpu::{BackwardRows, ForwardRows, Scaling};
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::float::Float;
 use crate::ops::stored::{self, Stored, rooms, with_stored};
 use crate::threads::Shares;
@@ -131,7 +131,7 @@ pub fn norm_into(
     x: &Tensor,
     options: &NormOptions<'_>,
 ) -> Result<()> {
-    let call = Call::new("norm");
+    let call = OpCall::new("norm");
     forward(call, [out, stats, x], None, options)
 }
 
@@ -145,13 +145,13 @@ pub fn add_norm_into(
     [x, residual]: [&Tensor; 2],
     options: &NormOptions<'_>,
 ) -> Result<()> {
-    let call = Call::new("add_norm");
+    let call = OpCall::new("add_norm");
     forward(call, [out, stats, x], Some([sum, residual]), options)
 }
 
 /// Both forms; `stream` is `[sum, residual]` if a residual is added.
 fn forward<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [out, stats, x]: [&'a Tensor; 3],
     stream: Option<[&'a Tensor; 2]>,
     options: &NormOptions<'a>,
@@ -252,7 +252,7 @@ pub fn norm_backward_into(
     options: &NormOptions<'_>,
 ) -> Result<()> {
     let sums_rows = norm_sums_rows(gradients, dy, x, options);
-    let mut call = Call::new("norm_backward");
+    let mut call = OpCall::new("norm_backward");
     let dx = call.writes("dx", gradients.dx);
     let dy = call.reads("dy", dy);
     let x = call.reads("x", x);
@@ -375,7 +375,7 @@ fn backward_on_cpu<S: Stored>(
 /// Checks what forward and backward share: `x` (R, C), `others` like it, `stats` and the options.
 /// Gives R and C, and the operands of weight and bias.
 fn check<'a>(
-    call: &mut Call<'a>,
+    call: &mut OpCall<'a>,
     x: Slot,
     others: &[Slot],
     stats: Slot,

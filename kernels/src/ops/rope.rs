@@ -7,7 +7,7 @@
 
 use crate::error::{Caller, Result};
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
@@ -59,7 +59,7 @@ pub fn rope_table(
 #[track_caller]
 pub fn rope_into(out: &Tensor, x: &Tensor, table: &Tensor, heads: [usize; 2]) -> Result<()> {
     rotate_into(
-        Call::new("rope"),
+        OpCall::new("rope"),
         [("out", out), ("x", x)],
         table,
         heads,
@@ -75,12 +75,12 @@ pub fn rope_backward_into(
     table: &Tensor,
     heads: [usize; 2],
 ) -> Result<()> {
-    let call = Call::new("rope_backward");
+    let call = OpCall::new("rope_backward");
     rotate_into(call, [("dx", dx), ("dout", dout)], table, heads, -1.0)
 }
 
 fn rotate_into<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [out, x]: [(&'static str, &'a Tensor); 2],
     table: &'a Tensor,
     [heads, head_size]: [usize; 2],

@@ -9,7 +9,7 @@ use crate::Tensor;
 use crate::error::Result;
 use crate::launch::{CuFile, args};
 use crate::ops::adamw::{check_copies, check_finite, copied};
-use crate::ops::call::{Buffer, Call, FLOATS, with_float};
+use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
@@ -125,7 +125,7 @@ pub fn sgd(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("sgd");
+    let mut call = OpCall::new("sgd");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let momentum = momentum.map(|momentum| call.updates("momentum", momentum));
@@ -179,7 +179,7 @@ pub fn sgd(
 }
 
 pub(super) fn check_constants(
-    call: &Call<'_>,
+    call: &OpCall<'_>,
     constants: &SgdConstants,
     has_buffer: bool,
 ) -> Result<()> {

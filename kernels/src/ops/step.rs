@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
 use crate::launch::{CuFile, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
+use crate::ops::call::{Buffer, FLOATS, OpCall, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, lane_sum, lane_sum_of};
@@ -42,7 +42,7 @@ multiversion! {
 /// The sum of squares of every quantum of `chunks` of `grads` (N), into `partials`, f64 (quanta).
 #[track_caller]
 pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable) -> Result<()> {
-    let mut call = Call::new("grad_norm_partials");
+    let mut call = OpCall::new("grad_norm_partials");
     let partials = call.writes("partials", partials);
     let grads = call.reads("grads", grads);
     chunks.check_fits(&call, grads)?;
@@ -114,7 +114,7 @@ pub fn decide_step(
     divisor: Option<&Tensor>,
     marks: Option<StepMarks<'_>>,
 ) -> Result<()> {
-    let mut call = Call::new("clip_scale");
+    let mut call = OpCall::new("clip_scale");
     let out = call.writes("out", out);
     let stop = marks.and_then(|marks| marks.stop);
     let partials = call.reads_some("partials", partials);
@@ -185,7 +185,7 @@ pub fn decide_step(
 }
 
 /// The operands of `of`: flags, own, stats, step and stopped.
-fn add_marks<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 5]> {
+fn add_marks<'a>(call: &mut OpCall<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 5]> {
     let flags = call.updates("flags", of.flags);
     let own = of.own.map(|own| call.updates("own", own));
     let (stats, step) = (call.reads("stats", of.stats), call.reads("step", of.step));
@@ -229,7 +229,7 @@ fn clipped(sum: f64, max_norm: f64, divisor: f64) -> [f64; 2] {
 }
 
 /// Checks a `gradient_scale` or a divisor: the first of its elements is read.
-pub(super) fn check_scale(call: &Call<'_>, scale: Option<Slot>, like: Slot) -> Result<()> {
+pub(super) fn check_scale(call: &OpCall<'_>, scale: Option<Slot>, like: Slot) -> Result<()> {
     let Some(scale) = scale else { return Ok(()) };
     call.same_dtype(scale, like)?;
     let [count] = call.dims(scale, "of which the first element is read")?;
@@ -261,7 +261,7 @@ multiversion! {
 /// nothing.
 #[track_caller]
 pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -> Result<()> {
-    let mut call = Call::new("mark_nonfinite");
+    let mut call = OpCall::new("mark_nonfinite");
     let flag = call.updates("first_bad_step", first_bad_step);
     let values = call.reads("values", values);
     let step = call.reads("step", step);
@@ -300,7 +300,7 @@ fn is_finite<T: Float>(values: &[T]) -> bool {
 }
 
 /// Checks a flag: i64 (1).
-fn check_flag(call: &Call<'_>, flag: Option<Slot>) -> Result<()> {
+fn check_flag(call: &OpCall<'_>, flag: Option<Slot>) -> Result<()> {
     let Some(flag) = flag else { return Ok(()) };
     call.has_shape(flag, &[1], "the first non-finite step, or 0")?;
     call.has_dtype(flag, &[DType::I64])
@@ -312,7 +312,7 @@ pub const STEP_FLAGS: usize = 3;
 
 /// Checks what an optimizer reads: a flag, i64 (1), or the flags of a step. Whether it is the
 /// latter, which the optimizer also marks.
-pub(super) fn check_flags(call: &Call<'_>, flags: Option<Slot>) -> Result<bool> {
+pub(super) fn check_flags(call: &OpCall<'_>, flags: Option<Slot>) -> Result<bool> {
     match flags {
         Some(flags) if call.tensor(flags).count() == STEP_FLAGS => {
             call.has_dtype(flags, &[DType::I64])?;
@@ -343,7 +343,7 @@ pub(super) static VOTE_STOPPED: CuFile =
 /// ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is below 0, or the stop word is set.
 #[track_caller]
 pub fn vote_stopped(vote: &Tensor, flags: &Tensor, stop: Option<StopWord>) -> Result<()> {
-    let mut call = Call::new("vote_stopped");
+    let mut call = OpCall::new("vote_stopped");
     let (vote, flags) = (call.writes("vote", vote), call.reads("flags", flags));
     call.has_shape(vote, &[1], "whether the steps were stopped")?;
     call.has_dtype(vote, &[DType::F32])?;

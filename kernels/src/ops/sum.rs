@@ -20,7 +20,7 @@
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
-use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Placed, with_float};
+use crate::ops::call::{Buffer, FLOATS, FLOATS_AND_BF16, OpCall, Placed, with_float};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::linear::{add_rows, gpu};
@@ -70,7 +70,7 @@ pub fn mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
 
 #[track_caller]
 fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.has_shape(out, &[], "one number")?;
@@ -198,7 +198,7 @@ pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
 #[track_caller]
 fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let Some((&columns, rows)) = dims.split_last() else {
@@ -240,7 +240,7 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 #[track_caller]
 pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
     let columns = x.shape().dims().last().copied();
-    let mut call = Call::new("column_sum");
+    let mut call = OpCall::new("column_sum");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let Some(columns) = columns else {
@@ -321,7 +321,7 @@ pub fn add_in_order(
     start: usize,
     order: &AddOrder,
 ) -> Result<()> {
-    let mut call = Call::new("add_in_order");
+    let mut call = OpCall::new("add_in_order");
     let (count, own) = (out.count(), order.count(ROW));
     let stride = rows.count() / own.max(1);
     let out = call.updates("out", out);

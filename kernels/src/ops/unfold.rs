@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::launch::{CuFile, Grid, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
@@ -66,7 +66,7 @@ impl Windows {
 #[track_caller]
 pub fn unfold_into(out: &Tensor, x: &Tensor, windows: &Windows) -> Result<()> {
     run(
-        Call::new("unfold"),
+        OpCall::new("unfold"),
         [("out", out), ("x", x)],
         windows,
         false,
@@ -76,13 +76,13 @@ pub fn unfold_into(out: &Tensor, x: &Tensor, windows: &Windows) -> Result<()> {
 /// The gradient `dx` (B, C, H, W) of `x` from `dout` (C·I·J, B·Y·X).
 #[track_caller]
 pub fn unfold_backward_into(dx: &Tensor, dout: &Tensor, windows: &Windows) -> Result<()> {
-    let call = Call::new("unfold_backward");
+    let call = OpCall::new("unfold_backward");
     run(call, [("dx", dx), ("dout", dout)], windows, true)
 }
 
 /// Both directions, whose kernels have the names of the operations.
 fn run<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [to, from]: [(&'static str, &'a Tensor); 2],
     windows: &Windows,
     is_backward: bool,

@@ -5,7 +5,7 @@ use super::hosts::ListedHost;
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
 use crate::rendezvous::{Lookup, Rendezvous};
-use crate::transport::tcp::{Pass, Secret};
+use crate::transport::tcp::{JobKey, Secret};
 
 /// Which process of such a job this one is, and where they meet.
 #[derive(Clone, Debug)]
@@ -70,10 +70,10 @@ impl Place {
     }
 
     /// What these processes recognise each other by.
-    pub(super) fn pass(&self) -> Result<Pass> {
+    pub(super) fn key(&self) -> Result<JobKey> {
         let secret = Secret::read(&|name| std::env::var(name).ok())?;
         let (job, rank, size) = (format!("agents {}", self.0.job), self.0.rank, self.0.size);
-        Ok(Pass::new(&job, secret, rank, size))
+        Ok(JobKey::new(&job, secret, rank, size))
     }
 }
 

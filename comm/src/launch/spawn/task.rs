@@ -16,7 +16,7 @@ pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
 /// What every rank runs.
 #[derive(Clone, Debug)]
-pub struct Task {
+pub struct RankCommand {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use super::{Action, Decision, ENDING, of_signal};
-use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 
 impl Decision<'_> {
     /// Asks the ranks to save and end.
@@ -60,7 +60,7 @@ impl Decision<'_> {
                      debugger, a stuck disk or GPU)"
                 }
             };
-            let (ranks, limit) = (Ranks(&left), Seconds(limit));
+            let (ranks, limit) = (RankList(&left), Seconds(limit));
             self.print(format!("{ranks} did not end within {limit}{note}"));
             self.state.failure = Some(self.state.stop.map_or(EXIT_PEER_LOST, of_signal));
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Action, Decision, ENDING, SILENCE_MARGIN, silence};
-use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 
 const CUT_OFF: &str = "its host was cut off";
 
@@ -26,7 +26,7 @@ impl Decision<'_> {
             return;
         }
         let name = self.state.hosts[host].name.clone();
-        self.print(format!("host {name}, with {}: {why}", Ranks(&lost)));
+        self.print(format!("host {name}, with {}: {why}", RankList(&lost)));
         for &rank in &lost {
             self.state.ranks[rank].due = None;
             if let Some(it) = &mut self.state.ranks[rank].process {

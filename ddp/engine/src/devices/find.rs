@@ -4,7 +4,7 @@
 
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
-use ddp_kernels::device::{FoundGpu, Library, discover};
+use ddp_kernels::device::{CudaLibrary, FoundGpu, discover};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, ahead};
 
@@ -145,7 +145,7 @@ pub fn too_old(gpu: &FoundGpu) -> Option<String> {
 }
 
 /// What is wrong with a required library.
-fn missing(library: &Library) -> Option<String> {
+fn missing(library: &CudaLibrary) -> Option<String> {
     let (what, advice) = (&library.what, library.advice.as_deref());
     let advice = advice.unwrap_or("it cannot be used");
     match &library.found {

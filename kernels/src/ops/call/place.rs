@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
-use super::{Call, CallOperand, OPERANDS_MAX, Slot, Versions};
+use super::{CallOperand, OPERANDS_MAX, OpCall, Slot, Versions};
 use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result};
@@ -14,7 +14,7 @@ use crate::stream::Stream;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor};
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     /// Brings the operands to one device under the transfer policy in force, runs `body` there, and
     /// brings outputs back that the policy moved. The math runs in the dtype of the operand `math`;
     /// `versions` lists the dtypes that are supported.
@@ -158,7 +158,7 @@ struct Moved<'a> {
 
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
-    pub(crate) call: Call<'a>,
+    pub(crate) call: OpCall<'a>,
     /// The dtype of the operand that decides in what the math runs.
     pub(crate) dtype: DType,
     /// What the policy moved, by slot; empty where all operands were on one device.
@@ -382,7 +382,7 @@ impl<'a> Targets<'a> {
     /// Refuses the first target that is neither a class nor `ignore_index`.
     pub(crate) fn check(
         self,
-        call: &Call<'_>,
+        call: &OpCall<'_>,
         classes: usize,
         ignore_index: Option<i64>,
     ) -> Result<()> {

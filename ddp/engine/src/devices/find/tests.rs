@@ -230,7 +230,7 @@ fn sharing_is_said_where_it_happens_alone() {
 
 #[test]
 fn a_missing_or_broken_library_is_reported_with_help() {
-    let library = |found: Option<&str>, advice: Option<&str>| Library {
+    let library = |found: Option<&str>, advice: Option<&str>| CudaLibrary {
         what: "NCCL",
         found: found.map(Into::into),
         version: None,
