@@ -98,7 +98,7 @@ impl fmt::Display for End {
 
 /// What the launcher does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum JobAction {
     /// Start a process.
     Start {
         /// Its rank.
@@ -133,7 +133,7 @@ pub enum Action {
 }
 
 /// What follows from `event`.
-pub fn on(state: &mut JobState, now: Duration, event: JobEvent) -> Vec<Action> {
+pub fn on(state: &mut JobState, now: Duration, event: JobEvent) -> Vec<JobAction> {
     let actions = Vec::new();
     let mut turn = Decision {
         state,
@@ -154,7 +154,7 @@ pub fn of_signal(signal: c_int) -> u8 {
 struct Decision<'a> {
     state: &'a mut JobState,
     now: Duration,
-    actions: Vec<Action>,
+    actions: Vec<JobAction>,
 }
 
 impl Decision<'_> {

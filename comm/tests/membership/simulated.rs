@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use ddp_comm::membership::client::Heard;
-use ddp_comm::membership::decide::{self, Action, End, JobEvent, silence};
+use ddp_comm::membership::decide::{self, End, JobAction, JobEvent, silence};
 use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
@@ -424,9 +424,9 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn carry_out(&mut self, action: Action) {
+    fn carry_out(&mut self, action: JobAction) {
         match action {
-            Action::Start { rank, process } => {
+            JobAction::Start { rank, process } => {
                 let host = self.state.ranks[rank].host;
                 self.say(format!(
                     "rank {rank}: process {process} is started on host {host}"
@@ -462,12 +462,12 @@ impl<'a> Job<'a> {
                 );
                 self.send(host, 1, Message::Start(index));
             }
-            Action::Kill { rank, process, why } => {
+            JobAction::Kill { rank, process, why } => {
                 self.say(format!("rank {rank}: process {process} is {why}"));
                 let index = process as usize - 1;
                 self.send(self.processes[index].host, 1, Message::Signal(index, KILL));
             }
-            Action::Tell { process, told, .. } => {
+            JobAction::Tell { process, told, .. } => {
                 if let ToRank::Formed(formed) = &told {
                     let members = self.state.members.iter();
                     let all: Vec<usize> = members.map(|it| it.process as usize - 1).collect();
@@ -494,7 +494,7 @@ impl<'a> Job<'a> {
                 let index = process as usize - 1;
                 self.send(self.processes[index].host, 1, Message::ToRank(index, told));
             }
-            Action::Signal(signal) => {
+            JobAction::Signal(signal) => {
                 self.say(format!("all are sent signal {signal}"));
                 for index in 0..self.processes.len() {
                     if self.processes[index].phase != Phase::Ended {
@@ -506,8 +506,8 @@ impl<'a> Job<'a> {
                     }
                 }
             }
-            Action::Leave(host) => self.leaves(host),
-            Action::Print(line) => self.say(format!("launcher: {line}")),
+            JobAction::Leave(host) => self.leaves(host),
+            JobAction::Print(line) => self.say(format!("launcher: {line}")),
         }
     }
 

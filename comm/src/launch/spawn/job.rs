@@ -18,7 +18,7 @@ use super::task::{PERIOD, RankCommand, VERSION};
 use crate::error::Result;
 use crate::identity::host_name;
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
-use crate::membership::decide::{self, Action, End, JobEvent, silence};
+use crate::membership::decide::{self, End, JobAction, JobEvent, silence};
 use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, JobState, Rules};
 use crate::membership::wire::ToRank;
@@ -368,17 +368,17 @@ impl Job {
         for action in decide::on(&mut self.state, self.now, event) {
             tracing::trace!("{action:?}");
             match action {
-                Action::Start { rank, process } => {
+                JobAction::Start { rank, process } => {
                     if let Err(error) = self.start_process(rank, process) {
                         let end = End::Code(error.exit_code());
                         result = result.and(Err((error, JobEvent::Ended(rank, process, end))));
                     }
                 }
-                Action::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
+                JobAction::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
                     None => self.here.kill(rank, process),
                     Some(index) => self.others[index].send(&AgentOrder::Kill(rank, process)),
                 },
-                Action::Tell {
+                JobAction::Tell {
                     rank,
                     process,
                     told,
@@ -386,13 +386,13 @@ impl Job {
                     None => self.tell_here(rank, process, &told),
                     Some(index) => self.others[index].send(&AgentOrder::Tell(rank, process, told)),
                 },
-                Action::Signal(signal) => {
+                JobAction::Signal(signal) => {
                     self.here.signal(signal);
                     let others = self.others.iter_mut();
                     others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
-                Action::Leave(host) => self.others[host - 1].leave(),
-                Action::Print(line) => self.print(&line),
+                JobAction::Leave(host) => self.others[host - 1].leave(),
+                JobAction::Print(line) => self.print(&line),
             }
         }
         let Err((error, ended)) = result else {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Action, Decision, ENDING, SILENCE_MARGIN, silence};
+use super::{Decision, ENDING, JobAction, SILENCE_MARGIN, silence};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 
 const CUT_OFF: &str = "its host was cut off";
@@ -20,7 +20,7 @@ impl Decision<'_> {
 
     pub(super) fn host_lost(&mut self, host: usize, why: &str) {
         self.state.hosts[host].is_lost = true;
-        self.actions.push(Action::Leave(host));
+        self.actions.push(JobAction::Leave(host));
         let lost = self.state.ranks_of(host);
         if lost.is_empty() {
             return;

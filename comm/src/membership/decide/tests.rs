@@ -9,7 +9,7 @@ const KILLED: End = End::Signal(libc::SIGKILL);
 struct Job {
     state: JobState,
     now: Duration,
-    actions: Vec<Action>,
+    actions: Vec<JobAction>,
 }
 
 /// A job whose ranks are on these hosts.
@@ -111,7 +111,7 @@ impl Job {
     }
 
     /// What the launcher has done since this was asked last.
-    fn done<T>(&mut self, what: impl Fn(&Action) -> Option<T>) -> Vec<T> {
+    fn done<T>(&mut self, what: impl Fn(&JobAction) -> Option<T>) -> Vec<T> {
         std::mem::take(&mut self.actions)
             .iter()
             .filter_map(what)
@@ -120,21 +120,21 @@ impl Job {
 
     fn kills(&mut self) -> Vec<usize> {
         self.done(|action| match action {
-            Action::Kill { rank, .. } => Some(*rank),
+            JobAction::Kill { rank, .. } => Some(*rank),
             _ => None,
         })
     }
 
     fn starts(&mut self) -> Vec<usize> {
         self.done(|action| match action {
-            Action::Start { rank, .. } => Some(*rank),
+            JobAction::Start { rank, .. } => Some(*rank),
             _ => None,
         })
     }
 
     fn signals(&mut self) -> Vec<c_int> {
         self.done(|action| match action {
-            Action::Signal(signal) => Some(*signal),
+            JobAction::Signal(signal) => Some(*signal),
             _ => None,
         })
     }
@@ -142,7 +142,7 @@ impl Job {
     /// Who was lost before the generation that has just been formed, and why; and who came.
     fn change(&mut self) -> (Vec<(usize, String)>, Vec<usize>) {
         let told = self.done(|action| match action {
-            Action::Tell {
+            JobAction::Tell {
                 told: ToRank::Formed(generation),
                 ..
             } => Some(generation.change.clone()),
@@ -540,7 +540,7 @@ fn an_ordinary_job_has_one_generation_of_all_its_ranks() {
 fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come() {
     let ends = |job: &mut Job| {
         let lines = job.done(|action| match action {
-            Action::Print(line) => Some(line.clone()),
+            JobAction::Print(line) => Some(line.clone()),
             _ => None,
         });
         (lines.concat(), job.state.ends)

@@ -13,7 +13,7 @@ use ddp_data::DataSpec;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::threads;
 use ddp_nn::models::ModelSpec;
-use ddp_nn::models::family::{Field, Setting as FamilySetting};
+use ddp_nn::models::family::{FamilySetting, SettingField};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -63,10 +63,10 @@ pub struct Setting {
     field: GetField,
 }
 
-type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync>;
+type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn SettingField> + Send + Sync>;
 
 fn get_field(
-    field: impl Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync + 'static,
+    field: impl Fn(&mut Config) -> Option<&mut dyn SettingField> + Send + Sync + 'static,
 ) -> GetField {
     Box::new(field)
 }
@@ -138,7 +138,7 @@ impl Setting {
         })
     }
 
-    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn Field, String> {
+    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn SettingField, String> {
         let (name, got) = (&self.name, config.model.name());
         let owners = self.families.join(" or ");
         (self.field)(config).ok_or_else(|| {
@@ -188,7 +188,7 @@ macro_rules! settings {
         fn settings_of_runs() -> Vec<Setting> {
             let mut defaults = Config::default();
             vec![$($({
-                let field: &mut dyn Field = &mut defaults.$field;
+                let field: &mut dyn SettingField = &mut defaults.$field;
                 let lines: &[&str] = &[$($help.trim_ascii()),+];
                 Setting {
                     name: name_of(stringify!($field)),

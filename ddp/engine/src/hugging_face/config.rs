@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ddp_kernels::setting::SettingName;
 use ddp_nn::models::Family;
-use ddp_nn::models::family::{Field, Settings};
+use ddp_nn::models::family::{SettingField, Settings};
 use ddp_nn::models::gpt::GptSpec;
 use serde_json::{Map, Value, json};
 
@@ -44,7 +44,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
 }
 
 /// The setting `name` of a model.
-fn field<'a>(spec: &'a mut GptSpec, name: &str) -> &'a mut dyn Field {
+fn field<'a>(spec: &'a mut GptSpec, name: &str) -> &'a mut dyn SettingField {
     let mut settings = spec.settings().into_iter();
     let setting = settings.find(|setting| setting.name == name);
     setting.expect("tables name settings").field
