@@ -16,7 +16,7 @@ pub use self::agent::serve;
 pub use self::hosts::{HostList, ListedHost};
 use self::job::Job;
 pub use self::listener::serve_at;
-pub use self::place::Place;
+pub use self::place::JobPlace;
 use self::signals::Signals;
 pub use self::signals::stop_with_parent;
 use self::task::PERIOD;

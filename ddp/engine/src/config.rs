@@ -18,8 +18,8 @@ pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, m
 pub use table::ReadConfig;
 pub use values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting,
-    Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind,
-    Overlap, Packing, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind,
+    Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap,
+    Packing, Precision, Resident, Resume, Scaling, Schedule, SettingValue, TIMEOUT_S, TaskKind,
     When,
 };
 

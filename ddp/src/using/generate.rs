@@ -16,7 +16,7 @@ use crate::config::FloatType;
 use crate::data::text::Vocabulary;
 use crate::error::{Error, Result};
 use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
-use crate::generate::{self, Coding, GenerateOptions, Generated};
+use crate::generate::{self, GenerateOptions, Generated, TextCoder};
 use crate::models::Model;
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
@@ -181,15 +181,15 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
 /// A model, what its tokens mean, and the folder that its tokenizer is in, if it has one.
 pub(super) struct Opened {
     pub(super) model: Model,
-    pub(super) coding: Coding,
+    pub(super) coding: TextCoder,
     pub(super) folder: Option<PathBuf>,
 }
 
 /// The model in a folder, and what its tokens mean; with the tokenizer that is given, if one is.
 pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags) -> Result<Opened> {
-    let of_file = |path: &Path| Coding::of_tokenizer(&Vocabulary::read(path)?, None);
+    let of_file = |path: &Path| TextCoder::of_tokenizer(&Vocabulary::read(path)?, None);
     let given = tokenizer.map(|path| match path.to_str() {
-        Some("bytes") => Ok(Coding::of_bytes()),
+        Some("bytes") => Ok(TextCoder::of_bytes()),
         _ => of_file(path),
     });
     let given = given.transpose()?;
@@ -197,7 +197,7 @@ pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags)
     tracing::info!("{}", described(&chosen));
     let opened = &chosen.opened;
     let coding = match given {
-        None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
+        None => TextCoder::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
         given => given,
     };
     let coding = coding.ok_or_else(|| {

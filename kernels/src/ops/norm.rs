@@ -20,7 +20,7 @@ mod tests;
 
 use std::ops::Range;
 
-use self::cpu::{BackwardRows, ForwardRows, Scaling};
+use self::cpu::{BackwardRows, ForwardRows, NormTerms};
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
@@ -193,7 +193,7 @@ fn forward<'a>(
 
 /// `out` (R, C), `stats` (R, statistics), `sum`, `x` and `residual` (R, C).
 fn forward_on_cpu<S: Stored>(
-    of: &Scaling<'_, S::Math>,
+    of: &NormTerms<'_, S::Math>,
     [out, stats]: [&mut Buffer<'_>; 2],
     sum: Option<&mut Buffer<'_>>,
     x: &Buffer<'_>,
@@ -324,7 +324,7 @@ pub fn norm_backward_into(
 /// `dx`, `dy`, `x` and `dresidual` (R, C), `stats` (R, statistics), sums for weight and bias
 /// (blocks of rows, C).
 fn backward_on_cpu<S: Stored>(
-    of: &Scaling<'_, S::Math>,
+    of: &NormTerms<'_, S::Math>,
     dx: &mut Buffer<'_>,
     [dy, x, stats]: [&Buffer<'_>; 3],
     dresidual: Option<&Buffer<'_>>,
@@ -414,8 +414,8 @@ fn scaling<'a, T: Float>(
     options: &NormOptions<'_>,
     [rows, columns]: [usize; 2],
     [weight, bias]: [&'a Option<Buffer<'_>>; 2],
-) -> Scaling<'a, T> {
-    Scaling {
+) -> NormTerms<'a, T> {
+    NormTerms {
         centers: options.norm == Norm::Layer,
         epsilon: T::from_f64(options.epsilon),
         columns,
@@ -427,7 +427,7 @@ fn scaling<'a, T: Float>(
 
 /// `body` on ranges of rows of `count` elements, cut at multiples of `grain` rows.
 fn split_rows<T: Float>(
-    of: &Scaling<'_, T>,
+    of: &NormTerms<'_, T>,
     count: usize,
     grain: usize,
     body: impl Fn(Range<usize>) + Sync,

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use super::agent;
-use super::place::Place;
+use super::place::JobPlace;
 use crate::error::{Error, Result};
 use crate::rendezvous::Rendezvous;
 use crate::stop;
@@ -21,7 +21,7 @@ const BYTES_MAX: usize = 1024;
 
 /// Serves the launcher of the processes that meet at `place`, until it is gone. Waits for it for
 /// `limit`. Returns the exit code. Call it while the process has one thread.
-pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
+pub fn serve_at(place: &JobPlace, limit: Duration) -> Result<u8> {
     let Rendezvous { host, ports, .. } = &place.0;
     let addresses = || {
         let of_port = |&port: &u16| (host.as_str(), port).to_socket_addrs().ok();
@@ -55,7 +55,7 @@ pub(super) struct Agent {
 }
 
 impl AgentListener {
-    pub(super) fn open(place: &Place) -> Result<AgentListener> {
+    pub(super) fn open(place: &JobPlace) -> Result<AgentListener> {
         let socket = tcp::listen(&place.0)?;
         Ok(AgentListener {
             listener: Acceptor::new(socket, place.key()?, BYTES_MAX)?,

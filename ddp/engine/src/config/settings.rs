@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing,
-    Precision, Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap, Packing, Precision,
+    Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -258,7 +258,7 @@ settings! {
     Run missing "HOW": Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
-    Run normalize "HOW": Normalize = Normalize::None;
+    Run normalize "HOW": Scaling = Scaling::None;
     /// Folder with the tokenizer.json and the chat template that make tokens of conversations
     /// [default: that of `init-from`]
     Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
