@@ -182,10 +182,9 @@ pub(super) fn book(
     by: Caller,
 ) {
     let storage = tensor.storage();
-    let source = tensor.device();
-    let unused =
-        source == Device::Cpu && storage.origin == ContentsOrigin::Computed && !storage.was_used();
-    let returned = match storage.origin {
+    let (source, origin) = (tensor.device(), storage.origin);
+    let unused = source == Device::Cpu && origin == ContentsOrigin::Computed && !storage.was_used();
+    let returned = match origin {
         // Changed contents are new on the other device: trained weights being saved, for example.
         ContentsOrigin::Arrived(from, by) if from == target && !storage.was_changed() => Some(by),
         _ => None,

@@ -27,7 +27,7 @@ use crate::reducer::SHARDS_MAX;
 
 /// Where a setting must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum SharedBy {
     /// On all ranks and whenever the run is resumed: what is computed depends on it.
     Run,
     /// On all ranks; it may change when the run is resumed.
@@ -46,7 +46,7 @@ pub struct Setting {
     /// What help calls its value.
     pub value_name: &'static str,
     /// Where it must be equal.
-    pub scope: Scope,
+    pub scope: SharedBy,
     /// How its values are written.
     pub form: Form,
     /// Its values and their help, if it takes one of a few names.
@@ -195,7 +195,7 @@ macro_rules! settings {
                     help: lines.join(" "),
                     group: $group.to_string(),
                     value_name: $value_name,
-                    scope: Scope::$scope,
+                    scope: SharedBy::$scope,
                     form: field.form(),
                     choices: field.choices(),
                     default: field.value(),
@@ -444,7 +444,7 @@ fn model_setting() -> Setting {
         ),
         group: "Model".to_string(),
         value_name: "MODEL",
-        scope: Scope::Run,
+        scope: SharedBy::Run,
         form: Form::One,
         choices: Vec::new(),
         default: ModelSpec::default().name().into(),
@@ -483,7 +483,7 @@ fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
         help: setting.help,
         group: String::new(),
         value_name: setting.value_name,
-        scope: if fixed { Scope::Run } else { Scope::Job },
+        scope: if fixed { SharedBy::Run } else { SharedBy::Job },
         form: setting.field.form(),
         choices: setting.field.choices(),
         default: setting.field.value(),

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{self, Event, MetricsLog, RanksEvent};
+use crate::metrics_log::{self, LogEvent, MetricsLog, RanksEvent};
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::Step;
 
@@ -333,7 +333,7 @@ pub(crate) fn say_change(
     } else {
         tracing::warn!("{text}");
     }
-    log.write(&Event::Ranks(event))?;
+    log.write(&LogEvent::Ranks(event))?;
     unlogged.told = Some(world.generation());
     faults::at_step(FaultPoint::Told, world.generation())
 }

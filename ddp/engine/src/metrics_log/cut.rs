@@ -15,7 +15,7 @@ use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 
 use super::{
-    CONFIG_FILE, EVENTS_FILE, LogLine, MetricsLog, Written, check_free, taken, write_settings,
+    CONFIG_FILE, EVENTS_FILE, LastSteps, LogLine, MetricsLog, check_free, taken, write_settings,
 };
 use crate::error::{Error, Result};
 use crate::setting::OUT;
@@ -133,7 +133,7 @@ impl MetricsLog {
             file,
             path,
             length: 0,
-            written: Written::default(),
+            written: LastSteps::default(),
         })
     }
 
@@ -214,11 +214,11 @@ fn copy_lines(
     to: &mut File,
     step: u64,
     told: Option<u64>,
-) -> io::Result<(u64, bool, Written)> {
+) -> io::Result<(u64, bool, LastSteps)> {
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
-    let mut written = Written::default();
+    let mut written = LastSteps::default();
     while reader.read_until(b'\n', &mut text)? > 0 {
         heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
@@ -242,7 +242,7 @@ fn copy_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics_log::Event;
+    use crate::metrics_log::LogEvent;
     use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -325,7 +325,7 @@ mod tests {
         // As when the disk is full after some bytes.
         log.file.write_all(b"half a li").unwrap();
         log.cut_back();
-        log.write(&Event::Checkpoint {
+        log.write(&LogEvent::Checkpoint {
             step: 1,
             folder: "a",
         })
@@ -346,7 +346,7 @@ mod tests {
         let (mut log, _) =
             MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4, None).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
+        let checkpoint = |step| LogEvent::Checkpoint { step, folder: "a" };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
         let step = |step| format!(r#"{{"event":"step","step":{step},"of":"another rank"}}"#);
         log.write_once(step(4)).unwrap();

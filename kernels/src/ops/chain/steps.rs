@@ -85,6 +85,19 @@ pub enum ChainStep {
     Store(usize, usize),
 }
 
+impl ChainStep {
+    /// The steps whose values it reads.
+    fn values(&self) -> &[usize] {
+        match self {
+            ChainStep::Load(_) | ChainStep::Constant(_) => &[],
+            ChainStep::Apply(function, values) => &values[..function.arguments()],
+            ChainStep::Sum(value) | ChainStep::Max(value) | ChainStep::Store(_, value) => {
+                std::slice::from_ref(value)
+            }
+        }
+    }
+}
+
 /// Where an operand's elements are: `offset + Σ index · stride` over the index space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ChainView {
@@ -196,13 +209,7 @@ impl Chain {
         }
         let mut is_row_wide = Vec::with_capacity(steps.len());
         for (at, step) in steps.iter().enumerate() {
-            let values: &[usize] = match step {
-                ChainStep::Load(_) | ChainStep::Constant(_) => &[],
-                ChainStep::Apply(function, values) => &values[..function.arguments()],
-                ChainStep::Sum(value) | ChainStep::Max(value) | ChainStep::Store(_, value) => {
-                    std::slice::from_ref(value)
-                }
-            };
+            let values = step.values();
             let is_value = |it: &usize| *it < at && !matches!(steps[*it], ChainStep::Store(..));
             let (count, number) = match step {
                 ChainStep::Load(number) => (loads.len(), *number),
@@ -232,11 +239,7 @@ impl Chain {
                 continue;
             };
             // Each row stores one, or each element.
-            let over = if is_row_wide[at] {
-                dims.len() - row
-            } else {
-                dims.len()
-            };
+            let over = dims.len() - if is_row_wide[at] { row } else { 0 };
             let (view, dims) = (&stores[*store], &dims[..over]);
             let within = ChainView {
                 offset: 0,
@@ -305,14 +308,7 @@ impl Chain {
 fn slots_of(steps: &[ChainStep], is_row_wide: &[bool]) -> (Vec<usize>, usize) {
     let mut last = vec![0; steps.len()];
     for (at, step) in steps.iter().enumerate() {
-        let values: &[usize] = match step {
-            ChainStep::Apply(function, values) => &values[..function.arguments()],
-            ChainStep::Sum(value) | ChainStep::Max(value) | ChainStep::Store(_, value) => {
-                std::slice::from_ref(value)
-            }
-            _ => &[],
-        };
-        values.iter().for_each(|&value| last[value] = at);
+        step.values().iter().for_each(|&value| last[value] = at);
     }
     let (mut slots, mut free, mut live) = (vec![0; steps.len()], Vec::new(), 0);
     for (at, step) in steps.iter().enumerate() {
