@@ -122,7 +122,7 @@ pub enum JobAction {
         /// Its number.
         process: u32,
         /// What.
-        told: ToRank,
+        message: ToRank,
     },
     /// Send all processes a signal.
     Signal(c_int),

@@ -397,11 +397,11 @@ impl<'a> Job<'a> {
                 self.plan(after, Next::Goes(index, 0));
                 self.plan(SIGN, Next::Shows(index));
             }
-            Message::ToRank(index, told) => {
+            Message::ToRank(index, message) => {
                 if self.processes[index].is_stopped {
-                    self.processes[index].unheard.push_back(told);
+                    self.processes[index].unheard.push_back(message);
                 } else if self.processes[index].phase != Phase::Ended {
-                    self.hears(index, told);
+                    self.hears(index, message);
                 }
             }
             Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
@@ -467,8 +467,10 @@ impl<'a> Job<'a> {
                 let index = process as usize - 1;
                 self.send(self.processes[index].host, 1, Message::Signal(index, KILL));
             }
-            JobAction::Tell { process, told, .. } => {
-                if let ToRank::Formed(formed) = &told {
+            JobAction::Tell {
+                process, message, ..
+            } => {
+                if let ToRank::Formed(formed) = &message {
                     let members = self.state.members.iter();
                     let all: Vec<usize> = members.map(|it| it.process as usize - 1).collect();
                     if !self.together.contains_key(&formed.number) {
@@ -492,7 +494,11 @@ impl<'a> Job<'a> {
                     }
                 }
                 let index = process as usize - 1;
-                self.send(self.processes[index].host, 1, Message::ToRank(index, told));
+                self.send(
+                    self.processes[index].host,
+                    1,
+                    Message::ToRank(index, message),
+                );
             }
             JobAction::Signal(signal) => {
                 self.say(format!("all are sent signal {signal}"));
@@ -625,10 +631,10 @@ impl<'a> Job<'a> {
         self.says(index, ToLauncher::Waits { after, port: 1 });
     }
 
-    fn hears(&mut self, index: usize, told: ToRank) {
+    fn hears(&mut self, index: usize, message: ToRank) {
         let it = &mut self.processes[index];
-        it.heard.hear(told.clone());
-        match told {
+        it.heard.hear(message.clone());
+        match message {
             ToRank::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
                 it.generation = it.heard.current();
                 self.goes_after(index, Phase::Connects, 5..40);
@@ -892,7 +898,9 @@ impl<'a> Job<'a> {
                     if self.processes[it].phase != Phase::Ended {
                         self.word(it, Word::Stopped(false));
                         let unheard = std::mem::take(&mut self.processes[it].unheard);
-                        unheard.into_iter().for_each(|told| self.hears(it, told));
+                        unheard
+                            .into_iter()
+                            .for_each(|message| self.hears(it, message));
                     }
                 }
             }

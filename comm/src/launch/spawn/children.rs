@@ -113,12 +113,12 @@ impl Children {
     }
 
     /// Tells a process something, perhaps with sockets, if it still runs.
-    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &ToRank, sockets: &[OwnedFd]) {
+    pub(super) fn tell(&mut self, rank: usize, process: u32, message: &ToRank, fds: &[OwnedFd]) {
         let Some(it) = self.find(rank, process) else {
             return;
         };
-        let is_told = it.socket.send_with(told, sockets, false);
-        if !is_told && *told != ToRank::Alive {
+        let is_sent = it.socket.send_with(message, fds, false);
+        if !is_sent && *message != ToRank::Alive {
             // It has not listened for minutes.
             _ = it.child.kill();
         }

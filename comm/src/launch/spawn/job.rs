@@ -325,8 +325,8 @@ impl Job {
     }
 
     /// Tells a rank of this host something. If all are here, it first gets sockets to the others.
-    fn tell_here(&mut self, rank: usize, process: u32, told: &ToRank) {
-        if let (ToRank::Formed(formed), false) = (told, self.has_others()) {
+    fn tell_here(&mut self, rank: usize, process: u32, message: &ToRank) {
+        if let (ToRank::Formed(formed), false) = (message, self.has_others()) {
             let place = formed.members.iter().position(|it| it.rank == rank);
             if place == Some(0) {
                 self.sockets = sockets_between(formed.members.len());
@@ -338,11 +338,11 @@ impl Job {
                 .unwrap_or_default()
                 .chunks(SOCKETS_MAX)
             {
-                let told = ToRank::Sockets(formed.number);
-                self.here.tell(rank, process, &told, some);
+                let message = ToRank::Sockets(formed.number);
+                self.here.tell(rank, process, &message, some);
             }
         }
-        self.here.tell(rank, process, told, &[]);
+        self.here.tell(rank, process, message, &[]);
     }
 
     /// Where ranks of host `from` reach `host`; None is this one.
@@ -381,10 +381,10 @@ impl Job {
                 JobAction::Tell {
                     rank,
                     process,
-                    told,
+                    message,
                 } => match other(self.state.ranks[rank].host) {
-                    None => self.tell_here(rank, process, &told),
-                    Some(index) => self.others[index].send(&AgentOrder::Tell(rank, process, told)),
+                    None => self.tell_here(rank, process, &message),
+                    Some(at) => self.others[at].send(&AgentOrder::Tell(rank, process, message)),
                 },
                 JobAction::Signal(signal) => {
                     self.here.signal(signal);

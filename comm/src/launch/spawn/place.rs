@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(place(variables), Ok((1, 3, "a".into())));
         let one = format!("{slurm} SLURM_STEP_NUM_NODES=4");
         assert_eq!(place(&one), Ok((2, 4, "n1".into())));
-        for (wrong, told) in [
+        for (wrong, expected) in [
             (
                 format!("{variables} LOCAL_WORLD_SIZE=3"),
                 "several processes on a host",
@@ -115,7 +115,7 @@ mod tests {
             ),
         ] {
             let error = place(&wrong).unwrap_err();
-            assert!(error.contains(told), "{wrong}: {error}");
+            assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
 }

@@ -30,13 +30,13 @@ impl Decision<'_> {
         });
         let process = number;
         self.actions.push(JobAction::Start { rank, process });
-        let told = ToRank::Welcome {
+        let message = ToRank::Welcome {
             is_elastic: self.state.rules.is_elastic,
             min_ranks: self.state.rules.min_ranks,
             hosts: self.state.hosts_of_ranks(),
             generation: self.state.generation,
         };
-        self.tell(rank, told);
+        self.tell(rank, message);
     }
 
     pub(super) fn kill(&mut self, rank: usize, why: &str) {
@@ -49,19 +49,19 @@ impl Decision<'_> {
         }
     }
 
-    pub(super) fn tell(&mut self, rank: usize, told: ToRank) {
+    pub(super) fn tell(&mut self, rank: usize, message: ToRank) {
         if let Some(process) = self.state.process(rank) {
             self.actions.push(JobAction::Tell {
                 rank,
                 process,
-                told,
+                message,
             });
         }
     }
 
-    pub(super) fn tell_members(&mut self, told: &ToRank) {
+    pub(super) fn tell_members(&mut self, message: &ToRank) {
         for rank in self.living_members() {
-            self.tell(rank, told.clone());
+            self.tell(rank, message.clone());
         }
     }
 

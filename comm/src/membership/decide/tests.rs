@@ -141,14 +141,14 @@ impl Job {
 
     /// Who was lost before the generation that has just been formed, and why; and who came.
     fn change(&mut self) -> (Vec<(usize, String)>, Vec<usize>) {
-        let told = self.done(|action| match action {
+        let message = self.done(|action| match action {
             JobAction::Tell {
-                told: ToRank::Formed(generation),
+                message: ToRank::Formed(generation),
                 ..
             } => Some(generation.change.clone()),
             _ => None,
         });
-        let change = told.last().expect("a generation was formed").clone();
+        let change = message.last().expect("a generation was formed").clone();
         let lost = change.lost.into_iter().map(|it| (it.rank, it.why));
         (lost.collect(), change.joined)
     }
@@ -571,12 +571,12 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
         let mut job = job_of(&[0; 3], false);
         job.waits(2);
         job.ends(1, end);
-        let (line, told) = ends(&mut job);
+        let (line, message) = ends(&mut job);
         assert!(
             line.starts_with("rank 1 ended before all ranks had met"),
             "{line}"
         );
-        assert_eq!(told, Some(code));
+        assert_eq!(message, Some(code));
         job.ends(2, End::Code(code));
         job.ends(0, End::Code(code));
         assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));

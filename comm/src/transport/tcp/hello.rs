@@ -203,8 +203,8 @@ mod tests {
             meet(&zero, &two).unwrap();
             let other = JobKey::new("other", Secret::new(secret), 2, 4);
             let error = meet(&zero, &other).unwrap_err();
-            let told = "it is rank 2 of another job (of 4 ranks, not 3)";
-            assert_eq!(error, format!("Elsewhere({told:?})"));
+            let expected = "it is rank 2 of another job (of 4 ranks, not 3)";
+            assert_eq!(error, format!("Elsewhere({expected:?})"));
             let (number, call) = other.call(0).unwrap();
             let (_, answer) = zero.answer(&call).unwrap();
             let there = format!("{:?}", other.prove(0, &number, &answer));

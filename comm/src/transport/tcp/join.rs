@@ -31,7 +31,7 @@ const CANDIDATES_MAX: usize = 256;
 /// How many refused processes the user is told of.
 const NOTES_MAX: usize = 4;
 /// When rank 0 first tells the user whom it waits for.
-const TOLD_AFTER: Duration = Duration::from_secs(5);
+const LOGGED_AFTER: Duration = Duration::from_secs(5);
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// A socket to another rank.
@@ -147,7 +147,7 @@ impl Acceptor {
         limit: Duration,
         place: &str,
     ) -> Result<()> {
-        let (mut waited, mut total, mut is_told) = (Waited::new(), Duration::ZERO, false);
+        let (mut waited, mut total, mut is_logged) = (Waited::new(), Duration::ZERO, false);
         loop {
             self.accept();
             self.talk(expected)?;
@@ -160,8 +160,8 @@ impl Acceptor {
             if total >= limit {
                 return Err(self.too_late(&missing, limit, place));
             }
-            if total >= TOLD_AFTER && !is_told {
-                is_told = true;
+            if total >= LOGGED_AFTER && !is_logged {
+                is_logged = true;
                 tracing::info!("waiting at {place} for {}", RankList(&missing));
             }
             let listener = libc::pollfd {
@@ -339,13 +339,13 @@ pub(crate) fn connect(
 ) -> Result<Joined> {
     let mut waited = Waited::new();
     // What the first process to answer said; until then, why there was none.
-    let (mut told, mut silent) = (None, "its name has no address".to_string());
+    let (mut answer, mut silent) = (None, "its name has no address".to_string());
     loop {
         client::check(&key.client)?;
         for address in addresses() {
             match attempt(address, to, key, bytes_max)? {
                 Attempt::Joined(joined) => return Ok(joined),
-                Attempt::Answered(why) => _ = told.get_or_insert(why),
+                Attempt::Answered(why) => _ = answer.get_or_insert(why),
                 Attempt::Failed(why) => silent = why,
             }
             if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
@@ -355,7 +355,7 @@ pub(crate) fn connect(
         std::thread::sleep(RETRY);
         if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
             let within = Seconds(limit);
-            let why = told.unwrap_or(silent);
+            let why = answer.unwrap_or(silent);
             let text = format!("rank {to} did not answer at {place} within {within}: {why}");
             return Err(Error::too_late(ACTION, text + &stopped_note()));
         }

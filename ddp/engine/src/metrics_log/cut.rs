@@ -41,7 +41,7 @@ impl LockedLog {
             return Ok(None);
         }
         check_plain(out)?;
-        let (began, mut is_told) = (Instant::now(), false);
+        let (began, mut is_logged) = (Instant::now(), false);
         let limit = if was_lost { LOST_MAX } else { ENDING_MAX };
         loop {
             match LockedLog::open(out) {
@@ -53,7 +53,7 @@ impl LockedLog {
                 }
                 locked => return locked.map(Some),
             }
-            if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_told, true) {
+            if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_logged, true) {
                 let (path, limit) = (out.join(EVENTS_FILE), limit.as_secs());
                 let path = path.display();
                 tracing::warn!("{path}: waiting up to {limit} s until a lost host's lock ends");
@@ -138,19 +138,19 @@ impl MetricsLog {
     }
 
     /// Opens the metrics log of a run that resumes after step `step`, and cuts the lines after it,
-    /// and those of ranks after generation `told`. Also returns whether it has its first line.
+    /// and those of ranks after this `generation`. Also returns whether it has its first line.
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
         locked: LockedLog,
         step: u64,
-        told: Option<u64>,
+        generation: Option<u64>,
     ) -> Result<(MetricsLog, bool)> {
         let LockedLog { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
             // It is locked already, so that no other process locks it first.
-            let lines = copy_lines(&mut file, copy, step, told);
+            let lines = copy_lines(&mut file, copy, step, generation);
             let lines = lines.map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
             copied = Some((copy, lines));
@@ -206,14 +206,14 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
     saved.filter_map(|line| line.step).collect()
 }
 
-/// Copies the lines that belong to the run up to step `step` and generation `told`. How it ended
+/// Copies the lines that belong to the run up to step `step` and generation `last`. How it ended
 /// before is not one of them. Returns their length, whether the first line is one of them, and the
 /// last of each kind.
 fn copy_lines(
     from: &mut File,
     to: &mut File,
     step: u64,
-    told: Option<u64>,
+    last: Option<u64>,
 ) -> io::Result<(u64, bool, LastSteps)> {
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
@@ -226,7 +226,7 @@ fn copy_lines(
             break;
         };
         let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");
-        let is_later = line.step > Some(step) || told.is_some() && line.generation > told;
+        let is_later = line.step > Some(step) || last.is_some() && line.generation > last;
         if !is_of_end && !is_later {
             writer.write_all(&text)?;
             length += text.len() as u64;
@@ -374,8 +374,8 @@ mod tests {
         fs::write(&path, format!("{LINES}{resumed}\n")).unwrap();
         let error = LockedLog::of_job(scratch.path()).unwrap_err();
         let text = error.to_string();
-        let told = "another job has resumed this run";
-        assert!(error.exit_code() == 2 && text.contains(told), "{text}");
+        let expected = "another job has resumed this run";
+        assert!(error.exit_code() == 2 && text.contains(expected), "{text}");
     }
 
     #[test]

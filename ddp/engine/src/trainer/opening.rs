@@ -151,12 +151,12 @@ impl<'a> RunFolder<'a> {
     }
 
     /// Opens the metrics log on rank 0, which says these `initial_weights`. Lines after the steps
-    /// taken are cut, and those of ranks after generation `told`.
+    /// taken are cut, and those of ranks after this `generation`.
     pub(super) fn open_log(
         &self,
         program: &mut dyn RunProgram,
         locked: Option<LockedLog>,
-        told: Option<u64>,
+        generation: Option<u64>,
         initial_weights: Vec<LayerDigest>,
     ) -> Result<MetricsLog> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
@@ -190,7 +190,7 @@ impl<'a> RunFolder<'a> {
             checkpoint::put_aside_after(out, taken)?;
         }
         let (mut log, has_start) = match there {
-            Some(there) => MetricsLog::resume(out, &self.file, there, taken, told)?,
+            Some(there) => MetricsLog::resume(out, &self.file, there, taken, generation)?,
             None => (MetricsLog::create(out, &self.file)?, false),
         };
         if !run.continues {

@@ -36,7 +36,7 @@ impl<'a> TrainingRun<'a> {
         let mut state = opening.state()?;
         let weights = opening.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked, unlogged.told, weights)?);
+            *log = Some(opening.open_log(program, locked, unlogged.logged, weights)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -65,7 +65,7 @@ impl<'a> TrainingRun<'a> {
         // No rank trains before the metrics log is open.
         world.barrier()?;
         *unlogged = Unlogged {
-            told: Some(world.generation()),
+            logged: Some(world.generation()),
             ..Unlogged::default()
         };
         let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
