@@ -140,7 +140,7 @@ pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
     let columns = check_halves(&call, out, x)?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch_swiglu(
                 &gpu,
                 "swiglu",
@@ -172,7 +172,7 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
     let columns = check_halves(&call, dout, x)?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dout, x] = placed.enter([dx, dout, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![dx, dout, x, dout.count, columns];
             return launch_swiglu(&gpu, "swiglu_backward", &dout, columns, args);
         }

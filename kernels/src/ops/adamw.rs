@@ -257,7 +257,7 @@ pub fn adamw(
         let [scalars] = placed.enter([scalars])?;
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let copies = placed.enter_some(copies)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let of = constants;
             let weights = [1.0 - of.beta1, of.beta2, 1.0 - of.beta2, of.epsilon];
             let [weight_1, beta_2, weight_2, epsilon] = weights.map(|weight| weight as f32);

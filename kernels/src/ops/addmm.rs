@@ -127,7 +127,7 @@ impl Operands {
         let [acc, mat1, mat2] = placed.enter([self.acc, self.mat1, self.mat2])?;
         let operands = [(&mat1, self.mat1), (&mat2, self.mat2)]
             .map(|(buffer, slot)| (buffer, placed.tensor(slot).is_transposed()));
-        let Some(gpu) = placed.launcher() else {
+        let Some(gpu) = placed.gpu() else {
             with_stored!(placed.dtype, S => self.run_on_cpu::<S>(&mut out, &acc, operands));
             return Ok(());
         };

@@ -143,7 +143,7 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     same.or_else(|_| call.same_dtype(x, y))?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x] = placed.enter([y, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let is_same = y.dtype == x.dtype;
             let name = if is_same { "axpy" } else { "axpy_to_f32" };
             let (grid, args) = (

@@ -62,7 +62,7 @@ pub fn attention_into(
     call.run(qkv, &FLOATS_AND_BF16, |placed| {
         let [mut out, mut log_sum_exp, qkv] = placed.enter([out, log_sum_exp, qkv])?;
         let begins = placed.enter_some(begins)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::forward(&gpu, [&out, &log_sum_exp, &qkv], begins.as_ref(), sizes);
         }
         with_stored!(placed.dtype, S => cpu::run_forward(&Forward {
@@ -157,7 +157,7 @@ pub fn attention_backward_into(
         let [mut dqkv, mut delta] = placed.enter([dqkv, delta])?;
         let [dout, out, log_sum_exp, qkv] = placed.enter([dout, out, log_sum_exp, qkv])?;
         let begins = placed.enter_some(begins)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let inputs = [&dout, &out, &log_sum_exp, &qkv];
             return gpu::backward(&gpu, [&dqkv, &delta], inputs, begins.as_ref(), sizes);
         }

@@ -9,7 +9,7 @@
 //! call.elementwise(&[out, x])?;                 // or any other check
 //! call.run(x, &FLOATS, |placed| {
 //!     let [mut out, x] = placed.enter([out, x])?;
-//!     if let Some(gpu) = placed.launcher() {
+//!     if let Some(gpu) = placed.gpu() {
 //!         return gpu.launch(…);
 //!     }
 //!     with_float!(placed.dtype, T => …out.elements_mut::<T>(), x.elements::<T>()…);

@@ -54,7 +54,7 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
     call.run(x, &EVERY_DTYPE, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         let (from, to) = (x.dtype, out.dtype);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             if from == to {
                 return copy_on(&gpu, &out, &x);
             }

@@ -79,7 +79,7 @@ pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Res
             return Ok(());
         }
         let (out, x) = buffers.split_at_mut(outputs.len());
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let count: usize = chain.dims.iter().product();
             let (grid, units) = match chain.row {
                 0 => (Grid::elements(count), count),

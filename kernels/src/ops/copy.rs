@@ -134,7 +134,7 @@ fn write_transposed(out: &Tensor, x: &Tensor, by: Caller) -> Result<()> {
     let [rows, columns] = call.dims(x, "[rows, columns]")?;
     call.run(x, &EVERY_DTYPE, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let name = kernel_for_width(KERNELS, x.dtype);
             let tiles = rows.div_ceil(TILE) * columns.div_ceil(TILE);
             // A block for each tile, as long as there is room; then blocks loop over tiles.

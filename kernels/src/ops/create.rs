@@ -278,7 +278,7 @@ fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
         let [mut out] = placed.enter([out])?;
         with_element!(out.dtype, T => {
             let rounded = exact::<T>(value, by)?;
-            match placed.launcher() {
+            match placed.gpu() {
                 Some(gpu) => fill_on(&gpu, &out, value)?,
                 None => fill_all(out.elements_mut::<T>(), rounded),
             }
@@ -345,7 +345,7 @@ fn write_new(
     let out = call.writes("tensor", out);
     call.run(out, &EVERY_DTYPE, |placed| {
         let [out] = placed.enter([out])?;
-        let gpu = placed.launcher().expect("the caller made it on a GPU");
+        let gpu = placed.gpu().expect("the caller made it on a GPU");
         launch(&gpu, &out)
     })
 }

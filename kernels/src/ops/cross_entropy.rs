@@ -142,7 +142,7 @@ pub fn cross_entropy(
             class_weights: placed.enter_some(class_weights)?,
             stats: placed.enter_some(stats)?,
         };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch(&gpu, &operands, options);
         }
         let targets = Targets::of(&operands.targets);

@@ -69,7 +69,7 @@ pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()
     call.has_dtype(out, &[DType::I64])?;
     call.run(x, &FLOATS, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![out, x, quanta];
             return chunks.launch(&gpu, &SOURCE, "digest_quanta_f32", (32, 1), args);
         }

@@ -86,7 +86,7 @@ pub fn dropout_into(
     let scale = 1.0 / (1.0 - probability);
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, position] = placed.enter([out, x, position])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             if probability == 0.0 {
                 return copy_on(&gpu, &out, &x);
             }

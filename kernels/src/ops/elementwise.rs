@@ -271,7 +271,7 @@ pub(crate) fn unary_op(
     call.elementwise(&[out, x])?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![out, x, out.count, last];
             let args = &args[..3 + usize::from(last.is_some())];
             let grid = Grid::packs(out.count, out.dtype);
@@ -326,7 +326,7 @@ pub(crate) fn binary_op(
     }
     call.run(a, &FLOATS_AND_BF16, |placed| {
         let [mut out, a, b] = placed.enter([out, a, b])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (count, dtype) = (out.count, out.dtype);
             let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
             if by_vector.is_some() {

@@ -79,7 +79,7 @@ pub fn embedding_into(
     call.run(table, &FLOATS_AND_BF16, |placed| {
         let [mut out, table, tokens] = placed.enter([out, table, tokens])?;
         let positions = placed.enter_some(positions)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let width = tokens.dtype.bytes() as u32;
             let args = args![
                 out, table, positions, tokens, width, rows, columns, vocabulary, context
@@ -123,7 +123,7 @@ pub fn split_documents_into(tokens: &Tensor, begins: &Tensor, codes: &Tensor) ->
     call.all_row_major()?;
     call.run(codes, &EVERY_DTYPE, |placed| {
         let [mut tokens, mut begins, codes] = placed.enter([tokens, begins, codes])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (args, grid) = (args![tokens, begins, codes, rows], Grid::elements(rows));
             return gpu.launch(&SOURCE, "split_documents", grid, args);
         }
@@ -170,7 +170,7 @@ pub fn embedding_backward_into(
     call.run(dout, &FLOATS_AND_BF16, |placed| {
         let [mut dtable, dout, tokens, mut order, sums] =
             placed.enter([dtable, dout, tokens, order, sums])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let sizes = [rows, columns, vocabulary];
             return backward(
                 &gpu,
@@ -225,9 +225,9 @@ pub fn embedding_positions_backward_into(
     call.run(dout, &FLOATS_AND_BF16, |placed| {
         let [mut dpositions, dout] = placed.enter([dpositions, dout])?;
         // A matrix with a row for each sequence: its columns are summed.
-        if let Some(launcher) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let sizes = [rows.checked_div(context).unwrap_or(0), context * columns];
-            return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
+            return gpu::sum_rows(&gpu, &dpositions, &dout, sizes, accumulate);
         }
         with_stored!(placed.dtype, S => {
             add_rows(dpositions.elements_mut(), dout.elements::<S>(), gpu::ROW_BLOCK, accumulate)

@@ -46,7 +46,7 @@ pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(table, &EVERY_DTYPE, |placed| {
         let [mut out, table, rows] = placed.enter([out, table, rows])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let word_bytes = word_bytes(out.address() | table.address(), row_bytes);
             let words = row_bytes / word_bytes;
             let name = KERNELS[word_bytes.trailing_zeros() as usize];

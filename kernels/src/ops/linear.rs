@@ -62,7 +62,7 @@ pub fn linear_into(
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x, weight] = placed.enter([y, x, weight])?;
         let (bias, mut pre) = (placed.enter_some(bias)?, placed.enter_some(pre)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let optional = [bias.as_ref(), pre.as_ref()];
             return gpu::forward(&gpu, [&y, &x, &weight], optional, activation, sizes);
         }
@@ -150,7 +150,7 @@ pub fn linear_backward_input_summed_into(
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dy, weight] = placed.enter([dx, dy, weight])?;
         let (saved, mut row_sums) = (placed.enter_some(saved)?, placed.enter_some(row_sums)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (operands, optional) = ([&dx, &dy, &weight], [saved.as_ref(), row_sums.as_ref()]);
             return gpu::backward_input(&gpu, operands, optional, activation, sizes);
         }
@@ -194,7 +194,7 @@ pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut row_sums, x] = placed.enter([row_sums, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::fold_and_sum(&gpu, &row_sums, &x, None, 0, [rows, columns]);
         }
         with_stored!(placed.dtype, S => {
@@ -231,7 +231,7 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
     call.all_row_major()?;
     call.run(db, &FLOATS, |placed| {
         let [mut db, row_sums] = placed.enter([db, row_sums])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::add_row_sums(&gpu, &db, &row_sums, accumulate);
         }
         with_float!(placed.dtype, T => {
@@ -278,7 +278,7 @@ pub fn linear_backward_weight_into(
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dw, dy, x] = placed.enter([dw, dy, x])?;
         let db = placed.enter_some(db)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (operands, sizes) = ([&dw, &dy, &x], [rows, inputs, outputs]);
             return gpu::backward_weight(&gpu, operands, db.as_ref(), accumulate, sizes);
         }

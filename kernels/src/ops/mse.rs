@@ -75,7 +75,7 @@ pub fn mse_into(
     call.run(pred, &FLOATS_AND_BF16, |placed| {
         let [mut losses, pred, target] = placed.enter([losses, pred, target])?;
         let (mut dpred, mut stats) = (placed.enter_some(dpred)?, placed.enter_some(stats)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let features = pred.count.checked_div(rows).unwrap_or(0);
             let slope = slope as f32;
             let counters = stats.as_ref().map(|_| gpu.counters()).transpose()?;

@@ -73,7 +73,7 @@ pub fn muon_direction(
         let [mut grads, mut momentum] = placed.enter([grads, momentum])?;
         let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let beta = constants.momentum;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let weights = [beta as f32, (1.0 - beta) as f32];
             let [beta, weight] = weights;
             let nesterov = constants.nesterov;
@@ -116,7 +116,7 @@ pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(x, &FLOATS, |placed| {
         let [mut x, norm] = placed.enter([x, norm])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (grid, count) = (Grid::packs(x.count, x.dtype), x.count);
             return gpu.launch(&SOURCE, "divide_by_norm_f32", grid, args![x, norm, count]);
         }

@@ -172,7 +172,7 @@ fn forward<'a>(
         let (mut sum, residual) = (placed.enter_some(sum)?, placed.enter_some(residual)?);
         let [weight, bias] = [placed.enter_some(weight)?, placed.enter_some(bias)?];
         let [rows, columns] = sizes;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (statistics, epsilon) = (options.norm.statistics() as u32, options.epsilon as f32);
             let args = args![
                 out, sum, stats, x, residual, weight, bias, rows, columns, statistics, epsilon
@@ -290,7 +290,7 @@ pub fn norm_backward_into(
             placed.enter_some(bias_sums)?,
         ];
         let row_sums = placed.enter_some(row_sums)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 dx,
                 dy,

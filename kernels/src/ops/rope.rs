@@ -110,7 +110,7 @@ fn rotate_into<'a>(
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, table] = placed.enter([out, x, table])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 out, x, table, rows, columns, heads, head_size, turned, positions, direction
             ];

@@ -146,7 +146,7 @@ pub fn sgd(
         let momentum = placed.enter_some(momentum)?;
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let copies = placed.enter_some(copies)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let name = match (&momentum, constants.nesterov) {
                 (None, _) => "sgd_plain_f32",
                 (Some(_), false) => "sgd_momentum_f32",

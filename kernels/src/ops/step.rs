@@ -55,7 +55,7 @@ pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable
     call.has_dtype(partials, &[DType::F64])?;
     call.run(grads, &FLOATS, |placed| {
         let [mut partials, grads] = placed.enter([partials, grads])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![partials, grads, quanta];
             return chunks.launch(&gpu, &GRAD_NORM, "grad_norm_partials_f32", (32, 1), args);
         }
@@ -141,7 +141,7 @@ pub fn decide_step(
         let (mut flags, mut own) = (placed.enter_some(flags)?, placed.enter_some(own)?);
         let (stats, step) = (placed.enter_some(stats)?, placed.enter_some(step)?);
         let stopped = placed.enter_some(stopped)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let count = partials.as_ref().map_or(0, |partials| partials.count);
             let stats_count = stats.as_ref().map_or(0, |stats| stats.count);
             let args = args![
@@ -270,7 +270,7 @@ pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -
     call.has_dtype(step, &[DType::I64])?;
     call.run(values, &FLOATS, |placed| {
         let [mut flag, values, step] = placed.enter([flag, values, step])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let grid = Grid::elements(values.count.div_ceil(PER_THREAD));
             let args = args![flag, values, values.count, step];
             return gpu.launch(&NONFINITE, "mark_nonfinite_f32", grid, args);
@@ -350,7 +350,7 @@ pub fn vote_stopped(vote: &Tensor, flags: &Tensor, stop: Option<StopWord>) -> Re
     check_flags(&call, Some(flags))?;
     call.run(vote, &FLOATS, |placed| {
         let [mut vote, flags] = placed.enter([vote, flags])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![vote, flags, stop.map_or(0, StopWord::address)];
             return gpu.launch(
                 &VOTE_STOPPED,

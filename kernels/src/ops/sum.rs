@@ -79,7 +79,7 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     call.run(x, &FLOATS, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         let divisor = if op == "mean" { x.count as f64 } else { 1.0 };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch(&gpu, placed, [&out, &x], divisor);
         }
         with_float!(placed.dtype, T => {
@@ -215,7 +215,7 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
         } else {
             1.0
         };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
             let grid = Grid::blocks(blocks, BLOCK_THREADS, loads(columns, 32));
             let args = args![out, x, out.count, columns, divisor];
@@ -252,9 +252,9 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(launcher) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let rows = x.count.checked_div(columns).unwrap_or(0);
-            return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
+            return gpu::sum_rows(&gpu, &out, &x, [rows, columns], accumulate);
         }
         with_stored!(placed.dtype, S => {
             add_rows(out.elements_mut(), x.elements::<S>(), gpu::ROW_BLOCK, accumulate)
@@ -339,7 +339,7 @@ pub fn add_in_order(
     call.same_dtype(rows, out)?;
     call.run(out, &FLOATS_AND_BF16, |placed| {
         let [mut out, others, rows, words] = placed.enter([out, others, rows, words])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let row = rows.address() + (start * rows.dtype.bytes()) as u64;
             // Of each part its word, then its elements.
             let grid = Grid::packs(count, out.dtype).rounds_of(2 * order.words.len());

@@ -110,7 +110,7 @@ fn run<'a>(
             dilation,
             ..
         } = *windows;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 to,
                 from,

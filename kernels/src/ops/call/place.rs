@@ -175,7 +175,7 @@ impl Placed<'_> {
     }
 
     /// Launches kernels, if the operands are on a GPU.
-    pub(crate) fn launcher(&self) -> Option<GpuLaunch> {
+    pub(crate) fn gpu(&self) -> Option<GpuLaunch> {
         let queue = self.queue.clone()?;
         Some(GpuLaunch::new(queue, self.call.by))
     }

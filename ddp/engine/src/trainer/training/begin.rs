@@ -32,11 +32,11 @@ impl<'a> TrainingRun<'a> {
     ) -> Result<TrainingRun<'a>> {
         let ReadyRun { run, locked, stops } = ready;
         let (kept, log, unlogged) = session.parts();
-        let opening = RunFolder::new(options, &run, kept, world);
-        let mut state = opening.state()?;
-        let weights = opening.initial_weights()?;
+        let folder = RunFolder::new(options, &run, kept, world);
+        let mut state = folder.state()?;
+        let weights = folder.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked, unlogged.logged, weights)?);
+            *log = Some(folder.open_log(program, locked, unlogged.logged, weights)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
