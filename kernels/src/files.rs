@@ -210,7 +210,7 @@ fn put_file<E: From<FileError>>(
 
 /// A new file that is written from its beginning to its end.
 #[derive(Debug)]
-pub struct Output<'a> {
+pub struct NewFile<'a> {
     path: &'a Path,
     file: File,
     hash: blake3::Hasher,
@@ -230,7 +230,7 @@ pub struct FileDigest {
     pub blake3: String,
 }
 
-impl Output<'_> {
+impl NewFile<'_> {
     /// Adds `bytes` at the end.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         heartbeat::beat(Work::Writes);
@@ -257,12 +257,12 @@ impl Output<'_> {
 /// A new file in a folder of one's own, filled by `write` and made durable.
 pub fn write_file<E: From<FileError>>(
     path: &Path,
-    write: impl FnOnce(&mut Output<'_>) -> Result<(), E>,
+    write: impl FnOnce(&mut NewFile<'_>) -> Result<(), E>,
 ) -> Result<FileDigest, E> {
     let made = may("create", path)
         .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path));
     let file = made.map_err(failed("make", path))?;
-    let mut output = Output {
+    let mut output = NewFile {
         path,
         file,
         hash: blake3::Hasher::new(),

@@ -238,7 +238,7 @@ enum Input<'a, T> {
 }
 
 /// The elements of an output.
-enum Output<'a, T> {
+enum ChainOutput<'a, T> {
     Own(Shares<'a, T>),
     Half(Shares<'a, bf16>),
 }
@@ -306,7 +306,7 @@ fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &ChainView, start: usiz
 
 /// Writes a block of values to the elements of `view` from index `start` on.
 fn store<T: Math>(
-    out: &Output<'_, T>,
+    out: &ChainOutput<'_, T>,
     dims: &[usize],
     view: &ChainView,
     start: usize,
@@ -332,12 +332,12 @@ fn store<T: Math>(
     }
     stretches(dims, view, start, len, |at, first, stride, length| {
         match (out, x) {
-            (Output::Own(out), StepInput::Many(x)) if stride == 1 => {
+            (ChainOutput::Own(out), StepInput::Many(x)) if stride == 1 => {
                 // SAFETY: as in `write`.
                 unsafe { out.part(first..first + length) }.copy_from_slice(&x[at..at + length]);
             }
-            (Output::Own(out), x) => write(out, x, |x| x, [at, first, stride, length]),
-            (Output::Half(out), x) => write(out, x, T::to_bf16, [at, first, stride, length]),
+            (ChainOutput::Own(out), x) => write(out, x, |x| x, [at, first, stride, length]),
+            (ChainOutput::Half(out), x) => write(out, x, T::to_bf16, [at, first, stride, length]),
         }
     });
 }
@@ -346,7 +346,7 @@ fn store<T: Math>(
 struct Machine<'a, T, const SLOTS: usize> {
     chain: &'a Chain,
     inputs: &'a [Option<Input<'a, T>>; OPERANDS_MAX],
-    outputs: &'a [Option<Output<'a, T>>; OPERANDS_MAX],
+    outputs: &'a [Option<ChainOutput<'a, T>>; OPERANDS_MAX],
     slots: [&'a mut [T]; SLOTS],
     wide: [T; STEPS_MAX],
 }
@@ -489,8 +489,8 @@ pub(super) fn run<T: Math>(
     let mut writes = [const { None }; OPERANDS_MAX];
     for (to, buffer) in writes.iter_mut().zip(outputs.iter_mut().flatten()) {
         *to = Some(match buffer.dtype {
-            DType::BF16 => Output::Half(Shares::new(buffer.elements_mut())),
-            _ => Output::Own(Shares::new(buffer.elements_mut())),
+            DType::BF16 => ChainOutput::Half(Shares::new(buffer.elements_mut())),
+            _ => ChainOutput::Own(Shares::new(buffer.elements_mut())),
         });
     }
     match chain.live {
@@ -503,7 +503,7 @@ pub(super) fn run<T: Math>(
 fn run_with<T: Math, const SLOTS: usize>(
     chain: &Chain,
     inputs: &[Option<Input<'_, T>>; OPERANDS_MAX],
-    outputs: &[Option<Output<'_, T>>; OPERANDS_MAX],
+    outputs: &[Option<ChainOutput<'_, T>>; OPERANDS_MAX],
 ) {
     let count: usize = chain.dims.iter().product();
     let row = if chain.row > 0 {
