@@ -72,7 +72,7 @@ pub enum Remedy {
 #[non_exhaustive]
 pub enum Error {
     /// Some ranks did not arrive at a collective in time.
-    #[error("{call}: {} {}; help: {CHECK_RANKS}", Ranks(missing), late(*waited, *total))]
+    #[error("{call}: {} {}; help: {CHECK_RANKS}", RankList(missing), late(*waited, *total))]
     Timeout {
         /// The call that waited.
         call: String,
@@ -387,9 +387,9 @@ impl fmt::Display for Parenthesized<'_> {
 }
 
 /// `rank 3`, `ranks 1, 2 and 5`.
-pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
+pub(crate) struct RankList<'a>(pub(crate) &'a [usize]);
 
-impl fmt::Display for Ranks<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("no rank"),

@@ -7,7 +7,7 @@ pub const RANKS_MAX: usize = 512;
 
 /// A rank's place in its job.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct RankIdentity {
     /// The program's name, which begins the last line of a failed job.
     pub(crate) program: String,
     pub(crate) rank: usize,
@@ -18,10 +18,10 @@ pub(crate) struct Identity {
     pub(crate) host: String,
 }
 
-impl Identity {
+impl RankIdentity {
     /// One of `size` ranks that are all in this process.
-    pub(crate) fn in_process(program: String, rank: usize, size: usize) -> Identity {
-        Identity {
+    pub(crate) fn in_process(program: String, rank: usize, size: usize) -> RankIdentity {
+        RankIdentity {
             program,
             rank,
             size,

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use crate::error::{Error, Problem, Ranks, Result};
+use crate::error::{Error, Problem, RankList, Result};
 use crate::identity::{RANKS_MAX, host_name};
 use crate::process;
 pub(crate) use crate::rendezvous::Lookup;
@@ -148,8 +148,8 @@ pub(crate) fn stopped_note() -> String {
     ranks.sort_unstable();
     match ranks.len() {
         0 => String::new(),
-        1 => format!("; {} is stopped", Ranks(&ranks)),
-        _ => format!("; {} are stopped", Ranks(&ranks)),
+        1 => format!("; {} is stopped", RankList(&ranks)),
+        _ => format!("; {} are stopped", RankList(&ranks)),
     }
 }
 

@@ -13,8 +13,8 @@ const TRACKED_MIN: Duration = Duration::from_millis(200);
 /// Grace for a rank that is itself waiting: it knows the culprit and should report first.
 const GRACE_OF_WAITING: Duration = Duration::from_secs(1);
 /// When a wait is first reported to the user, and how often from then on.
-const FIRST_TOLD: Duration = Duration::from_secs(5);
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const FIRST_LOGGED: Duration = Duration::from_secs(5);
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// A rank that is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl Patience {
             waited: Waited::new(),
             total: Duration::ZERO,
             signs: Vec::new(),
-            tells_at: FIRST_TOLD,
+            tells_at: FIRST_LOGGED,
         }
     }
 
@@ -106,7 +106,7 @@ impl Patience {
     pub(crate) fn is_time_to_tell(&mut self) -> bool {
         let is_time = self.total >= self.tells_at;
         if is_time {
-            self.tells_at = self.total + TOLD_EVERY;
+            self.tells_at = self.total + LOGGED_EVERY;
         }
         is_time
     }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 /// How long a line waits for a reader.
 const WAIT: Duration = Duration::from_millis(200);
 
-static STDERR: Output = Output {
+static STDERR: LineOutput = LineOutput {
     number: libc::STDERR_FILENO,
     path: c"/proc/self/fd/2",
     dropped: AtomicUsize::new(0),
 };
 
 /// Where lines go.
-struct Output {
+struct LineOutput {
     number: c_int,
     path: &'static CStr,
     /// How many lines did not fit since the last one that did.
@@ -51,7 +51,7 @@ pub fn print_now(bytes: &[u8]) {
     }
 }
 
-impl Output {
+impl LineOutput {
     fn print(&self, line: &str, wait: Duration) {
         let (dropped, until) = (self.dropped.swap(0, Relaxed), Instant::now() + wait);
         let note = match dropped {
@@ -137,9 +137,9 @@ mod tests {
 
     use super::*;
 
-    fn output(of: &impl AsRawFd) -> Output {
+    fn output(of: &impl AsRawFd) -> LineOutput {
         let path = CString::new(format!("/proc/self/fd/{}", of.as_raw_fd())).unwrap();
-        Output {
+        LineOutput {
             number: of.as_raw_fd(),
             path: Box::leak(path.into_boxed_c_str()),
             dropped: AtomicUsize::new(0),

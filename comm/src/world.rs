@@ -38,7 +38,7 @@ use crate::collective::group::Group;
 use crate::collective::handshake::{Field, handshake};
 use crate::collective::single::Single;
 use crate::error::{Argument, Error, RemoteError, Result};
-use crate::identity::Identity;
+use crate::identity::RankIdentity;
 use crate::launch::cores::{self, CoreShare};
 use crate::launch::gpus::{GpuTable, Shortage, VisibleGpus, assign};
 use crate::launcher::{self, Launch, OwnJob};
@@ -162,7 +162,7 @@ impl World {
     }
 
     fn alone(options: &Options, job_ranks: Vec<usize>) -> Result<World> {
-        let identity = Identity::in_process(options.program.clone(), 0, 1);
+        let identity = RankIdentity::in_process(options.program.clone(), 0, 1);
         let board = Board::new(&Segment::in_process(1)?);
         let mut failure = Failure::in_process(identity, board, options.remedy_text);
         failure.job_ranks = job_ranks;
@@ -178,7 +178,7 @@ impl World {
             ..Options::default()
         };
         let world = |rank: threads::ThreadRank| {
-            let identity = Identity::in_process(options.program.clone(), rank.rank, size);
+            let identity = RankIdentity::in_process(options.program.clone(), rank.rank, size);
             let failure = Failure::in_process(identity, rank.board(), options.remedy_text);
             World::new(Start::in_process(Links::Threads(rank), failure), &options)
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ddp_comm::{Group, Reduce, Result, World};
 use ddp_kernels::graph::Graph;
-use ddp_kernels::progress::{Progress, STRIDE};
+use ddp_kernels::progress::{DeviceProgress, STRIDE};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, ops};
 
@@ -175,7 +175,10 @@ fn a_capture_leaves_the_order_of_eager_calls_alone() {
 fn every_so_many_pieces_of_work_are_told_for_longer() {
     ranks(1, |_, device| {
         let (stream, at) = (Stream::new(device)?, std::panic::Location::caller());
-        let lanes = [Progress::new(device, 1)?, Progress::new(device, 1)?];
+        let lanes = [
+            DeviceProgress::new(device, 1)?,
+            DeviceProgress::new(device, 1)?,
+        ];
         for (progress, first) in lanes.iter().zip([1, 2]) {
             for number in 1..=2 * STRIDE as u32 + 100 {
                 // They differ only in the first piece.
@@ -185,7 +188,7 @@ fn every_so_many_pieces_of_work_are_told_for_longer() {
         }
         stream.synchronize()?;
         for number in [STRIDE as u32, 2 * STRIDE as u32] {
-            let told = |progress: &Progress| {
+            let told = |progress: &DeviceProgress| {
                 progress
                     .board()
                     .ring(0)

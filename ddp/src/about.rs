@@ -4,21 +4,21 @@ use std::sync::OnceLock;
 
 /// A program's name and version.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct About {
+pub(crate) struct ProgramName {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
 }
 
-static ABOUT: OnceLock<About> = OnceLock::new();
+static ABOUT: OnceLock<ProgramName> = OnceLock::new();
 
 /// Says which program runs, before anything asks for it.
-pub(crate) fn set(about: About) {
+pub(crate) fn set(about: ProgramName) {
     _ = ABOUT.set(about);
 }
 
 /// The running program.
-pub(crate) fn about() -> &'static About {
-    ABOUT.get_or_init(|| About {
+pub(crate) fn about() -> &'static ProgramName {
+    ABOUT.get_or_init(|| ProgramName {
         name: "ddp-train",
         version: env!("CARGO_PKG_VERSION"),
     })

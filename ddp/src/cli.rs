@@ -17,7 +17,7 @@ use serde_json::json;
 pub(crate) use self::command::Command;
 pub(crate) use self::command::HOST_AGENT;
 use self::train::LayerFlags;
-use crate::about::{About, about};
+use crate::about::{ProgramName, about};
 use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
@@ -192,7 +192,7 @@ fn command() -> clap::Command {
         let is_shown = flag.get_long().is_none_or(is_often);
         flag.hide_short_help(!is_shown)
     };
-    let About { name, version } = *about();
+    let ProgramName { name, version } = *about();
     let command = Cli::command().name(name).bin_name(name).version(version);
     let command = command.mut_args(short);
     let of_training = |command: clap::Command| command.mut_args(short);

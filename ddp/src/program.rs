@@ -11,7 +11,7 @@ use std::time::Duration;
 use ddp_comm::{Field, Options, World};
 use ddp_tools::{compare, doctor, inspect, output, report, warm_up, watch};
 
-use crate::about::{self, About};
+use crate::about::{self, ProgramName};
 use crate::cli::{self, Command};
 use crate::config::{Config, LogLevel};
 use crate::error::{Error, Result, ShownError, remedy_text};
@@ -35,7 +35,7 @@ const SHORT_S: f64 = 60.0;
 /// It takes every command and flag of `ddp-train`: `my-train --model mine --ranks auto`, `my-train
 /// eval`, and so on. The ranks that `--ranks` starts are this program, too.
 pub fn program(name: &'static str) -> Program {
-    Program(About {
+    Program(ProgramName {
         name,
         version: env!("CARGO_PKG_VERSION"),
     })
@@ -43,12 +43,12 @@ pub fn program(name: &'static str) -> Program {
 
 /// A program that trains. See [`program`].
 #[derive(Debug)]
-pub struct Program(About);
+pub struct Program(ProgramName);
 
 impl Program {
     /// The version that it prints, in place of this library's.
     pub fn version(self, version: &'static str) -> Program {
-        Program(About { version, ..self.0 })
+        Program(ProgramName { version, ..self.0 })
     }
 
     /// A model family that `--model` takes, with its settings as flags.

@@ -266,7 +266,7 @@ pub fn start_log(level: LogLevel, rank: usize) {
         .with_ansi(colours)
         .with_target(level.filter() > LevelFilter::INFO)
         .with_timer(Uptime(Instant::now(), ddp_comm::job_age()))
-        .with_writer((move || Event { rank }).with_filter(is_shown));
+        .with_writer((move || EventWriter { rank }).with_filter(is_shown));
     // A program's own subscriber stays.
     let _ = subscriber.try_init();
 }
@@ -282,11 +282,11 @@ impl FormatTime for Uptime {
 }
 
 /// Shows an event of this rank, which is written as a whole.
-struct Event {
+struct EventWriter {
     rank: usize,
 }
 
-impl Write for Event {
+impl Write for EventWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
         match self.rank {

@@ -50,7 +50,7 @@ pub(crate) struct ShowTokensFlags {
 }
 
 /// A token of a row.
-struct Shown {
+struct ShownToken {
     /// None if it pads the row.
     document: Option<usize>,
     /// In the row.
@@ -133,7 +133,7 @@ fn encoder(data: &Data, name: &DataSpec) -> Result<Encoder> {
 }
 
 /// The tokens of a row. The target of each is the next, where that is trained.
-fn tokens(data: &Data, row: u64, encoder: &Encoder) -> Result<Vec<Shown>> {
+fn tokens(data: &Data, row: u64, encoder: &Encoder) -> Result<Vec<ShownToken>> {
     let [inputs, targets] = read_rows(&*data.train, &[row])?;
     let (inputs, targets) = (inputs.to_vec::<i64>()?, targets.to_vec::<i64>()?);
     let used = data.train.used(row);
@@ -142,7 +142,7 @@ fn tokens(data: &Data, row: u64, encoder: &Encoder) -> Result<Vec<Shown>> {
         let (token, start) = token_and_start(*input);
         document += usize::from(start != before);
         before = start;
-        Ok(Shown {
+        Ok(ShownToken {
             document: (index < used).then_some(document),
             index,
             position: index - start,
@@ -159,16 +159,16 @@ const SAME_MIN: usize = 4;
 
 /// Tokens as lines, each with the index of its first token in the row. A line ends after a token
 /// with a line break.
-fn lines(tokens: &[Shown], is_coloured: bool) -> Vec<String> {
+fn lines(tokens: &[ShownToken], is_coloured: bool) -> Vec<String> {
     let [on, off] = match is_coloured {
         true => ["\x1b[32m", "\x1b[0m"],
         false => ["‹", "›"],
     };
-    let texts = |run: &[Shown]| match run.len() {
+    let texts = |run: &[ShownToken]| match run.len() {
         SAME_MIN.. => format!("{}×{}", shown(&run[0].text), run.len()),
         count => vec![shown(&run[0].text); count].join("|"),
     };
-    let part = |part: &[Shown]| {
+    let part = |part: &[ShownToken]| {
         let runs = part.chunk_by(|one, next| one.token == next.token);
         let text = runs.map(texts).collect::<Vec<_>>().join("|");
         if part[0].is_trained {
@@ -177,7 +177,7 @@ fn lines(tokens: &[Shown], is_coloured: bool) -> Vec<String> {
             text
         }
     };
-    let line = |line: &[Shown]| {
+    let line = |line: &[ShownToken]| {
         let parts = line.chunk_by(|one, next| one.is_trained == next.is_trained);
         let text = parts.map(part).collect::<Vec<_>>().join("|");
         format!("{:>6}  {text}", line[0].index)

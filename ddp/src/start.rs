@@ -8,7 +8,7 @@ use std::time::Duration;
 use ddp_comm::print_line;
 pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
-    HostList, ListedHost, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
+    HostList, JobPlace, ListedHost, Losses, RankCommand, Spawner, StartedBy, serve_at, started_by,
 };
 use ddp_kernels::device::discover;
 
@@ -41,7 +41,7 @@ pub(crate) fn start(
             return Err(Error::Usage(text.into()));
         }
         (StartedBy::NoLauncher, _) => None,
-        (StartedBy::Launcher, Some(_)) => Some(Place::of_this_process().map_err(|why| {
+        (StartedBy::Launcher, Some(_)) => Some(JobPlace::of_this_process().map_err(|why| {
             Error::Usage(format!(
                 "--min-ranks: {why}; help: start one process on each host, with --ranks N for its \
                  ranks, or leave out the launcher, and give --hosts"
@@ -76,7 +76,7 @@ pub(crate) fn start(
     };
     let failed = Error::io("find", "this program", "start it by its path");
     let program = std::env::current_exe().map_err(failed)?;
-    let mut task = Task {
+    let mut task = RankCommand {
         program,
         arguments: std::env::args_os().skip(1).collect(),
         agent: HOST_AGENT,

@@ -9,7 +9,7 @@ use ddp_kernels::threads::{self, COUNT_MAX};
 
 use crate::config::When;
 use crate::data::TOKENS_MAX;
-use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
+use crate::data::text::{self, ShardSizes, Side, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
 use crate::progress::Progress;
@@ -89,7 +89,7 @@ pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Re
         lossy: flags.lossy,
         val_split: flags.val_split,
         out: flags.out.clone(),
-        sizes: Sizes::default(),
+        sizes: ShardSizes::default(),
         columns: Some(tables::texts),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;

@@ -17,7 +17,7 @@ use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
 use crate::tables::READER;
-use crate::trainer::{self, Program};
+use crate::trainer::{self, RunProgram};
 
 /// Trains as `config` says, as one of the ranks of `world`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
@@ -126,7 +126,7 @@ impl TrainProgram<'_> {
     }
 }
 
-impl Program for TrainProgram<'_> {
+impl RunProgram for TrainProgram<'_> {
     fn loss(&self) -> Option<Arc<dyn Loss>> {
         self.loss.clone()
     }

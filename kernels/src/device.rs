@@ -10,7 +10,7 @@
 mod driver;
 mod search;
 
-pub use driver::{FoundGpu, Library};
+pub use driver::{CudaLibrary, FoundGpu};
 pub use search::Candidate;
 
 use std::ffi::OsString;
@@ -65,13 +65,13 @@ pub struct Member {
 #[derive(Clone, Debug)]
 pub struct Discovery {
     /// The driver's library, `libcuda`: needed for any GPU.
-    pub driver: Library,
+    pub driver: CudaLibrary,
     /// Matmuls: needed for linear layers on a GPU.
-    pub cublaslt: Library,
+    pub cublaslt: CudaLibrary,
     /// The compiler for CUDA C++ at run time: needed for this project's kernels.
-    pub nvrtc: Library,
+    pub nvrtc: CudaLibrary,
     /// Collectives: needed for more than one GPU.
-    pub nccl: Library,
+    pub nccl: CudaLibrary,
     /// The newest CUDA that the driver supports, `(13, 0)`.
     pub driver_version: Option<(u32, u32)>,
     /// The GPUs this process sees, by index.
@@ -198,7 +198,7 @@ impl LibraryFile {
 }
 
 /// Searches for a library's file.
-fn library(part: LibraryFile, folders: &[PathBuf], driver: Option<(u32, u32)>) -> Library {
+fn library(part: LibraryFile, folders: &[PathBuf], driver: Option<(u32, u32)>) -> CudaLibrary {
     let candidates = search::candidates(part.stem, folders, |version| part.refuse(version, driver));
     let usable = candidates.iter().find(|file| file.skipped.is_none());
     let first = usable.or(candidates.first());
@@ -207,7 +207,7 @@ fn library(part: LibraryFile, folders: &[PathBuf], driver: Option<(u32, u32)>) -
         Some(Some(why)) => Some(format!("{why}. Reinstall or remove it; {}", part.advice)),
         None => Some(part.advice.to_string()),
     };
-    Library {
+    CudaLibrary {
         what: part.what,
         found: first.map(|file| file.path.clone()),
         version: first.and_then(|file| file.version.clone()),

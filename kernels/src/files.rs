@@ -210,7 +210,7 @@ fn put_file<E: From<FileError>>(
 
 /// A new file that is written from its beginning to its end.
 #[derive(Debug)]
-pub struct Output<'a> {
+pub struct NewFile<'a> {
     path: &'a Path,
     file: File,
     hash: blake3::Hasher,
@@ -223,14 +223,14 @@ const SYNC_EVERY_BYTES: u64 = 256 << 20;
 
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
+pub struct FileDigest {
     /// How much.
     pub bytes: u64,
     /// Its BLAKE3, as 64 lower-case hexadecimal digits.
     pub blake3: String,
 }
 
-impl Output<'_> {
+impl NewFile<'_> {
     /// Adds `bytes` at the end.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         heartbeat::beat(Work::Writes);
@@ -257,12 +257,12 @@ impl Output<'_> {
 /// A new file in a folder of one's own, filled by `write` and made durable.
 pub fn write_file<E: From<FileError>>(
     path: &Path,
-    write: impl FnOnce(&mut Output<'_>) -> Result<(), E>,
-) -> Result<Contents, E> {
+    write: impl FnOnce(&mut NewFile<'_>) -> Result<(), E>,
+) -> Result<FileDigest, E> {
     let made = may("create", path)
         .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path));
     let file = made.map_err(failed("make", path))?;
-    let mut output = Output {
+    let mut output = NewFile {
         path,
         file,
         hash: blake3::Hasher::new(),
@@ -272,7 +272,7 @@ pub fn write_file<E: From<FileError>>(
     may("sync", path)
         .and_then(|()| output.file.sync_all())
         .map_err(failed("make durable", path))?;
-    Ok(Contents {
+    Ok(FileDigest {
         bytes: output.bytes,
         blake3: output.hash.finalize().to_hex().to_string(),
     })

@@ -164,17 +164,17 @@ struct Ending<'a> {
     queue: &'a Arc<Queue>,
 }
 
-type Ended = (CUgraphExec, NodeCounts, Vec<Arc<Queue>>, KeptForLaunches);
+type EndedCapture = (CUgraphExec, NodeCounts, Vec<Arc<Queue>>, KeptForLaunches);
 
 impl Ending<'_> {
     /// Ends the capture and, if it is `wanted`, makes its graph ready.
-    fn end(self, wanted: bool) -> Outcome<Ended> {
+    fn end(self, wanted: bool) -> Outcome<EndedCapture> {
         let ended = self.leave(wanted);
         std::mem::forget(self);
         ended
     }
 
-    fn leave(&self, wanted: bool) -> Outcome<Ended> {
+    fn leave(&self, wanted: bool) -> Outcome<EndedCapture> {
         let (graph, joined) = self.queue.end_capture();
         let kept = KeptForLaunches {
             memory: KeptMemory::take(),

@@ -1,7 +1,7 @@
 //! How operations launch kernels and, through cuBLASLt (`blaslt.rs`), matmuls.
 //!
 //! ```text
-//! static SOURCE: Source = Source::new("activation.cu", include_str!("activation.cu"));
+//! static SOURCE: CuFile = CuFile::new("activation.cu", include_str!("activation.cu"));
 //!
 //! gpu.launch(&SOURCE, ("activate", dtype), grid, args![out, x, count, number])?;
 //! ```
@@ -11,7 +11,7 @@
 
 pub(crate) mod blaslt;
 
-pub(crate) use crate::cuda::nvrtc::{Source, text_of};
+pub(crate) use crate::cuda::nvrtc::{CuFile, text_of};
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::cuda::queue::Queue;
 use crate::cuda::{Gpu, copies};
 use crate::error::{Caller, Result};
 use crate::panics::lock;
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::{DType, Shape, Tensor};
 
 /// Threads of a block, for kernels that work with any number.
@@ -87,14 +87,14 @@ impl Grid {
 }
 
 /// An argument of a kernel.
-pub(crate) trait Argument {
+pub(crate) trait KernelArgument {
     /// The argument in the first bytes of a word.
     fn word(&self) -> u64;
 }
 
 macro_rules! argument {
     ($($T:ty: |$value:ident| $word:expr;)*) => {$(
-        impl Argument for $T {
+        impl KernelArgument for $T {
             fn word(&self) -> u64 {
                 let $value = *self;
                 $word
@@ -113,22 +113,22 @@ argument! {
     f64: |value| value.to_bits(); // `double`
 }
 
-impl<T: Argument> Argument for &T {
+impl<T: KernelArgument> KernelArgument for &T {
     fn word(&self) -> u64 {
         (**self).word()
     }
 }
 
 /// None is a null pointer.
-impl<T: Argument> Argument for Option<T> {
+impl<T: KernelArgument> KernelArgument for Option<T> {
     fn word(&self) -> u64 {
         self.as_ref().map_or(0, T::word)
     }
 }
 
-/// The arguments of a kernel, for `Launcher::launch`.
+/// The arguments of a kernel, for `GpuLaunch::launch`.
 macro_rules! args {
-    ($($value:expr),* $(,)?) => { &[$($crate::launch::Argument::word(&$value)),*] };
+    ($($value:expr),* $(,)?) => { &[$($crate::launch::KernelArgument::word(&$value)),*] };
 }
 pub(crate) use args;
 
@@ -139,22 +139,22 @@ pub(crate) const PARAMETERS_MAX: usize = 24;
 const COUNTERS: usize = 8;
 
 /// Where an operation's kernels run: a device and a stream.
-pub(crate) struct Launcher {
+pub(crate) struct GpuLaunch {
     pub(crate) gpu: &'static Gpu,
     pub(crate) queue: Arc<Queue>,
     pub(crate) by: Caller,
 }
 
-impl Launcher {
-    pub(crate) fn new(queue: Arc<Queue>, by: Caller) -> Launcher {
+impl GpuLaunch {
+    pub(crate) fn new(queue: Arc<Queue>, by: Caller) -> GpuLaunch {
         let gpu = queue.gpu;
-        Launcher { gpu, queue, by }
+        GpuLaunch { gpu, queue, by }
     }
 
     /// Compiles the kernel at its first use. Its blocks may have this much dynamic shared memory.
     pub(crate) fn load(
         &self,
-        source: &'static Source,
+        source: &'static CuFile,
         name: impl Into<KernelName>,
         shared_bytes: u32,
     ) -> Result<CUfunction> {
@@ -179,7 +179,7 @@ impl Launcher {
     /// address.
     fn memory(&self, name: &str, bytes: usize, byte: Option<u8>) -> Result<(Tensor, u64)> {
         let (shape, device) = (Shape::new(&[bytes])?, self.gpu.device());
-        let (by, origin) = (self.by, Origin::Computed);
+        let (by, origin) = (self.by, ContentsOrigin::Computed);
         let tensor = Tensor::allocate(shape, DType::U8, device, origin, by)?.named(name);
         let address = tensor.enter("memory", true, by)?.address();
         if let Some(byte) = byte {
@@ -194,7 +194,7 @@ impl Launcher {
     /// the order of the stream protects them.
     pub(crate) fn launch(
         &self,
-        source: &'static Source,
+        source: &'static CuFile,
         name: impl Into<KernelName>,
         grid: Grid,
         args: &[u64],
@@ -206,7 +206,7 @@ impl Launcher {
     /// launch of the kernel.
     pub(crate) fn launch_with(
         &self,
-        source: &'static Source,
+        source: &'static CuFile,
         name: KernelName,
         (grid, bytes): (Grid, u32),
         args: &[u64],
@@ -264,13 +264,13 @@ thread_local! {
 /// ```
 pub fn with_f32_math<R>(math: F32Math, body: impl FnOnce() -> R) -> R {
     /// Restores the former one, on return or panic.
-    struct Restore(F32Math);
-    impl Drop for Restore {
+    struct RestoreMath(F32Math);
+    impl Drop for RestoreMath {
         fn drop(&mut self) {
             MATH.set(self.0);
         }
     }
-    let _restore = Restore(MATH.replace(math));
+    let _restore = RestoreMath(MATH.replace(math));
     body()
 }
 

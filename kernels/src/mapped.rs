@@ -33,7 +33,7 @@ pub struct Mapped {
     path: PathBuf,
     identity: Identity,
     /// `None` for an empty file, which cannot be mapped.
-    mapping: Option<Mapping>,
+    mapping: Option<FileMapping>,
 }
 
 /// Distinguishes contents of a file without reading it.
@@ -87,7 +87,7 @@ impl Mapped {
             )
         })?;
         let mapping = (bytes > 0)
-            .then(|| Mapping::new(&file, bytes))
+            .then(|| FileMapping::new(&file, bytes))
             .transpose()?;
         Ok(Mapped {
             path: path.to_path_buf(),
@@ -214,7 +214,7 @@ pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
 }
 
 /// The pages of a file, read-only and shared with its writers.
-struct Mapping {
+struct FileMapping {
     start: NonNull<u8>,
     bytes: usize,
     /// Whether a read met a missing page.
@@ -223,12 +223,12 @@ struct Mapping {
 
 // SAFETY: nothing writes through the pointer, and the pages stay mapped until the drop. Reads only
 // copy, which any number of threads may do at once.
-unsafe impl Send for Mapping {}
+unsafe impl Send for FileMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for FileMapping {}
 
-impl Mapping {
-    fn new(file: &File, bytes: usize) -> io::Result<Mapping> {
+impl FileMapping {
+    fn new(file: &File, bytes: usize) -> io::Result<FileMapping> {
         catch_bus_errors()?;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe {
@@ -246,7 +246,7 @@ impl Mapping {
         }
         let start = NonNull::new(start.cast::<u8>())
             .expect("no mapping is at address 0 that did not ask for it");
-        Ok(Mapping {
+        Ok(FileMapping {
             start,
             bytes,
             cut: AtomicBool::new(false),
@@ -277,7 +277,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: `new` made it with this length, and no read borrows it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };

@@ -2,20 +2,20 @@
 
 use crate::Device;
 use crate::error::{Caller, Result};
-use crate::launch::Launcher;
+use crate::launch::GpuLaunch;
 use crate::stream::Stream;
 
 /// What matmuls of a stream use besides their operands: memory and, if limited, multiprocessors.
 pub use crate::launch::blaslt::{WORKSPACE_BYTES, multiprocessors};
 
 #[track_caller]
-fn launcher(device: Device) -> Result<Option<Launcher>> {
+fn launcher(device: Device) -> Result<Option<GpuLaunch>> {
     let by = Caller::new("matmuls");
     if !device.is_accelerator() {
         return Ok(None);
     }
     let queue = Stream::current_queue(device, by)?;
-    Ok(Some(Launcher::new(queue, by)))
+    Ok(Some(GpuLaunch::new(queue, by)))
 }
 
 /// The version of cuBLASLt that a device uses: `13.1.0`, with `multiprocessors` if that is set,

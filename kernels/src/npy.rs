@@ -243,14 +243,14 @@ fn parse_header<S>(
     stored_as: impl Fn(&[u8]) -> Result<S, String>,
 ) -> Result<(S, bool, Shape), String> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Header {
+    #[serde(rename = "Header", deny_unknown_fields)]
+    struct HeaderLiteral {
         descr: Value,
         fortran_order: bool,
         shape: Vec<usize>,
     }
     let json = as_json(&String::from_utf8_lossy(text));
-    let header = serde_json::from_str::<Header>(&json).map_err(|error| {
+    let header = serde_json::from_str::<HeaderLiteral>(&json).map_err(|error| {
         let got = shown(text);
         format!("its header is not as numpy writes it: {error}; it begins with \"{got}\"")
     })?;

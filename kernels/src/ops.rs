@@ -57,7 +57,7 @@ pub use arithmetic::{
 };
 pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
-pub use chain::{Chain, Function, Step, View, chain_into};
+pub use chain::{Chain, ChainStep, ChainView, Function, chain_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use copy::Destination;
 pub use create::{fill_into, zero};

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::cuda::Gpu;
 use crate::cuda::queue::Queue;
 use crate::error::{Caller, Error, Result, Site};
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::stream::Stream;
 use crate::{DType, Device, Tensor};
 
-pub(crate) static SOURCE: Source = Source::new("progress.cu", include_str!("ops/progress.cu"));
+pub(crate) static SOURCE: CuFile = CuFile::new("progress.cu", include_str!("ops/progress.cu"));
 
 /// How many names a lane keeps. A power of two, because numbers wrap.
 pub const RING: usize = 64;
@@ -66,26 +66,27 @@ impl ReportedWork {
 
 /// Lanes of work on one device.
 #[derive(Debug)]
-pub struct Progress {
+pub struct DeviceProgress {
     device: Device,
     /// I64, on the device: two words a lane.
     counts: Tensor,
     /// I64, pinned: the stop word, then `LANE_WORDS` a lane.
     words: Tensor,
-    board: Board,
+    board: ProgressBoard,
 }
 
 /// What the device reports, readable by any thread. It is leaked, with its few kilobytes of memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Board {
+pub struct ProgressBoard {
     start: NonNull<u64>,
     lanes: usize,
 }
 
-// SAFETY: the words are only read as atomics, and their memory is never freed (`Progress::new`).
-unsafe impl Send for Board {}
+// SAFETY: the words are only read as atomics, and their memory is never freed
+// (`DeviceProgress::new`).
+unsafe impl Send for ProgressBoard {}
 // SAFETY: as above.
-unsafe impl Sync for Board {}
+unsafe impl Sync for ProgressBoard {}
 
 /// A word of host memory that steps on a device read before they change anything
 /// (`ops::decide_step`). It is leaked.
@@ -110,11 +111,11 @@ impl StopWord {
     }
 }
 
-impl Progress {
+impl DeviceProgress {
     /// Lanes on `device`, which must be a GPU; their work may be on any stream. Compiles the
     /// kernels, so that no work waits for that.
     #[track_caller]
-    pub fn new(device: Device, lanes: usize) -> Result<Progress> {
+    pub fn new(device: Device, lanes: usize) -> Result<DeviceProgress> {
         let by = Caller::new("progress");
         let Device::Cuda(index) = device else {
             return Err(Error::value("progress", "device", "a GPU", device));
@@ -135,19 +136,19 @@ impl Progress {
             .expect("memory is not at 0")
         };
         let queue = Queue::default_of(gpu).map_err(|fault| fault.of(by, device))?;
-        let launcher = Launcher::new(queue, by);
+        let launcher = GpuLaunch::new(queue, by);
         launcher.load(&SOURCE, "progress_begin", 0)?;
         launcher.load(&SOURCE, "progress_end", 0)?;
-        Ok(Progress {
+        Ok(DeviceProgress {
             device,
             counts,
             words,
-            board: Board { start, lanes },
+            board: ProgressBoard { start, lanes },
         })
     }
 
     /// What the device reports.
-    pub fn board(&self) -> Board {
+    pub fn board(&self) -> ProgressBoard {
         self.board
     }
 
@@ -185,7 +186,7 @@ impl Progress {
         lane: usize,
         stream: &Stream,
         at: Site,
-        launch: impl FnOnce(&Launcher, u64, u64) -> Result<()>,
+        launch: impl FnOnce(&GpuLaunch, u64, u64) -> Result<()>,
     ) -> Result<()> {
         let op = "progress";
         let (by, lanes) = (Caller { op, at }, self.board.lanes);
@@ -200,14 +201,14 @@ impl Progress {
         self.words.join_capture(queue);
         let words = self.board.start.addr().get() + 8 * (LANES_AT + lane * LANE_WORDS);
         launch(
-            &Launcher::new(queue.clone(), by),
+            &GpuLaunch::new(queue.clone(), by),
             counts.address(),
             words as u64,
         )
     }
 }
 
-impl Board {
+impl ProgressBoard {
     /// What tells the device that the results of calls mean nothing from now on.
     pub fn stop_word(&self) -> StopWord {
         StopWord(self.start)

@@ -28,7 +28,7 @@ use crate::{Device, Element};
 
 /// How a storage got its contents; the hints about needless transfers use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ContentsOrigin {
     /// Made by a constructor that could have made it on any device.
     Computed,
     /// Filled from data that only the host has: a slice, a file.
@@ -41,13 +41,13 @@ pub(crate) enum Origin {
 pub(crate) struct Storage {
     pub(crate) block: Block,
     pub(crate) bytes: usize,
-    pub(crate) origin: Origin,
+    pub(crate) origin: ContentsOrigin,
     pub(crate) made_at: Site,
     /// Whether any operation has used the contents since they were made; transfers do not count.
     used: AtomicBool,
     /// Whether any operation or copy has changed the contents since they were made.
     changed: AtomicBool,
-    in_use: Mutex<List>,
+    in_use: Mutex<UseList>,
     /// How many references graphs hold, which use the memory only when they are launched.
     held_by_graphs: AtomicUsize,
 }
@@ -82,7 +82,7 @@ impl Until {
 
 /// The ranges in use.
 #[derive(Debug, Default)]
-struct List {
+struct UseList {
     uses: Vec<Use>,
     /// From this length on, finished copies are removed. It doubles, so the cost is constant a use.
     sweep_at: usize,
@@ -91,7 +91,7 @@ struct List {
 /// The shortest list that is worth sweeping.
 const SWEEP_AT_LEAST: usize = 8;
 
-impl List {
+impl UseList {
     fn sweep(&mut self) {
         if self.uses.len() >= self.sweep_at.max(SWEEP_AT_LEAST) {
             self.uses.retain(|used| !used.until.is_over());
@@ -104,7 +104,7 @@ impl Storage {
     /// `bytes` bytes with unspecified but initialised contents on `info.device`.
     pub(crate) fn new(
         bytes: usize,
-        origin: Origin,
+        origin: ContentsOrigin,
         pinned: bool,
         info: TensorInfo,
         by: Caller,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
 use crate::shape::{RANK_MAX, Shape};
-use crate::storage::{Borrow, KeptMemory, Origin, Storage};
+use crate::storage::{Borrow, ContentsOrigin, KeptMemory, Storage};
 use crate::{DType, Device, Element};
 
 /// A handle to elements on a device, with their dtype and shape.
@@ -227,14 +227,14 @@ impl Tensor {
         shape: Shape,
         dtype: DType,
         device: Device,
-        origin: Origin,
+        origin: ContentsOrigin,
         by: Caller,
     ) -> Result<Tensor> {
         Tensor::make(TensorInfo::new(dtype, shape, device), origin, false, by)
     }
 
     /// The same, in pinned host memory if `pinned`.
-    fn make(info: TensorInfo, origin: Origin, pinned: bool, by: Caller) -> Result<Tensor> {
+    fn make(info: TensorInfo, origin: ContentsOrigin, pinned: bool, by: Caller) -> Result<Tensor> {
         let (shape, dtype) = (info.shape, info.dtype);
         let bytes = shape.count() * dtype.bytes();
         Ok(Tensor {
@@ -253,7 +253,7 @@ impl Tensor {
             device: target,
             ..self.info()
         };
-        let origin = Origin::Arrived(self.device(), by.at);
+        let origin = ContentsOrigin::Arrived(self.device(), by.at);
         Ok(Tensor {
             storage: Storage::new(self.bytes(), origin, false, info, by)?,
             offset: 0,
@@ -281,7 +281,7 @@ impl Tensor {
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let by = Caller::new("empty");
         let shape = Shape::checked(shape, by)?;
-        Tensor::allocate(shape, dtype, device, Origin::Computed, by)
+        Tensor::allocate(shape, dtype, device, ContentsOrigin::Computed, by)
     }
 
     /// Zeros in pinned host memory, whose copies to and from any GPU overlap computing. It is
@@ -292,7 +292,7 @@ impl Tensor {
         let shape = Shape::checked(shape, by)?;
         Device::Cuda(0).check_usable(by)?;
         let info = TensorInfo::new(dtype, shape, Device::Cpu);
-        let tensor = Tensor::make(info, Origin::HostData, true, by)?;
+        let tensor = Tensor::make(info, ContentsOrigin::HostData, true, by)?;
         tensor.clear(by)?;
         Ok(tensor)
     }

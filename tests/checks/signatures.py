@@ -12,7 +12,7 @@ TABLES |= {"kernels/src/launch/blaslt/library.rs": "cublasLt.h", "comm/src/trans
 # The driver is not in any wheel.
 LIBRARIES = {"nvrtc.h": "libnvrtc", "cublasLt.h": "libcublasLt", "nccl.h": "libnccl"}
 # Handles are pointers in the headers: typedef struct CUctx_st *CUcontext.
-HANDLES = set("CUcontext CUevent CUfunction CUgraph CUgraphExec CUgraphNode CUmemoryPool CUmodule CUstream Program nvrtcProgram".split())
+HANDLES = set("CUcontext CUevent CUfunction CUgraph CUgraphExec CUgraphNode CUmemoryPool CUmodule CUstream NvrtcProgram nvrtcProgram".split())
 HANDLES |= set("Opaque cublasLtHandle_t cublasLtMatmulDesc_t cublasLtMatrixLayout_t cublasLtMatmulPreference_t cudaStream_t ncclComm_t".split())
 # Structs that are passed by value; layouts.py compares what is in them.
 STRUCTS = {"ncclUniqueId"}

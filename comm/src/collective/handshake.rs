@@ -68,7 +68,7 @@ pub(crate) fn handshake(group: &Group, fields: &[Field]) -> Result<()> {
         return Ok(());
     }
     let of_ranks = group.all_gather_bytes(&encoded)?;
-    let of_ranks: Vec<Values> = of_ranks.iter().map(|bytes| decode(bytes)).collect();
+    let of_ranks: Vec<FieldValues> = of_ranks.iter().map(|bytes| decode(bytes)).collect();
     for warning in compare(&of_ranks, fields)? {
         if group.rank() == 0 {
             tracing::warn!("{warning}");
@@ -87,7 +87,7 @@ impl Group {
 }
 
 /// Names and values of one rank's fields, in its order.
-type Values = Vec<(String, String)>;
+type FieldValues = Vec<(String, String)>;
 
 fn encode(fields: &[Field]) -> Vec<u8> {
     let pairs = fields.iter().map(|field| json!([field.name, field.value]));
@@ -95,7 +95,7 @@ fn encode(fields: &[Field]) -> Vec<u8> {
 }
 
 /// What `encode` wrote; empty if another version of this program wrote something else.
-fn decode(bytes: &[u8]) -> Values {
+fn decode(bytes: &[u8]) -> FieldValues {
     let Ok(Value::Array(pairs)) = serde_json::from_slice(bytes) else {
         return Vec::new();
     };
@@ -106,8 +106,8 @@ fn decode(bytes: &[u8]) -> Values {
 
 /// The first difference that must not be, or the warnings for those that may. `fields` are this
 /// rank's, for their severity and help.
-fn compare(of_ranks: &[Values], fields: &[Field]) -> Result<Vec<String>> {
-    let names = |values: &Values| {
+fn compare(of_ranks: &[FieldValues], fields: &[Field]) -> Result<Vec<String>> {
+    let names = |values: &FieldValues| {
         let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     };

@@ -86,7 +86,7 @@ pub(crate) unsafe fn add_in_order(
 /// # Safety
 ///
 /// As for `add_in_order`.
-unsafe fn add_elements<E: Element>(own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
+unsafe fn add_elements<E: Reducible>(own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
     let count = own.len() / size_of::<E>();
     let own = own.as_mut_ptr().cast::<E>();
     let blocks = count / WIDE_BLOCK * WIDE_BLOCK;
@@ -111,7 +111,7 @@ const WIDE_BLOCK: usize = 128;
 ///
 /// They are within `own` and what the caller of `add_in_order` promised.
 #[inline(always)]
-unsafe fn add_block<E: Element, const B: usize>(
+unsafe fn add_block<E: Reducible, const B: usize>(
     own: *mut E,
     index: usize,
     order: &[Part],
@@ -142,22 +142,22 @@ unsafe fn add_block<E: Element, const B: usize>(
 }
 
 /// A type that is reduced.
-trait Element: Copy {
+trait Reducible: Copy {
     /// What it is computed in.
-    type Wide: Number;
+    type Wide: WideNumber;
     const ZERO: Self;
     fn wide(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
 }
 
 /// A type that is computed in.
-trait Number: Copy + PartialOrd {
+trait WideNumber: Copy + PartialOrd {
     fn plus(self, other: Self) -> Self;
     fn is_nan(self) -> bool;
 }
 
 trait SumOperation {
-    fn combine<N: Number>(all: N, next: N) -> N;
+    fn combine<N: WideNumber>(all: N, next: N) -> N;
 }
 
 struct Sum;
@@ -166,14 +166,14 @@ struct Min;
 
 impl SumOperation for Sum {
     #[inline(always)]
-    fn combine<N: Number>(all: N, next: N) -> N {
+    fn combine<N: WideNumber>(all: N, next: N) -> N {
         all.plus(next)
     }
 }
 
 impl SumOperation for Max {
     #[inline(always)]
-    fn combine<N: Number>(all: N, next: N) -> N {
+    fn combine<N: WideNumber>(all: N, next: N) -> N {
         if !all.is_nan() & ((next > all) | next.is_nan()) {
             next
         } else {
@@ -184,7 +184,7 @@ impl SumOperation for Max {
 
 impl SumOperation for Min {
     #[inline(always)]
-    fn combine<N: Number>(all: N, next: N) -> N {
+    fn combine<N: WideNumber>(all: N, next: N) -> N {
         if !all.is_nan() & ((next < all) | next.is_nan()) {
             next
         } else {
@@ -195,7 +195,7 @@ impl SumOperation for Min {
 
 macro_rules! number {
     ($($number:ty: $plus:expr, $is_nan:expr;)*) => {$(
-        impl Number for $number {
+        impl WideNumber for $number {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 ($plus)(self, other)
@@ -205,7 +205,7 @@ macro_rules! number {
                 ($is_nan)(self)
             }
         }
-        impl Element for $number {
+        impl Reducible for $number {
             type Wide = $number;
             const ZERO: Self = 0 as $number;
             #[inline(always)]
@@ -226,7 +226,7 @@ number! {
     i64: i64::wrapping_add, |_: i64| false;
 }
 
-impl Element for bf16 {
+impl Reducible for bf16 {
     type Wide = f32;
     const ZERO: Self = bf16::ZERO;
     #[inline(always)]
@@ -242,14 +242,14 @@ impl Element for bf16 {
 /// # Safety
 ///
 /// As for `reduce`.
-unsafe fn dispatch<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
+unsafe fn dispatch<E: Reducible, O: SumOperation>(own: &mut [u8], sources: Sources) {
     #[cfg(target_arch = "x86_64")]
     {
         /// # Safety
         ///
         /// As for `reduce`, on a processor that has these features.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        unsafe fn avx512<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
+        unsafe fn avx512<E: Reducible, O: SumOperation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
             unsafe { body::<E, O>(own, sources) }
         }
@@ -257,7 +257,7 @@ unsafe fn dispatch<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources
         ///
         /// As above.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
+        unsafe fn avx2<E: Reducible, O: SumOperation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
             unsafe { body::<E, O>(own, sources) }
         }
@@ -281,7 +281,7 @@ const BLOCK: usize = 32;
 ///
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn body<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
+unsafe fn body<E: Reducible, O: SumOperation>(own: &mut [u8], sources: Sources) {
     let count = own.len() / size_of::<E>();
     let own = own.as_mut_ptr().cast::<E>();
     let blocks = count / BLOCK * BLOCK;
@@ -302,7 +302,7 @@ unsafe fn body<E: Element, O: SumOperation>(own: &mut [u8], sources: Sources) {
 ///
 /// They are within `own` and what the caller of `reduce` promised.
 #[inline(always)]
-unsafe fn step<E: Element, O: SumOperation, const B: usize>(
+unsafe fn step<E: Reducible, O: SumOperation, const B: usize>(
     own: *mut E,
     index: usize,
     sources: Sources,

@@ -16,14 +16,14 @@ pub use self::agent::serve;
 pub use self::hosts::{HostList, ListedHost};
 use self::job::Job;
 pub use self::listener::serve_at;
-pub use self::place::Place;
+pub use self::place::JobPlace;
 use self::signals::Signals;
 pub use self::signals::stop_with_parent;
 use self::task::PERIOD;
-pub use self::task::{Losses, Task};
+pub use self::task::{Losses, RankCommand};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
-use crate::membership::decide::{EXIT_STOPPED, Event, of_signal};
+use crate::membership::decide::{EXIT_STOPPED, JobEvent, of_signal};
 use crate::stop::{self, STOPS};
 
 mod agent;
@@ -112,7 +112,7 @@ impl Spawner {
 
     /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first
     /// that failed (128 plus the signal's number if a signal ended it), or 0.
-    pub fn run(&mut self, hosts: &[ListedHost], task: &Task) -> Result<u8> {
+    pub fn run(&mut self, hosts: &[ListedHost], task: &RankCommand) -> Result<u8> {
         let is_here = |number: usize| match &task.place {
             Some(_) => number == 0,
             None => hosts[number].is_here(),
@@ -136,7 +136,7 @@ impl Spawner {
             if let Some(signal) = self.signals.next(PERIOD)
                 && STOPS.contains(&signal)
             {
-                job.happens(Event::Signal(signal))?;
+                job.happens(JobEvent::Signal(signal))?;
             }
         }
         self.stopped_by = job.state.stop;

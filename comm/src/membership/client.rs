@@ -34,8 +34,8 @@ pub struct Heard {
 
 impl Heard {
     /// Records what the launcher says.
-    pub fn hear(&mut self, told: ToRank) {
-        match told {
+    pub fn hear(&mut self, message: ToRank) {
+        match message {
             ToRank::Welcome {
                 is_elastic,
                 min_ranks,
@@ -85,8 +85,8 @@ pub(crate) struct Client {
     signs: AtomicU64,
     /// What started this rank is gone.
     is_alone: AtomicBool,
-    /// The last sign of progress that was told.
-    told: AtomicU64,
+    /// The last sign of progress that was shown.
+    shown: AtomicU64,
 }
 
 /// How a wait for the next generation ended.
@@ -110,7 +110,7 @@ impl Client {
             has_thread: AtomicBool::new(false),
             signs: AtomicU64::new(0),
             is_alone: AtomicBool::new(false),
-            told: AtomicU64::new(0),
+            shown: AtomicU64::new(0),
         });
         // How the job is: what this process does first depends on it. An agent may have said before
         // that it works.
@@ -135,8 +135,8 @@ impl Client {
 
     /// Hears one thing. Whether there can be another.
     fn listen(&self) -> bool {
-        let (told, sockets) = self.socket.receive_with().unzip();
-        match &told {
+        let (message, sockets) = self.socket.receive_with().unzip();
+        match &message {
             None => self.is_alone.store(true, Ordering::Release),
             Some(ToRank::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
             Some(ToRank::Sockets(of)) => {
@@ -145,9 +145,9 @@ impl Client {
             }
             Some(_) => {}
         }
-        let goes_on = told.is_some();
+        let goes_on = message.is_some();
         let mut heard = self.heard();
-        told.into_iter().for_each(|told| heard.hear(told));
+        message.into_iter().for_each(|message| heard.hear(message));
         self.changed.notify_all();
         goes_on
     }
@@ -233,7 +233,7 @@ impl Client {
     /// Tells of a number that changes with each sign of progress of this process.
     pub(crate) fn show_progress(&self, number: u64) {
         // A launcher that does not listen must not stop this rank.
-        if self.told.swap(number, Ordering::Relaxed) != number {
+        if self.shown.swap(number, Ordering::Relaxed) != number {
             self.socket.send(&ToLauncher::Progress(number), false);
         }
     }
@@ -311,7 +311,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
-    pub(crate) fn client(rank: usize, ranks: usize, told: &[ToRank]) -> (Arc<Client>, Packets) {
+    pub(crate) fn client(rank: usize, ranks: usize, messages: &[ToRank]) -> (Arc<Client>, Packets) {
         let (launcher, socket) = Packets::pair().unwrap();
         let welcome = ToRank::Welcome {
             is_elastic: true,
@@ -322,8 +322,8 @@ pub(crate) mod tests {
         launcher.send(&welcome, true);
         let client = Client::new(rank, socket).unwrap();
         client.listen_on().unwrap();
-        for told in told {
-            launcher.send(told, true);
+        for message in messages {
+            launcher.send(message, true);
         }
         (client, launcher)
     }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::state::State;
+use super::state::JobState;
 use super::wire::{ToLauncher, ToRank};
 
 /// How long ranks have to end after another has failed: only a stopped one needs more than a
@@ -35,7 +35,7 @@ pub fn silence(timeout: Duration) -> Duration {
 
 /// What has happened.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum JobEvent {
     /// The job begins.
     Begin,
     /// The process with this number, of this rank, has said something.
@@ -98,7 +98,7 @@ impl fmt::Display for End {
 
 /// What the launcher does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum JobAction {
     /// Start a process.
     Start {
         /// Its rank.
@@ -122,7 +122,7 @@ pub enum Action {
         /// Its number.
         process: u32,
         /// What.
-        told: ToRank,
+        message: ToRank,
     },
     /// Send all processes a signal.
     Signal(c_int),
@@ -133,7 +133,7 @@ pub enum Action {
 }
 
 /// What follows from `event`.
-pub fn on(state: &mut State, now: Duration, event: Event) -> Vec<Action> {
+pub fn on(state: &mut JobState, now: Duration, event: JobEvent) -> Vec<JobAction> {
     let actions = Vec::new();
     let mut turn = Decision {
         state,
@@ -152,33 +152,33 @@ pub fn of_signal(signal: c_int) -> u8 {
 
 /// One event, with what follows from it so far.
 struct Decision<'a> {
-    state: &'a mut State,
+    state: &'a mut JobState,
     now: Duration,
-    actions: Vec<Action>,
+    actions: Vec<JobAction>,
 }
 
 impl Decision<'_> {
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: JobEvent) {
         match event {
-            Event::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),
-            Event::Said(rank, process, said) => self.hear(rank, process, said),
-            Event::Ended(rank, process, end) => self.has_ended(rank, process, end),
-            Event::Stopped(rank, process, is_stopped) => {
+            JobEvent::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),
+            JobEvent::Said(rank, process, said) => self.hear(rank, process, said),
+            JobEvent::Ended(rank, process, end) => self.has_ended(rank, process, end),
+            JobEvent::Stopped(rank, process, is_stopped) => {
                 let since = is_stopped.then_some(self.now);
                 if let Some(it) = self.state.running(rank, process) {
                     it.stopped = it.stopped.filter(|_| is_stopped).or(since);
                 }
             }
-            Event::Signal(signal) => self.stop(signal),
-            Event::Asked(signal) => {
+            JobEvent::Signal(signal) => self.stop(signal),
+            JobEvent::Asked(signal) => {
                 if self.state.stop.is_none() {
                     self.stop(signal);
                 }
             }
-            Event::HostCame { host, address } => self.host_came(host, address),
-            Event::HostHeard(host) => self.state.hosts[host].heard = self.now,
-            Event::HostLost { host, why } => self.host_lost(host, &why),
-            Event::Tick => {}
+            JobEvent::HostCame { host, address } => self.host_came(host, address),
+            JobEvent::HostHeard(host) => self.state.hosts[host].heard = self.now,
+            JobEvent::HostLost { host, why } => self.host_lost(host, &why),
+            JobEvent::Tick => {}
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Rules {
 
 /// A job. Times are since its start, without the time in which the launcher was stopped.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct JobState {
     /// What does not change.
     pub rules: Rules,
     /// By number.
@@ -33,7 +33,7 @@ pub struct State {
     /// The current generation; 0 before the first.
     pub generation: u32,
     /// Its ranks.
-    pub members: Vec<Member>,
+    pub members: Vec<GenerationRank>,
     /// When it was formed.
     pub formed: Duration,
     /// When it ended and its ranks began to meet. Before the first generation: the start.
@@ -93,7 +93,7 @@ pub struct RankProcess {
 
 /// A rank of the current generation.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct GenerationRank {
     /// Its number.
     pub rank: usize,
     /// The number of its process.
@@ -119,15 +119,15 @@ pub struct Host {
     pub is_lost: bool,
 }
 
-impl State {
+impl JobState {
     /// A job that is about to be started: `hosts` has that of each rank.
-    pub fn new(rules: Rules, hosts: Vec<Host>, ranks: &[usize]) -> State {
+    pub fn new(rules: Rules, hosts: Vec<Host>, ranks: &[usize]) -> JobState {
         let rank = |&host: &usize| Rank {
             host,
             tries: 1,
             ..Rank::default()
         };
-        State {
+        JobState {
             rules,
             ranks: ranks.iter().map(rank).collect(),
             hosts,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Remedy, RemoteError};
-use crate::identity::Identity;
+use crate::identity::RankIdentity;
 use crate::membership::client::Client;
 use crate::process::{Peer, Process};
 use crate::say::print_line;
@@ -49,7 +49,7 @@ pub(crate) fn text_with_remedy(error: &Error, remedy_text: RemedyText) -> String
 /// What a rank needs when its job fails. One a rank, shared by its world, watches and panic hook.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) identity: Identity,
+    pub(crate) identity: RankIdentity,
     pub(crate) board: Board,
     pub(crate) remedy_text: RemedyText,
     /// The other ranks of this host that are other processes.
@@ -68,11 +68,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// For a rank of one process: no other process has to end with it.
-    pub(crate) fn in_process(identity: Identity, board: Board, remedy_text: RemedyText) -> Failure {
+    pub(crate) fn in_process(identity: RankIdentity, board: Board, remedy: RemedyText) -> Failure {
         Failure {
             identity,
             board,
-            remedy_text,
+            remedy_text: remedy,
             peers: Vec::new(),
             launcher: None,
             must_kill: false,

@@ -45,7 +45,7 @@ use self::layout::{GRAIN_BYTES, SliceCut};
 use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
-use self::slices::{SliceTerms, Slices};
+use self::slices::{SliceTerms, Staged};
 use crate::collective::{Call, Collective, Operation};
 use crate::error::Result;
 
@@ -155,9 +155,9 @@ impl Shared {
         }
     }
 
-    fn slices<'a>(&'a self, turn: &'a NumberedCall<'a>, cut: SliceCut, first: u32) -> Slices<'a> {
+    fn slices<'a>(&'a self, turn: &'a NumberedCall<'a>, cut: SliceCut, first: u32) -> Staged<'a> {
         self.channel.arrive(turn);
-        Slices {
+        Staged {
             channel: &self.channel,
             turn,
             cut,

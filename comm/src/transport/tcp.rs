@@ -6,7 +6,7 @@ mod join;
 mod mesh;
 mod secret;
 
-pub(crate) use self::hello::Pass;
-pub(crate) use self::join::{Joined, Listener, connect, listen, listen_anywhere, listen_for_ranks};
+pub(crate) use self::hello::JobKey;
+pub(crate) use self::join::{Acceptor, Joined, connect, listen, listen_anywhere, listen_for_ranks};
 pub(crate) use self::mesh::{FRAME_BYTES_MAX, Letter, MESSAGE_BYTES_MAX, Mesh, MeshChannel};
 pub(crate) use self::secret::{SECRET, Secret, job_secret, nonce};

@@ -10,7 +10,7 @@ use super::options::Options;
 use super::over_mpi;
 use super::star::Star;
 use crate::error::{Error, Problem, Result};
-use crate::identity::{Identity, host_name};
+use crate::identity::{RankIdentity, host_name};
 use crate::launch::cores::{self, Cores};
 use crate::launch::limits;
 use crate::launcher::{Launch, Launcher, Lookup};
@@ -107,7 +107,7 @@ fn start(
     let masks: Vec<Cores> = here.iter().map(|&rank| infos[rank].cores.clone()).collect();
     let (alerts, base) = comms.unzip();
     let failure = Failure {
-        identity: Identity {
+        identity: RankIdentity {
             program: options.program.clone(),
             rank,
             size: infos.len(),

@@ -32,7 +32,7 @@ const ATTEMPTS_MAX: usize = 3;
 /// How often a process looks whether it must end, and how many looks later it tells of its
 /// progress.
 const PERIOD: Duration = Duration::from_millis(50);
-const TOLD_EVERY: u64 = 5;
+const LOOKS_PER_SIGN: u64 = 5;
 
 /// A rank's part in an elastic job.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
                 leave_at_once(code)
             }
             looks += 1;
-            if looks % TOLD_EVERY == 0 {
+            if looks % LOOKS_PER_SIGN == 0 {
                 shown.show_progress(heartbeat::total());
             }
             let (signs, now) = (shown.signs(), waited.after(PERIOD));
@@ -204,8 +204,8 @@ fn start(
             is_of_torchrun: false,
         };
         let listener = Some(listener).filter(|_| rank == 0);
-        let pass = (Secret::read(&lookup)?, meets_again.clone());
-        Star::over_tcp(place, listener, pass, options)?
+        let key = (Secret::read(&lookup)?, meets_again.clone());
+        Star::over_tcp(place, listener, key, options)?
     } else {
         let sockets = client.take_sockets(generation.number);
         Star::on_one_host((rank, members.len()), sockets, meets_again.clone(), options)?

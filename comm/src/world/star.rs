@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::meeting::Meeting;
 use super::options::Options;
-use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
+use crate::error::{Cause, Error, Problem, RankList, Remedy, Result, Seconds};
 use crate::launcher::{patience, stopped_note};
 use crate::membership::client::{self, Client};
 use crate::rendezvous::Rendezvous;
 use crate::transport::frames::{Frames, wait_for};
 use crate::transport::messages::Comm;
 use crate::transport::placement::Placement;
-use crate::transport::tcp::{self, Joined, Listener, Mesh, MeshChannel, Pass, Secret};
+use crate::transport::tcp::{self, Acceptor, JobKey, Joined, Mesh, MeshChannel, Secret};
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -94,10 +94,10 @@ impl Star {
         options: &Options,
     ) -> Result<Star> {
         let (rank, limit) = (place.rank, options.timeout);
-        let pass = Pass::new(&place.job, secret.clone(), rank, place.size).with(client.clone());
+        let key = JobKey::new(&place.job, secret.clone(), rank, place.size).with(client.clone());
         let joined = if rank == 0 {
             let socket = listener.map_or_else(|| tcp::listen(&place), Ok)?;
-            let mut listener = Listener::new(socket, pass, VALUE_BYTES_MAX)?;
+            let mut listener = Acceptor::new(socket, key, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
             let gathered = listener.gather(&others, limit, &place.address());
             listener.joined.sort_by_key(|joined| joined.rank);
@@ -119,7 +119,7 @@ impl Star {
                 0,
                 addresses,
                 &at,
-                &pass,
+                &key,
                 VALUE_BYTES_MAX,
                 limit,
             )?]
@@ -187,11 +187,11 @@ impl Star {
         };
         let missing: Vec<usize> = (1..=came.len()).filter(is_missing).collect();
         let error = if have_ended {
-            let reason = format!("{} ended before all ranks had met", Ranks(&missing));
+            let reason = format!("{} ended before all ranks had met", RankList(&missing));
             let help = "look above for its error; the kernel's log (dmesg) shows crashes and kills";
             Error::setup(ACTION, reason, help)
         } else {
-            let (missing, within) = (Ranks(&missing), Seconds(self.timeout));
+            let (missing, within) = (RankList(&missing), Seconds(self.timeout));
             let note = stopped_note();
             Error::too_late(
                 ACTION,
@@ -308,14 +308,14 @@ impl Star {
         let own = self.address_for(placement)?;
         let network = self.network.as_ref();
         let network = network.expect("hosts were checked before");
-        let pass = Pass::new(
+        let key = JobKey::new(
             &format!("mesh {}", network.job),
             network.secret.clone(),
             rank,
             names.len(),
         );
         let client = self.client.clone();
-        let pass = pass.with(client.clone());
+        let key = key.with(client.clone());
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
@@ -328,10 +328,10 @@ impl Star {
             let place = format!("{address} on {}", names[other]);
             // The one below says first whom it misses.
             let limit = limit.saturating_add(patience(rank));
-            let connected = tcp::connect(other, parsed, &place, &pass, tcp::FRAME_BYTES_MAX, limit);
+            let connected = tcp::connect(other, parsed, &place, &key, tcp::FRAME_BYTES_MAX, limit);
             joined.push(connected.map_err(|error| misses(&client, vec![other], limit, error))?);
         }
-        let mut listener = Listener::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
+        let mut listener = Acceptor::new(listener, key, tcp::FRAME_BYTES_MAX)?;
         let gathered = listener.gather(&above, limit, &format!("{own} on {}", names[rank]));
         gathered.map_err(|error| misses(&client, listener.missing(&above), limit, error))?;
         joined.append(&mut listener.joined);

@@ -31,13 +31,13 @@ pub(crate) fn start(failure: Arc<Failure>) -> Result<Background> {
 fn watch(failure: &Failure, cancelled: &Cancelled) {
     let mut sigterm = Termination::catch();
     let mut peers: Vec<&Peer> = failure.peers.iter().collect();
-    let mut told = WorkNews::default();
+    let mut sent = WorkNews::default();
     while !cancelled.within(Duration::ZERO) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();
         let ended = wait_for_end(&processes, PERIOD);
         if let Some(alerts) = &failure.alerts {
-            alerts.tell_of_work(&mut told, &failure.board);
+            alerts.tell_of_work(&mut sent, &failure.board);
         }
         match news(failure) {
             // The job continues in another generation, which has its own watch.

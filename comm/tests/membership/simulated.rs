@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use ddp_comm::membership::client::Heard;
-use ddp_comm::membership::decide::{self, Action, End, Event, silence};
-use ddp_comm::membership::state::{Host, State};
+use ddp_comm::membership::decide::{self, End, JobAction, JobEvent, silence};
+use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use crate::random::Random;
@@ -164,7 +164,7 @@ pub(crate) struct Job<'a> {
     unread: Vec<Next>,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     planned: Vec<Option<Next>>,
-    state: State,
+    state: JobState,
     processes: Vec<Process>,
     links: Vec<Link>,
     together: BTreeMap<u32, Together>,
@@ -200,7 +200,7 @@ impl<'a> Job<'a> {
             unread: Vec::new(),
             queue: BinaryHeap::new(),
             planned: Vec::new(),
-            state: State::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
+            state: JobState::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
             processes: Vec::new(),
             links: (0..hosts)
                 .map(|_| Link {
@@ -225,7 +225,7 @@ impl<'a> Job<'a> {
             job.plan(SIGN, Next::Asks(host));
             job.plan(CALL, Next::Calls(host));
         }
-        job.decide(Event::Begin);
+        job.decide(JobEvent::Begin);
         job.go();
         job.outcome
     }
@@ -330,7 +330,7 @@ impl<'a> Job<'a> {
             Next::Passes(index) => self.passes(index),
             Next::Tick => {
                 if !is_suspended {
-                    self.decide(Event::Tick);
+                    self.decide(JobEvent::Tick);
                 }
                 self.plan(TICK, Next::Tick);
             }
@@ -367,7 +367,7 @@ impl<'a> Job<'a> {
 
     fn arrives(&mut self, host: usize, message: Message) {
         if host > 0 && matches!(message, Message::Word(..) | Message::Asked(_)) {
-            self.decide(Event::HostHeard(host));
+            self.decide(JobEvent::HostHeard(host));
         }
         match message {
             Message::Word(index, word) => {
@@ -375,16 +375,16 @@ impl<'a> Job<'a> {
                 let disagrees = matches!(word, Word::Ended(End::Code(78)));
                 self.disagrees[rank] |= disagrees && self.state.stop.is_none();
                 self.decide(match word {
-                    Word::Said(said) => Event::Said(rank, process, said),
-                    Word::Ended(end) => Event::Ended(rank, process, end),
-                    Word::Stopped(is_stopped) => Event::Stopped(rank, process, is_stopped),
+                    Word::Said(said) => JobEvent::Said(rank, process, said),
+                    Word::Ended(end) => JobEvent::Ended(rank, process, end),
+                    Word::Stopped(is_stopped) => JobEvent::Stopped(rank, process, is_stopped),
                 });
             }
             Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
             Message::Answered(at) => self.links[host].answered = at,
             Message::Came => {
                 self.say(format!("host {host} has come"));
-                self.decide(Event::HostCame {
+                self.decide(JobEvent::HostCame {
                     host,
                     address: None,
                 });
@@ -397,11 +397,11 @@ impl<'a> Job<'a> {
                 self.plan(after, Next::Goes(index, 0));
                 self.plan(SIGN, Next::Shows(index));
             }
-            Message::ToRank(index, told) => {
+            Message::ToRank(index, message) => {
                 if self.processes[index].is_stopped {
-                    self.processes[index].unheard.push_back(told);
+                    self.processes[index].unheard.push_back(message);
                 } else if self.processes[index].phase != Phase::Ended {
-                    self.hears(index, told);
+                    self.hears(index, message);
                 }
             }
             Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
@@ -417,16 +417,16 @@ impl<'a> Job<'a> {
 
     // The launcher.
 
-    fn decide(&mut self, event: Event) {
+    fn decide(&mut self, event: JobEvent) {
         let now = Duration::from_millis(self.now - self.suspended);
         for action in decide::on(&mut self.state, now, event) {
             self.carry_out(action);
         }
     }
 
-    fn carry_out(&mut self, action: Action) {
+    fn carry_out(&mut self, action: JobAction) {
         match action {
-            Action::Start { rank, process } => {
+            JobAction::Start { rank, process } => {
                 let host = self.state.ranks[rank].host;
                 self.say(format!(
                     "rank {rank}: process {process} is started on host {host}"
@@ -462,13 +462,15 @@ impl<'a> Job<'a> {
                 );
                 self.send(host, 1, Message::Start(index));
             }
-            Action::Kill { rank, process, why } => {
+            JobAction::Kill { rank, process, why } => {
                 self.say(format!("rank {rank}: process {process} is {why}"));
                 let index = process as usize - 1;
                 self.send(self.processes[index].host, 1, Message::Signal(index, KILL));
             }
-            Action::Tell { process, told, .. } => {
-                if let ToRank::Formed(formed) = &told {
+            JobAction::Tell {
+                process, message, ..
+            } => {
+                if let ToRank::Formed(formed) = &message {
                     let members = self.state.members.iter();
                     let all: Vec<usize> = members.map(|it| it.process as usize - 1).collect();
                     if !self.together.contains_key(&formed.number) {
@@ -492,9 +494,13 @@ impl<'a> Job<'a> {
                     }
                 }
                 let index = process as usize - 1;
-                self.send(self.processes[index].host, 1, Message::ToRank(index, told));
+                self.send(
+                    self.processes[index].host,
+                    1,
+                    Message::ToRank(index, message),
+                );
             }
-            Action::Signal(signal) => {
+            JobAction::Signal(signal) => {
                 self.say(format!("all are sent signal {signal}"));
                 for index in 0..self.processes.len() {
                     if self.processes[index].phase != Phase::Ended {
@@ -506,8 +512,8 @@ impl<'a> Job<'a> {
                     }
                 }
             }
-            Action::Leave(host) => self.leaves(host),
-            Action::Print(line) => self.say(format!("launcher: {line}")),
+            JobAction::Leave(host) => self.leaves(host),
+            JobAction::Print(line) => self.say(format!("launcher: {line}")),
         }
     }
 
@@ -625,10 +631,10 @@ impl<'a> Job<'a> {
         self.says(index, ToLauncher::Waits { after, port: 1 });
     }
 
-    fn hears(&mut self, index: usize, told: ToRank) {
+    fn hears(&mut self, index: usize, message: ToRank) {
         let it = &mut self.processes[index];
-        it.heard.hear(told.clone());
-        match told {
+        it.heard.hear(message.clone());
+        match message {
             ToRank::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
                 it.generation = it.heard.current();
                 self.goes_after(index, Phase::Connects, 5..40);
@@ -874,7 +880,7 @@ impl<'a> Job<'a> {
                     self.plan(ms, Next::Passes(index));
                 }
             }
-            Fault::Signal => self.decide(Event::Signal(TERM)),
+            Fault::Signal => self.decide(JobEvent::Signal(TERM)),
         }
     }
 
@@ -892,7 +898,9 @@ impl<'a> Job<'a> {
                     if self.processes[it].phase != Phase::Ended {
                         self.word(it, Word::Stopped(false));
                         let unheard = std::mem::take(&mut self.processes[it].unheard);
-                        unheard.into_iter().for_each(|told| self.hears(it, told));
+                        unheard
+                            .into_iter()
+                            .for_each(|message| self.hears(it, message));
                     }
                 }
             }

@@ -4,10 +4,10 @@
 use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result, ensure};
-use crate::features::{Missing, Moments, Normalize};
-use crate::files::Element;
+use crate::features::{Missing, Moments, Scaling};
+use crate::files::NumberType;
 use crate::files::array::fill_in;
-use crate::open::Source;
+use crate::open::OpenFiles;
 use crate::ranks::{Ranks, SameFiles, agree, must_be_alike};
 use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
@@ -40,7 +40,7 @@ pub(crate) struct Facts {
 /// `model` is what was learned from other rows. Of rows for a trained model only labels are read.
 pub(crate) fn scan(
     request: &DataRequest,
-    source: &Source,
+    source: &OpenFiles,
     model: Option<&Trained>,
     ranks: &dyn Ranks,
 ) -> Result<Facts> {
@@ -76,7 +76,7 @@ pub(crate) fn scan(
 }
 
 /// The class of each row; below 0 if it is not a class, which is refused later.
-fn classes(source: &Source) -> Result<Vec<i64>> {
+fn classes(source: &OpenFiles) -> Result<Vec<i64>> {
     let labels = source.labels.as_ref().filter(|labels| labels.are_classes());
     let why = format!("{STRATIFY}: expected classes as labels, got numbers; help: leave it out");
     let labels = labels.ok_or(Error::Usage(why))?;
@@ -88,7 +88,7 @@ fn classes(source: &Source) -> Result<Vec<i64>> {
 /// Rows that are read, and the ranks that share the work.
 struct Scan<'a> {
     request: &'a DataRequest,
-    source: &'a Source,
+    source: &'a OpenFiles,
     model: Option<&'a Trained>,
     is_trained_on: IsTrainedOn<'a>,
     same: SameFiles<'a>,
@@ -174,17 +174,17 @@ impl Scan<'_> {
     fn features(&self, facts: &mut Facts) -> Result<()> {
         let (element, normalize) = (self.source.features.element()?, self.request.normalize);
         let is_normalized = match normalize {
-            Normalize::None => false,
-            Normalize::Unit => element != Element::U8,
-            Normalize::Standard => true,
+            Scaling::None => false,
+            Scaling::Unit => element != NumberType::U8,
+            Scaling::Standard => true,
         };
-        let may_be_wrong = element.is_float() || element == Element::Bool;
+        let may_be_wrong = element.is_float() || element == NumberType::Bool;
         let needs_moments = self.model.is_none() && is_normalized || may_be_wrong;
         let mut labels = self.source.labels.iter();
         let numbers = labels.find(|labels| !labels.are_classes());
         if let (Some(labels), None) = (numbers, self.model) {
             let bytes_max = match normalize {
-                Normalize::Standard => scan::BYTES_MAX,
+                Scaling::Standard => scan::BYTES_MAX,
                 _ => SAMPLED_BYTES_MAX,
             };
             let read = |first, into: &mut [f32]| labels.rows.read_f32(first, into);

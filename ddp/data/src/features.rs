@@ -120,7 +120,7 @@ impl FeaturePlan {
 ddp_kernels::choices! {
     /// How features are normalized.
     #[derive(Default)]
-    pub enum Normalize {
+    pub enum Scaling {
         /// Features as they are
         #[default]
         None = "none",

@@ -12,11 +12,11 @@ use twox_hash::XxHash3_64;
 use crate::dataset::{Dataset, NoRows, RowSpec, check_gather, sampled_hash};
 use crate::error::{Error, Result, bail};
 use crate::facts::Facts;
-use crate::features::{Normalization, Normalize};
+use crate::features::{Normalization, Scaling};
 use crate::files::Array;
 use crate::files::array::fill_in;
 use crate::labels::Labels;
-use crate::open::Source;
+use crate::open::OpenFiles;
 use crate::request::{Data, DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::first_nonfinite;
@@ -26,7 +26,7 @@ use crate::words::listed_up_to;
 /// Rows of files.
 #[derive(Clone, Debug)]
 pub(crate) struct FileData {
-    source: Arc<Source>,
+    source: Arc<OpenFiles>,
     facts: Arc<Facts>,
     /// How the rows become inputs and targets.
     model: Arc<Trained>,
@@ -39,7 +39,7 @@ pub(crate) struct FileData {
 
 impl FileData {
     /// All rows of `source`, as a model takes them.
-    pub(crate) fn new(source: Source, facts: Facts, model: Trained) -> FileData {
+    pub(crate) fn new(source: OpenFiles, facts: Facts, model: Trained) -> FileData {
         let features = &source.features;
         read_in_any_order(&features.arrays);
         let image = match features.arrays[0].row_shape() {
@@ -187,13 +187,13 @@ impl Dataset for FileData {
 /// files.
 pub(crate) fn dataset(
     request: &DataRequest,
-    source: Source,
+    source: OpenFiles,
     facts: Facts,
     model: Trained,
     val: Option<FileData>,
 ) -> Data {
     let description = describe(&source, &facts, &model.task);
-    let is_standard = request.normalize == Normalize::Standard && request.normalizes_targets;
+    let is_standard = request.normalize == Scaling::Standard && request.normalizes_targets;
     let targets = facts.targets.as_ref().filter(|_| is_standard);
     let target_normalization = targets.map(Normalization::standard);
     let (columns, label, split) = (
@@ -233,7 +233,7 @@ const SHOWN: usize = 8;
 
 /// The label, the task, and the features used and left out, for people: said at the start of a run,
 /// by `--dry-run` and in the metrics log.
-fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
+fn describe(source: &OpenFiles, facts: &Facts, task: &TaskSpec) -> String {
     let label = match (&source.label, &source.labels) {
         (_, None) => String::new(),
         (Some(name @ LabelName::Column(_)), _) => match &*name.columns() {

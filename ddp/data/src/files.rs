@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use ddp_kernels::mapped::Mapped;
 
-pub use self::array::{Array, Element};
+pub use self::array::{Array, NumberType};
 pub(crate) use self::format::DataFile;
 pub use self::format::{Coding, Contents, EXAMPLES_MAX, Format, OddCells, TableFormat, TokenFile};
 use self::format::{Ends, Holds, PLAIN};
@@ -243,7 +243,7 @@ pub(crate) fn row_kind(path: &Path, has_tokenizer: bool) -> Result<RowKind> {
 /// it they are u16, and refused if they look like something else.
 pub fn open_tokens(
     path: &Path,
-    stated: Option<Element>,
+    stated: Option<NumberType>,
     cache_dir: Option<&Path>,
 ) -> Result<TokenFile> {
     let (mut format, name) = (format(path)?, path.display().to_string());
@@ -287,7 +287,7 @@ fn of_array(contents: &Contents) -> Result<TokenFile, String> {
     let (element, about) = (array.element, &contents.about);
     let shape = [&[array.rows() as usize], array.row_shape()].concat();
     ensure!(
-        shape.len() == 1 && !element.is_float() && element != Element::Bool,
+        shape.len() == 1 && !element.is_float() && element != NumberType::Bool,
         "expected tokens, a one-dimensional array of integers, got {element}{shape:?}"
     );
     let mut file = TokenFile::new(array.clone(), "an array", about.vocabulary);

@@ -86,25 +86,25 @@ enum LabelCoding {
 
 /// A label as it is in its file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Label<'a> {
+pub(crate) enum LabelCell<'a> {
     Text(&'a str),
     Whole(i64),
     Number(f64),
 }
 
-impl Label<'_> {
+impl LabelCell<'_> {
     /// Whether it is a text that satisfies `is_so`.
     pub(crate) fn is_text_like(self, is_so: impl Fn(&str) -> bool) -> bool {
-        matches!(self, Label::Text(text) if is_so(text))
+        matches!(self, LabelCell::Text(text) if is_so(text))
     }
 }
 
-impl fmt::Display for Label<'_> {
+impl fmt::Display for LabelCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Label::Text(text) => write!(f, "{text:?}"),
-            Label::Whole(number) => write!(f, "{number}"),
-            Label::Number(number) => f.write_str(&shown_number(*number)),
+            LabelCell::Text(text) => write!(f, "{text:?}"),
+            LabelCell::Whole(number) => write!(f, "{number}"),
+            LabelCell::Number(number) => f.write_str(&shown_number(*number)),
         }
     }
 }
@@ -271,10 +271,10 @@ impl Labels {
         let (label, most) = (self.label(row)?, CLASSES_MAX - 1);
         let place = format!("{}: the label", self.place(row));
         Ok(match (label, known) {
-            (Label::Number(number), _) if number.fract() != 0.0 => {
+            (LabelCell::Number(number), _) if number.fract() != 0.0 => {
                 format!("{place}: expected a whole number as class, got {label}; {help}")
             }
-            (Label::Whole(NO_CLASS), _) => format!(
+            (LabelCell::Whole(NO_CLASS), _) => format!(
                 "{place}: expected a class, got {label}, the smallest i64, which often marks a missing label; help: \
                  remove the row, or number the class otherwise"
             ),
@@ -303,24 +303,24 @@ impl Labels {
     }
 
     /// The label of a row, or the first number of it.
-    pub(crate) fn label(&self, row: u64) -> Result<Label<'_>> {
+    pub(crate) fn label(&self, row: u64) -> Result<LabelCell<'_>> {
         let (file, in_file) = self.rows.find(row);
         let array = &self.rows.arrays[file];
         if array.element.is_float() {
-            return Ok(Label::Number(self.rows.number(row, 0)?));
+            return Ok(LabelCell::Number(self.rows.number(row, 0)?));
         }
         let mut numbers = vec![0; self.rows.width];
         array.read_i64(in_file, &mut numbers)?;
         let (code, names) = (usize::try_from(numbers[0]).ok(), &self.files[file].names);
         let text = names.as_ref().and_then(|names| names.get(code?));
-        Ok(text.map_or(Label::Whole(numbers[0]), |text| Label::Text(text)))
+        Ok(text.map_or(LabelCell::Whole(numbers[0]), |text| LabelCell::Text(text)))
     }
 
     /// The first rows, at most `most`, whose label satisfies `is_wanted`.
     pub(crate) fn find(
         &self,
         most: usize,
-        is_wanted: impl Fn(Label<'_>) -> bool,
+        is_wanted: impl Fn(LabelCell<'_>) -> bool,
     ) -> Result<Vec<u64>> {
         let mut found = Vec::new();
         for row in 0..self.rows.rows() {
@@ -339,7 +339,7 @@ impl Labels {
         &self,
         usual: &str,
         count: u64,
-        is_odd: impl Fn(Label<'_>) -> bool,
+        is_odd: impl Fn(LabelCell<'_>) -> bool,
         help: &str,
     ) -> Result<()> {
         let rows = self.find(SHOWN, is_odd)?.into_iter();
@@ -356,7 +356,7 @@ impl Labels {
     /// The error of texts where numbers are expected: names the first one that is no number.
     fn why_texts(&self, why: &str) -> Error {
         let is_name = |text: &[u8]| number(text).is_none() || has_leading_zeros(text);
-        let is_odd = |label: Label<'_>| label.is_text_like(|text| is_name(text.as_bytes()));
+        let is_odd = |label: LabelCell<'_>| label.is_text_like(|text| is_name(text.as_bytes()));
         let first = self.find(1, is_odd).and_then(|odd| {
             let row = odd.first().copied().unwrap_or(0);
             Ok((self.place(row), self.label(row)?))

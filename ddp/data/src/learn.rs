@@ -4,11 +4,11 @@
 
 use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
-use crate::features::{FeaturePlan, Moments, Normalization, Normalize};
-use crate::files::Element;
+use crate::features::{FeaturePlan, Moments, Normalization, Scaling};
+use crate::files::NumberType;
 use crate::guess;
-use crate::labels::{Label, Labels};
-use crate::open::Source;
+use crate::labels::{LabelCell, Labels};
+use crate::open::OpenFiles;
 use crate::request::{DataRequest, Trained};
 use crate::scan::{self, LabelsFound};
 use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
@@ -20,18 +20,18 @@ use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number,
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
 
 /// What a model that is trained on these rows expects of others.
-pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
+pub(crate) fn learn(request: &DataRequest, source: &OpenFiles, facts: &Facts) -> Result<Trained> {
     let labels = source.labels.as_ref();
     let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
     if labels.is_guessed {
         check_guess(labels, &facts.labels)?;
     }
     let normalization = match (request.normalize, &facts.features) {
-        (Normalize::Unit, _) if source.features.element()? == Element::U8 => {
+        (Scaling::Unit, _) if source.features.element()? == NumberType::U8 => {
             Some(Normalization::of_bytes())
         }
-        (Normalize::Unit, Some(found)) => Some(Normalization::unit(&found.moments)),
-        (Normalize::Standard, Some(found)) => Some(Normalization::standard(&found.moments)),
+        (Scaling::Unit, Some(found)) => Some(Normalization::unit(&found.moments)),
+        (Scaling::Standard, Some(found)) => Some(Normalization::standard(&found.moments)),
         _ => None,
     };
     Ok(Trained {
@@ -89,10 +89,10 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
         return check_count(labels, count, "texts", "");
     };
     if let Some(((odd, rows), (first, last))) = guess::odd_class(&classes, labels.rows.rows()) {
-        let is_odd = |label: Label<'_>| match label {
-            Label::Whole(number) => number == odd,
-            Label::Number(number) => number == odd as f64,
-            Label::Text(_) => false,
+        let is_odd = |label: LabelCell<'_>| match label {
+            LabelCell::Whole(number) => number == odd,
+            LabelCell::Number(number) => number == odd as f64,
+            LabelCell::Text(_) => false,
         };
         let usual = format!("from {first} to {last}");
         let help = format!(
@@ -117,7 +117,7 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
     let (text_rows, missing_rows) = (rows_of(&is_text), rows_of(&is_missing));
     let odd = |usual, is_odd: &dyn Fn(&str) -> bool, help: &str| {
         let help = format!("{help}, or set {TASK} to classification if every text is a class");
-        let is_odd_label = |label: Label<'_>| label.is_text_like(is_odd);
+        let is_odd_label = |label: LabelCell<'_>| label.is_text_like(is_odd);
         labels.refuse_odd(usual, rows_of(is_odd), is_odd_label, &help)
     };
     let is_name = |text: &str| is_text(text) && !is_missing(text);
@@ -156,7 +156,7 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     let help =
         format!("correct or remove these rows, or set {TASK} to regression if labels are numbers");
     let has_fraction =
-        |label: Label<'_>| matches!(label, Label::Number(number) if number.fract() != 0.0);
+        |label: LabelCell<'_>| matches!(label, LabelCell::Number(number) if number.fract() != 0.0);
     labels.refuse_odd("whole numbers", found.fractions, has_fraction, &help)
 }
 
@@ -172,8 +172,8 @@ fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) ->
 }
 
 /// Logs which columns of tables are categorical, and which cells had no number or category.
-pub(crate) fn log_table(source: &Source) {
-    let Source { setting, path, .. } = source;
+pub(crate) fn log_table(source: &OpenFiles) {
+    let OpenFiles { setting, path, .. } = source;
     let plans = source.plan.iter().flatten();
     let categorical = plans.filter(|plan| plan.is_categorical());
     let categorical: Vec<String> = categorical.map(|plan| plan.name.clone()).collect();
@@ -199,9 +199,9 @@ pub(crate) fn log_table(source: &Source) {
 }
 
 /// Warns of files to evaluate on that are trained on.
-pub(crate) fn warn_of_shared(val: &Source, train: &Source) {
+pub(crate) fn warn_of_shared(val: &OpenFiles, train: &OpenFiles) {
     if let Some(name) = val.shared_with(train) {
-        let Source { setting, path, .. } = val;
+        let OpenFiles { setting, path, .. } = val;
         tracing::warn!(
             "{setting} {path}: {name} is also trained on: it says nothing about new rows"
         );
@@ -229,12 +229,12 @@ fn warn_of_rounding(what: &str, moments: &Moments, name: impl Fn(usize) -> Strin
 /// Logs what a user should know about these data.
 pub(crate) fn warn(
     request: &DataRequest,
-    source: &Source,
+    source: &OpenFiles,
     facts: &Facts,
     task: &TaskSpec,
 ) -> Result<()> {
     let (data, features) = (&request.data, &source.features);
-    if features.element()? == Element::U8 && request.normalize == Normalize::None {
+    if features.element()? == NumberType::U8 && request.normalize == Scaling::None {
         tracing::warn!(
             "{DATA} {data}: features are bytes up to 255, and models learn better from 0 to 1; help: set {NORMALIZE} to unit"
         );
@@ -242,7 +242,7 @@ pub(crate) fn warn(
     if let Some(found) = &facts.features {
         let constant = columns_with(&found.moments, |least, greatest| least == greatest);
         let constant: Vec<String> = constant.map(|index| source.feature(index)).collect();
-        if request.normalize == Normalize::Standard && !constant.is_empty() {
+        if request.normalize == Scaling::Standard && !constant.is_empty() {
             let names = listed(&constant);
             tracing::warn!(
                 "{DATA} {data}: features that are the same in all rows that are trained on, and say nothing: {names}"
@@ -250,7 +250,7 @@ pub(crate) fn warn(
         }
         let name = |index| format!("feature {}", source.feature(index));
         warn_of_rounding(&format!("{DATA} {data}"), &found.moments, name);
-        if request.normalize != Normalize::Standard {
+        if request.normalize != Scaling::Standard {
             warn_of_scales(data, source, &found.moments);
         }
         if !found.is_complete {
@@ -271,7 +271,7 @@ pub(crate) fn warn(
 }
 
 /// Warns of features that are much smaller than the largest one.
-fn warn_of_scales(data: &DataSpec, source: &Source, moments: &Moments) {
+fn warn_of_scales(data: &DataSpec, source: &OpenFiles, moments: &Moments) {
     let size = |at: usize| moments.greatest[at].abs().max(moments.least[at].abs());
     let all = 0..source.features.width;
     let largest = all.clone().map(size).fold(0.0, f32::max);
@@ -285,7 +285,7 @@ fn warn_of_scales(data: &DataSpec, source: &Source, moments: &Moments) {
 }
 
 /// Warns of columns of a table that are likely identifiers, by their first rows.
-fn warn_of_identifiers(data: &DataSpec, source: &Source) -> Result<()> {
+fn warn_of_identifiers(data: &DataSpec, source: &OpenFiles) -> Result<()> {
     let width = source.features.width;
     let rows = source
         .features
@@ -307,7 +307,7 @@ fn warn_of_identifiers(data: &DataSpec, source: &Source) -> Result<()> {
 }
 
 /// Says how numeric targets are standardized, and warns of those that are hard to learn.
-fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) {
+fn warn_of_labels(request: &DataRequest, source: &OpenFiles, facts: &Facts) {
     let (Some(labels), Some(moments)) = (&source.labels, &facts.targets) else {
         return;
     };
@@ -320,7 +320,7 @@ fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) {
     let described: Vec<String> = targets.clone().take(8).map(described).collect();
     let described = described.join("; ");
     let mut targets = targets;
-    if request.normalize != Normalize::Standard {
+    if request.normalize != Scaling::Standard {
         if targets.any(|(mean, deviation)| guess::are_large_targets(*mean, deviation)) {
             tracing::warn!(
                 "{LABELS} {name}: {described}: expected numbers of a size near 1, which models learn; help: set {NORMALIZE} \

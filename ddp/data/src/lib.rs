@@ -40,9 +40,7 @@ pub mod words;
 pub use chat::{ChatWriter, Packing};
 pub use dataset::{Dataset, IGNORED, InMemory, RowSpec, counted, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
-pub use features::{
-    AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Normalize, TableSettings,
-};
+pub use features::{AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Scaling, TableSettings};
 pub use files::safetensors;
 pub use labels::{FileLabels, TableColumn};
 pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};

@@ -34,7 +34,7 @@ use crate::words::difference;
 
 /// Open files of features and labels.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct OpenFiles {
     /// The setting that names them, and what it says.
     pub(crate) setting: SettingName<'static>,
     pub(crate) path: String,
@@ -59,7 +59,7 @@ pub(crate) struct Source {
     pub(crate) watched: Vec<Arc<Mapped>>,
 }
 
-impl Source {
+impl OpenFiles {
     /// The name of the first file of features, for messages.
     pub(crate) fn place(&self) -> &str {
         self.features.arrays[0].name()
@@ -72,7 +72,7 @@ impl Source {
     }
 
     /// The first file of `self` that `other` has as well.
-    pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
+    pub(crate) fn shared_with(&self, other: &OpenFiles) -> Option<&str> {
         let file = |path: &PathBuf| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
         let others: Vec<_> = other.paths.iter().filter_map(file).collect();
         let mut files = self.paths.iter().zip(&self.features.arrays);
@@ -85,7 +85,7 @@ impl Source {
     }
 
     /// An error unless these rows have the shape of those to train on.
-    pub(crate) fn check_shape(&self, train: &Source) -> Result<()> {
+    pub(crate) fn check_shape(&self, train: &OpenFiles) -> Result<()> {
         let [expected, got] = [train, self].map(|source| source.features.arrays[0].row_shape());
         ensure!(
             !RowSpec::images_differ(expected, got),
@@ -161,7 +161,7 @@ struct Opening<'a> {
 pub(crate) fn open_files(
     mut files: FoundFiles<'_>,
     tables: Option<&'static dyn Tables>,
-) -> Result<Source> {
+) -> Result<OpenFiles> {
     let model = files.model;
     let are_tables: Vec<bool> = files
         .paths
@@ -209,7 +209,7 @@ pub(crate) fn open_files(
     let watched = watched.filter(|file| given.contains(file.path())).cloned();
     let (columns, left_out) = opening.first.take().unwrap_or_default();
     let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
-    let source = Source {
+    let source = OpenFiles {
         setting: files.setting,
         path: files.spec.path.clone(),
         watched: watched.collect(),
@@ -296,7 +296,7 @@ fn place_of(
 }
 
 /// An error if the model cannot take these rows.
-fn check_width(source: &Source, model: &Trained) -> Result<()> {
+fn check_width(source: &OpenFiles, model: &Trained) -> Result<()> {
     let expected = model.row_shape.iter().product::<usize>();
     let (place, got) = (source.place(), source.features.width);
     let (like, help) = match source.setting == DATA {

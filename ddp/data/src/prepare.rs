@@ -6,7 +6,7 @@ mod chats;
 mod kind;
 mod tokens;
 
-use self::kind::{Kind, kind};
+use self::kind::{DataKind, kind};
 use crate::built_in::BuiltIn;
 use crate::error::{Error, Result, ensure};
 use crate::facts::scan;
@@ -32,10 +32,10 @@ pub fn prepare(
     request.check_kind(kind.is_of_tokens())?;
     let is_built_in = matches!(request.data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
     let mut data = match (&kind, &request.data) {
-        (Kind::Features, DataSpec::Files(spec)) => of_files(request, spec, tables, ranks),
-        (Kind::Features, _) => built_in(request),
-        (Kind::Tokens(spec), _) => tokens::prepare(request, spec, ranks),
-        (Kind::Conversations(path), _) => chats::prepare(request, path, tables, ranks),
+        (DataKind::Features, DataSpec::Files(spec)) => of_files(request, spec, tables, ranks),
+        (DataKind::Features, _) => built_in(request),
+        (DataKind::Tokens(spec), _) => tokens::prepare(request, spec, ranks),
+        (DataKind::Conversations(path), _) => chats::prepare(request, path, tables, ranks),
     }?;
     let (rows, others) = (data.train.rows(), data.held_out.rows());
     let (all, name) = (ranks.size() as u64, &request.data);

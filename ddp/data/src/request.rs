@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
-use crate::features::{FeaturePlan, Missing, Normalization, Normalize, TableSettings};
+use crate::features::{FeaturePlan, Missing, Normalization, Scaling, TableSettings};
 use crate::ranks::Ranks;
 use crate::setting::{
     CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, STRATIFY, TASK, VAL_DATA, VAL_LABELS,
@@ -82,8 +82,8 @@ pub struct DataRequest {
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.
-    pub normalize: Normalize,
-    /// Whether `Normalize::Standard` also normalizes numeric targets, as since version 0.7.
+    pub normalize: Scaling,
+    /// Whether `Scaling::Standard` also normalizes numeric targets, as since version 0.7.
     pub normalizes_targets: bool,
     /// Where converted files are kept.
     pub cache_dir: Option<PathBuf>,
@@ -203,7 +203,7 @@ impl DataRequest {
         let is_built_in = matches!(data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
         let only_for_rows_of_files = [
             (LABELS, self.labels.is_some()),
-            (NORMALIZE, self.normalize != Normalize::None),
+            (NORMALIZE, self.normalize != Scaling::None),
             (DROP, !self.table.drop.is_empty()),
             (CATEGORICAL, !self.table.categorical.is_empty()),
             (MISSING, self.table.missing != Missing::Error),

@@ -14,7 +14,7 @@ use ddp_kernels::setting::{Choice, SettingValue};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::files::array::Element;
+use crate::files::array::NumberType;
 use crate::setting::DATA;
 use crate::task::TOKENS_MAX;
 
@@ -51,7 +51,7 @@ pub struct TokensSpec {
     /// The size of the vocabulary, unless the files say so.
     pub vocabulary: Option<usize>,
     /// The type of tokens without a header; u16 unless they look like another.
-    pub(crate) token_type: Option<Element>,
+    pub(crate) token_type: Option<NumberType>,
 }
 
 /// `PATH` or `PATH#PART`: a file, a pattern or a folder.
@@ -164,7 +164,7 @@ enum Place<'a> {
     /// From 1 to `TOKENS_MAX`, if it is given.
     Tokens(&'a mut Option<usize>),
     /// The type of tokens, if it is given.
-    Type(&'a mut Option<Element>),
+    Type(&'a mut Option<NumberType>),
 }
 
 impl Place<'_> {
@@ -186,7 +186,7 @@ impl Place<'_> {
             Place::Number(into, range) => *into = within(value, "a number", &range)?,
             Place::Tokens(into) => *into = Some(within(value, whole, &(1..=TOKENS_MAX as usize))?),
             Place::Type(into) => {
-                let known = |one: &Element| matches!(one, Element::U16 | Element::U32);
+                let known = |one: &NumberType| matches!(one, NumberType::U16 | NumberType::U32);
                 let found = value.parse().ok().filter(known);
                 *into = Some(found.ok_or("expected u16 or u32")?);
             }

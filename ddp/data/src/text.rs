@@ -25,7 +25,7 @@ use std::thread;
 use ddp_kernels::files as disk;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-pub use self::documents::{Piece, ReadOptions, ReadTexts, TextSink, documents};
+pub use self::documents::{ReadOptions, ReadTexts, TextPiece, TextSink, documents};
 use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
@@ -58,23 +58,23 @@ pub struct TokenizeOptions {
     /// The folder of the shards.
     pub out: PathBuf,
     /// How texts are divided.
-    pub sizes: Sizes,
+    pub sizes: ShardSizes,
     /// The reader of `.parquet`, if the program has one.
     pub columns: Option<ReadTexts>,
 }
 
 /// How texts are divided.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct ShardSizes {
     /// A long text is cut into pieces of about this size.
     pub piece_bytes: usize,
     /// A shard ends with the piece that makes its text this long.
     pub(crate) shard_bytes: usize,
 }
 
-impl Default for Sizes {
-    fn default() -> Sizes {
-        Sizes {
+impl Default for ShardSizes {
+    fn default() -> ShardSizes {
+        ShardSizes {
             piece_bytes: 1 << 20,
             shard_bytes: 128 << 20,
         }
@@ -94,7 +94,7 @@ pub enum TokenizerChoice {
 
 /// How far it is.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct TokenizeProgress {
     /// Whether the vocabulary is being learned.
     pub is_learning: bool,
     /// Bytes of files that were read.
@@ -120,16 +120,16 @@ pub struct Tokenized {
 
 /// Texts that become a shard.
 #[derive(Default)]
-struct Group {
+struct ShardTexts {
     side: usize,
     number: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<TextPiece>,
     bytes: usize,
     documents: u64,
 }
 
 /// What is told how far it is.
-type Report<'a> = &'a mut (dyn FnMut(Progress) + Send);
+type Report<'a> = &'a mut (dyn FnMut(TokenizeProgress) + Send);
 
 /// Tokenizes files into a folder, on all threads.
 pub fn tokenize(options: &TokenizeOptions, progress: Report<'_>) -> Result<Tokenized> {
@@ -148,7 +148,7 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
     let bytes_of = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path))?.len());
     let file_bytes = options.files.iter().map(bytes_of).sum::<Result<u64>>()?;
     let mut report = |is_learning, read_bytes: &AtomicU64| {
-        progress(Progress {
+        progress(TokenizeProgress {
             is_learning,
             read_bytes: read_bytes.load(Ordering::Relaxed),
             file_bytes,
@@ -168,7 +168,7 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
         TokenizerChoice::Bytes => Encoder::Bytes,
         _ => Encoder::of(&vocabulary).map_err(|why| bad_tokenizer(options, why))?,
     };
-    let mut work = Work {
+    let mut work = ShardMaker {
         folder,
         end: vocabulary.end_of_text(options.end_token.as_deref())?,
         vocabulary: &vocabulary,
@@ -241,7 +241,7 @@ fn learned(
     let (sender, texts) = mpsc::sync_channel(16);
     let file = thread::scope(|scope| {
         let reader = scope.spawn(move || {
-            let mut send = |piece: Piece| {
+            let mut send = |piece: TextPiece| {
                 report(read_options.read_bytes);
                 tokenizer::check_gaps(&piece.text).map_err(Error::Data)?;
                 let gone = |_| Error::Internal("the vocabulary could not be learned".into());
@@ -269,12 +269,12 @@ fn learned(
 fn read_groups(
     options: &TokenizeOptions,
     read_options: &ReadOptions<'_>,
-    groups: SyncSender<Group>,
+    groups: SyncSender<ShardTexts>,
 ) -> Result<u64> {
-    let new = |side, number| Group {
+    let new = |side, number| ShardTexts {
         side,
         number,
-        ..Group::default()
+        ..ShardTexts::default()
     };
     let mut open = [new(0, 0), new(1, 0)];
     let (mut document, mut empty) = (0, 0);
@@ -337,7 +337,7 @@ fn check_sides(options: &TokenizeOptions, done: &Tokenized) -> Result<()> {
     Ok(())
 }
 
-struct Work<'a> {
+struct ShardMaker<'a> {
     folder: &'a Folder,
     vocabulary: &'a Vocabulary,
     end: u32,
@@ -345,9 +345,9 @@ struct Work<'a> {
     done: Tokenized,
 }
 
-impl Work<'_> {
+impl ShardMaker<'_> {
     /// Makes the shard of a group, unless it is there.
-    fn shard(&mut self, group: &Group) -> Result<()> {
+    fn shard(&mut self, group: &ShardTexts) -> Result<()> {
         let path = self.folder.shard(group.side, group.number);
         let source = self.source(group);
         let count = match tokens_of(&path, &source) {
@@ -368,7 +368,7 @@ impl Work<'_> {
     }
 
     /// What a shard says about its source: a hash of these texts and of the vocabulary.
-    fn source(&self, group: &Group) -> String {
+    fn source(&self, group: &ShardTexts) -> String {
         let mut hash = XxHash3_128::new();
         hash.write(VERSION);
         // Normalizers and merges too, not only the tokens.
@@ -382,7 +382,7 @@ impl Work<'_> {
         format!("texts {:032x}", hash.finish_128())
     }
 
-    fn write(&self, group: &Group, path: &Path, source: String) -> Result<u64> {
+    fn write(&self, group: &ShardTexts, path: &Path, source: String) -> Result<u64> {
         self.folder.check_may_change()?;
         let encode = |index: u64| {
             let piece = &group.pieces[index as usize];

@@ -136,7 +136,7 @@ impl TokenFiles {
 
 /// Windows of tokens.
 #[derive(Clone, Debug)]
-pub(crate) struct Windows {
+pub(crate) struct TokenWindows {
     pub(crate) files: Arc<TokenFiles>,
     /// As `TokenFiles::windows` returns it.
     firsts: Arc<[u64]>,
@@ -148,7 +148,7 @@ pub(crate) struct Windows {
     watch: Arc<ChangeWatch>,
 }
 
-impl Windows {
+impl TokenWindows {
     /// The windows `range` of files with this content.
     pub(crate) fn new(
         files: Arc<TokenFiles>,
@@ -156,9 +156,9 @@ impl Windows {
         context: usize,
         range: Range<u64>,
         task: TaskSpec,
-    ) -> Result<Windows> {
+    ) -> Result<TokenWindows> {
         let watched = files.arrays.iter().map(|array| array.mapped.clone());
-        Ok(Windows {
+        Ok(TokenWindows {
             firsts: files.windows(context)?.into(),
             spec: RowSpec {
                 inputs: TensorSpec::new(DType::I64, &[context]),
@@ -197,7 +197,7 @@ impl Windows {
     }
 }
 
-impl Dataset for Windows {
+impl Dataset for TokenWindows {
     fn rows(&self) -> u64 {
         self.range.end - self.range.start
     }

@@ -36,7 +36,7 @@ pub use self::model::{load_model, load_opened, write_model};
 pub(crate) use self::restore::restore_if_fits;
 pub use self::restore::{restore, restore_values};
 pub use self::saver::Saver;
-pub use self::state::{Best, Position, Progress, ScheduleState, State, WorldState};
+pub use self::state::{Best, Plateau, Position, ScheduleState, State, WorldState};
 pub(crate) use self::tensors::{FileDType, PIECE, write_file};
 use ddp_data::safetensors;
 

@@ -14,12 +14,12 @@ use ddp_kernels::setting::SettingName;
 use serde_json::{Map, Value};
 
 pub use derived::Length;
-pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, model_of};
+pub use settings::{Config, MODEL, SETTINGS, Setting, SharedBy, find, model_names, model_of};
 pub use table::ReadConfig;
 pub use values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting,
-    Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind,
-    Overlap, Packing, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind,
+    Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap,
+    Packing, Precision, Resident, Resume, Scaling, Schedule, SettingValue, TIMEOUT_S, TaskKind,
     When,
 };
 
@@ -80,7 +80,7 @@ impl Config {
         let (then, now) = (then.to_json(), self.to_json());
         let fixed = SETTINGS
             .iter()
-            .filter(|setting| setting.scope == Scope::Run);
+            .filter(|setting| setting.scope == SharedBy::Run);
         let shown = |value: Option<&Value>| value.map_or("not given".into(), as_flag);
         let describe = |name: &str| {
             let (now, then) = (now.get(name), then.get(name));
@@ -95,7 +95,7 @@ impl Config {
     pub fn equal_on_all_ranks(&self) -> String {
         let mut text = format!("device = {}\n", self.device.kind());
         let values = self.to_json();
-        let shared = SETTINGS.iter().filter(|one| one.scope != Scope::Rank);
+        let shared = SETTINGS.iter().filter(|one| one.scope != SharedBy::Rank);
         for name in shared.map(Setting::name) {
             if let Some(value) = values.get(name) {
                 text += &format!("{name} = {value}\n");

@@ -90,17 +90,17 @@ pub(crate) fn of_weights<'a>(
 
 /// Digests of the trained part of a model on one device. Letters: Q its quanta.
 #[derive(Debug)]
-pub(crate) struct Digests {
+pub(crate) struct DeviceDigests {
     /// i64 (2 · 3 · Q): of the gradients, then of the weights.
     pub(crate) quanta: Tensor,
 }
 
-impl Digests {
+impl DeviceDigests {
     /// Room for digests of `params`.
-    pub(crate) fn new(params: &Params) -> Result<Digests> {
+    pub(crate) fn new(params: &Params) -> Result<DeviceDigests> {
         let count = 2 * DIGEST * params.chunks()?.quanta();
         let quanta = Tensor::zeros(&[count], DType::I64, params.device())?.named("digests");
-        Ok(Digests { quanta })
+        Ok(DeviceDigests { quanta })
     }
 
     /// Digests the gradients, or the `weights`, in the slices that `clip` measures. Under ZeRO-1

@@ -50,7 +50,7 @@ pub(crate) enum FaultPoint {
     Meeting,
     /// When the metrics log says who was lost, and the other ranks do not know that yet: the
     /// generation instead of a step.
-    Told,
+    Announced,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
     /// After a step, with the kind `hold`: if ranks are missing, it holds, but only until a process

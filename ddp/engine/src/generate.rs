@@ -27,7 +27,7 @@ pub struct GenerateOptions {
 
 /// What turns texts into a model's tokens and back.
 #[derive(Clone, Debug)]
-pub struct Coding {
+pub struct Codec {
     encoder: Encoder,
     /// The token that ends a text, with which one can begin, too.
     end: Option<u32>,
@@ -37,9 +37,9 @@ pub struct Coding {
     size: usize,
 }
 
-impl Coding {
+impl Codec {
     /// That of `tokenizer`. Texts end with the token `end`, by default a usual one.
-    pub fn of_tokenizer(tokenizer: &Vocabulary, end: Option<usize>) -> Result<Coding> {
+    pub fn of_tokenizer(tokenizer: &Vocabulary, end: Option<usize>) -> Result<Codec> {
         let encoder = if tokenizer.hash == Vocabulary::bytes().hash {
             Encoder::Bytes
         } else {
@@ -47,7 +47,7 @@ impl Coding {
         };
         let end = end.and_then(|end| u32::try_from(end).ok());
         let end = end.or_else(|| tokenizer.end_of_text(None).ok());
-        Ok(Coding {
+        Ok(Codec {
             encoder,
             end,
             ends: tokenizer.ends(),
@@ -56,8 +56,8 @@ impl Coding {
     }
 
     /// The one in which each byte is a token.
-    pub fn of_bytes() -> Coding {
-        Coding {
+    pub fn of_bytes() -> Codec {
+        Codec {
             encoder: Encoder::Bytes,
             end: Some(256),
             ends: Vec::new(),
@@ -67,13 +67,13 @@ impl Coding {
 
     /// That of a model that was trained for `task`, with its tokenizer if it has one; None if
     /// nothing says what its tokens mean.
-    pub fn of_task(task: &TaskSpec, tokenizer: Option<&Vocabulary>) -> Result<Option<Coding>> {
+    pub fn of_task(task: &TaskSpec, tokenizer: Option<&Vocabulary>) -> Result<Option<Codec>> {
         match (task, tokenizer) {
             (TaskSpec::NextToken { tokenizer: id, .. }, Some(tokenizer)) => {
                 let end = id.as_ref().and_then(|id| id.end_of_text);
-                Coding::of_tokenizer(tokenizer, end).map(Some)
+                Codec::of_tokenizer(tokenizer, end).map(Some)
             }
-            (TaskSpec::NextToken { are_bytes, .. }, None) => Ok(are_bytes.then(Coding::of_bytes)),
+            (TaskSpec::NextToken { are_bytes, .. }, None) => Ok(are_bytes.then(Codec::of_bytes)),
             _ => Ok(None),
         }
     }
@@ -159,7 +159,7 @@ pub struct Generated {
 /// is on the CPU and takes rows of tokens.
 pub fn generate(
     model: &Model,
-    coding: &Coding,
+    coding: &Codec,
     prompt: &str,
     options: &GenerateOptions,
     each: &mut dyn FnMut(&str) -> Result<()>,
@@ -172,7 +172,7 @@ pub fn generate(
 /// Continues texts, and remembers what the model has read of the last one.
 pub struct TextWriter<'a> {
     model: &'a Model,
-    coding: &'a Coding,
+    coding: &'a Codec,
     options: &'a GenerateOptions,
     room: usize,
     decoder: Decoder<'a>,
@@ -185,7 +185,7 @@ impl<'a> TextWriter<'a> {
     /// For texts of at most `room` tokens.
     pub fn new(
         model: &'a Model,
-        coding: &'a Coding,
+        coding: &'a Codec,
         options: &'a GenerateOptions,
         room: usize,
     ) -> Result<TextWriter<'a>> {
@@ -351,9 +351,9 @@ mod tests {
             let layers = Box::new(spec.layers(&shape).unwrap());
             Model::new(layers, &[4], DType::F32, Device::Cpu, 0, &|_| true).unwrap()
         };
-        let bytes = Coding::of_bytes();
+        let bytes = Codec::of_bytes();
         assert_eq!(bytes.prompt("", &model(257)).unwrap(), [256]);
-        let without = Coding {
+        let without = Codec {
             end: None,
             ..bytes.clone()
         };

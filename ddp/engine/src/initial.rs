@@ -9,7 +9,7 @@ use ddp_nn::models::family::refuse;
 use ddp_nn::params::Params;
 
 use crate::checkpoint::{
-    self, MODEL_FILE, Opened, Position, Progress, ScheduleState, State, WorldState,
+    self, MODEL_FILE, Opened, Plateau, Position, ScheduleState, State, WorldState,
 };
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
         held_out: None,
         best: None,
         last: None,
-        progress: Progress::default(),
+        progress: Plateau::default(),
     };
     let tokenizer_in = tokenizer_in.map(PathBuf::from);
     Ok(Opened::foreign(folder, state, tokenizer_in))

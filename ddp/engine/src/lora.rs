@@ -221,14 +221,14 @@ fn layers<'a>(params: &[&'a Params]) -> Vec<(&'a str, &'a Params, &'a Parameter)
 }
 
 /// A layer with adapters: its model, its weight, A and B, and what these are in transformers.
-type Adapted<'a> = (&'a Params, &'a Parameter, [&'a Parameter; 2], Vec<Unit>);
+type AdaptedLayer<'a> = (&'a Params, &'a Parameter, [&'a Parameter; 2], Vec<Unit>);
 
 /// All layers with adapters.
 fn adapted<'a>(
     lora: &LoraSetting,
     model: &ModelSpec,
     params: &[&'a Params],
-) -> Result<Vec<Adapted<'a>>> {
+) -> Result<Vec<AdaptedLayer<'a>>> {
     let of = |(layer, params, weight): (&str, &'a Params, &'a Parameter)| {
         let units = lora.units(model, layer, &weight.matrices);
         let find = |leaf: &str| params.find(&format!("{layer}.{leaf}"));

@@ -40,9 +40,9 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// One line of the metrics log: `{"event":"step",…}`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event<'a> {
+pub enum LogEvent<'a> {
     /// The first line.
-    Start(Start),
+    Start(StartEvent),
     /// A logged step.
     Step(StepEvent),
     /// An evaluation.
@@ -65,10 +65,10 @@ pub enum Event<'a> {
     /// What a successful run moved between devices.
     Placement(&'a Audit),
     /// The last line.
-    End(End<'a>),
+    End(EndEvent<'a>),
 }
 
-impl Event<'_> {
+impl LogEvent<'_> {
     /// As JSON.
     pub(crate) fn to_line(&self) -> String {
         serde_json::to_string(self).expect("events are structs of texts and numbers")
@@ -77,8 +77,8 @@ impl Event<'_> {
 
 /// What is known before the first step. Other versions may have written less.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Start {
+#[serde(rename = "Start", default)]
+pub struct StartEvent {
     /// The time, in seconds since 1970.
     pub time_unix_s: f64,
     /// All settings, by name.
@@ -347,7 +347,7 @@ impl RunOutcome {
 
 /// How a run ended.
 #[derive(Clone, Debug, Serialize)]
-pub struct End<'a> {
+pub struct EndEvent<'a> {
     /// The time, in seconds since 1970.
     pub time_unix_s: f64,
     /// In which way.
@@ -388,11 +388,11 @@ pub struct MetricsLog {
     path: PathBuf,
     /// The length of the complete lines.
     length: u64,
-    written: Written,
+    written: LastSteps,
 }
 
 /// By the names of events: the step of the last line. There is no line for step 0.
-pub(crate) type Written = BTreeMap<String, u64>;
+pub(crate) type LastSteps = BTreeMap<String, u64>;
 
 /// The events that a step has at most once.
 const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
@@ -434,9 +434,9 @@ impl MetricsLog {
     }
 
     /// Writes the last line, and makes the metrics log durable.
-    pub fn end(&mut self, end: End<'_>) -> Result<()> {
+    pub fn end(&mut self, end: EndEvent<'_>) -> Result<()> {
         self.check_present()?;
-        self.write(&Event::End(end))?;
+        self.write(&LogEvent::End(end))?;
         let synced = self.file.sync_all();
         Ok(synced.map_err(disk::failed("make durable", &self.path))?)
     }
@@ -448,7 +448,7 @@ impl MetricsLog {
     }
 
     /// Writes a line, unless it is there.
-    pub fn write(&mut self, event: &Event<'_>) -> Result<()> {
+    pub fn write(&mut self, event: &LogEvent<'_>) -> Result<()> {
         self.write_once(event.to_line())
     }
 
@@ -470,7 +470,7 @@ impl MetricsLog {
         let out = self.path.parent().unwrap_or(Path::new(""));
         let folder = folder.strip_prefix(out).unwrap_or(folder);
         let folder = &folder.to_string_lossy();
-        self.write(&Event::Checkpoint { step, folder })
+        self.write(&LogEvent::Checkpoint { step, folder })
     }
 
     fn write_line(&mut self, mut line: String) -> Result<()> {

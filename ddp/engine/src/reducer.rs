@@ -92,7 +92,7 @@ pub struct Reducer {
     /// Whether values are gathered besides the bf16 copies of them that layers read.
     gathers_masters: bool,
     /// With ZeRO-2.
-    windows: Option<Windows>,
+    windows: Option<BucketWindows>,
     pub(crate) options: ReducerOptions,
     /// The first of the jobs that copy a slice of each bucket to its keeper, if ranks keep slices.
     copies: Option<usize>,
@@ -111,7 +111,7 @@ pub struct Reducer {
 
 /// Memory of gradients that is used again.
 #[derive(Debug)]
-struct Windows {
+struct BucketWindows {
     /// By bucket: its window.
     of_bucket: Vec<usize>,
     /// By window: its last bucket, and the number of its memory.
@@ -124,8 +124,8 @@ struct Windows {
     failed: RefCell<Option<Error>>,
 }
 
-impl Windows {
-    fn of(params: &Params, buckets: &[Bucket]) -> Option<Windows> {
+impl BucketWindows {
+    fn of(params: &Params, buckets: &[Bucket]) -> Option<BucketWindows> {
         let (mut of_bucket, mut all, mut slots) = (Vec::new(), Vec::new(), 0);
         for (index, window) in params.windows()?.enumerate() {
             let mut rest = buckets[of_bucket.len()..].iter();
@@ -135,7 +135,7 @@ impl Windows {
             all.push((end - 1, window.slot));
             slots = slots.max(window.slot + 1);
         }
-        Some(Windows {
+        Some(BucketWindows {
             of_bucket,
             all,
             used: RefCell::new(vec![None; slots]),
@@ -197,7 +197,7 @@ impl Reducer {
             owned: owned(params, &group, options),
             is_shared: shares > 1,
             gathers_masters: params.dtype() != params.master_dtype() && !params.is_divided(),
-            windows: Windows::of(params, &buckets),
+            windows: BucketWindows::of(params, &buckets),
             sums,
             options,
             copies,
@@ -350,7 +350,7 @@ impl Reducer {
     }
 
     /// Waits until the memory of a window's gradients is free.
-    fn take_window(&self, windows: &Windows, window: usize) -> Result<()> {
+    fn take_window(&self, windows: &BucketWindows, window: usize) -> Result<()> {
         let (now, slot) = ((windows.round, window), windows.all[window].1);
         let before = windows.used.borrow_mut()[slot].replace(now);
         let Some((round, before)) = before.filter(|before| *before != now) else {

@@ -17,7 +17,7 @@ pub use self::classes::ClassWeights;
 pub(crate) use self::differences::numbers_figures;
 pub use self::differences::{ColumnErrors, mean_r2};
 pub use self::task::{
-    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Task, Totals, figures_text,
+    Evaluation, LossOptions, PredictionOptions, Predictions, SaveAs, Task, Totals, figures_text,
 };
 
 /// The task that `spec` describes.

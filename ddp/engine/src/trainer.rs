@@ -1,7 +1,7 @@
 //! Training runs: set-up, the loop around the step, the end.
 //!
 //! Start reading at `trainer/training.rs`, which has the loop. `setup` builds what it needs,
-//! `opening` the run's folder. `Program` is what the trainer needs of the program around it.
+//! `opening` the run's folder. `RunProgram` is what the trainer needs of the program around it.
 
 mod agree;
 mod bf16;
@@ -26,10 +26,10 @@ use ddp_kernels::transfer::{Phase, in_phase};
 pub use self::bf16::{factor as bf16_factor, order_of as bf16_order_of};
 pub use self::plan::Plan;
 pub use self::planned::{ModelBytes, StepBytes};
-pub use self::program::Program;
+pub use self::program::RunProgram;
 pub use self::resume::is_same_data;
 pub use self::setup::{EVAL_TOKENS_MAX, step_options};
-use self::training::{Ready, Trainer};
+use self::training::{ReadyRun, TrainingRun};
 pub use self::trial::{Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 use crate::devices;
@@ -47,7 +47,7 @@ pub use crate::model::{ModelOptions, data_shape};
 /// After an error other than `Stopped` and `NonFinite` the process is expected to end: threads of
 /// the run may still wait for a disk or another rank, so its memory and the lock of its folder are
 /// kept until then.
-pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Result<()> {
+pub fn train(options: &Config, program: &mut dyn RunProgram, world: &World) -> Result<()> {
     let from_checkpoint = Config {
         resume: Resume::Auto,
         ..options.clone()
@@ -62,11 +62,11 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
 /// rank has the run any more, it continues from its last checkpoint.
 struct Training<'a> {
     options: [&'a Config; 2],
-    program: &'a mut dyn Program,
+    program: &'a mut dyn RunProgram,
 }
 
 impl Trains for Training<'_> {
-    type Ready = Ready;
+    type Ready = ReadyRun;
 
     fn open_data(&mut self, world: &World) -> Result<Data> {
         // A GPU that cannot be used is found while the others do not wait.
@@ -74,13 +74,13 @@ impl Trains for Training<'_> {
         setup::data(self.options[0], self.program, world, None)
     }
 
-    fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<Ready>> {
+    fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<ReadyRun>> {
         training::prepare(self.options, self.program, world, session)
     }
 
-    fn train(&mut self, ready: Ready, world: &World, session: &mut Session) -> Result<Next> {
+    fn train(&mut self, ready: ReadyRun, world: &World, session: &mut Session) -> Result<Next> {
         let (options, program) = (session.chosen(self.options), &mut *self.program);
-        let new = || Trainer::new(options, program, world, ready, session);
+        let new = || TrainingRun::new(options, program, world, ready, session);
         Ok(in_phase(Phase::Setup, new)?.train())
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp::data::files::{self, Array, Element};
+use ddp::data::files::{self, Array, NumberType};
 use ddp::data::{ColumnPlan, Error, Result, text};
 use ddp::tables::{self, READER, TableRequest};
 
@@ -83,7 +83,7 @@ fn read_in_every_way(array: &Array) -> Result<()> {
         array.read_f32(first, &mut f32s)?;
         array.read_f64(first, &mut f64s)?;
         // An f64 rounds the largest whole numbers.
-        if !matches!(array.element, Element::I64 | Element::U64) {
+        if !matches!(array.element, NumberType::I64 | NumberType::U64) {
             let same = |(narrow, wide): (&f32, &f64)| {
                 *narrow == *wide as f32 || (narrow.is_nan() && wide.is_nan())
             };

@@ -35,7 +35,7 @@ pub enum Init {
 
 /// The outputs of a layer that have an adapter each: by the layer's name, and how many outputs each
 /// of its parts has.
-pub type Adapted = dyn Fn(&str, &[usize]) -> Vec<Range<usize>> + Send + Sync;
+pub type AdaptedOutputs = dyn Fn(&str, &[usize]) -> Vec<Range<usize>> + Send + Sync;
 
 /// The adapters of a model. All its other parameters are frozen.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub struct Lora {
     /// The probability that an element of an adapter's input is dropped in training.
     pub dropout: f64,
     /// Which outputs of which layers are adapted.
-    pub adapted: Arc<Adapted>,
+    pub adapted: Arc<AdaptedOutputs>,
 }
 
 impl fmt::Debug for Lora {
@@ -69,7 +69,7 @@ pub fn is_adapter(name: &str) -> bool {
 
 /// A declared parameter or buffer.
 #[derive(Clone, Debug)]
-pub(crate) struct Declared {
+pub(crate) struct Declaration {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) init: Init,
@@ -85,7 +85,7 @@ pub(crate) struct Declared {
 /// All declarations of a model's layers.
 #[derive(Debug, Default)]
 pub(crate) struct Declarations {
-    pub(crate) list: Vec<Declared>,
+    pub(crate) list: Vec<Declaration>,
     /// The parameter of each use, in the order of a forward pass. A tied one occurs several times.
     pub(crate) uses: Vec<ParamId>,
     /// Names of tied parameters that earlier parts of a split model declare.
@@ -230,7 +230,7 @@ impl Declarations {
             let got = format!("the shape {shape:?}");
             return Err(Error::model(name, expected, got, "check the layer's sizes"));
         }
-        self.list.push(Declared {
+        self.list.push(Declaration {
             name,
             shape: shape.to_vec(),
             init,
@@ -290,14 +290,14 @@ ddp_kernels::choices! {
 
 /// What layers compute in. The dtype of values, gradients and moments follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
+pub struct Numerics {
     /// The dtype of activations, of their gradients, and of the parameters that layers read.
     pub layers: DType,
     /// How a GPU multiplies f32.
     pub f32_math: F32Math,
 }
 
-impl Format {
+impl Numerics {
     /// The dtype of values, gradients and moments: the layers' dtype, or f32 if that is narrower.
     /// These are sums of many small numbers, most of which bf16 with its 8 bits would lose.
     pub fn masters(self) -> DType {
@@ -322,21 +322,21 @@ impl Format {
     }
 }
 
-impl From<DType> for Format {
+impl From<DType> for Numerics {
     /// Layers in this dtype, with exact f32 matmuls.
-    fn from(layers: DType) -> Format {
-        Format {
+    fn from(layers: DType) -> Numerics {
+        Numerics {
             layers,
             f32_math: F32Math::Strict,
         }
     }
 }
 
-impl From<Precision> for Format {
-    fn from(precision: Precision) -> Format {
+impl From<Precision> for Numerics {
+    fn from(precision: Precision) -> Numerics {
         match precision {
             Precision::F32 => DType::F32.into(),
-            Precision::Tf32 => Format {
+            Precision::Tf32 => Numerics {
                 layers: DType::F32,
                 f32_math: F32Math::Tf32,
             },

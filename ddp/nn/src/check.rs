@@ -92,7 +92,7 @@ impl<'a> DerivativeCheck<'a> {
                 ops::scale(&unit, 7.0)?.to_dtype(dtype)?
             }
         };
-        let mut trial = Trial {
+        let mut trial = ModelTrial {
             model: &model,
             x: &x,
             objective,
@@ -141,7 +141,7 @@ impl<'a> DerivativeCheck<'a> {
 }
 
 /// A model, run repeatedly on one input.
-struct Trial<'a> {
+struct ModelTrial<'a> {
     model: &'a Model,
     x: &'a Tensor,
     objective: Objective<'a>,
@@ -156,7 +156,7 @@ struct Trial<'a> {
 /// Half the distance between the two points of a finite difference.
 const STEP: f64 = 1e-5;
 
-impl Trial<'_> {
+impl ModelTrial<'_> {
     /// Returns the objective, and with `backward` its derivatives by the input, if that has any.
     /// Those by the parameters are then in the gradients' arena.
     fn run(&mut self, backward: bool) -> Result<(f64, Option<Vec<f64>>)> {

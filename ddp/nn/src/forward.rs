@@ -31,9 +31,9 @@ use crate::build::Declarations;
 use crate::error::{Error, Result};
 use crate::head::LeftHead;
 use crate::pass::Pass;
-use plan::{Plan, PlanFor};
+use plan::{PassPlan, PlanFor};
 use running::Running;
-use scope::{DeclaredParameters, Mode};
+use scope::{DeclaredParameters, PassMode};
 use trace::Op;
 
 pub use convolution::{Convolution, PerAxis};
@@ -43,14 +43,14 @@ pub use rope::Rope;
 pub use scope::{Module, Scope};
 pub use trace::Var;
 
-impl Mode {
-    fn of(pass: &mut Pass<'_>) -> Mode {
+impl PassMode {
+    fn of(pass: &mut Pass<'_>) -> PassMode {
         if pass.cache().is_some() {
-            Mode::Decoding
+            PassMode::Decoding
         } else if pass.is_training() {
-            Mode::Training
+            PassMode::Training
         } else {
-            Mode::Evaluation
+            PassMode::Evaluation
         }
     }
 }
@@ -74,9 +74,9 @@ struct Planned {
     /// No other plan of the model has it.
     number: usize,
     shape: Vec<usize>,
-    mode: Mode,
+    mode: PassMode,
     leaves_head: bool,
-    plan: Plan,
+    plan: PassPlan,
     /// Numbers of the forward, on the model's device.
     numbers: Vec<(usize, Tensor)>,
     values: Vec<Option<Tensor>>,
@@ -102,7 +102,7 @@ impl Traced {
         };
         // The number of rows is any; not 1, which would be broadcast.
         let shape: Vec<usize> = [2].iter().chain(row_shape).copied().collect();
-        let [_, y] = traced.trace(&shape, Mode::Training, Some(declarations))?;
+        let [_, y] = traced.trace(&shape, PassMode::Training, Some(declarations))?;
         let output = y.shape()[1..].to_vec();
         Ok((traced, output))
     }
@@ -135,7 +135,7 @@ impl Traced {
     fn trace(
         &self,
         shape: &[usize],
-        mode: Mode,
+        mode: PassMode,
         build: Option<&mut Declarations>,
     ) -> Result<[Var; 2]> {
         let trace = Rc::<RefCell<trace::Trace>>::default();
@@ -169,7 +169,7 @@ impl Traced {
 
     /// The plan for `x`, made at its first use. Returns its place.
     fn planned(&self, pass: &mut Pass<'_>, like: &Tensor) -> Result<usize> {
-        let (mode, shape) = (Mode::of(pass), like.shape());
+        let (mode, shape) = (PassMode::of(pass), like.shape());
         let leaves_head = pass.leaves_head();
         let mut plans = self.plans.borrow_mut();
         let known = plans.iter().position(|it| {
@@ -188,7 +188,7 @@ impl Traced {
         }
         let forward = y.trace.borrow().nodes.len();
         let mut ends = [Some(x.id), Some(y.id), None, None];
-        if mode == Mode::Training {
+        if mode == PassMode::Training {
             let trains = |op: &Op| matches!(op, Op::Parameter(id) if pass.trains(*id));
             let has_gradient = like.dtype().is_float();
             let (dy, dx) = derivatives::backward(&y, has_gradient.then_some(&x), &trains, left);
@@ -196,7 +196,7 @@ impl Traced {
         }
         let nodes = std::mem::take(&mut y.trace.borrow_mut().nodes);
         let how = PlanFor {
-            is_training: mode == Mode::Training,
+            is_training: mode == PassMode::Training,
             is_cpu: !like.device().is_accelerator(),
         };
         let plan = plan::plan(nodes, forward, ends, how)?;
@@ -224,9 +224,9 @@ impl Traced {
             let mask = mask.map(|it| it.1.clone());
             LeftHead { weight, mask, cap }
         });
-        let others = || plans.iter().filter(|it| it.mode != Mode::Training);
+        let others = || plans.iter().filter(|it| it.mode != PassMode::Training);
         if others().count() == PLANS_MAX {
-            let oldest = plans.iter().position(|it| it.mode != Mode::Training);
+            let oldest = plans.iter().position(|it| it.mode != PassMode::Training);
             oldest.map(|oldest| plans.remove(oldest));
         }
         let number = plans.last().map_or(0, |last| last.number + 1);
@@ -275,7 +275,7 @@ impl Traced {
     ) -> Result<Option<Tensor>> {
         let mut plans = self.plans.borrow_mut();
         let number = pass.saved().plan;
-        let fits = |it: &&mut Planned| it.number == number && it.mode == Mode::Training;
+        let fits = |it: &&mut Planned| it.number == number && it.mode == PassMode::Training;
         let Some(planned) = plans.iter_mut().find(fits) else {
             let help = "run the model's forward in the same pass, or one that resumes it";
             return Err(Error::model(

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{Chain, Function, Step, View};
+use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
 use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::build::ParamId;
@@ -70,15 +70,15 @@ impl LeftHead {
             return Ok(logits.clone());
         }
         let mut steps = vec![
-            Step::Load(0),
-            Step::Constant(1.0 / self.cap),
-            Step::Apply(Mul, [0, 1, 0]),
-            Step::Apply(Tanh, [2, 0, 0]),
-            Step::Constant(self.cap),
-            Step::Apply(Mul, [3, 4, 0]),
+            ChainStep::Load(0),
+            ChainStep::Constant(1.0 / self.cap),
+            ChainStep::Apply(Mul, [0, 1, 0]),
+            ChainStep::Apply(Tanh, [2, 0, 0]),
+            ChainStep::Constant(self.cap),
+            ChainStep::Apply(Mul, [3, 4, 0]),
         ];
         if self.mask.is_some() {
-            steps.extend([Step::Load(1), Step::Apply(Add, [5, 6, 0])]);
+            steps.extend([ChainStep::Load(1), ChainStep::Apply(Add, [5, 6, 0])]);
         }
         let inputs: Vec<&Tensor> = [logits].into_iter().chain(&self.mask).collect();
         run(pass, steps, &inputs)
@@ -91,17 +91,17 @@ impl LeftHead {
             return Ok(d.clone());
         }
         let steps = vec![
-            Step::Load(0),
-            Step::Load(1),
-            Step::Constant(1.0 / self.cap),
-            Step::Apply(Mul, [1, 2, 0]),
+            ChainStep::Load(0),
+            ChainStep::Load(1),
+            ChainStep::Constant(1.0 / self.cap),
+            ChainStep::Apply(Mul, [1, 2, 0]),
             // Those that are masked are −∞.
-            Step::Constant(-1.0),
-            Step::Apply(Max, [3, 4, 0]),
-            Step::Apply(Mul, [5, 5, 0]),
-            Step::Constant(1.0),
-            Step::Apply(Sub, [7, 6, 0]),
-            Step::Apply(Mul, [0, 8, 0]),
+            ChainStep::Constant(-1.0),
+            ChainStep::Apply(Max, [3, 4, 0]),
+            ChainStep::Apply(Mul, [5, 5, 0]),
+            ChainStep::Constant(1.0),
+            ChainStep::Apply(Sub, [7, 6, 0]),
+            ChainStep::Apply(Mul, [0, 8, 0]),
         ];
         run(pass, steps, &[d, capped])
     }
@@ -155,15 +155,15 @@ impl LeftHead {
 
 /// What the last of `steps` gives for the elements of `inputs`, of which the first is (R, V) and a
 /// row (V) is the same for all rows.
-fn run(pass: &mut Pass<'_>, mut steps: Vec<Step>, inputs: &[&Tensor]) -> Result<Tensor> {
+fn run(pass: &mut Pass<'_>, mut steps: Vec<ChainStep>, inputs: &[&Tensor]) -> Result<Tensor> {
     let shape = inputs[0].shape().dims();
     let out = pass.take_as(shape, inputs[0].dtype())?;
-    let views = inputs.iter().map(|input| View {
+    let views = inputs.iter().map(|input| ChainView {
         offset: 0,
         strides: vec![shape[1] * (input.shape().dims().len() - 1), 1],
     });
-    steps.push(Step::Store(0, steps.len() - 1));
-    let views = [views.collect(), vec![View::whole(shape)]];
+    steps.push(ChainStep::Store(0, steps.len() - 1));
+    let views = [views.collect(), vec![ChainView::whole(shape)]];
     let chain = Chain::new("logit_cap", shape, 0, steps, views)?;
     ops::chain_into(&chain, &[&out], inputs)?;
     Ok(out)

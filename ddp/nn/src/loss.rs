@@ -10,7 +10,7 @@ use std::fmt;
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Tensor};
 
-use crate::build::Format;
+use crate::build::Numerics;
 use crate::error::{Error, Result};
 use crate::pass::Pass;
 
@@ -136,5 +136,5 @@ fn wrong_output(loss: &str, expected: &str, output: &Tensor) -> Error {
 
 /// The dtype in which losses, statistics and sums of this tensor are computed.
 pub(crate) fn math_dtype(output: &Tensor) -> DType {
-    Format::from(output.dtype()).masters()
+    Numerics::from(output.dtype()).masters()
 }

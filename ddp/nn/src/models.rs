@@ -22,11 +22,11 @@ pub use family::{DataShape, Family, OwnLayers};
 pub use mlp::Mlp;
 pub use model::Model;
 
-use crate::build::{Declarations, Declared, is_adapter};
+use crate::build::{Declaration, Declarations, is_adapter};
 use crate::error::Result;
 use crate::forward::Traced;
 use crate::{Lora, Sequential};
-use family::Setting;
+use family::FamilySetting;
 
 /// All families, in the order of the help. The first one is the default.
 static FAMILIES: LazyLock<RwLock<Vec<FamilyInfo>>> = LazyLock::new(|| {
@@ -168,7 +168,7 @@ impl ModelSpec {
     }
 
     /// The setting of this name, if the family has it.
-    pub fn setting(&mut self, name: &str) -> Option<Setting<'_>> {
+    pub fn setting(&mut self, name: &str) -> Option<FamilySetting<'_>> {
         self.0.settings().into_iter().find(|one| one.name == name)
     }
 
@@ -187,7 +187,7 @@ impl ModelSpec {
         &self,
         layers: Sequential,
         data: &DataShape<'_>,
-        counts: impl Fn(&&Declared) -> bool,
+        counts: impl Fn(&&Declaration) -> bool,
     ) -> Result<u128> {
         let mut declarations = Declarations::new();
         Traced::build(Box::new(layers), &mut declarations, data.row_shape)?;

@@ -29,7 +29,7 @@ use ddp_kernels::ops::{Chunk, ChunkTable, SgdConstants};
 use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
-use self::muon::{Alone, Exchange, Matrices};
+use self::muon::{Exchange, Matrices, OneRank};
 use self::rule::{ArenaPart, Update, Variant, pieces_of, runs, variant_of, variants};
 use crate::error::Result;
 use crate::params::Params;
@@ -101,7 +101,7 @@ const NUMBERS: usize = 4;
 
 /// A part of the arenas that an optimizer updates with one launch.
 #[derive(Debug)]
-struct Slice {
+struct UpdateSlice {
     /// Its elements in the gradients' arena.
     range: Range<usize>,
     /// The start of its moments.
@@ -130,7 +130,7 @@ pub struct Optimizer {
     variants: Vec<Variant>,
     owned: Vec<Range<usize>>,
     /// What it updates.
-    slices: Vec<Slice>,
+    slices: Vec<UpdateSlice>,
     /// What it owns, then what it keeps.
     pieces: Vec<Piece>,
     owned_pieces: usize,
@@ -272,7 +272,7 @@ impl Optimizer {
             if !chunks.is_empty() {
                 let chunks = ChunkTable::new(chunks)?;
                 chunks.bring_to(params.device())?;
-                self.slices.push(Slice {
+                self.slices.push(UpdateSlice {
                     range: range.clone(),
                     at,
                     chunks,
@@ -370,7 +370,7 @@ impl Optimizer {
         self.message = message;
         self.sender = Some(sender);
         sent?;
-        self.apply(params, &mut Alone, gradient_scale, first_bad_step)
+        self.apply(params, &mut OneRank, gradient_scale, first_bad_step)
     }
 
     /// Appends what `apply` reads in step number `step`, counted from 1: the bytes of `numbers`.
@@ -452,13 +452,13 @@ impl Optimizer {
     }
 
     /// Whether `slice` has whole matrices.
-    fn is_whole(&self, slice: &Slice) -> bool {
+    fn is_whole(&self, slice: &UpdateSlice) -> bool {
         self.rule.hidden == Some(self.variants[slice.variant].method)
     }
 
     fn apply_to(
         &self,
-        slice: &Slice,
+        slice: &UpdateSlice,
         update: &dyn Update,
         params: &Params,
         [scale, flag]: [Option<&Tensor>; 2],

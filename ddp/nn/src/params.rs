@@ -38,9 +38,9 @@ use twox_hash::XxHash3_64;
 mod division;
 
 pub use self::division::{Division, Window};
-use self::division::{Held, Windows};
-use crate::build::{Declarations, Declared, Init, is_adapter};
-pub use crate::build::{Format, ParamId, Precision};
+use self::division::{Held, WindowPool};
+use crate::build::{Declaration, Declarations, Init, is_adapter};
+pub use crate::build::{Numerics, ParamId, Precision};
 use crate::error::{Error, Result};
 
 /// A parameter or buffer, and where it lies.
@@ -117,7 +117,7 @@ pub struct Params {
     /// (T), what the optimizer reads; less where ranks have divided them.
     gradients: Held,
     /// Where backward writes gradients, unless that is `gradients`.
-    windows: Option<Windows>,
+    windows: Option<WindowPool>,
     /// T.
     trained: usize,
     /// (A), the rounded copies that layers read, if they compute in less than the masters' dtype.
@@ -171,7 +171,7 @@ impl Params {
     /// parameters are not trained, `sharing` how ranks share the others.
     pub(crate) fn new(
         declarations: &Declarations,
-        format: Format,
+        format: Numerics,
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
@@ -221,7 +221,7 @@ impl Params {
         let values = Held::zeros(values, masters, device, "values")?;
         let gradients = held(windows.is_some(), trained);
         let gradients = Held::zeros(gradients, masters, device, "gradients")?;
-        let windows = windows.map(|all| Windows::zeros(all, masters, device));
+        let windows = windows.map(|all| WindowPool::zeros(all, masters, device));
         let windows = windows.transpose()?;
         let working = match format.layers {
             same if same == masters => None,
@@ -302,7 +302,7 @@ impl Params {
     /// Fills each parameter as declared, from a random stream that follows from its name and the
     /// seed: its initial weights do not depend on the rest of the model. The base is left at 0: it
     /// is always read.
-    fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
+    fn fill(&self, declared: &[Declaration], seed: u64) -> Result<()> {
         for (id, declared) in declared.iter().enumerate() {
             if declared.is_borrowed || self.parameter(ParamId(id)).is_base {
                 continue;
@@ -537,7 +537,7 @@ impl Params {
 
     /// Bytes of gradients: those that an optimizer reads, and where backward writes them.
     pub fn gradient_bytes(&self) -> usize {
-        let windows = self.windows.as_ref().map_or(0, Windows::bytes);
+        let windows = self.windows.as_ref().map_or(0, WindowPool::bytes);
         self.gradients.memory.bytes() + windows
     }
 
@@ -641,13 +641,13 @@ impl Params {
 /// gradient at the parameter's first use; then frozen ones, then buffers; apart from these, those
 /// of the base. Returns them, borrowed ones, and the end of the trained part.
 fn lay_out(
-    declared: &[Declared],
+    declared: &[Declaration],
     dtype: DType,
     [frozen, base]: [&dyn Fn(&str) -> bool; 2],
     sharing: &Sharing,
 ) -> (Vec<Parameter>, Vec<Parameter>, usize) {
     let (alignment, shares) = (ALIGNMENT_BYTES / dtype.bytes(), sharing.ranks);
-    let parameter = |(index, declared): (usize, &Declared)| Parameter {
+    let parameter = |(index, declared): (usize, &Declaration)| Parameter {
         id: ParamId(index),
         name: declared.name.clone(),
         shape: declared.shape.clone(),

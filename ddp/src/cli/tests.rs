@@ -167,7 +167,7 @@ fn every_flag_of_training_arrives() {
         drop: vec!["id".into(), "name".into()],
         categorical: vec!["auto".into()],
         missing: Missing::Mean,
-        normalize: Normalize::Standard,
+        normalize: Scaling::Standard,
         cache_dir: Some("c".into()),
         checkpoint_every: Some(5),
         keep: 2,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use ddp_tools::warm_up::Architecture;
+use ddp_tools::warm_up::GpuArchitecture;
 
 use super::{PlaceFlags, number};
 use crate::config::TIMEOUT_S;
@@ -96,7 +96,7 @@ pub(crate) struct CompareFlags {
 pub(crate) struct WarmUpFlags {
     /// Kinds of GPUs to compile for, as sm_80,sm_90 [default: those of this machine]
     #[arg(long = "for", value_name = "SM", value_delimiter = ',')]
-    pub architectures: Vec<Architecture>,
+    pub architectures: Vec<GpuArchitecture>,
 }
 
 /// The flags of `doctor`.

@@ -9,7 +9,7 @@ use ddp_kernels::threads;
 use ddp_kernels::transfer::{Phase, in_phase};
 use serde_json::{Value, json};
 
-use super::generate::{Opened, SamplingFlags, describe, opened};
+use super::generate::{SamplingFlags, TextModel, describe, open};
 use crate::data::ChatWriter;
 use crate::error::{Error, Result, refuse};
 use crate::flags::check_alone;
@@ -45,7 +45,7 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
     check_alone("chat", world)?;
     threads::set_count(flags.how.settings.thread_count(world))?;
     let (opened, template) = in_phase(Phase::Setup, || {
-        let opened = opened(&flags.checkpoint, None, &flags.how)?;
+        let opened = open(&flags.checkpoint, None, &flags.how)?;
         let Some(folder) = &opened.folder else {
             return Err(refuse(
                 "chat",
@@ -57,7 +57,7 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
         let template = ChatWriter::open(folder)?;
         Ok::<_, Error>((opened, template))
     })?;
-    let Opened { model, coding, .. } = opened;
+    let TextModel { model, coding, .. } = opened;
     let options = flags.how.options("");
     let mut writer = TextWriter::new(&model, &coding, &options, usize::MAX)?;
     let system = flags.system.as_ref().map(|text| message("system", text));

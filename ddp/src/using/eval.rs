@@ -8,7 +8,7 @@ use ddp_kernels::transfer::{Phase, announced, in_phase};
 use serde_json::json;
 
 use super::choose::described;
-use super::load::{self, Asked, Ready, UsingFlags};
+use super::load::{self, Given, ReadyModel, UsingFlags};
 use super::outputs::{check_finite, rescaled};
 use crate::config::Config;
 use crate::data::{LabelName, Normalization, counted};
@@ -48,7 +48,7 @@ const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
 pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
-    let asked = Asked {
+    let asked = Given {
         using: &flags.using,
         labels: flags.labels.as_deref(),
         needs_labels: true,
@@ -73,7 +73,7 @@ pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()>
 }
 
 /// The sums of all batches, on all ranks.
-fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluation>)> {
+fn totals(world: &World, ready: &mut ReadyModel) -> Result<(Totals, Box<dyn Evaluation>)> {
     let state = ready.chosen.opened.state.clone();
     let task = tasks::of(&state.task);
     let mut options = Config::of_checkpoint(&ready.chosen.opened)?.model_options();
@@ -120,7 +120,7 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
 /// The sums of this rank's batch in round `round`: losses, the weights to divide them by, and the
 /// task's own sums.
 fn batch(
-    ready: &mut Ready,
+    ready: &mut ReadyModel,
     round: u64,
     loss: &dyn Loss,
     evaluation: &mut dyn Evaluation,

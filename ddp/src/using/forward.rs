@@ -12,7 +12,7 @@ use crate::params::ParamId;
 
 /// A model on its device, and the memory of its activations.
 #[derive(Debug)]
-pub(super) struct Forward {
+pub(super) struct LoadedModel {
     model: Model,
     scratch: Scratch,
     saved: Saved,
@@ -22,10 +22,10 @@ pub(super) struct Forward {
     position: Tensor,
 }
 
-impl Forward {
-    pub(super) fn new(model: Model) -> Result<Forward> {
+impl LoadedModel {
+    pub(super) fn new(model: Model) -> Result<LoadedModel> {
         let device = model.params.device();
-        Ok(Forward {
+        Ok(LoadedModel {
             model,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -115,7 +115,7 @@ mod tests {
         let (rows, classes, random) = (1024, 900, &mut Random::new(1));
         let head = Box::new(Head::new(classes));
         let model = Model::new(head, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
-        let mut forward = Forward::new(model).unwrap();
+        let mut forward = LoadedModel::new(model).unwrap();
         let x = Tensor::randn(&[rows, 5], DType::F32, Device::Cpu, random).unwrap();
         let targets = Tensor::randint(classes as u32, &[rows], DType::I64, Device::Cpu, random);
         let (targets, loss) = (targets.unwrap(), CrossEntropy::default());

@@ -16,7 +16,7 @@ use crate::config::FloatType;
 use crate::data::text::Vocabulary;
 use crate::error::{Error, Result};
 use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
-use crate::generate::{self, Coding, GenerateOptions, Generated};
+use crate::generate::{self, Codec, GenerateOptions, Generated};
 use crate::models::Model;
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
@@ -98,8 +98,8 @@ pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     threads::set_count(flags.how.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (path, tokenizer) = (&flags.checkpoint, flags.tokenizer.as_deref());
-    let opened = in_phase(Phase::Setup, || opened(path, tokenizer, &flags.how))?;
-    let Opened { model, coding, .. } = opened;
+    let opened = in_phase(Phase::Setup, || open(path, tokenizer, &flags.how))?;
+    let TextModel { model, coding, .. } = opened;
     let options = flags.how.options(&flags.stop);
     let run = |prompt: &str, each: &mut dyn FnMut(&str) -> Result<()>| {
         in_phase(Phase::Evaluation, || {
@@ -179,25 +179,25 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
 }
 
 /// A model, what its tokens mean, and the folder that its tokenizer is in, if it has one.
-pub(super) struct Opened {
+pub(super) struct TextModel {
     pub(super) model: Model,
-    pub(super) coding: Coding,
+    pub(super) coding: Codec,
     pub(super) folder: Option<PathBuf>,
 }
 
 /// The model in a folder, and what its tokens mean; with the tokenizer that is given, if one is.
-pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags) -> Result<Opened> {
-    let of_file = |path: &Path| Coding::of_tokenizer(&Vocabulary::read(path)?, None);
+pub(super) fn open(at: &Path, tokenizer: Option<&Path>, how: &SamplingFlags) -> Result<TextModel> {
+    let of_file = |path: &Path| Codec::of_tokenizer(&Vocabulary::read(path)?, None);
     let given = tokenizer.map(|path| match path.to_str() {
-        Some("bytes") => Ok(Coding::of_bytes()),
+        Some("bytes") => Ok(Codec::of_bytes()),
         _ => of_file(path),
     });
     let given = given.transpose()?;
-    let (chosen, model) = load::on_cpu(path, &how.settings, how.dtype)?;
+    let (chosen, model) = load::on_cpu(at, &how.settings, how.dtype)?;
     tracing::info!("{}", described(&chosen));
     let opened = &chosen.opened;
     let coding = match given {
-        None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
+        None => Codec::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
         given => given,
     };
     let coding = coding.ok_or_else(|| {
@@ -205,10 +205,10 @@ pub(super) fn opened(path: &Path, tokenizer: Option<&Path>, how: &SamplingFlags)
             "--checkpoint {}: expected a model with a tokenizer, got one without; help: put the \
              tokenizer.json that made its tokens into its folder; generate also takes it as \
              --tokenizer, or bytes",
-            path.display()
+            at.display()
         ))
     });
-    Ok(Opened {
+    Ok(TextModel {
         model,
         coding: coding?,
         folder: chosen.opened.tokenizer_in,

@@ -10,7 +10,7 @@ use ddp_kernels::{DType, Device, threads};
 use ddp_tools::metrics::check_run;
 
 use super::choose::{choose, rebase};
-use super::forward::Forward;
+use super::forward::LoadedModel;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, FloatType, Precision, SettingValue};
 use crate::data::{
@@ -51,7 +51,7 @@ pub(crate) struct UsingFlags {
 }
 
 /// The requests of both commands.
-pub(super) struct Asked<'a> {
+pub(super) struct Given<'a> {
     pub(super) using: &'a UsingFlags,
     /// The labels, if they are not those of training.
     pub(super) labels: Option<&'a str>,
@@ -62,9 +62,9 @@ pub(super) struct Asked<'a> {
 
 /// A model and the rows it is used on, on one rank.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ReadyModel {
     pub(super) chosen: Chosen,
-    pub(super) forward: Forward,
+    pub(super) forward: LoadedModel,
     /// Rows of all ranks.
     pub(super) rows: u64,
     /// Batch k is that of rank k mod N.
@@ -72,7 +72,7 @@ pub(super) struct Ready {
 }
 
 /// Loads both. All ranks call it together.
-pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
+pub(super) fn ready(asked: &Given<'_>, world: &World) -> Result<ReadyModel> {
     let using = asked.using;
     threads::set_count(using.ranks.settings.thread_count(world))?;
     let device = using.ranks.settings.find_device(world)?;
@@ -83,7 +83,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     }
     let trained = Config::of_checkpoint(opened)?;
     let rows = rows(asked, world, opened, &trained)?;
-    let forward = Forward::new(model(opened, trained, rows.spec(), device, world)?)?;
+    let forward = LoadedModel::new(model(opened, trained, rows.spec(), device, world)?)?;
     world.barrier()?;
     agree(asked, world, opened, &*rows)?;
     let most = match rows.task() {
@@ -94,7 +94,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let batch = using.batch_size.min(all).min(most);
     let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
     let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
-    Ok(Ready {
+    Ok(ReadyModel {
         chosen,
         forward,
         rows: count,
@@ -131,7 +131,7 @@ fn choose_together(using: &UsingFlags, world: &World) -> Result<Chosen> {
 
 /// The rows, as the model needs them.
 fn rows(
-    asked: &Asked<'_>,
+    asked: &Given<'_>,
     world: &World,
     opened: &Opened,
     config: &Config,
@@ -294,7 +294,7 @@ pub(crate) fn on_cpu(
 }
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.
-fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) -> Result<()> {
+fn agree(asked: &Given<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) -> Result<()> {
     let flags = "start every rank with the same flags";
     let program = "start every rank with the same build of ddp-train";
     let same_model = "give every rank the same checkpoint: compare the folders on the hosts";

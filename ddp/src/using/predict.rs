@@ -11,14 +11,14 @@ use ddp_comm::World;
 use ddp_data::setting::DATA;
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::load::{self, Asked, Ready, UsingFlags};
+use super::load::{self, Given, ReadyModel, UsingFlags};
 use super::outputs::{check_finite, rescaled};
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
 use crate::tables::{self, KeptCells};
-use crate::tasks::{self, Format, PredictionOptions, Predictions};
+use crate::tasks::{self, PredictionOptions, Predictions, SaveAs};
 
 /// Printed after the help of `predict`.
 pub(crate) const EXAMPLES: &str = "\
@@ -63,7 +63,7 @@ pub(crate) struct PredictFlags {
 impl PredictFlags {
     /// Refuses what does not fit into one array.
     pub(crate) fn check(&self) -> Result<()> {
-        let is_npy = self.out.format == Format::Npy;
+        let is_npy = self.out.format == SaveAs::Npy;
         if is_npy && self.probabilities && self.logits {
             return Err(Error::Usage(format!(
                 "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
@@ -80,7 +80,7 @@ impl PredictFlags {
             return Ok(None);
         };
         match (&self.using.data, self.out.format) {
-            (DataSpec::Files(spec), Format::Csv) => {
+            (DataSpec::Files(spec), SaveAs::Csv) => {
                 let files = resolve::files(&spec.path, DATA)?;
                 Ok(Some(tables::keep(files, keep)?))
             }
@@ -98,15 +98,15 @@ pub(crate) struct PredictionsFile {
     /// Its path.
     pub path: PathBuf,
     /// Its format, by the ending of its name.
-    pub format: Format,
+    pub format: SaveAs,
 }
 
 impl PredictionsFile {
     pub(crate) fn new(path: PathBuf) -> Result<PredictionsFile, String> {
         let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
         let format = match ending.to_str() {
-            Some("csv") => Format::Csv,
-            Some("npy") => Format::Npy,
+            Some("csv") => SaveAs::Csv,
+            Some("npy") => SaveAs::Npy,
             _ => return Err("expected a name that ends in .csv or .npy".into()),
         };
         Ok(PredictionsFile { path, format })
@@ -121,7 +121,7 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     }
     let (using, out) = (&flags.using, &flags.out);
     let (probabilities, logits, keep) = (flags.probabilities, flags.logits, &flags.keep);
-    let asked = Asked {
+    let asked = Given {
         using,
         labels: None,
         needs_labels: false,
@@ -222,7 +222,7 @@ fn is_taken(error: Error, out: &Path) -> Error {
 type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
 
 /// Encodes this rank's batch of round `round`.
-fn part(ready: &mut Ready, (encoder, kept): &mut Writers<'_>, round: u64) -> Result<Vec<u8>> {
+fn part(ready: &mut ReadyModel, (encoder, kept): &mut Writers<'_>, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
@@ -246,7 +246,7 @@ fn part(ready: &mut Ready, (encoder, kept): &mut Writers<'_>, round: u64) -> Res
 /// Predicts this rank's batches. Rank 0 writes those of all ranks to `file`, in the order of rows,
 /// with one batch of each rank in memory.
 fn write_all(
-    ready: &mut Ready,
+    ready: &mut ReadyModel,
     mut writers: Writers<'_>,
     world: &World,
     file: Option<&mut File>,

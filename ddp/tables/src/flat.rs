@@ -16,7 +16,7 @@ use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
 use ddp_data::files::io::writing;
-use ddp_data::files::{Contents, EXAMPLES_MAX, Element, OddCells, cache, flat};
+use ddp_data::files::{Contents, EXAMPLES_MAX, NumberType, OddCells, cache, flat};
 use ddp_data::words::{has_leading_zeros, number};
 use ddp_data::{CLASSES_MAX, ColumnPlan, Error, Result, ensure};
 
@@ -130,7 +130,7 @@ impl<'a> RowWriter<'a> {
         let plans = &columns.request.features;
         let width = plans.iter().map(ColumnPlan::width).sum();
         if width > 0 {
-            out.begin("features", Element::F32, &[width])?;
+            out.begin("features", NumberType::F32, &[width])?;
         }
         let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
         let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
@@ -375,8 +375,8 @@ impl LabelColumn {
         file.rewind().map_err(writing(&self.path))?;
         let are_values = !are_texts && !self.all_whole;
         let element = match are_values {
-            true => Element::F64,
-            false => Element::I64,
+            true => NumberType::F64,
+            false => NumberType::I64,
         };
         let row_shape: &[usize] = if self.width > 1 { &[self.width] } else { &[] };
         out.begin("labels", element, row_shape)?;

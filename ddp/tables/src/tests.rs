@@ -12,7 +12,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use ddp_data::ColumnPlan;
-use ddp_data::files::{Element, OddCells};
+use ddp_data::files::{NumberType, OddCells};
 
 use super::*;
 use crate::flat::PIECE_COUNT;
@@ -91,7 +91,10 @@ fn features(contents: &Contents) -> (Vec<usize>, Vec<f32>) {
 
 fn whole_labels(contents: &Contents) -> Vec<i64> {
     let array = contents.find("labels").unwrap().unwrap();
-    assert_eq!((array.element, array.row_shape()), (Element::I64, &[][..]));
+    assert_eq!(
+        (array.element, array.row_shape()),
+        (NumberType::I64, &[][..])
+    );
     let mut labels = vec![0; array.rows() as usize];
     array.read_i64(0, &mut labels).unwrap();
     labels
@@ -140,7 +143,7 @@ fn whole_numbers_are_classes_and_others_are_values() {
     let array = contents.find("labels").unwrap().unwrap();
     let mut labels = [0.0; 2];
     array.read_f64(0, &mut labels).unwrap();
-    assert_eq!((array.element, labels), (Element::F64, [0.0, 0.5]));
+    assert_eq!((array.element, labels), (NumberType::F64, [0.0, 0.5]));
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn whole_labels_are_read_by_their_digits() {
     for fraction in ["4503599627370496.3", "15e-1", "1.25e1", "1e19"] {
         let contents = labelled(&["1", fraction]);
         let array = contents.find("labels").unwrap().unwrap();
-        assert_eq!(array.element, Element::F64, "{fraction}");
+        assert_eq!(array.element, NumberType::F64, "{fraction}");
     }
     let long = Table::csv("x,y\n1,7\n1,18446744073709551615\n").refused(Some("y"));
     assert!(

@@ -192,9 +192,9 @@ fn ranks_can_be_lost_while_others_meet() {
         ),
         ("2:forward:14:kill,0:meeting:2:stop", vec![0, 2]),
         // The metrics log tells it, and the rank that wrote that is lost.
-        ("2:forward:14:kill,0:told:2:kill", vec![0, 2]),
+        ("2:forward:14:kill,0:announced:2:kill", vec![0, 2]),
         (
-            "3:forward:14:kill,0:told:2:kill,1:told:3:kill",
+            "3:forward:14:kill,0:announced:2:kill,1:announced:3:kill",
             vec![0, 1, 3],
         ),
     ];

@@ -22,7 +22,7 @@ use crate::output::Say;
 
 /// The findings of one rank.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
+struct RankFindings {
     host: String,
     /// About its host, from the first rank there.
     of_host: Vec<Finding>,
@@ -46,7 +46,7 @@ pub fn examine(out: &Path, quick: bool, json: bool, world: &World, say: Say<'_>)
         of_rank.extend(measure::rank(mine));
     }
     let host = world.host().to_string();
-    let found = Found {
+    let found = RankFindings {
         host,
         of_host,
         of_rank,
@@ -59,7 +59,7 @@ pub fn examine(out: &Path, quick: bool, json: bool, world: &World, say: Say<'_>)
     let mut of_all = Vec::new();
     for (
         rank,
-        Found {
+        RankFindings {
             host,
             of_host,
             of_rank,

@@ -16,7 +16,9 @@ use crate::checkpoint::{Best, CHECKPOINTS, Opened};
 use crate::config::{Config, as_flag};
 use crate::confusion::Confusion;
 use crate::error::{Error, Result};
-use crate::metrics_log::{EVENTS_FILE, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, Start};
+use crate::metrics_log::{
+    EVENTS_FILE, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, StartEvent,
+};
 use crate::setting::{DATA, OUT};
 use crate::shown::significant;
 use crate::tasks::{BestBy, ColumnErrors, figures_text};
@@ -28,9 +30,9 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 /// The contents of a log, as far as it was read.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
-    pub(crate) start: Start,
-    pub(crate) steps: Columns,
-    pub(crate) evals: Columns,
+    pub(crate) start: StartEvent,
+    pub(crate) steps: MetricColumns,
+    pub(crate) evals: MetricColumns,
     /// The errors of each label column, at the last evaluation that has them.
     pub(crate) column_errors: Vec<ColumnErrors>,
     pub(crate) texts: Vec<SampleEvent>,
@@ -56,13 +58,13 @@ pub(crate) struct Run {
 
 /// The numbers of logged steps or of evaluations, in the order of steps: a column for each field.
 #[derive(Debug, Default)]
-pub(crate) struct Columns {
+pub(crate) struct MetricColumns {
     pub(crate) steps: Vec<u64>,
     /// NaN where a number is missing or not finite.
     columns: BTreeMap<String, Vec<f64>>,
 }
 
-impl Columns {
+impl MetricColumns {
     fn add(&mut self, step: u64, line: &Value) {
         let at = self.steps.partition_point(|known| *known <= step);
         let fields = line.as_object().into_iter().flatten();
@@ -193,7 +195,7 @@ impl Run {
         let step = || u64::deserialize(&event["step"]);
         match &*name {
             "start" => {
-                self.start = Start::deserialize(&event)?;
+                self.start = StartEvent::deserialize(&event)?;
                 self.ranks = vec![(0, self.start.world.ranks)];
             }
             "step" => self.steps.add(step()?, &event),

@@ -12,32 +12,32 @@ use crate::output::Say;
 
 /// A kind of GPU by its compute capability: `sm_90`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Architecture(u32, u32);
+pub struct GpuArchitecture(u32, u32);
 
-impl FromStr for Architecture {
+impl FromStr for GpuArchitecture {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Architecture, String> {
+    fn from_str(text: &str) -> std::result::Result<GpuArchitecture, String> {
         let number = text.strip_prefix("sm_").and_then(|it| it.parse().ok());
         match number {
-            Some(number @ 75..1000) => Ok(Architecture(number / 10, number % 10)),
+            Some(number @ 75..1000) => Ok(GpuArchitecture(number / 10, number % 10)),
             _ => Err("expected sm_75 or newer, such as sm_80 (A100) or sm_90 (H100, H200)".into()),
         }
     }
 }
 
-impl fmt::Display for Architecture {
+impl fmt::Display for GpuArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sm_{}{}", self.0, self.1)
     }
 }
 
 /// Compiles for `wanted`, or else for the GPUs of this machine.
-pub fn warm_up(wanted: &[Architecture], say: Say<'_>) -> Result<()> {
+pub fn warm_up(wanted: &[GpuArchitecture], say: Say<'_>) -> Result<()> {
     let here = discover().gpus.iter().map(|gpu| gpu.compute_capability);
     let mut all: Vec<_> = match wanted {
         [] => here
-            .map(|(major, minor)| Architecture(major, minor))
+            .map(|(major, minor)| GpuArchitecture(major, minor))
             .collect(),
         wanted => wanted.to_vec(),
     };
@@ -49,7 +49,7 @@ pub fn warm_up(wanted: &[Architecture], say: Say<'_>) -> Result<()> {
             "warm-up: expected a GPU of this machine, got none: {why}; help: name the kinds of GPUs to compile for, such as sm_90"
         )));
     }
-    let names: Vec<String> = all.iter().map(Architecture::to_string).collect();
+    let names: Vec<String> = all.iter().map(GpuArchitecture::to_string).collect();
     let names = names.join(", ");
     let capabilities: Vec<_> = all.iter().map(|it| (it.0, it.1)).collect();
     let compiled = ahead::compile(&capabilities, |files, _| {

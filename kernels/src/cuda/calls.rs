@@ -40,7 +40,7 @@ impl Library {
     /// takes one; else the first refusal: a file that cannot be used is skipped for the next one.
     /// Not public: a caller could give any path, whose code would run.
     pub(crate) fn first<T>(
-        part: &device::Library,
+        part: &device::CudaLibrary,
         names: &[&str],
         accept: impl Fn(Library) -> Result<T, String>,
     ) -> Result<T, String> {

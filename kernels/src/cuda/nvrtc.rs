@@ -33,20 +33,20 @@ pub(crate) use compiler::text_of;
 use compiler::{Arch, Compiler};
 
 /// A `.cu` file of this crate, and its loaded modules.
-pub(crate) struct Source {
+pub(crate) struct CuFile {
     /// The file's name.
     name: &'static str,
     text: &'static str,
     /// By device.
-    modules: [OnceLock<Box<Module>>; GPUS_MAX],
+    modules: [OnceLock<Box<LoadedModule>>; GPUS_MAX],
     /// Locked while the source is compiled or loaded. It keeps the last image, which devices of one
     /// kind share.
     making: Mutex<Option<(Arch, Arc<[u8]>)>>,
 }
 
-impl Source {
-    pub(crate) const fn new(name: &'static str, text: &'static str) -> Source {
-        Source {
+impl CuFile {
+    pub(crate) const fn new(name: &'static str, text: &'static str) -> CuFile {
+        CuFile {
             name,
             text,
             modules: [const { OnceLock::new() }; GPUS_MAX],
@@ -87,7 +87,7 @@ impl fmt::Display for KernelName {
 }
 
 /// A source loaded on a device, for the rest of the process.
-struct Module {
+struct LoadedModule {
     handle: Handle<CUmodule>,
     kernels: RwLock<HashMap<KernelName, Handle<CUfunction>>>,
 }
@@ -97,7 +97,7 @@ struct Module {
 #[inline]
 pub(crate) fn function(
     gpu: &'static Gpu,
-    source: &'static Source,
+    source: &'static CuFile,
     name: KernelName,
     shared_bytes: u32,
     by: Caller,
@@ -110,7 +110,7 @@ pub(crate) fn function(
     Making { gpu, source, by }.function(name, shared_bytes)
 }
 
-impl Module {
+impl LoadedModule {
     fn known(&self, name: KernelName) -> Option<CUfunction> {
         read(&self.kernels).get(&name).map(|function| function.0)
     }
@@ -119,7 +119,7 @@ impl Module {
 /// Making a kernel that was not used on this device before.
 struct Making {
     gpu: &'static Gpu,
-    source: &'static Source,
+    source: &'static CuFile,
     by: Caller,
 }
 
@@ -161,7 +161,7 @@ impl Making {
         Ok(function)
     }
 
-    fn module(&self) -> Result<&'static Module> {
+    fn module(&self) -> Result<&'static LoadedModule> {
         let place = &self.source.modules[self.gpu.index];
         let mut made = lock(&self.source.making);
         if let Some(module) = place.get() {
@@ -182,7 +182,7 @@ impl Making {
             }
         };
         Ok(place.get_or_init(|| {
-            Box::new(Module {
+            Box::new(LoadedModule {
                 handle: Handle(handle),
                 kernels: RwLock::default(),
             })
@@ -267,7 +267,7 @@ pub(crate) struct Compilation {
 }
 
 impl Compilation {
-    fn new(source: &Source, compiler: &'static Compiler, target: Arch) -> Compilation {
+    fn new(source: &CuFile, compiler: &'static Compiler, target: Arch) -> Compilation {
         let (name, text) = (source.name, text_of(source.name, source.text));
         let label = format!("{}-sm_{}", name.trim_end_matches(".cu"), target.0);
         let entry = cache::CacheEntry::of_process(&label, key(compiler, target, &text));
@@ -282,7 +282,7 @@ impl Compilation {
 
     /// Those of `sources` for GPUs of a compute capability, or what is missing for that.
     pub(crate) fn all(
-        sources: impl Iterator<Item = &'static Source>,
+        sources: impl Iterator<Item = &'static CuFile>,
         capability: (u32, u32),
     ) -> std::result::Result<Vec<Compilation>, String> {
         let compiler = compiler::get()?;

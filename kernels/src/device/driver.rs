@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 use super::search::{Candidate, SearchEnvironment, version_in_name};
-use crate::library::{Library as LoadedLibrary, file_of, functions, loader_message};
+use crate::library::{Library, file_of, functions, loader_message};
 use crate::message::human_bytes;
 
 /// The names to load, in order.
@@ -44,7 +44,7 @@ pub struct FoundGpu {
 
 /// One library of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Library {
+pub struct CudaLibrary {
     /// Its name.
     pub what: &'static str,
     /// Its file.
@@ -57,14 +57,14 @@ pub struct Library {
     pub candidates: Vec<Candidate>,
 }
 
-impl Library {
+impl CudaLibrary {
     /// Whether it was found and looks usable.
     pub fn is_sound(&self) -> bool {
         self.found.is_some() && self.advice.is_none()
     }
 }
 
-impl fmt::Display for Library {
+impl fmt::Display for CudaLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<14} ", self.what)?;
         let advice = self.advice.as_deref();
@@ -107,7 +107,7 @@ impl fmt::Display for FoundGpu {
 
 /// Loads the driver and asks it: its library, the newest CUDA that it supports, and the GPUs or why
 /// there are none.
-pub(super) fn ask(environment: &SearchEnvironment) -> (Library, CudaVersion, GpusOrWhy) {
+pub(super) fn ask(environment: &SearchEnvironment) -> (CudaLibrary, CudaVersion, GpusOrWhy) {
     let (functions, name) = match load(&environment.driver_names) {
         Ok(loaded) => loaded,
         Err(library) => {
@@ -116,7 +116,7 @@ pub(super) fn ask(environment: &SearchEnvironment) -> (Library, CudaVersion, Gpu
         }
     };
     let found = file_of(functions.cuInit as *const c_void).unwrap_or_else(|| PathBuf::from(name));
-    let library = Library {
+    let library = CudaLibrary {
         what: WHAT,
         version: release(&found),
         found: Some(found),
@@ -137,8 +137,8 @@ fn release(path: &Path) -> Option<String> {
 }
 
 /// The functions of the first library that the loader accepts, with its name; or what is wrong.
-fn load(names: &[OsString]) -> Result<(DiscoveryFunctions, &OsStr), Library> {
-    let unusable = |found, advice| Library {
+fn load(names: &[OsString]) -> Result<(DiscoveryFunctions, &OsStr), CudaLibrary> {
+    let unusable = |found, advice| CudaLibrary {
         what: WHAT,
         found,
         version: None,
@@ -152,7 +152,7 @@ fn load(names: &[OsString]) -> Result<(DiscoveryFunctions, &OsStr), Library> {
         // library with undefined symbols fails here instead of ending the process at a call.
         match unsafe { Loaded::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
             Ok(handle) => {
-                let library = LoadedLibrary::new(handle.into(), WHAT);
+                let library = Library::new(handle.into(), WHAT);
                 return match DiscoveryFunctions::load(library, HELP) {
                     Ok(functions) => Ok((functions, name)),
                     Err(lacks) => Err(unusable(Some(name.into()), format!("broken: {lacks}"))),
@@ -299,7 +299,7 @@ fn uuid_text(name: &str, uuid: [u8; 16]) -> String {
 }
 
 /// Why there is no GPU where the library cannot be loaded.
-fn why_without_library(environment: &SearchEnvironment, library: &Library) -> String {
+fn why_without_library(environment: &SearchEnvironment, library: &CudaLibrary) -> String {
     if let Some(problem) = library
         .advice
         .as_ref()

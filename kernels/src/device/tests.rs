@@ -80,7 +80,7 @@ fn elf(machine: u16) -> Vec<u8> {
     header
 }
 
-fn parts(discovery: &Discovery) -> [&Library; 4] {
+fn parts(discovery: &Discovery) -> [&CudaLibrary; 4] {
     [
         &discovery.driver,
         &discovery.cublaslt,
@@ -441,7 +441,7 @@ fn this_machine_is_described_without_a_panic_and_once() {
 
 #[test]
 fn the_table_shows_what_a_person_needs() {
-    let library = |what, path: &str| Library {
+    let library = |what, path: &str| CudaLibrary {
         what,
         found: Some(path.into()),
         version: None,
@@ -456,13 +456,13 @@ fn the_table_shows_what_a_person_needs() {
         uuid: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f".to_string(),
     };
     let discovery = Discovery {
-        driver: Library {
+        driver: CudaLibrary {
             version: Some("580.65.06".to_string()),
             ..library("CUDA driver", "/lib/libcuda.so.1")
         },
         cublaslt: library("cuBLASLt", "/lib/libcublasLt.so.13"),
         nvrtc: library("NVRTC", "/lib/libnvrtc.so.13"),
-        nccl: Library {
+        nccl: CudaLibrary {
             found: None,
             advice: Some("get it".to_string()),
             ..library("NCCL", "")

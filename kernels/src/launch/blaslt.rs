@@ -22,7 +22,7 @@ mod plan;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use super::Launcher;
+use super::GpuLaunch;
 use crate::cuda::calls;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::nodes::{self, NodeKind, NodeWork};
@@ -32,13 +32,13 @@ use crate::launch::{F32Math, f32_math};
 use crate::panics::{lock, read, write};
 use crate::{DType, Tensor};
 use library::{Blas, BlasFault};
-pub(crate) use library::{Epilogue, Function};
-use plan::{BlasArgs, Kind, Plan};
+pub(crate) use library::{Epilogue, MatmulFunction};
+use plan::{BlasArgs, MatmulKind, MatmulPlan};
 pub use plan::{WORKSPACE_BYTES, multiprocessors};
 
 /// A matrix to read: `[rows, columns]` as the matmul sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Side {
+pub(crate) struct GpuMatrix {
     pub(crate) address: u64,
     /// Memory holds its transpose.
     pub(crate) transposed: bool,
@@ -53,9 +53,9 @@ pub(crate) struct Matmul {
     /// Rows of `out`, its columns, and the length of the sums.
     pub(crate) mnk: [usize; 3],
     /// `[m, k]`.
-    pub(crate) left: Side,
+    pub(crate) left: GpuMatrix,
     /// `[k, n]`.
-    pub(crate) right: Side,
+    pub(crate) right: GpuMatrix,
     /// `[m, n]`.
     pub(crate) out: u64,
     /// `[m, n]`; may be `out`. Not read when `beta` is 0.
@@ -71,7 +71,7 @@ pub(crate) struct Matmul {
 
 impl Matmul {
     /// `out = left·right`, all in f32.
-    pub(crate) fn new(mnk: [usize; 3], left: Side, right: Side, out: u64) -> Matmul {
+    pub(crate) fn new(mnk: [usize; 3], left: GpuMatrix, right: GpuMatrix, out: u64) -> Matmul {
         Matmul {
             batch: 1,
             mnk,
@@ -94,20 +94,20 @@ impl Matmul {
 type Workspaces = HashMap<u64, (u64, Tensor)>;
 
 /// cuBLASLt on one device.
-struct Engine {
+struct DeviceBlas {
     blas: Blas,
     /// None for a kind that the library has no algorithm for.
-    plans: RwLock<HashMap<Kind, Option<Arc<Plan>>>>,
+    plans: RwLock<HashMap<MatmulKind, Option<Arc<MatmulPlan>>>>,
     workspaces: Mutex<Workspaces>,
 }
 
-impl Launcher {
+impl GpuLaunch {
     /// Gives a matmul to the launcher's stream.
     pub(crate) fn multiply(&self, matmul: &Matmul) -> Result<()> {
         if self.multiply_if_supported(matmul)? {
             return Ok(());
         }
-        let functions = &Engine::of(self)?.blas.functions;
+        let functions = &DeviceBlas::of(self)?.blas.functions;
         let (name, _) = functions.describe(library::NOT_SUPPORTED);
         let function = "cublasLtMatmulAlgoGetHeuristic";
         Err(self.refusal(function, &name, "no algorithm", matmul))
@@ -116,7 +116,7 @@ impl Launcher {
     /// As `multiply`, but returns false and does nothing if the library has no algorithm for it.
     pub(crate) fn multiply_if_supported(&self, matmul: &Matmul) -> Result<bool> {
         debug_assert!(matmul.mnk.iter().all(|&length| length > 0));
-        let engine = Engine::of(self)?;
+        let engine = DeviceBlas::of(self)?;
         let kind = matmul.kind();
         let known = read(&engine.plans).get(&kind).cloned();
         let mut plan = match known {
@@ -161,7 +161,7 @@ impl Launcher {
     fn operands(
         &self,
         workspaces: &mut Workspaces,
-        plan: &Plan,
+        plan: &MatmulPlan,
         matmul: &Matmul,
     ) -> Result<BlasArgs> {
         Ok(BlasArgs {
@@ -184,7 +184,7 @@ impl Launcher {
     /// The version of cuBLASLt.
     pub(crate) fn cublaslt_version(&self) -> Result<usize> {
         // SAFETY: takes no arguments and needs no context.
-        Ok(unsafe { (Engine::of(self)?.blas.functions.cublasLtGetVersion)() })
+        Ok(unsafe { (DeviceBlas::of(self)?.blas.functions.cublasLtGetVersion)() })
     }
 
     fn bind(&self) -> Result<()> {
@@ -199,11 +199,11 @@ impl Launcher {
     /// if it has none, so that it is asked once.
     fn plan(
         &self,
-        engine: &'static Engine,
-        kind: &Kind,
+        engine: &'static DeviceBlas,
+        kind: &MatmulKind,
         matmul: &Matmul,
         refused: usize,
-    ) -> Result<Option<Arc<Plan>>> {
+    ) -> Result<Option<Arc<MatmulPlan>>> {
         // The first matmul of a kind loads code, which may wait for the whole device.
         self.not_captured("a matmul of this kind was not made before")?;
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
@@ -212,7 +212,7 @@ impl Launcher {
         let plan = if self.leaves(kind)? {
             None
         } else {
-            Plan::make(&engine.blas, kind, refused)
+            MatmulPlan::make(&engine.blas, kind, refused)
                 .map_err(|fault| self.refused(engine, fault, matmul))?
         };
         let plan = match plan {
@@ -266,7 +266,7 @@ impl Launcher {
         Err(self.by.capture(self.gpu.device(), what, help))
     }
 
-    fn refused(&self, engine: &Engine, fault: BlasFault, matmul: &Matmul) -> Error {
+    fn refused(&self, engine: &DeviceBlas, fault: BlasFault, matmul: &Matmul) -> Error {
         // Of a lost device cuBLASLt says only that it failed; the driver says why.
         if let Err(mut why) = self.queue.record(false)
             && why.is_of_a_lost_device()
@@ -284,10 +284,10 @@ impl Launcher {
     }
 }
 
-impl Engine {
+impl DeviceBlas {
     /// The engine of the launcher's device, made at the first call.
-    fn of(launcher: &Launcher) -> Result<&'static Engine> {
-        static ENGINES: [OnceLock<Engine>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
+    fn of(launcher: &GpuLaunch) -> Result<&'static DeviceBlas> {
+        static ENGINES: [OnceLock<DeviceBlas>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
         static MAKING: Mutex<()> = Mutex::new(());
         let place = &ENGINES[launcher.gpu.index];
         if let Some(engine) = place.get() {
@@ -304,7 +304,7 @@ impl Engine {
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (blas.functions.cublasLtGetVersion)() };
         tracing::debug!("cuBLASLt {version} on {}", gpu.device());
-        Ok(place.get_or_init(|| Engine {
+        Ok(place.get_or_init(|| DeviceBlas {
             blas,
             plans: RwLock::default(),
             workspaces: Mutex::default(),
@@ -313,7 +313,7 @@ impl Engine {
 }
 
 impl Matmul {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> MatmulKind {
         let [m, n, k] = self.mnk;
         let addresses = [
             self.right.address,
@@ -328,7 +328,7 @@ impl Matmul {
         };
         let (operand, result) = (self.dtype, apart(m * n, self.out_dtype));
         let strides = [apart(k * n, operand), apart(m * k, operand), result, result];
-        Kind {
+        MatmulKind {
             rows: n as u64,
             columns: m as u64,
             inner: k as u64,
@@ -349,7 +349,7 @@ impl Matmul {
 impl std::fmt::Display for Matmul {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ([m, n, k], dtype) = (self.mnk, self.dtype);
-        let t = |side: Side| if side.transposed { ".t()" } else { "" };
+        let t = |side: GpuMatrix| if side.transposed { ".t()" } else { "" };
         // `transposed` says how memory is laid out; the shapes are those of the matmul.
         write!(
             f,
@@ -358,7 +358,7 @@ impl std::fmt::Display for Matmul {
             t(self.right),
             self.out_dtype
         )?;
-        let Kind {
+        let MatmulKind {
             epilogue,
             alignments,
             ..
@@ -392,35 +392,35 @@ mod tests {
         };
         for (ours, theirs) in [
             (
-                number(Function::Identity, false, false),
+                number(MatmulFunction::Identity, false, false),
                 Number::CUBLASLT_EPILOGUE_DEFAULT,
             ),
             (
-                number(Function::Identity, true, false),
+                number(MatmulFunction::Identity, true, false),
                 Number::CUBLASLT_EPILOGUE_BIAS,
             ),
             (
-                number(Function::Relu, false, false),
+                number(MatmulFunction::Relu, false, false),
                 Number::CUBLASLT_EPILOGUE_RELU,
             ),
             (
-                number(Function::Relu, true, false),
+                number(MatmulFunction::Relu, true, false),
                 Number::CUBLASLT_EPILOGUE_RELU_BIAS,
             ),
             (
-                number(Function::Gelu, false, true),
+                number(MatmulFunction::Gelu, false, true),
                 Number::CUBLASLT_EPILOGUE_GELU_AUX,
             ),
             (
-                number(Function::Gelu, true, true),
+                number(MatmulFunction::Gelu, true, true),
                 Number::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
             ),
             (
-                number(Function::Gelu, true, false),
+                number(MatmulFunction::Gelu, true, false),
                 Number::CUBLASLT_EPILOGUE_GELU_BIAS,
             ),
             (
-                number(Function::GeluGradient, false, true),
+                number(MatmulFunction::GeluGradient, false, true),
                 Number::CUBLASLT_EPILOGUE_DGELU,
             ),
         ] {
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_matmul_is_described_with_all_that_an_algorithm_is_chosen_by() {
-        let side = |transposed| Side {
+        let side = |transposed| GpuMatrix {
             address: 0x1010,
             transposed,
         };

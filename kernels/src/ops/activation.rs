@@ -12,8 +12,8 @@
 //! result.
 
 use crate::error::Result;
-use crate::launch::{Argument, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
+use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::elementwise::{binary_op, of_elements, unary_op};
 use crate::ops::formulas::Formulas;
 use crate::ops::stored::{Stored, with_stored};
@@ -22,7 +22,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{Tensor, choices};
 
-pub(super) static ACTIVATION: Source = Source::new("activation.cu", include_str!("activation.cu"));
+pub(super) static ACTIVATION: CuFile = CuFile::new("activation.cu", include_str!("activation.cu"));
 
 choices! {
     /// A function of each element, which a linear layer can apply.
@@ -129,18 +129,18 @@ pub fn activate_backward_into(
     with_function!(activation, f => binary_op(op, operands, f, kernel, None))
 }
 
-pub(super) static SWIGLU: Source = Source::new("swiglu.cu", include_str!("swiglu.cu"));
+pub(super) static SWIGLU: CuFile = CuFile::new("swiglu.cu", include_str!("swiglu.cu"));
 
 /// `out = silu(gate) · up`: `x` (R, 2 H), gate and then up in each row; `out` (R, H).
 #[track_caller]
 pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("swiglu");
+    let mut call = OpCall::new("swiglu");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let columns = check_halves(&call, out, x)?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch_swiglu(
                 &gpu,
                 "swiglu",
@@ -163,7 +163,7 @@ pub fn swiglu_into(out: &Tensor, x: &Tensor) -> Result<()> {
 /// `x` (R, 2 H); `dx` may be `x`.
 #[track_caller]
 pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("swiglu_backward");
+    let mut call = OpCall::new("swiglu_backward");
     let dx = call.writes("dx", dx);
     let dout = call.reads("dout", dout);
     let x = call.reads("x", x);
@@ -172,7 +172,7 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
     let columns = check_halves(&call, dout, x)?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dout, x] = placed.enter([dx, dout, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![dx, dout, x, dout.count, columns];
             return launch_swiglu(&gpu, "swiglu_backward", &dout, columns, args);
         }
@@ -194,7 +194,7 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
 }
 
 /// Checks `half` (R, H) and `x` (R, 2 H). Gives H.
-fn check_halves(call: &Call<'_>, half: Slot, x: Slot) -> Result<usize> {
+fn check_halves(call: &OpCall<'_>, half: Slot, x: Slot) -> Result<usize> {
     let [rows, columns] = call.dims::<2>(half, "[rows, columns]")?;
     let meaning = "gate and up side by side in each row";
     call.has_shape(x, &[rows, 2 * columns], meaning)?;
@@ -205,7 +205,7 @@ fn check_halves(call: &Call<'_>, half: Slot, x: Slot) -> Result<usize> {
 
 /// A kernel with a thread for 16 bytes of `half`, or for an element where rows cannot be so cut.
 fn launch_swiglu(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     name: &'static str,
     half: &Buffer<'_>,
     columns: usize,

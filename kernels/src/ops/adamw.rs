@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use crate::dtype::{bf16, bf16_nearest};
 use crate::error::{Error, Result};
-use crate::launch::{Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
+use crate::launch::{CuFile, args};
+use crate::ops::call::{Buffer, FLOATS, OpCall, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
@@ -18,7 +18,7 @@ use crate::simd::multiversion;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("adamw.cu", include_str!("adamw.cu"));
 
 /// What stays the same for a whole run. The default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,7 +103,7 @@ pub(super) fn check_finite(op: &'static str, name: &str, value: f64) -> Result<(
 }
 
 /// Refuses `copies` that are not those of `values` in bf16.
-pub(super) fn check_copies(call: &Call<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
+pub(super) fn check_copies(call: &OpCall<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
     let Some(copies) = copies else { return Ok(()) };
     call.same_shape(copies, values)?;
     call.has_dtype(copies, &[DType::BF16])
@@ -235,7 +235,7 @@ pub fn adamw(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("adamw");
+    let mut call = OpCall::new("adamw");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let first = call.updates("first_moments", first_moments);
@@ -257,7 +257,7 @@ pub fn adamw(
         let [scalars] = placed.enter([scalars])?;
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let copies = placed.enter_some(copies)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let of = constants;
             let weights = [1.0 - of.beta1, of.beta2, 1.0 - of.beta2, of.epsilon];
             let [weight_1, beta_2, weight_2, epsilon] = weights.map(|weight| weight as f32);

@@ -6,9 +6,9 @@
 //! dimensions) are multiplied one by one on the CPU, and in one call of cuBLASLt on a GPU.
 
 use crate::error::Result;
-use crate::launch::blaslt::{Matmul, Side};
+use crate::launch::blaslt::{GpuMatrix, Matmul};
 use crate::ops::arithmetic::scale_on;
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Placed, Slot};
 use crate::ops::create::zero_on;
 use crate::ops::float::Float;
 use crate::ops::matmul::{AsIs, Matrix, Output};
@@ -26,7 +26,7 @@ use crate::{Element, Tensor};
 /// with `addmm` and `t()`.
 #[track_caller]
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {
-    let (mut call, like) = (Call::new("addmm"), acc);
+    let (mut call, like) = (OpCall::new("addmm"), acc);
     let acc = call.reads("acc", acc);
     let operands = Operands::check(&mut call, &[acc], [mat1, mat2], [alpha, beta])?;
     let made = call.run(operands.mat1, &FLOATS_AND_BF16, |placed| {
@@ -49,7 +49,7 @@ pub fn addmm_into(
     alpha: f64,
     beta: f64,
 ) -> Result<()> {
-    let mut call = Call::new("addmm");
+    let mut call = OpCall::new("addmm");
     let out = call.writes("out", out);
     let acc = call.reads("acc", acc);
     call.may_be_in_place(acc, out);
@@ -76,7 +76,7 @@ struct Operands {
 impl Operands {
     /// `outputs` are the accumulator and, where there is one, the output.
     fn check<'a>(
-        call: &mut Call<'a>,
+        call: &mut OpCall<'a>,
         outputs: &[Slot],
         [mat1, mat2]: [&'a Tensor; 2],
         [alpha, beta]: [f64; 2],
@@ -127,7 +127,7 @@ impl Operands {
         let [acc, mat1, mat2] = placed.enter([self.acc, self.mat1, self.mat2])?;
         let operands = [(&mat1, self.mat1), (&mat2, self.mat2)]
             .map(|(buffer, slot)| (buffer, placed.tensor(slot).is_transposed()));
-        let Some(gpu) = placed.launcher() else {
+        let Some(gpu) = placed.gpu() else {
             with_stored!(placed.dtype, S => self.run_on_cpu::<S>(&mut out, &acc, operands));
             return Ok(());
         };
@@ -139,7 +139,7 @@ impl Operands {
             0 => return scale_on(&gpu, [&out, &acc], self.beta),
             _ => {}
         }
-        let [left, right] = operands.map(|(matrix, transposed)| Side {
+        let [left, right] = operands.map(|(matrix, transposed)| GpuMatrix {
             address: matrix.address(),
             transposed,
         });

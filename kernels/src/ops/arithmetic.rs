@@ -3,12 +3,12 @@
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
 use crate::error::{Caller, Result};
-use crate::launch::{Argument, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, with_float};
 use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
 use crate::{Tensor, threads, transfer};
 
-pub(super) static SOURCE: Source = Source::new("arithmetic.cu", include_str!("arithmetic.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("arithmetic.cu", include_str!("arithmetic.cu"));
 
 of_elements! {
     pub(crate) Add(): (a, b) => a + b;
@@ -105,7 +105,7 @@ pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
 }
 
 /// `out = factor · x` on a GPU, for operands that another operation has entered.
-pub(super) fn scale_on(gpu: &Launcher, [out, x]: [&Buffer<'_>; 2], factor: f64) -> Result<()> {
+pub(super) fn scale_on(gpu: &GpuLaunch, [out, x]: [&Buffer<'_>; 2], factor: f64) -> Result<()> {
     let grid = Grid::packs(out.count, out.dtype);
     let args = args![out, x, out.count, factor as f32];
     gpu.launch(&SOURCE, ("scale", out.dtype), grid, args)
@@ -134,7 +134,7 @@ pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
 /// Backward: the gradient of `y` stays, `dx = a · dy`, with `scale_into`.
 #[track_caller]
 pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("axpy");
+    let mut call = OpCall::new("axpy");
     let y = call.updates("y", y);
     let x = call.reads("x", x);
     call.same_shape(x, y)?;
@@ -143,7 +143,7 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     same.or_else(|_| call.same_dtype(x, y))?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x] = placed.enter([y, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let is_same = y.dtype == x.dtype;
             let name = if is_same { "axpy" } else { "axpy_to_f32" };
             let (grid, args) = (

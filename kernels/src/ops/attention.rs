@@ -22,7 +22,7 @@ pub(super) mod gpu;
 mod sizes;
 
 use crate::error::Result;
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, Versions};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot, Versions};
 use crate::ops::stored::with_stored;
 use crate::threads::Shares;
 use crate::{DType, Tensor};
@@ -53,7 +53,7 @@ pub fn attention_into(
     begins: Option<&Tensor>,
     attention: &Attention,
 ) -> Result<()> {
-    let mut call = Call::new("attention");
+    let mut call = OpCall::new("attention");
     let qkv = call.reads("qkv", qkv);
     let out = call.writes("out", out);
     let log_sum_exp = call.writes("log_sum_exp", log_sum_exp);
@@ -62,7 +62,7 @@ pub fn attention_into(
     call.run(qkv, &FLOATS_AND_BF16, |placed| {
         let [mut out, mut log_sum_exp, qkv] = placed.enter([out, log_sum_exp, qkv])?;
         let begins = placed.enter_some(begins)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::forward(&gpu, [&out, &log_sum_exp, &qkv], begins.as_ref(), sizes);
         }
         with_stored!(placed.dtype, S => cpu::run_forward(&Forward {
@@ -89,7 +89,7 @@ pub fn attention_cached_into(
     qkv: &Tensor,
     attention: &Attention,
 ) -> Result<()> {
-    let mut call = Call::new("attention_cached");
+    let mut call = OpCall::new("attention_cached");
     let out = call.writes("out", out);
     let cache = call.updates("cache", cache);
     let qkv = call.reads("qkv", qkv);
@@ -145,7 +145,7 @@ pub fn attention_backward_into(
     begins: Option<&Tensor>,
     attention: &Attention,
 ) -> Result<()> {
-    let mut call = Call::new("attention_backward");
+    let mut call = OpCall::new("attention_backward");
     let qkv = call.reads("qkv", qkv);
     let (dqkv, delta) = (call.writes("dqkv", dqkv), call.writes("delta", delta));
     let (dout, out) = (call.reads("dout", dout), call.reads("out", out));
@@ -157,7 +157,7 @@ pub fn attention_backward_into(
         let [mut dqkv, mut delta] = placed.enter([dqkv, delta])?;
         let [dout, out, log_sum_exp, qkv] = placed.enter([dout, out, log_sum_exp, qkv])?;
         let begins = placed.enter_some(begins)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let inputs = [&dout, &out, &log_sum_exp, &qkv];
             return gpu::backward(&gpu, [&dqkv, &delta], inputs, begins.as_ref(), sizes);
         }
@@ -179,7 +179,7 @@ pub fn attention_backward_into(
 
 impl Attention {
     /// The sizes of one sequence, if the numbers allow attention.
-    fn check_numbers(&self, call: &Call<'_>) -> Result<Sizes> {
+    fn check_numbers(&self, call: &OpCall<'_>) -> Result<Sizes> {
         let (time, heads, kv_heads) = (self.time, self.heads, self.kv_heads);
         let head_size = self.head_size;
         for (what, value) in [("time", time), ("heads", heads), ("kv_heads", kv_heads)] {
@@ -220,7 +220,7 @@ impl Attention {
     /// has the rows and the dtype of all, `(B·T, heads·head_size)` and `(B·heads, T)`.
     fn check<const N: usize>(
         &self,
-        call: &Call<'_>,
+        call: &OpCall<'_>,
         packed: [Slot; N],
         outputs: [Slot; N],
         lines: [Slot; N],

@@ -3,13 +3,13 @@
 //! line.
 //!
 //! ```text
-//! let mut call = Call::new("scale");
+//! let mut call = OpCall::new("scale");
 //! let out = call.writes("out", out);            // operand 0 decides on which device operands meet
 //! let x = call.reads("x", x);
 //! call.elementwise(&[out, x])?;                 // or any other check
 //! call.run(x, &FLOATS, |placed| {
 //!     let [mut out, x] = placed.enter([out, x])?;
-//!     if let Some(gpu) = placed.launcher() {
+//!     if let Some(gpu) = placed.gpu() {
 //!         return gpu.launch(…);
 //!     }
 //!     with_float!(placed.dtype, T => …out.elements_mut::<T>(), x.elements::<T>()…);
@@ -83,7 +83,7 @@ pub(crate) use with_float;
 pub(crate) struct Slot(u8);
 
 #[derive(Clone, Copy)]
-struct Operand<'a> {
+struct CallOperand<'a> {
     role: &'static str,
     tensor: &'a Tensor,
     writes: bool,
@@ -96,21 +96,21 @@ struct Operand<'a> {
 }
 
 /// An operation being called, with its operands where the caller has them.
-pub(crate) struct Call<'a> {
+pub(crate) struct OpCall<'a> {
     pub(crate) by: Caller,
-    operands: [Option<Operand<'a>>; OPERANDS_MAX],
+    operands: [Option<CallOperand<'a>>; OPERANDS_MAX],
     count: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     #[track_caller]
-    pub(crate) fn new(op: &'static str) -> Call<'a> {
-        Call::by(Caller::new(op))
+    pub(crate) fn new(op: &'static str) -> OpCall<'a> {
+        OpCall::by(Caller::new(op))
     }
 
     /// The operation that `by` asked for.
-    pub(crate) fn by(by: Caller) -> Call<'a> {
-        Call {
+    pub(crate) fn by(by: Caller) -> OpCall<'a> {
+        OpCall {
             by,
             operands: [None; OPERANDS_MAX],
             count: 0,
@@ -118,7 +118,7 @@ impl<'a> Call<'a> {
     }
 
     fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
-        self.operands[self.count] = Some(Operand {
+        self.operands[self.count] = Some(CallOperand {
             role,
             tensor,
             writes,
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn operand(&self, slot: Slot) -> &Operand<'a> {
+    fn operand(&self, slot: Slot) -> &CallOperand<'a> {
         self.operands[usize::from(slot.0)]
             .as_ref()
             .expect("a slot comes from push")
@@ -188,7 +188,7 @@ impl<'a> Call<'a> {
         (0..self.count as u8).map(Slot)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Operand<'a>> {
+    fn all(&self) -> impl Iterator<Item = &CallOperand<'a>> {
         self.operands[..self.count].iter().flatten()
     }
 

@@ -12,13 +12,13 @@ use crate::dtype::{
     with_element,
 };
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{Buffer, EVERY_DTYPE, OpCall};
 use crate::ops::elementwise::{Unary, UnaryOf, write};
 use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("cast.cu", include_str!("cast.cu"));
 /// The kernels by source dtype, in the order of `DType::ALL`. The target dtype is appended.
 const KERNELS: [&str; 7] = [
     "cast_f32_to",
@@ -46,7 +46,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 /// Backward: `cast_into` with `dout` in the other dtype.
 #[track_caller]
 pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("cast");
+    let mut call = OpCall::new("cast");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.same_shape(x, out)?;
@@ -54,7 +54,7 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
     call.run(x, &EVERY_DTYPE, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         let (from, to) = (x.dtype, out.dtype);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             if from == to {
                 return copy_on(&gpu, &out, &x);
             }
@@ -72,7 +72,7 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
 }
 
 /// Copies all of `x` to `out`, of the same size. Does nothing if `x` is in place.
-pub(super) fn copy_on(gpu: &Launcher, out: &Buffer<'_>, x: &Buffer<'_>) -> Result<()> {
+pub(super) fn copy_on(gpu: &GpuLaunch, out: &Buffer<'_>, x: &Buffer<'_>) -> Result<()> {
     if x.is_in_place() || x.count == 0 {
         return Ok(());
     }

@@ -2,9 +2,9 @@
 //!
 //! A chain is made of steps over an index space: load an element, compute, sum a row, store. Each
 //! operand has a view, an offset and strides over the index space, so that broadcasting, slices
-//! and permutations are read where they lie. With `row` last dimensions as rows, `Step::Sum` and
-//! `Step::Max` reduce a row to a number that later steps use: softmax and layer norm are one read
-//! and one write.
+//! and permutations are read where they lie. With `row` last dimensions as rows, `ChainStep::Sum`
+//! and `ChainStep::Max` reduce a row to a number that later steps use: softmax and layer norm are
+//! one read and one write.
 //!
 //! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache; light steps run as
 //! machine code that is made from them (`machine_code.rs`). On a GPU it is a kernel whose text
@@ -18,11 +18,11 @@ mod loops;
 mod machine_code;
 mod steps;
 
-pub use steps::{Chain, Function, Step, View};
+pub use steps::{Chain, ChainStep, ChainView, Function};
 
 use crate::error::Result;
 use crate::launch::Grid;
-use crate::ops::call::{Call, Versions, with_float};
+use crate::ops::call::{OpCall, Versions, with_float};
 use crate::{DType, Tensor};
 use steps::OPERANDS_MAX;
 
@@ -38,7 +38,7 @@ const DTYPES: Versions = Versions {
 /// Backward: none; nn's modules make the chain of the derivative.
 #[track_caller]
 pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Result<()> {
-    let mut call = Call::new(chain.name);
+    let mut call = OpCall::new(chain.name);
     if [inputs.len(), outputs.len()] != chain.operands() {
         let got = format!("{} and {}", inputs.len(), outputs.len());
         let [loads, stores] = chain.operands();
@@ -82,7 +82,7 @@ pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Res
             return Ok(());
         }
         let (out, x) = buffers.split_at_mut(outputs.len());
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let count: usize = chain.dims.iter().product();
             let (grid, units) = match chain.row {
                 0 => (Grid::elements(count), count),

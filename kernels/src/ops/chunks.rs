@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Caller, Error, Result};
-use crate::launch::{Argument, BLOCK_THREADS, Grid, Launcher, PARAMETERS_MAX, Source};
-use crate::ops::call::{Call, Slot};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, KernelArgument, PARAMETERS_MAX};
+use crate::ops::call::{OpCall, Slot};
 use crate::panics::lock;
 use crate::threads::Shares;
 use crate::transfer::{self, Asked};
@@ -162,7 +162,7 @@ impl ChunkTable {
     }
 
     /// Refuses a buffer that is not one-dimensional or ends before the last chunk.
-    pub(crate) fn check_fits(&self, call: &Call<'_>, buffer: Slot) -> Result<()> {
+    pub(crate) fn check_fits(&self, call: &OpCall<'_>, buffer: Slot) -> Result<()> {
         let [len] = call.dims(buffer, "a flat buffer")?;
         if self.end() > len {
             let expected = format!(
@@ -180,8 +180,8 @@ impl ChunkTable {
     /// after another.
     pub(crate) fn launch(
         &self,
-        gpu: &Launcher,
-        source: &'static Source,
+        gpu: &GpuLaunch,
+        source: &'static CuFile,
         name: &'static str,
         (threads, loads): (usize, usize),
         args: &[u64],

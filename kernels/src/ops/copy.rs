@@ -4,10 +4,10 @@
 use super::cast::cast;
 use crate::dtype::with_element;
 use crate::error::{Caller, Result};
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
-use crate::ops::call::{Call, EVERY_DTYPE};
+use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
+use crate::ops::call::{EVERY_DTYPE, OpCall};
 use crate::ops::create::kernel_for_width;
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor, threads};
 
@@ -102,7 +102,7 @@ impl Tensor {
     }
 }
 
-pub(super) static SOURCE: Source = Source::new("transpose.cu", include_str!("transpose.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("transpose.cu", include_str!("transpose.cu"));
 const KERNELS: [&str; 4] = ["transpose_1", "transpose_2", "transpose_4", "transpose_8"];
 /// Rows and columns of the square that is moved at once: it fits into the CPU's first cache, and is
 /// the share of a GPU block.
@@ -120,7 +120,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let (dtype, device) = (self.dtype(), self.device());
-        let copy = Tensor::allocate(*self.shape(), dtype, device, Origin::Computed, by)?;
+        let copy = Tensor::allocate(*self.shape(), dtype, device, ContentsOrigin::Computed, by)?;
         write_transposed(&copy, self, by)?;
         Ok(copy.with_name_of(self))
     }
@@ -128,13 +128,13 @@ impl Tensor {
 
 /// Writes `x` (R, C), a transposed view, to the row-major `out` (R, C) of the same dtype.
 fn write_transposed(out: &Tensor, x: &Tensor, by: Caller) -> Result<()> {
-    let mut call = Call::by(by);
+    let mut call = OpCall::by(by);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims(x, "[rows, columns]")?;
     call.run(x, &EVERY_DTYPE, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let name = kernel_for_width(KERNELS, x.dtype);
             let tiles = rows.div_ceil(TILE) * columns.div_ceil(TILE);
             // A block for each tile, as long as there is room; then blocks loop over tiles.

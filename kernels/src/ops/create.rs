@@ -6,11 +6,11 @@
 use crate::cuda::copies;
 use crate::dtype::{bf16, f16, with_element};
 use crate::error::{Caller, Result, TensorInfo};
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{Buffer, EVERY_DTYPE, OpCall};
 use crate::ops::elementwise::write;
 use crate::random::{Draw, Random};
-use crate::storage::{Borrow, Origin};
+use crate::storage::{Borrow, ContentsOrigin};
 use crate::streaming::{Make, STREAMING_BYTES_MIN};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape, Tensor};
@@ -22,10 +22,10 @@ fn made<T: Element>(
     shape: &[usize],
     device: Device,
     fill: impl FnOnce(&mut [T]),
-    launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
+    launch: impl FnOnce(&GpuLaunch, &Buffer<'_>) -> Result<()>,
 ) -> Result<Tensor> {
     let shape = Shape::checked(shape, by)?;
-    let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, by)?;
+    let tensor = Tensor::allocate(shape, T::DTYPE, device, ContentsOrigin::Computed, by)?;
     if device == Device::Cpu {
         fill(tensor.borrow("tensor", true, by)?.elements_mut::<T>());
     } else {
@@ -47,7 +47,7 @@ pub(crate) fn host_data(
         let info = TensorInfo::new(dtype, shape, Device::Cpu);
         transfer::check(&info, device, Asked::Explicitly, by)?;
     }
-    let here = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
+    let here = Tensor::allocate(shape, dtype, Device::Cpu, ContentsOrigin::HostData, by)?;
     fill(here.borrow("tensor", true, by)?)?;
     here.to_at(device, by)
 }
@@ -99,7 +99,7 @@ impl Tensor {
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let by = Caller::new("zeros");
         let shape = Shape::checked(shape, by)?;
-        let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, by)?;
+        let tensor = Tensor::allocate(shape, dtype, device, ContentsOrigin::Computed, by)?;
         if device.is_accelerator() {
             write_new(&tensor, by, |gpu, out| fill_on(gpu, out, 0.0))?;
         } else {
@@ -254,7 +254,7 @@ impl Tensor {
     }
 }
 
-pub(super) static FILL: Source = Source::new("fill.cu", include_str!("fill.cu"));
+pub(super) static FILL: CuFile = CuFile::new("fill.cu", include_str!("fill.cu"));
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds
 /// it.
@@ -271,14 +271,14 @@ pub fn zero(out: &Tensor) -> Result<()> {
 
 #[track_caller]
 fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let by = call.by;
     call.run(out, &EVERY_DTYPE, |placed| {
         let [mut out] = placed.enter([out])?;
         with_element!(out.dtype, T => {
             let rounded = exact::<T>(value, by)?;
-            match placed.launcher() {
+            match placed.gpu() {
                 Some(gpu) => fill_on(&gpu, &out, value)?,
                 None => fill_all(out.elements_mut::<T>(), rounded),
             }
@@ -318,7 +318,7 @@ pub(crate) fn kernel_for_width(names: [&'static str; 4], dtype: DType) -> &'stat
 }
 
 /// Fills `out` with `value`, rounded to its dtype.
-fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
+fn fill_on(gpu: &GpuLaunch, out: &Buffer<'_>, value: f64) -> Result<()> {
     let bits = bits_of(value, out.dtype);
     if bits == 0 && out.count > 0 {
         return zero_on(gpu, out);
@@ -329,7 +329,7 @@ fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
 }
 
 /// `out = 0`, for an output that is not empty.
-pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
+pub(super) fn zero_on(gpu: &GpuLaunch, out: &Buffer<'_>) -> Result<()> {
     // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
     let zeroed = unsafe { copies::fill(&gpu.queue, out.address(), 0, out.bytes()) };
     zeroed.map_err(|fault| fault.of(gpu.by, gpu.queue.gpu.device()))
@@ -339,13 +339,13 @@ pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
 fn write_new(
     out: &Tensor,
     by: Caller,
-    launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
+    launch: impl FnOnce(&GpuLaunch, &Buffer<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut call = Call::by(by);
+    let mut call = OpCall::by(by);
     let out = call.writes("tensor", out);
     call.run(out, &EVERY_DTYPE, |placed| {
         let [out] = placed.enter([out])?;
-        let gpu = placed.launcher().expect("the caller made it on a GPU");
+        let gpu = placed.gpu().expect("the caller made it on a GPU");
         launch(&gpu, &out)
     })
 }
@@ -369,7 +369,7 @@ impl<T: Element> Make<T> for One<T> {
     fn ask(self, _: usize) {}
 }
 
-pub(super) static RANDOM: Source = Source::new("random.cu", include_str!("random.cu"));
+pub(super) static RANDOM: CuFile = CuFile::new("random.cu", include_str!("random.cu"));
 
 /// What to draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -382,8 +382,8 @@ enum Distribution {
 }
 
 /// Fills `out` on a GPU with `draw`. The caller checked its dtype.
-fn draw_on(gpu: &Launcher, out: &Buffer<'_>, draw: Draw, distribution: Distribution) -> Result<()> {
-    let (base, bound) = match distribution {
+fn draw_on(gpu: &GpuLaunch, out: &Buffer<'_>, draw: Draw, kind: Distribution) -> Result<()> {
+    let (base, bound) = match kind {
         Distribution::Uniform => ("rand", 0),
         Distribution::Normal => ("randn", 0),
         Distribution::Below(bound) => ("randint", bound),

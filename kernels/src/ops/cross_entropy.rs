@@ -18,19 +18,19 @@ mod rows;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rows::{Problem, Rows};
+use rows::{LossRows, RowOutputs};
 
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets, with_float};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot, TARGET_DTYPES, Targets, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::stored::{Stored, rooms, with_stored};
 use crate::ops::sum;
 use crate::threads::{self, Shares};
 use crate::{DType, Element, Tensor};
 
-pub(super) static SOURCE: Source =
-    Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
+pub(super) static SOURCE: CuFile =
+    CuFile::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
 /// The most classes whose sums are in the order of classes.
 const NARROW_CLASSES_MAX: usize = 64;
@@ -97,7 +97,7 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions<'_>,
     stats: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("cross_entropy");
+    let mut call = OpCall::new("cross_entropy");
     let losses = call.writes("losses", out.losses);
     let logits = call.reads("logits", logits);
     let targets = call.reads("targets", targets);
@@ -142,7 +142,7 @@ pub fn cross_entropy(
             class_weights: placed.enter_some(class_weights)?,
             stats: placed.enter_some(stats)?,
         };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch(&gpu, &operands, options);
         }
         let targets = Targets::of(&operands.targets);
@@ -153,7 +153,7 @@ pub fn cross_entropy(
 }
 
 /// Checks `logits` (B, C), with at least one class, and `targets` (B). Gives B and C.
-fn check_operands(call: &Call<'_>, logits: Slot, targets: Slot) -> Result<[usize; 2]> {
+fn check_operands(call: &OpCall<'_>, logits: Slot, targets: Slot) -> Result<[usize; 2]> {
     let [rows, classes] = call.dims(logits, "[rows, classes]")?;
     if classes == 0 {
         let help = "the second dimension is the number of classes";
@@ -166,7 +166,7 @@ fn check_operands(call: &Call<'_>, logits: Slot, targets: Slot) -> Result<[usize
 
 /// Statistics of a step as an operand that is updated, if they are given.
 pub(super) fn updates_stats<'a>(
-    call: &mut Call<'a>,
+    call: &mut OpCall<'a>,
     stats: Option<&'a Tensor>,
 ) -> Result<Option<Slot>> {
     let Some(stats) = stats else { return Ok(None) };
@@ -220,7 +220,7 @@ struct LossOperands<'a> {
     stats: Option<Buffer<'a>>,
 }
 
-fn launch(gpu: &Launcher, of: &LossOperands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
+fn launch(gpu: &GpuLaunch, of: &LossOperands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
     let [rows, classes] = of.sizes;
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
@@ -278,7 +278,7 @@ fn run<S: Stored>(mut of: LossOperands<'_>, options: &CrossEntropyOptions<'_>) {
         .map(|weights| weights.elements::<Math<S>>());
     let smooths = options.label_smoothing > 0.0;
     let logits = of.logits.unless_in_place::<S>();
-    let problem = Problem {
+    let problem = LossRows {
         logits: logits.and_then(S::math_of),
         targets: Targets::of(&of.targets),
         ignore_index: options.ignore_index,
@@ -322,7 +322,7 @@ fn run<S: Stored>(mut of: LossOperands<'_>, options: &CrossEntropyOptions<'_>) {
             };
             let logits = logits.map(|logits| &logits[elements]);
             let of_rows = |dlogits: Option<&mut [Math<S>]>| {
-                let mut rows = Rows {
+                let mut rows = RowOutputs {
                     first,
                     losses,
                     dlogits,

@@ -5,14 +5,14 @@
 //! the CPU and GPUs get the same bits, except for NaN, and so do ranks that each hold some quanta.
 
 use crate::error::Result;
-use crate::launch::{Source, args};
-use crate::ops::call::{Call, FLOATS, with_float};
+use crate::launch::{CuFile, args};
+use crate::ops::call::{FLOATS, OpCall, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
 use crate::ops::float::{Float, lane_sum_of};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("digest.cu", include_str!("digest.cu"));
 
 /// The numbers of a digest: hash, bits of the sum (f64), bits of the sum of squares (f64).
 pub const DIGEST: usize = 3;
@@ -59,7 +59,7 @@ multiversion! {
 /// Backward: none.
 #[track_caller]
 pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()> {
-    let mut call = Call::new("digest_quanta");
+    let mut call = OpCall::new("digest_quanta");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     chunks.check_fits(&call, x)?;
@@ -69,7 +69,7 @@ pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()
     call.has_dtype(out, &[DType::I64])?;
     call.run(x, &FLOATS, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![out, x, quanta];
             return chunks.launch(&gpu, &SOURCE, "digest_quanta_f32", (32, 1), args);
         }

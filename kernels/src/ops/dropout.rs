@@ -7,8 +7,8 @@
 //! the same call on dy: nothing has to be saved for it.
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot};
+use crate::launch::{CuFile, Grid, args};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::cast::copy_on;
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::Float;
@@ -17,7 +17,7 @@ use crate::random::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("dropout.cu", include_str!("dropout.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("dropout.cu", include_str!("dropout.cu"));
 
 /// The end of the global rows.
 const ROWS_MAX: i64 = 1 << 40;
@@ -63,7 +63,7 @@ pub fn dropout_into(
     probability: f64,
     key: &DropoutKey<'_>,
 ) -> Result<()> {
-    let mut call = Call::new("dropout");
+    let mut call = OpCall::new("dropout");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let position = call.reads("position", key.position);
@@ -86,7 +86,7 @@ pub fn dropout_into(
     let scale = 1.0 / (1.0 - probability);
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, position] = placed.enter([out, x, position])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             if probability == 0.0 {
                 return copy_on(&gpu, &out, &x);
             }
@@ -125,7 +125,7 @@ pub fn dropout_into(
 }
 
 /// Checks everything but the position. Gives the rows of `x` and its columns.
-fn check(call: &Call<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usize; 2]> {
+fn check(call: &OpCall<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usize; 2]> {
     let [rows, features @ ..] = call.tensor(x).shape().dims() else {
         let help = "reshape it to [1] for a single number";
         return Err(call.operand_error(x, "[rows, …], one row a sample", help));

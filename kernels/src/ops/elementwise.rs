@@ -7,8 +7,8 @@
 
 use crate::dtype::{Element, bf16, bf16_nearest, bf16_wide};
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::launch::{CuFile, Grid, args};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, with_float};
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
 use crate::{DType, Tensor, threads};
@@ -253,7 +253,7 @@ impl<F: Binary<f32>> Binary<bf16> for Rounded<F> {
 
 /// The file and the name of an operation's kernels, of which there is one for each dtype, and the
 /// argument that they get last, if any.
-pub(crate) type Kernel = (&'static Source, &'static str, Option<u64>);
+pub(crate) type Kernel = (&'static CuFile, &'static str, Option<u64>);
 
 /// `out = f(x)`, in f32, or f64 on the CPU; `x` may be `out`.
 #[track_caller]
@@ -264,14 +264,14 @@ pub(crate) fn unary_op(
     f: impl Unary<f32> + Unary<f64>,
     (source, name, last): Kernel,
 ) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.may_be_in_place(x, out);
     call.elementwise(&[out, x])?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![out, x, out.count, last];
             let args = &args[..3 + usize::from(last.is_some())];
             let grid = Grid::packs(out.count, out.dtype);
@@ -298,7 +298,7 @@ pub(crate) fn binary_op(
     (source, name, last): Kernel,
     vector: Option<&'static str>,
 ) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let (a_dims, b_dims) = (a.1.shape().dims(), b.1.shape().dims());
     let out = call.writes(out.0, out.1);
     let a = call.reads(a.0, a.1);
@@ -326,7 +326,7 @@ pub(crate) fn binary_op(
     }
     call.run(a, &FLOATS_AND_BF16, |placed| {
         let [mut out, a, b] = placed.enter([out, a, b])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (count, dtype) = (out.count, out.dtype);
             let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
             if by_vector.is_some() {

@@ -9,8 +9,10 @@
 //! Letters: R rows (tokens), V rows of the table (vocabulary), T positions, C columns.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, EVERY_DTYPE, FLOATS_AND_BF16, Slot, TARGET_DTYPES, Targets};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{
+    Buffer, EVERY_DTYPE, FLOATS_AND_BF16, OpCall, Slot, TARGET_DTYPES, Targets,
+};
 use crate::ops::create::{fill_all, zero_on};
 use crate::ops::float::Float;
 use crate::ops::linear::{add_rows, gpu};
@@ -19,7 +21,7 @@ use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("embedding.cu", include_str!("embedding.cu"));
 
 /// Columns that a thread of a GPU adds: as in embedding.cu.
 const PACK: usize = 4;
@@ -59,7 +61,7 @@ pub fn embedding_into(
     tokens: &Tensor,
     positions: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("embedding");
+    let mut call = OpCall::new("embedding");
     let out = call.writes("out", out);
     let table = call.reads("table", table);
     let tokens = call.reads("tokens", tokens);
@@ -77,7 +79,7 @@ pub fn embedding_into(
     call.run(table, &FLOATS_AND_BF16, |placed| {
         let [mut out, table, tokens] = placed.enter([out, table, tokens])?;
         let positions = placed.enter_some(positions)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let width = tokens.dtype.bytes() as u32;
             let args = args![
                 out, table, positions, tokens, width, rows, columns, vocabulary, context
@@ -106,7 +108,7 @@ pub fn embedding_into(
 /// Backward: none; integers have no gradient.
 #[track_caller]
 pub fn split_documents_into(tokens: &Tensor, begins: &Tensor, codes: &Tensor) -> Result<()> {
-    let mut call = Call::new("split_documents");
+    let mut call = OpCall::new("split_documents");
     let (tokens, begins) = (call.writes("tokens", tokens), call.writes("begins", begins));
     let codes = call.reads("codes", codes);
     let [rows] = call.dims(codes, "[tokens]")?;
@@ -121,7 +123,7 @@ pub fn split_documents_into(tokens: &Tensor, begins: &Tensor, codes: &Tensor) ->
     call.all_row_major()?;
     call.run(codes, &EVERY_DTYPE, |placed| {
         let [mut tokens, mut begins, codes] = placed.enter([tokens, begins, codes])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (args, grid) = (args![tokens, begins, codes, rows], Grid::elements(rows));
             return gpu.launch(&SOURCE, "split_documents", grid, args);
         }
@@ -149,7 +151,7 @@ pub fn embedding_backward_into(
     scratch: EmbeddingScratch<'_>,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("embedding_backward");
+    let mut call = OpCall::new("embedding_backward");
     let dtable = call.updates("dtable", dtable);
     let dout = call.reads("dout", dout);
     let tokens = call.reads("tokens", tokens);
@@ -168,7 +170,7 @@ pub fn embedding_backward_into(
     call.run(dout, &FLOATS_AND_BF16, |placed| {
         let [mut dtable, dout, tokens, mut order, sums] =
             placed.enter([dtable, dout, tokens, order, sums])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let sizes = [rows, columns, vocabulary];
             return backward(
                 &gpu,
@@ -213,7 +215,7 @@ pub fn embedding_positions_backward_into(
     dout: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("embedding_positions_backward");
+    let mut call = OpCall::new("embedding_positions_backward");
     let dpositions = call.updates("dpositions", dpositions);
     let dout = call.reads("dout", dout);
     let [rows, columns] = call.dims::<2>(dout, "[tokens, columns]")?;
@@ -223,9 +225,9 @@ pub fn embedding_positions_backward_into(
     call.run(dout, &FLOATS_AND_BF16, |placed| {
         let [mut dpositions, dout] = placed.enter([dpositions, dout])?;
         // A matrix with a row for each sequence: its columns are summed.
-        if let Some(launcher) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let sizes = [rows.checked_div(context).unwrap_or(0), context * columns];
-            return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
+            return gpu::sum_rows(&gpu, &dpositions, &dout, sizes, accumulate);
         }
         with_stored!(placed.dtype, S => {
             add_rows(dpositions.elements_mut(), dout.elements::<S>(), gpu::ROW_BLOCK, accumulate)
@@ -235,7 +237,7 @@ pub fn embedding_positions_backward_into(
 }
 
 /// Checks `tokens` (R) and the sizes. Gives R.
-fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usize> {
+fn check_tokens(call: &OpCall<'_>, tokens: Slot, vocabulary: usize) -> Result<usize> {
     /// Rows and tokens are numbered in i32.
     const MOST: usize = i32::MAX as usize;
     let [rows] = call.dims(tokens, "a token for each row")?;
@@ -249,23 +251,19 @@ fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usiz
 }
 
 /// Checks `positions` (T, C), T dividing R. Gives T.
-fn check_positions(call: &Call<'_>, positions: Slot, [rows, columns]: [usize; 2]) -> Result<usize> {
-    let [context, _] = call.dims::<2>(positions, "[positions, columns]")?;
-    call.has_shape(
-        positions,
-        &[context, columns],
-        "[positions, columns of the table]",
-    )?;
+fn check_positions(call: &OpCall<'_>, at: Slot, [rows, columns]: [usize; 2]) -> Result<usize> {
+    let [context, _] = call.dims::<2>(at, "[positions, columns]")?;
+    call.has_shape(at, &[context, columns], "[positions, columns of the table]")?;
     if !rows.is_multiple_of(context) {
         let expected =
             format!("as many rows as positions in a sequence, which divide {rows} tokens");
-        return Err(call.operand_error(positions, expected, "slice it to the sequence's length"));
+        return Err(call.operand_error(at, expected, "slice it to the sequence's length"));
     }
     Ok(context)
 }
 
 /// Refuses the first token outside of the table.
-fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
+fn refuse_others(call: &OpCall<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
     let Some((row, token)) = tokens.first_bad(vocabulary, None) else {
         return Ok(());
     };
@@ -354,7 +352,7 @@ multiversion! {
 
 /// Sorts the rows, sums each run of them, and joins the sums of tokens that reach over several.
 fn backward(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [dtable, dout, tokens, order, sums]: [&Buffer<'_>; 5],
     [rows, columns, vocabulary]: [usize; 3],
     accumulate: bool,

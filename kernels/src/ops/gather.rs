@@ -4,11 +4,11 @@
 //! Letters: N rows of the table, R rows chosen, F… the shape of a row.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
-use crate::ops::call::{Call, EVERY_DTYPE};
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
+use crate::ops::call::{EVERY_DTYPE, OpCall};
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("gather.cu", include_str!("gather.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("gather.cu", include_str!("gather.cu"));
 /// By the bytes that a thread moves at once, which are a power of two.
 const KERNELS: [&str; 5] = [
     "gather_rows_1",
@@ -29,7 +29,7 @@ const WORD_BYTES_MAX: usize = 16;
 /// Backward: none; for a table that is trained there is `embedding_into`.
 #[track_caller]
 pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
-    let mut call = Call::new("gather_rows");
+    let mut call = OpCall::new("gather_rows");
     let out = call.writes("out", out);
     let table = call.reads("table", table);
     let rows = call.reads("rows", rows);
@@ -46,7 +46,7 @@ pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(table, &EVERY_DTYPE, |placed| {
         let [mut out, table, rows] = placed.enter([out, table, rows])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let word_bytes = word_bytes(out.address() | table.address(), row_bytes);
             let words = row_bytes / word_bytes;
             let name = KERNELS[word_bytes.trailing_zeros() as usize];

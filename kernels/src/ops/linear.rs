@@ -15,7 +15,7 @@ pub(super) mod gpu;
 use crate::error::Result;
 use crate::ops::activation::{Activation, with_function};
 use crate::ops::arithmetic::Add;
-use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, FLOATS, FLOATS_AND_BF16, OpCall, Slot, with_float};
 use crate::ops::elementwise::{binary_in_place, unary_in_place};
 use crate::ops::float::Float;
 use crate::ops::matmul::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, Tile};
@@ -36,7 +36,7 @@ pub fn linear_into(
     activation: Option<Activation>,
     pre_activation: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("linear");
+    let mut call = OpCall::new("linear");
     let y = call.writes("y", y);
     let x = call.reads("x", x);
     let weight = call.reads("weight", weight);
@@ -62,7 +62,7 @@ pub fn linear_into(
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut y, x, weight] = placed.enter([y, x, weight])?;
         let (bias, mut pre) = (placed.enter_some(bias)?, placed.enter_some(pre)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let optional = [bias.as_ref(), pre.as_ref()];
             return gpu::forward(&gpu, [&y, &x, &weight], optional, activation, sizes);
         }
@@ -122,7 +122,7 @@ pub fn linear_backward_input_summed_into(
     weight: &Tensor,
     below: Option<(Activation, &Tensor)>,
 ) -> Result<()> {
-    let mut call = Call::new("linear_backward_input");
+    let mut call = OpCall::new("linear_backward_input");
     let dx = call.writes("dx", dx);
     let dy = call.reads("dy", dy);
     let weight = call.reads("weight", weight);
@@ -150,7 +150,7 @@ pub fn linear_backward_input_summed_into(
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dy, weight] = placed.enter([dx, dy, weight])?;
         let (saved, mut row_sums) = (placed.enter_some(saved)?, placed.enter_some(row_sums)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (operands, optional) = ([&dx, &dy, &weight], [saved.as_ref(), row_sums.as_ref()]);
             return gpu::backward_input(&gpu, operands, optional, activation, sizes);
         }
@@ -184,7 +184,7 @@ pub fn prefers_row_sums(rows: usize) -> bool {
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("row_block_sums");
+    let mut call = OpCall::new("row_block_sums");
     let row_sums = call.writes("row_sums", row_sums);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims::<2>(x, "[rows, columns]")?;
@@ -194,7 +194,7 @@ pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut row_sums, x] = placed.enter([row_sums, x])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::fold_and_sum(&gpu, &row_sums, &x, None, 0, [rows, columns]);
         }
         with_stored!(placed.dtype, S => {
@@ -222,7 +222,7 @@ fn sum_blocks<S: Stored>(row_sums: &mut Buffer<'_>, x: &[S], [rows, columns]: [u
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Result<()> {
-    let mut call = Call::new("add_row_sums");
+    let mut call = OpCall::new("add_row_sums");
     let db = call.updates("db", db);
     let row_sums = call.reads("row_sums", row_sums);
     let [_, columns] = call.dims::<2>(row_sums, "[blocks of rows, columns]")?;
@@ -231,7 +231,7 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
     call.all_row_major()?;
     call.run(db, &FLOATS, |placed| {
         let [mut db, row_sums] = placed.enter([db, row_sums])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return gpu::add_row_sums(&gpu, &db, &row_sums, accumulate);
         }
         with_float!(placed.dtype, T => {
@@ -254,7 +254,7 @@ pub fn linear_backward_weight_into(
     x: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let mut call = Call::new("linear_backward_weight");
+    let mut call = OpCall::new("linear_backward_weight");
     let dw = call.writes("dw", dw);
     let dy = call.reads("dy", dy);
     let x = call.reads("x", x);
@@ -278,7 +278,7 @@ pub fn linear_backward_weight_into(
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dw, dy, x] = placed.enter([dw, dy, x])?;
         let db = placed.enter_some(db)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (operands, sizes) = ([&dw, &dy, &x], [rows, inputs, outputs]);
             return gpu::backward_weight(&gpu, operands, db.as_ref(), accumulate, sizes);
         }
@@ -297,7 +297,7 @@ pub fn linear_backward_weight_into(
 }
 
 /// Every operand has the dtype of `first` and is row-major.
-fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<()> {
+fn check_same(call: &OpCall<'_>, first: Slot, others: &[Option<Slot>]) -> Result<()> {
     call.row_major(first)?;
     for &slot in others.iter().flatten() {
         call.same_dtype(slot, first)?;

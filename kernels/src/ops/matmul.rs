@@ -17,7 +17,7 @@ mod tile;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use pack::{Panels, Turn};
+use pack::{Panels, Transpose};
 use tile::{ALONG_MAX, PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 pub(crate) use tile::{AsIs, COLUMNS_MAX, Finish, Matrix, Output, Plain, Tile, TileKernel};
 #[cfg(target_arch = "x86_64")]
@@ -81,7 +81,7 @@ fn in_pieces<T: Real>(work: &TiledMatmul<'_, T>, threads: usize, finish: &impl F
 const ROWS_MAX: usize = 96;
 
 /// f32 and f64: the types of matmuls.
-pub(crate) trait Real: Turn {
+pub(crate) trait Real: Transpose {
     /// Computes the whole matmul by way of bf16, if `f32_math` says so.
     fn by_bf16(_: &TiledMatmul<'_, Self>, _threads: usize, _: &impl Finish<Self>) -> bool {
         false

@@ -10,15 +10,15 @@
 //! blocks.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::launch::{BLOCK_THREADS, CuFile, Grid, args};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::elementwise::{self, of_elements};
 use crate::ops::float::Float;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("mse.cu", include_str!("mse.cu"));
 
 const LANES: usize = 8;
 /// Features that are added together in lanes.
@@ -49,7 +49,7 @@ pub fn mse_into(
     gradient_scale: f64,
     stats: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("mse");
+    let mut call = OpCall::new("mse");
     let losses = call.writes("losses", losses);
     let pred = call.reads("pred", pred);
     let target = call.reads("target", target);
@@ -75,7 +75,7 @@ pub fn mse_into(
     call.run(pred, &FLOATS_AND_BF16, |placed| {
         let [mut losses, pred, target] = placed.enter([losses, pred, target])?;
         let (mut dpred, mut stats) = (placed.enter_some(dpred)?, placed.enter_some(stats)?);
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let features = pred.count.checked_div(rows).unwrap_or(0);
             let slope = slope as f32;
             let counters = stats.as_ref().map(|_| gpu.counters()).transpose()?;

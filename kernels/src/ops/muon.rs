@@ -2,8 +2,8 @@
 //! direction of their momentum, `divide_by_norm` scales a matrix for the Newton–Schulz iteration.
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS, with_float};
+use crate::launch::{CuFile, Grid, args};
+use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::elementwise::{GRAIN, of_elements, unary_in_place};
 use crate::ops::float::Float;
@@ -12,7 +12,7 @@ use crate::ops::step;
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("muon.cu", include_str!("muon.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("muon.cu", include_str!("muon.cu"));
 
 /// The least divisor, as in PyTorch.
 const EPSILON: f64 = 1e-7;
@@ -59,7 +59,7 @@ pub fn muon_direction(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("muon_direction");
+    let mut call = OpCall::new("muon_direction");
     let grads = call.updates("grads", grads);
     let momentum = call.updates("momentum", momentum);
     let scale = call.reads_some("gradient_scale", gradient_scale);
@@ -73,7 +73,7 @@ pub fn muon_direction(
         let [mut grads, mut momentum] = placed.enter([grads, momentum])?;
         let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let beta = constants.momentum;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let weights = [beta as f32, (1.0 - beta) as f32];
             let [beta, weight] = weights;
             let nesterov = constants.nesterov;
@@ -108,7 +108,7 @@ pub fn muon_direction(
 /// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, in `x`'s dtype.
 #[track_caller]
 pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
-    let mut call = Call::new("divide_by_norm");
+    let mut call = OpCall::new("divide_by_norm");
     let x = call.updates("x", x);
     let norm = call.reads("norm", norm);
     call.has_shape(norm, &[2], "what clip_scale wrote")?;
@@ -116,7 +116,7 @@ pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(x, &FLOATS, |placed| {
         let [mut x, norm] = placed.enter([x, norm])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (grid, count) = (Grid::packs(x.count, x.dtype), x.count);
             return gpu.launch(&SOURCE, "divide_by_norm_f32", grid, args![x, norm, count]);
         }

@@ -20,16 +20,16 @@ mod tests;
 
 use std::ops::Range;
 
-use self::cpu::{BackwardRows, ForwardRows, Scaling};
+use self::cpu::{BackwardRows, ForwardRows, NormTerms};
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
 use crate::ops::float::Float;
 use crate::ops::stored::{self, Stored, rooms, with_stored};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("norm.cu", include_str!("norm.cu"));
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,7 +131,7 @@ pub fn norm_into(
     x: &Tensor,
     options: &NormOptions<'_>,
 ) -> Result<()> {
-    let call = Call::new("norm");
+    let call = OpCall::new("norm");
     forward(call, [out, stats, x], None, options)
 }
 
@@ -145,13 +145,13 @@ pub fn add_norm_into(
     [x, residual]: [&Tensor; 2],
     options: &NormOptions<'_>,
 ) -> Result<()> {
-    let call = Call::new("add_norm");
+    let call = OpCall::new("add_norm");
     forward(call, [out, stats, x], Some([sum, residual]), options)
 }
 
 /// Both forms; `stream` is `[sum, residual]` if a residual is added.
 fn forward<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [out, stats, x]: [&'a Tensor; 3],
     stream: Option<[&'a Tensor; 2]>,
     options: &NormOptions<'a>,
@@ -172,7 +172,7 @@ fn forward<'a>(
         let (mut sum, residual) = (placed.enter_some(sum)?, placed.enter_some(residual)?);
         let [weight, bias] = [placed.enter_some(weight)?, placed.enter_some(bias)?];
         let [rows, columns] = sizes;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let (statistics, epsilon) = (options.norm.statistics() as u32, options.epsilon as f32);
             let args = args![
                 out, sum, stats, x, residual, weight, bias, rows, columns, statistics, epsilon
@@ -193,7 +193,7 @@ fn forward<'a>(
 
 /// `out` (R, C), `stats` (R, statistics), `sum`, `x` and `residual` (R, C).
 fn forward_on_cpu<S: Stored>(
-    of: &Scaling<'_, S::Math>,
+    of: &NormTerms<'_, S::Math>,
     [out, stats]: [&mut Buffer<'_>; 2],
     sum: Option<&mut Buffer<'_>>,
     x: &Buffer<'_>,
@@ -252,7 +252,7 @@ pub fn norm_backward_into(
     options: &NormOptions<'_>,
 ) -> Result<()> {
     let sums_rows = norm_sums_rows(gradients, dy, x, options);
-    let mut call = Call::new("norm_backward");
+    let mut call = OpCall::new("norm_backward");
     let dx = call.writes("dx", gradients.dx);
     let dy = call.reads("dy", dy);
     let x = call.reads("x", x);
@@ -290,7 +290,7 @@ pub fn norm_backward_into(
             placed.enter_some(bias_sums)?,
         ];
         let row_sums = placed.enter_some(row_sums)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 dx,
                 dy,
@@ -324,7 +324,7 @@ pub fn norm_backward_into(
 /// `dx`, `dy`, `x` and `dresidual` (R, C), `stats` (R, statistics), sums for weight and bias
 /// (blocks of rows, C).
 fn backward_on_cpu<S: Stored>(
-    of: &Scaling<'_, S::Math>,
+    of: &NormTerms<'_, S::Math>,
     dx: &mut Buffer<'_>,
     [dy, x, stats]: [&Buffer<'_>; 3],
     dresidual: Option<&Buffer<'_>>,
@@ -375,7 +375,7 @@ fn backward_on_cpu<S: Stored>(
 /// Checks what forward and backward share: `x` (R, C), `others` like it, `stats` and the options.
 /// Gives R and C, and the operands of weight and bias.
 fn check<'a>(
-    call: &mut Call<'a>,
+    call: &mut OpCall<'a>,
     x: Slot,
     others: &[Slot],
     stats: Slot,
@@ -414,8 +414,8 @@ fn scaling<'a, T: Float>(
     options: &NormOptions<'_>,
     [rows, columns]: [usize; 2],
     [weight, bias]: [&'a Option<Buffer<'_>>; 2],
-) -> Scaling<'a, T> {
-    Scaling {
+) -> NormTerms<'a, T> {
+    NormTerms {
         centers: options.norm == Norm::Layer,
         epsilon: T::from_f64(options.epsilon),
         columns,
@@ -427,7 +427,7 @@ fn scaling<'a, T: Float>(
 
 /// `body` on ranges of rows of `count` elements, cut at multiples of `grain` rows.
 fn split_rows<T: Float>(
-    of: &Scaling<'_, T>,
+    of: &NormTerms<'_, T>,
     count: usize,
     grain: usize,
     body: impl Fn(Range<usize>) + Sync,
@@ -441,7 +441,7 @@ fn split_rows<T: Float>(
 /// `names`, or the second where rows are not whole packs of 16 bytes at multiples of 16. The first
 /// `addresses` of `args` are addresses.
 fn launch(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     names: [&'static str; 2],
     out: &Buffer<'_>,
     [blocks, columns]: [usize; 2],

@@ -6,15 +6,15 @@
 //! columns of a row.
 
 use crate::error::{Caller, Result};
-use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16};
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, CuFile, Grid, args};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
 use crate::{DType, Device, Element, Tensor};
 
-pub(super) static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("rope.cu", include_str!("rope.cu"));
 
 /// How fast the points of the first `columns` columns of a head turn in Llama, (A/2): base^(−2i/A).
 /// `base` is 10 000 there.
@@ -59,7 +59,7 @@ pub fn rope_table(
 #[track_caller]
 pub fn rope_into(out: &Tensor, x: &Tensor, table: &Tensor, heads: [usize; 2]) -> Result<()> {
     rotate_into(
-        Call::new("rope"),
+        OpCall::new("rope"),
         [("out", out), ("x", x)],
         table,
         heads,
@@ -75,12 +75,12 @@ pub fn rope_backward_into(
     table: &Tensor,
     heads: [usize; 2],
 ) -> Result<()> {
-    let call = Call::new("rope_backward");
+    let call = OpCall::new("rope_backward");
     rotate_into(call, [("dx", dx), ("dout", dout)], table, heads, -1.0)
 }
 
 fn rotate_into<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [out, x]: [(&'static str, &'a Tensor); 2],
     table: &'a Tensor,
     [heads, head_size]: [usize; 2],
@@ -110,7 +110,7 @@ fn rotate_into<'a>(
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, table] = placed.enter([out, x, table])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 out, x, table, rows, columns, heads, head_size, turned, positions, direction
             ];

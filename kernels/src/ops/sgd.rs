@@ -7,16 +7,16 @@
 
 use crate::Tensor;
 use crate::error::Result;
-use crate::launch::{Source, args};
+use crate::launch::{CuFile, args};
 use crate::ops::adamw::{check_copies, check_finite, copied};
-use crate::ops::call::{Buffer, Call, FLOATS, with_float};
+use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::step;
 use crate::simd::multiversion;
 use crate::threads::Shares;
 
-pub(super) static SOURCE: Source = Source::new("sgd.cu", include_str!("sgd.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("sgd.cu", include_str!("sgd.cu"));
 
 /// What stays the same for a whole run. The default is plain descent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -125,7 +125,7 @@ pub fn sgd(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
-    let mut call = Call::new("sgd");
+    let mut call = OpCall::new("sgd");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let momentum = momentum.map(|momentum| call.updates("momentum", momentum));
@@ -146,7 +146,7 @@ pub fn sgd(
         let momentum = placed.enter_some(momentum)?;
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let copies = placed.enter_some(copies)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let name = match (&momentum, constants.nesterov) {
                 (None, _) => "sgd_plain_f32",
                 (Some(_), false) => "sgd_momentum_f32",
@@ -179,7 +179,7 @@ pub fn sgd(
 }
 
 pub(super) fn check_constants(
-    call: &Call<'_>,
+    call: &OpCall<'_>,
     constants: &SgdConstants,
     has_buffer: bool,
 ) -> Result<()> {

@@ -4,10 +4,10 @@ use super::{
     activation, adamw, arithmetic, attention, cast, copy, create, cross_entropy, digest, dropout,
     embedding, gather, linear, mse, muon, norm, rope, sgd, step, sum, unfold,
 };
-use crate::launch::Source;
+use crate::launch::CuFile;
 
 /// Those that take longest to compile first.
-pub(crate) static SOURCES: [&Source; 27] = [
+pub(crate) static SOURCES: [&CuFile; 27] = [
     &attention::gpu::TENSOR,
     &attention::gpu::PLAIN,
     &norm::SOURCE,

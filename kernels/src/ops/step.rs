@@ -13,8 +13,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
+use crate::launch::{CuFile, Grid, args};
+use crate::ops::call::{Buffer, FLOATS, OpCall, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, lane_sum, lane_sum_of};
@@ -22,7 +22,7 @@ use crate::progress::StopWord;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
 
-pub(super) static GRAD_NORM: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
+pub(super) static GRAD_NORM: CuFile = CuFile::new("grad_norm.cu", include_str!("grad_norm.cu"));
 /// Threads of the one block that adds the partials.
 const CLIP_THREADS: u32 = 512;
 
@@ -42,7 +42,7 @@ multiversion! {
 /// The sum of squares of every quantum of `chunks` of `grads` (N), into `partials`, f64 (quanta).
 #[track_caller]
 pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable) -> Result<()> {
-    let mut call = Call::new("grad_norm_partials");
+    let mut call = OpCall::new("grad_norm_partials");
     let partials = call.writes("partials", partials);
     let grads = call.reads("grads", grads);
     chunks.check_fits(&call, grads)?;
@@ -55,7 +55,7 @@ pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable
     call.has_dtype(partials, &[DType::F64])?;
     call.run(grads, &FLOATS, |placed| {
         let [mut partials, grads] = placed.enter([partials, grads])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![partials, grads, quanta];
             return chunks.launch(&gpu, &GRAD_NORM, "grad_norm_partials_f32", (32, 1), args);
         }
@@ -114,7 +114,7 @@ pub fn decide_step(
     divisor: Option<&Tensor>,
     marks: Option<StepMarks<'_>>,
 ) -> Result<()> {
-    let mut call = Call::new("clip_scale");
+    let mut call = OpCall::new("clip_scale");
     let out = call.writes("out", out);
     let stop = marks.and_then(|marks| marks.stop);
     let partials = call.reads_some("partials", partials);
@@ -141,7 +141,7 @@ pub fn decide_step(
         let (mut flags, mut own) = (placed.enter_some(flags)?, placed.enter_some(own)?);
         let (stats, step) = (placed.enter_some(stats)?, placed.enter_some(step)?);
         let stopped = placed.enter_some(stopped)?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let count = partials.as_ref().map_or(0, |partials| partials.count);
             let stats_count = stats.as_ref().map_or(0, |stats| stats.count);
             let args = args![
@@ -185,7 +185,7 @@ pub fn decide_step(
 }
 
 /// The operands of `of`: flags, own, stats, step and stopped.
-fn add_marks<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 5]> {
+fn add_marks<'a>(call: &mut OpCall<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 5]> {
     let flags = call.updates("flags", of.flags);
     let own = of.own.map(|own| call.updates("own", own));
     let (stats, step) = (call.reads("stats", of.stats), call.reads("step", of.step));
@@ -229,7 +229,7 @@ fn clipped(sum: f64, max_norm: f64, divisor: f64) -> [f64; 2] {
 }
 
 /// Checks a `gradient_scale` or a divisor: the first of its elements is read.
-pub(super) fn check_scale(call: &Call<'_>, scale: Option<Slot>, like: Slot) -> Result<()> {
+pub(super) fn check_scale(call: &OpCall<'_>, scale: Option<Slot>, like: Slot) -> Result<()> {
     let Some(scale) = scale else { return Ok(()) };
     call.same_dtype(scale, like)?;
     let [count] = call.dims(scale, "of which the first element is read")?;
@@ -245,7 +245,7 @@ pub(super) fn read_scale<T: Float>(scale: Option<&Buffer<'_>>) -> T {
     scale.map_or(T::ONE, |scale| scale.elements()[0])
 }
 
-pub(super) static NONFINITE: Source = Source::new("nonfinite.cu", include_str!("nonfinite.cu"));
+pub(super) static NONFINITE: CuFile = CuFile::new("nonfinite.cu", include_str!("nonfinite.cu"));
 /// Elements that a thread of the kernel loads before it looks at the first.
 const PER_THREAD: usize = 16;
 
@@ -261,7 +261,7 @@ multiversion! {
 /// nothing.
 #[track_caller]
 pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -> Result<()> {
-    let mut call = Call::new("mark_nonfinite");
+    let mut call = OpCall::new("mark_nonfinite");
     let flag = call.updates("first_bad_step", first_bad_step);
     let values = call.reads("values", values);
     let step = call.reads("step", step);
@@ -270,7 +270,7 @@ pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -
     call.has_dtype(step, &[DType::I64])?;
     call.run(values, &FLOATS, |placed| {
         let [mut flag, values, step] = placed.enter([flag, values, step])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let grid = Grid::elements(values.count.div_ceil(PER_THREAD));
             let args = args![flag, values, values.count, step];
             return gpu.launch(&NONFINITE, "mark_nonfinite_f32", grid, args);
@@ -300,7 +300,7 @@ fn is_finite<T: Float>(values: &[T]) -> bool {
 }
 
 /// Checks a flag: i64 (1).
-fn check_flag(call: &Call<'_>, flag: Option<Slot>) -> Result<()> {
+fn check_flag(call: &OpCall<'_>, flag: Option<Slot>) -> Result<()> {
     let Some(flag) = flag else { return Ok(()) };
     call.has_shape(flag, &[1], "the first non-finite step, or 0")?;
     call.has_dtype(flag, &[DType::I64])
@@ -312,7 +312,7 @@ pub const STEP_FLAGS: usize = 3;
 
 /// Checks what an optimizer reads: a flag, i64 (1), or the flags of a step. Whether it is the
 /// latter, which the optimizer also marks.
-pub(super) fn check_flags(call: &Call<'_>, flags: Option<Slot>) -> Result<bool> {
+pub(super) fn check_flags(call: &OpCall<'_>, flags: Option<Slot>) -> Result<bool> {
     match flags {
         Some(flags) if call.tensor(flags).count() == STEP_FLAGS => {
             call.has_dtype(flags, &[DType::I64])?;
@@ -336,21 +336,21 @@ pub(super) fn is_set(flag: Option<&Buffer<'_>>) -> bool {
     flag.is_some_and(|flag| flag.elements::<i64>()[0] != 0)
 }
 
-pub(super) static VOTE_STOPPED: Source =
-    Source::new("vote_stopped.cu", include_str!("vote_stopped.cu"));
+pub(super) static VOTE_STOPPED: CuFile =
+    CuFile::new("vote_stopped.cu", include_str!("vote_stopped.cu"));
 
 /// `vote`, f32 (1), becomes 1 if steps were stopped, else 0: if the first of `flags`
 /// ([`STEP_FLAGS`](crate::ops::STEP_FLAGS)) is below 0, or the stop word is set.
 #[track_caller]
 pub fn vote_stopped(vote: &Tensor, flags: &Tensor, stop: Option<StopWord>) -> Result<()> {
-    let mut call = Call::new("vote_stopped");
+    let mut call = OpCall::new("vote_stopped");
     let (vote, flags) = (call.writes("vote", vote), call.reads("flags", flags));
     call.has_shape(vote, &[1], "whether the steps were stopped")?;
     call.has_dtype(vote, &[DType::F32])?;
     check_flags(&call, Some(flags))?;
     call.run(vote, &FLOATS, |placed| {
         let [mut vote, flags] = placed.enter([vote, flags])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![vote, flags, stop.map_or(0, StopWord::address)];
             return gpu.launch(
                 &VOTE_STOPPED,

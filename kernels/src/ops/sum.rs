@@ -19,17 +19,17 @@
 //! Letters: E elements, O parts from other ranks, G of this rank.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Placed, with_float};
+use crate::launch::{BLOCK_THREADS, CuFile, GpuLaunch, Grid, args};
+use crate::ops::call::{Buffer, FLOATS, FLOATS_AND_BF16, OpCall, Placed, with_float};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::linear::{add_rows, gpu};
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::{DType, Device, Shape, Tensor, threads};
 
-pub(super) static SUM: Source = Source::new("sum.cu", include_str!("sum.cu"));
+pub(super) static SUM: CuFile = CuFile::new("sum.cu", include_str!("sum.cu"));
 
 /// Elements added together in lanes.
 const BLOCK: usize = 1024;
@@ -70,7 +70,7 @@ pub fn mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
 
 #[track_caller]
 fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     call.has_shape(out, &[], "one number")?;
@@ -79,7 +79,7 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     call.run(x, &FLOATS, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         let divisor = if op == "mean" { x.count as f64 } else { 1.0 };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             return launch(&gpu, placed, [&out, &x], divisor);
         }
         with_float!(placed.dtype, T => {
@@ -90,7 +90,7 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 }
 
 fn launch(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     placed: &Placed<'_>,
     [out, x]: [&Buffer<'_>; 2],
     divisor: f64,
@@ -109,7 +109,7 @@ fn launch(
     let run_len = run_len(x.count);
     let runs = x.count.div_ceil(run_len);
     let shape = Shape::checked(&[runs], gpu.by)?;
-    let (device, origin) = (gpu.gpu.device(), Origin::Computed);
+    let (device, origin) = (gpu.gpu.device(), ContentsOrigin::Computed);
     let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.by)?;
     let sums = placed.enter_new(&sums)?;
     let grid = Grid::blocks(runs, RUN_THREADS, loads(run_len, RUN_THREADS));
@@ -198,7 +198,7 @@ pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
 #[track_caller]
 fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
-    let mut call = Call::new(op);
+    let mut call = OpCall::new(op);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let Some((&columns, rows)) = dims.split_last() else {
@@ -215,7 +215,7 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
         } else {
             1.0
         };
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
             let grid = Grid::blocks(blocks, BLOCK_THREADS, loads(columns, 32));
             let args = args![out, x, out.count, columns, divisor];
@@ -240,7 +240,7 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 #[track_caller]
 pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
     let columns = x.shape().dims().last().copied();
-    let mut call = Call::new("column_sum");
+    let mut call = OpCall::new("column_sum");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let Some(columns) = columns else {
@@ -252,9 +252,9 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        if let Some(launcher) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let rows = x.count.checked_div(columns).unwrap_or(0);
-            return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
+            return gpu::sum_rows(&gpu, &out, &x, [rows, columns], accumulate);
         }
         with_stored!(placed.dtype, S => {
             add_rows(out.elements_mut(), x.elements::<S>(), gpu::ROW_BLOCK, accumulate)
@@ -263,8 +263,8 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
     })
 }
 
-pub(super) static ADD_IN_ORDER: Source =
-    Source::new("add_in_order.cu", include_str!("add_in_order.cu"));
+pub(super) static ADD_IN_ORDER: CuFile =
+    CuFile::new("add_in_order.cu", include_str!("add_in_order.cu"));
 /// The most sums that are left at a time: of 2¹⁰ shards.
 const DEPTH: usize = 10;
 
@@ -321,7 +321,7 @@ pub fn add_in_order(
     start: usize,
     order: &AddOrder,
 ) -> Result<()> {
-    let mut call = Call::new("add_in_order");
+    let mut call = OpCall::new("add_in_order");
     let (count, own) = (out.count(), order.count(ROW));
     let stride = rows.count() / own.max(1);
     let out = call.updates("out", out);
@@ -339,7 +339,7 @@ pub fn add_in_order(
     call.same_dtype(rows, out)?;
     call.run(out, &FLOATS_AND_BF16, |placed| {
         let [mut out, others, rows, words] = placed.enter([out, others, rows, words])?;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let row = rows.address() + (start * rows.dtype.bytes()) as u64;
             // Of each part its word, then its elements.
             let grid = Grid::packs(count, out.dtype).rounds_of(2 * order.words.len());

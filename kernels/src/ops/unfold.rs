@@ -8,14 +8,14 @@
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
-use crate::ops::call::{Call, FLOATS_AND_BF16};
+use crate::launch::{CuFile, Grid, args};
+use crate::ops::call::{FLOATS_AND_BF16, OpCall};
 use crate::ops::float::Float;
 use crate::ops::stored::{Stored, with_stored};
 use crate::simd::multiversion;
 use crate::{Tensor, threads};
 
-pub(super) static SOURCE: Source = Source::new("unfold.cu", include_str!("unfold.cu"));
+pub(super) static SOURCE: CuFile = CuFile::new("unfold.cu", include_str!("unfold.cu"));
 
 /// The windows of a convolution: along the height, and along the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Windows {
 #[track_caller]
 pub fn unfold_into(out: &Tensor, x: &Tensor, windows: &Windows) -> Result<()> {
     run(
-        Call::new("unfold"),
+        OpCall::new("unfold"),
         [("out", out), ("x", x)],
         windows,
         false,
@@ -76,13 +76,13 @@ pub fn unfold_into(out: &Tensor, x: &Tensor, windows: &Windows) -> Result<()> {
 /// The gradient `dx` (B, C, H, W) of `x` from `dout` (C·I·J, B·Y·X).
 #[track_caller]
 pub fn unfold_backward_into(dx: &Tensor, dout: &Tensor, windows: &Windows) -> Result<()> {
-    let call = Call::new("unfold_backward");
+    let call = OpCall::new("unfold_backward");
     run(call, [("dx", dx), ("dout", dout)], windows, true)
 }
 
 /// Both directions, whose kernels have the names of the operations.
 fn run<'a>(
-    mut call: Call<'a>,
+    mut call: OpCall<'a>,
     [to, from]: [(&'static str, &'a Tensor); 2],
     windows: &Windows,
     is_backward: bool,
@@ -110,7 +110,7 @@ fn run<'a>(
             dilation,
             ..
         } = *windows;
-        if let Some(gpu) = placed.launcher() {
+        if let Some(gpu) = placed.gpu() {
             let args = args![
                 to,
                 from,

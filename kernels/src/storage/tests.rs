@@ -9,7 +9,14 @@ fn storage() -> Arc<Storage> {
         shape: Shape::new(&[64]).unwrap(),
         device: Device::Cpu,
     };
-    Storage::new(64, Origin::HostData, false, info, Caller::new("test")).unwrap()
+    Storage::new(
+        64,
+        ContentsOrigin::HostData,
+        false,
+        info,
+        Caller::new("test"),
+    )
+    .unwrap()
 }
 
 #[test]

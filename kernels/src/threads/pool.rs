@@ -30,7 +30,7 @@ const SPIN: Duration = Duration::from_micros(40);
 pub(super) struct ThreadPool {
     workers: Vec<Worker>,
     /// How many pieces of each sharer are taken, the caller's first.
-    taken: Vec<Taken>,
+    taken: Vec<TakenPieces>,
     /// Held by the caller whose job is running.
     busy: Mutex<()>,
     /// Spinning is useful only if every thread has its own core.
@@ -39,49 +39,49 @@ pub(super) struct ThreadPool {
 
 #[derive(Debug)]
 struct Worker {
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WorkerMailbox>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// How many of one sharer's pieces are taken, on its own cache line because all sharers count here.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Taken(AtomicUsize);
+struct TakenPieces(AtomicUsize);
 
 /// On its own cache line, so that posting to one worker does not disturb the others.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Mailbox {
+struct WorkerMailbox {
     state: AtomicU8,
     job: UnsafeCell<Option<PoolJob>>,
 }
 
 // SAFETY: the state hands the cell over. The caller writes it only while IDLE or ASLEEP; the worker
 // reads it only after it saw POSTED (acquire), and sets IDLE when it is done.
-unsafe impl Sync for Mailbox {}
+unsafe impl Sync for WorkerMailbox {}
 // SAFETY: as above; a job's pointers are to `Sync` data (see `PoolJob`).
-unsafe impl Send for Mailbox {}
+unsafe impl Send for WorkerMailbox {}
 
 /// One worker's share of a job. The pointers are valid until this worker counts `open` down.
 #[derive(Clone, Copy, Debug)]
 struct PoolJob {
-    shared: *const Shared<'static>,
+    shared: *const SharedJob<'static>,
     /// Which of `sharers` this worker is; 0 is the caller.
     sharer: usize,
 }
 
-struct Shared<'a> {
+struct SharedJob<'a> {
     body: &'a (dyn Fn(usize) + Sync),
     pieces: usize,
     sharers: usize,
-    taken: &'a [Taken],
+    taken: &'a [TakenPieces],
     /// Workers that are not done.
     open: AtomicUsize,
     caller: Thread,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-impl Shared<'_> {
+impl SharedJob<'_> {
     /// Runs the pieces of `sharer`, then those that other sharers have not begun.
     fn run_share(&self, sharer: usize) {
         for step in 0..self.sharers {
@@ -111,7 +111,7 @@ impl ThreadPool {
             keep_on(&[core]);
         }
         let start = |index: usize| {
-            let mailbox = Arc::new(Mailbox {
+            let mailbox = Arc::new(WorkerMailbox {
                 state: AtomicU8::new(STARTING),
                 job: UnsafeCell::new(None),
             });
@@ -142,7 +142,7 @@ impl ThreadPool {
         while workers.iter().any(starting) {
             std::thread::yield_now();
         }
-        let taken = (0..=workers.len()).map(|_| Taken::default()).collect();
+        let taken = (0..=workers.len()).map(|_| Default::default()).collect();
         ThreadPool {
             workers,
             taken,
@@ -171,7 +171,7 @@ impl ThreadPool {
             .iter()
             .take(sharers)
             .for_each(|taken| taken.0.store(0, Ordering::Relaxed));
-        let shared = Shared {
+        let shared = SharedJob {
             body,
             pieces,
             sharers,
@@ -201,17 +201,17 @@ impl ThreadPool {
 
 /// A wait: spins, then yields the core (the awaited thread may need this very core), then sleeps if
 /// the caller chooses to.
-struct Wait {
+struct SpinWait {
     rounds: u32,
     since: Option<Instant>,
 }
 
-impl Wait {
+impl SpinWait {
     /// Rounds before the first look at the clock: about two microseconds.
     const BUSY_ROUNDS: u32 = 64;
 
-    fn new() -> Wait {
-        Wait {
+    fn new() -> SpinWait {
+        SpinWait {
             rounds: 0,
             since: None,
         }
@@ -219,7 +219,7 @@ impl Wait {
 
     /// Passes a little time; false when it is time to sleep.
     fn goes_on(&mut self) -> bool {
-        if self.rounds < Wait::BUSY_ROUNDS {
+        if self.rounds < SpinWait::BUSY_ROUNDS {
             self.rounds += 1;
             std::hint::spin_loop();
             return true;
@@ -232,7 +232,7 @@ impl Wait {
 /// Waits for `done`. Whoever makes it true unparks this thread afterwards; an unpark before `park`
 /// makes it return at once, so none is lost.
 fn wait_until(spins: bool, done: impl Fn() -> bool) {
-    let mut wait = Wait::new();
+    let mut wait = SpinWait::new();
     while !done() {
         if !spins || !wait.goes_on() {
             std::thread::park();
@@ -267,9 +267,9 @@ impl Drop for ThreadPool {
 }
 
 /// The loop of a worker thread.
-fn serve(mailbox: &Mailbox, spins: bool) {
+fn serve(mailbox: &WorkerMailbox, spins: bool) {
     loop {
-        let mut wait = Wait::new();
+        let mut wait = SpinWait::new();
         loop {
             match mailbox.state.load(Ordering::Acquire) {
                 POSTED => break,

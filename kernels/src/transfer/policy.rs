@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::ledger::{CapturedRows, Crossed, Ledger, LedgerKey, Phase, TransferKind};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
-use crate::storage::Origin;
+use crate::storage::ContentsOrigin;
 use crate::{Device, Tensor};
 
 /// What happens when the operands of one operation live on different devices.
@@ -27,7 +27,7 @@ pub enum Policy {
 
 /// The rules in force on one thread.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct TransferRules {
     pub(crate) policy: Policy,
     pub(crate) phase: Phase,
     /// The beginning of the innermost scope that forbids transfers.
@@ -38,7 +38,7 @@ pub(crate) struct Rules {
 }
 
 thread_local! {
-    static RULES: RefCell<Rules> = RefCell::new(Rules {
+    static RULES: RefCell<TransferRules> = RefCell::new(TransferRules {
         policy: Policy::default(),
         phase: Phase::default(),
         forbidden_since: None,
@@ -48,14 +48,14 @@ thread_local! {
 }
 
 /// Runs `look` with the rules in force.
-pub(crate) fn with_rules<R>(look: impl FnOnce(&Rules) -> R) -> R {
+pub(crate) fn with_rules<R>(look: impl FnOnce(&TransferRules) -> R) -> R {
     RULES.with_borrow(look)
 }
 
 /// Restores the former rules when a scope ends, by return or by panic.
-struct Restore(Option<Rules>);
+struct RestoreRules(Option<TransferRules>);
 
-impl Drop for Restore {
+impl Drop for RestoreRules {
     fn drop(&mut self) {
         if let Some(former) = self.0.take() {
             RULES.set(former);
@@ -63,13 +63,13 @@ impl Drop for Restore {
     }
 }
 
-fn scoped<R>(change: impl FnOnce(&mut Rules), body: impl FnOnce() -> R) -> R {
+fn scoped<R>(change: impl FnOnce(&mut TransferRules), body: impl FnOnce() -> R) -> R {
     let former = RULES.with_borrow_mut(|rules| {
         let former = rules.clone();
         change(rules);
         former
     });
-    let _restore = Restore(Some(former));
+    let _restore = RestoreRules(Some(former));
     body()
 }
 
@@ -125,7 +125,7 @@ pub fn with_ledger<R>(ledger: &Arc<Ledger>, body: impl FnOnce() -> R) -> R {
 /// assert_eq!(std::thread::spawn(body).join().unwrap(), Policy::Allow);
 /// ```
 pub fn inherit<R>(body: impl FnOnce() -> R) -> impl FnOnce() -> R {
-    let rules = with_rules(Rules::clone);
+    let rules = with_rules(TransferRules::clone);
     move || scoped(|current| *current = rules, body)
 }
 
@@ -182,11 +182,11 @@ pub(super) fn book(
     by: Caller,
 ) {
     let storage = tensor.storage();
-    let source = tensor.device();
-    let unused = source == Device::Cpu && storage.origin == Origin::Computed && !storage.was_used();
-    let returned = match storage.origin {
+    let (source, origin) = (tensor.device(), storage.origin);
+    let unused = source == Device::Cpu && origin == ContentsOrigin::Computed && !storage.was_used();
+    let returned = match origin {
         // Changed contents are new on the other device: trained weights being saved, for example.
-        Origin::Arrived(from, by) if from == target && !storage.was_changed() => Some(by),
+        ContentsOrigin::Arrived(from, by) if from == target && !storage.was_changed() => Some(by),
         _ => None,
     };
     with_rules(|rules| {
@@ -219,7 +219,7 @@ thread_local! {
 }
 
 /// Books one transfer, or leaves it to the graph that this thread captures.
-pub(super) fn enter(rules: &Rules, key: LedgerKey, sums: Crossed) {
+pub(super) fn enter(rules: &TransferRules, key: LedgerKey, sums: Crossed) {
     if is_capturing() {
         HELD.with_borrow_mut(|held| held.hold(key, sums));
     } else {

@@ -1,6 +1,6 @@
 //! Elementwise chains: the kernels that are written for them have the CPU's bits, in f32 and bf16.
 
-use ddp_kernels::ops::{Chain, Function, Step, View, chain_into};
+use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function, chain_into};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::{SIZES, assert_same_bits, next_device, random_f32};
@@ -35,10 +35,10 @@ fn each_function_has_the_cpu_s_bits() {
         let count = SIZES[at % SIZES.len()].max(100);
         let x: Vec<Tensor> = (0..3).map(|seed| tensor(&[count], seed)).collect();
         let arguments = function.arguments();
-        let mut steps: Vec<Step> = (0..arguments).map(Step::Load).collect();
-        steps.push(Step::Apply(function, [0, 1, 2]));
-        steps.push(Step::Store(0, arguments));
-        let whole = View::whole(&[count]);
+        let mut steps: Vec<ChainStep> = (0..arguments).map(ChainStep::Load).collect();
+        steps.push(ChainStep::Apply(function, [0, 1, 2]));
+        steps.push(ChainStep::Store(0, arguments));
+        let whole = ChainView::whole(&[count]);
         let views = [vec![whole.clone(); arguments], vec![whole]];
         let chain = Chain::new("chain", &[count], 0, steps, views).unwrap();
         check(
@@ -56,31 +56,31 @@ fn rows_are_reduced_in_the_cpu_s_order() {
     for [rows, columns] in [[0, 3], [5, 1], [9, 31], [3, 33], [17, 1024], [2, 2500]] {
         let dims = [rows, columns];
         let (by_row, by_column) = (
-            View {
+            ChainView {
                 offset: 0,
                 strides: vec![1, 0],
             },
-            View {
+            ChainView {
                 offset: 0,
                 strides: vec![0, 1],
             },
         );
         // A softmax of x · gain, and the largest of each row.
         let steps = vec![
-            Step::Load(0),
-            Step::Load(1),
-            Step::Apply(Mul, [0, 1, 0]),
-            Step::Max(2),
-            Step::Apply(Sub, [2, 3, 0]),
-            Step::Apply(Exp, [4, 0, 0]),
-            Step::Sum(5),
-            Step::Apply(Div, [5, 6, 0]),
-            Step::Store(0, 7),
-            Step::Store(1, 3),
+            ChainStep::Load(0),
+            ChainStep::Load(1),
+            ChainStep::Apply(Mul, [0, 1, 0]),
+            ChainStep::Max(2),
+            ChainStep::Apply(Sub, [2, 3, 0]),
+            ChainStep::Apply(Exp, [4, 0, 0]),
+            ChainStep::Sum(5),
+            ChainStep::Apply(Div, [5, 6, 0]),
+            ChainStep::Store(0, 7),
+            ChainStep::Store(1, 3),
         ];
         let views = [
-            vec![View::whole(&dims), by_column],
-            vec![View::whole(&dims), by_row],
+            vec![ChainView::whole(&dims), by_column],
+            vec![ChainView::whole(&dims), by_row],
         ];
         let chain = Chain::new("softmax", &dims, 1, steps, views).unwrap();
         let x = [tensor(&dims, 3), tensor(&[columns], 12)];
@@ -97,26 +97,26 @@ fn rows_are_reduced_in_the_cpu_s_order() {
 fn views_are_read_and_written_where_they_lie() {
     let dims = [5, 3, 7];
     let loads = vec![
-        View {
+        ChainView {
             offset: 0,
             strides: vec![1, 5, 15],
         },
-        View {
+        ChainView {
             offset: 1,
             strides: vec![0, 1, 0],
         },
     ];
-    let store = View {
+    let store = ChainView {
         offset: 2,
         strides: vec![40, 8, 1],
     };
     let steps = vec![
-        Step::Load(0),
-        Step::Load(1),
-        Step::Constant(0.3),
-        Step::Apply(Function::Mul, [0, 2, 0]),
-        Step::Apply(Function::Add, [3, 1, 0]),
-        Step::Store(0, 4),
+        ChainStep::Load(0),
+        ChainStep::Load(1),
+        ChainStep::Constant(0.3),
+        ChainStep::Apply(Function::Mul, [0, 2, 0]),
+        ChainStep::Apply(Function::Add, [3, 1, 0]),
+        ChainStep::Store(0, 4),
     ];
     let chain = Chain::new("chain", &dims, 0, steps, [loads, vec![store]]).unwrap();
     let x = [tensor(&[7, 3, 5], 5), tensor(&[4], 6)];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ddp_kernels::device::{Library, discover};
+use ddp_kernels::device::{CudaLibrary, discover};
 use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -210,7 +210,7 @@ fn the_cache_can_be_off_or_unwritable() {
 }
 
 /// A process that sees these libraries of CUDA and no others.
-fn with_libraries_alone(what: &str, libraries: &[(&str, &Library)], folder: &Folder) -> Child {
+fn with_libraries_alone(what: &str, libraries: &[(&str, &CudaLibrary)], folder: &Folder) -> Child {
     for (name, library) in libraries {
         let path = library
             .found

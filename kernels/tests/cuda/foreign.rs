@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use ddp_kernels::foreign::{self, Entered, Operand};
 use ddp_kernels::graph::Graph;
-use ddp_kernels::progress::{Progress, RING, ReportedWork};
+use ddp_kernels::progress::{DeviceProgress, RING, ReportedWork};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor, ops};
 
@@ -122,7 +122,7 @@ fn captures_have_numbers_and_other_streams_none() {
     }
 }
 
-fn told(progress: &Progress, lane: usize) -> Vec<ReportedWork> {
+fn told(progress: &DeviceProgress, lane: usize) -> Vec<ReportedWork> {
     let mut all: Vec<ReportedWork> = progress.board().ring(lane).collect();
     all.sort_by_key(|told| told.number);
     all
@@ -132,7 +132,7 @@ fn told(progress: &Progress, lane: usize) -> Vec<ReportedWork> {
 fn a_device_tells_what_it_has_begun_and_ended() {
     for device in devices() {
         let (progress, stream, at) = (
-            Progress::new(device, 2).unwrap(),
+            DeviceProgress::new(device, 2).unwrap(),
             Stream::new(device).unwrap(),
             Location::caller(),
         );
@@ -185,7 +185,7 @@ fn call_counts_continue_at_each_graph_launch() {
     for device in devices() {
         let (stream, at) = (Stream::new(device).unwrap(), Location::caller());
         let history = |calls: [u32; 3], captured: bool| {
-            let progress = Progress::new(device, 1).unwrap();
+            let progress = DeviceProgress::new(device, 1).unwrap();
             let step = || -> Result<(), Error> {
                 for call in calls {
                     progress.begin(0, call, 0, &stream, at)?;
@@ -219,7 +219,7 @@ fn call_counts_continue_at_each_graph_launch() {
 fn a_graph_keeps_reporting_after_its_lanes_are_dropped() {
     for device in devices() {
         let (stream, at) = (Stream::new(device).unwrap(), Location::caller());
-        let progress = Progress::new(device, 1).unwrap();
+        let progress = DeviceProgress::new(device, 1).unwrap();
         let board = progress.board();
         progress.begin(0, 1, 0, &stream, at).unwrap();
         let graph = Graph::capture(&stream, || progress.begin(0, 2, 0, &stream, at)).unwrap();

@@ -2,7 +2,7 @@
 //! order that the CPU documents.
 
 use ddp_kernels::ops::{self, Chunk, ChunkTable, StepMarks};
-use ddp_kernels::progress::Progress;
+use ddp_kernels::progress::DeviceProgress;
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::tiles::{around, constant};
@@ -315,7 +315,7 @@ fn a_step_is_decided_as_on_the_cpu() {
 #[test]
 fn after_the_stop_word_no_step_is_complete_until_the_flag_is_reset() {
     for device in devices() {
-        let stop = Progress::new(device, 1).unwrap().board().stop_word();
+        let stop = DeviceProgress::new(device, 1).unwrap().board().stop_word();
         let here = |numbers: &[i64]| cpu(numbers, &[numbers.len()]).to(device).unwrap();
         let out = Tensor::zeros(&[2], DType::F32, device).unwrap();
         let stats = cpu(&[1f32; 4], &[4]).to(device).unwrap();
@@ -344,7 +344,7 @@ fn after_the_stop_word_no_step_is_complete_until_the_flag_is_reset() {
 #[test]
 fn a_rank_that_was_stopped_says_so() {
     for device in devices() {
-        let stop = Progress::new(device, 1).unwrap().board().stop_word();
+        let stop = DeviceProgress::new(device, 1).unwrap().board().stop_word();
         let there = |tensor: Tensor| tensor.to(device).unwrap();
         let vote = |flag: i64| {
             let (flags, vote) = (cpu(&[flag, 0, 4], &[3]), cpu(&[9f32], &[1]));

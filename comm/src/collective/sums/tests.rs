@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 /// The reduction written as plainly as can be, on the bits of one element of each rank.
 pub(crate) fn reference(dtype: DType, reduce: Reduce, ranks: &[u64]) -> u64 {
-    fn fold<N: Number>(reduce: Reduce, all: impl Iterator<Item = N>) -> N {
+    fn fold<N: WideNumber>(reduce: Reduce, all: impl Iterator<Item = N>) -> N {
         let combine = |a: N, b: N| match reduce {
             Reduce::Sum => a.plus(b),
             _ if a.is_nan() => a,

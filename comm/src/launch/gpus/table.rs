@@ -7,7 +7,7 @@ use ddp_kernels::Device;
 use ddp_kernels::device::discover;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Ranks};
+use crate::error::{Error, RankList};
 
 /// Lines of a table that are shown: the ranks of one host are rarely more.
 const LINES_MAX: usize = 16;
@@ -208,7 +208,7 @@ impl fmt::Display for Shortage {
         writeln!(
             f,
             "{} {needs} {needed} and {sees} {seen}:",
-            Ranks(&self.lacking)
+            RankList(&self.lacking)
         )?;
         let all: Vec<usize> = (0..self.table.ranks.len()).collect();
         let shown = if all.len() > LINES_MAX {

@@ -156,11 +156,11 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                 }
                 Some(AgentOrder::Signal(signal)) => ranks.children.signal(signal),
                 Some(AgentOrder::Kill(rank, process)) => ranks.children.kill(rank, process),
-                Some(AgentOrder::Tell(rank, process, told)) => {
-                    if let ToRank::Ends(code) = told {
+                Some(AgentOrder::Tell(rank, process, message)) => {
+                    if let ToRank::Ends(code) = message {
                         ranks.job_ended.get_or_insert(code);
                     }
-                    ranks.children.tell(rank, process, &told, &[]);
+                    ranks.children.tell(rank, process, &message, &[]);
                 }
                 Some(AgentOrder::Heard(asked_ms)) => {
                     ranks.lease.iter().for_each(|it| it.is_heard(asked_ms));

@@ -24,7 +24,7 @@ pub(super) type Word = (usize, u32, ToLauncher);
 
 /// The ranks that this process has started and that run.
 pub(super) struct Children {
-    running: Vec<Running>,
+    running: Vec<RunningRank>,
     sender: Sender<Word>,
     words: Receiver<Word>,
     /// When stopped ones were last looked for.
@@ -33,7 +33,7 @@ pub(super) struct Children {
     die_with_this: bool,
 }
 
-struct Running {
+struct RunningRank {
     rank: usize,
     /// The number of its process in the job.
     process: u32,
@@ -87,7 +87,7 @@ impl Children {
             _ = child.wait();
             failed(error)
         })?;
-        self.running.push(Running {
+        self.running.push(RunningRank {
             rank,
             process,
             child,
@@ -107,18 +107,18 @@ impl Children {
         self.words.try_iter().collect()
     }
 
-    fn find(&mut self, rank: usize, process: u32) -> Option<&mut Running> {
+    fn find(&mut self, rank: usize, process: u32) -> Option<&mut RunningRank> {
         let mut all = self.running.iter_mut();
         all.find(|it| (it.rank, it.process) == (rank, process))
     }
 
     /// Tells a process something, perhaps with sockets, if it still runs.
-    pub(super) fn tell(&mut self, rank: usize, process: u32, told: &ToRank, sockets: &[OwnedFd]) {
+    pub(super) fn tell(&mut self, rank: usize, process: u32, message: &ToRank, fds: &[OwnedFd]) {
         let Some(it) = self.find(rank, process) else {
             return;
         };
-        let is_told = it.socket.send_with(told, sockets, false);
-        if !is_told && *told != ToRank::Alive {
+        let is_sent = it.socket.send_with(message, fds, false);
+        if !is_sent && *message != ToRank::Alive {
             // It has not listened for minutes.
             _ = it.child.kill();
         }
@@ -152,7 +152,7 @@ impl Children {
             return Vec::new();
         }
         self.looked = now;
-        let look = |it: &mut Running| {
+        let look = |it: &mut RunningRank| {
             let is_stopped = is_stopped(it.child.id());
             let before = std::mem::replace(&mut it.is_stopped, is_stopped);
             (before != is_stopped).then_some((it.rank, it.process, is_stopped))
@@ -162,7 +162,7 @@ impl Children {
 
     /// Those that have ended since the last call, and how. `words` has all that they have said.
     pub(super) fn collect(&mut self) -> Vec<(usize, u32, ExitStatus)> {
-        let has_ended = |it: &mut Running| matches!(it.child.try_wait(), Ok(Some(_)));
+        let has_ended = |it: &mut RunningRank| matches!(it.child.try_wait(), Ok(Some(_)));
         let ended = self.running.extract_if(.., |it| has_ended(it));
         let ended = ended.filter_map(|mut it| {
             let status = it.child.try_wait().ok().flatten()?;

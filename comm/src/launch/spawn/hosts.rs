@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused_by_name() {
-        for (wrong, told) in [
+        for (wrong, expected) in [
             (
                 "a:,b",
                 "a: expected a number of ranks from 1 to 512, got \"\"",
@@ -182,7 +182,7 @@ mod tests {
             ("a:300,b:300", "expected 1 to 512 ranks, got 600"),
         ] {
             let error = wrong.parse::<HostList>().unwrap_err();
-            assert!(error.contains(told), "{wrong}: {error}");
+            assert!(error.contains(expected), "{wrong}: {error}");
         }
         let error = HostList::of_file("a slots=4\nb cores=2").unwrap_err();
         assert_eq!(error, "line 2: expected HOST slots=N, got \"cores=2\"");

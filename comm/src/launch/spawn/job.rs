@@ -14,13 +14,13 @@ use super::children::Children;
 use super::hosts::ListedHost;
 use super::listener::AgentListener;
 use super::remote::{Remote, text_of};
-use super::task::{PERIOD, Task, VERSION};
+use super::task::{PERIOD, RankCommand, VERSION};
 use crate::error::Result;
 use crate::identity::host_name;
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
-use crate::membership::decide::{self, Action, End, Event, silence};
+use crate::membership::decide::{self, End, JobAction, JobEvent, silence};
 use crate::membership::packets::SOCKETS_MAX;
-use crate::membership::state::{self, Rules, State};
+use crate::membership::state::{self, JobState, Rules};
 use crate::membership::wire::ToRank;
 use crate::say::{print_line, warn};
 use crate::transport::tcp::{self, SECRET};
@@ -45,8 +45,8 @@ type Arrived = (usize, News);
 pub(super) struct Job {
     /// The program's name, for messages.
     program: String,
-    task: Task,
-    pub(super) state: State,
+    task: RankCommand,
+    pub(super) state: JobState,
     /// By host, the variables of its ranks.
     variables: Vec<Vec<(String, String)>>,
     /// By rank of a generation, what it needs to meet the others, until it is told.
@@ -81,7 +81,7 @@ impl Job {
         hosts: &[ListedHost],
         is_here: impl Fn(usize) -> bool,
         [grace, timeout]: [Duration; 2],
-        task: &Task,
+        task: &RankCommand,
         (sender, news): (Sender<Arrived>, Receiver<Arrived>),
     ) -> Job {
         let (mut known, mut ranks) = (vec![state::Host::default()], Vec::new());
@@ -110,7 +110,7 @@ impl Job {
         Job {
             program: program.to_string(),
             task: task.clone(),
-            state: State::new(rules, known, &ranks),
+            state: JobState::new(rules, known, &ranks),
             variables: Vec::new(),
             sockets: Vec::new(),
             here: Children::new(false),
@@ -285,7 +285,7 @@ impl Job {
             let address = self.others[index].address().parse().ok();
             self.state.hosts[index + 1].address = address;
         }
-        self.happens(Event::Begin)
+        self.happens(JobEvent::Begin)
     }
 
     /// By host, the variables of its ranks.
@@ -325,8 +325,8 @@ impl Job {
     }
 
     /// Tells a rank of this host something. If all are here, it first gets sockets to the others.
-    fn tell_here(&mut self, rank: usize, process: u32, told: &ToRank) {
-        if let (ToRank::Formed(formed), false) = (told, self.has_others()) {
+    fn tell_here(&mut self, rank: usize, process: u32, message: &ToRank) {
+        if let (ToRank::Formed(formed), false) = (message, self.has_others()) {
             let place = formed.members.iter().position(|it| it.rank == rank);
             if place == Some(0) {
                 self.sockets = sockets_between(formed.members.len());
@@ -338,11 +338,11 @@ impl Job {
                 .unwrap_or_default()
                 .chunks(SOCKETS_MAX)
             {
-                let told = ToRank::Sockets(formed.number);
-                self.here.tell(rank, process, &told, some);
+                let message = ToRank::Sockets(formed.number);
+                self.here.tell(rank, process, &message, some);
             }
         }
-        self.here.tell(rank, process, told, &[]);
+        self.here.tell(rank, process, message, &[]);
     }
 
     /// Where ranks of host `from` reach `host`; None is this one.
@@ -363,36 +363,36 @@ impl Job {
 
     /// Takes note of what happens, and carries out what follows. An error if a process cannot be
     /// started.
-    pub(super) fn happens(&mut self, event: Event) -> Result<()> {
+    pub(super) fn happens(&mut self, event: JobEvent) -> Result<()> {
         let mut result = Ok(());
         for action in decide::on(&mut self.state, self.now, event) {
             tracing::trace!("{action:?}");
             match action {
-                Action::Start { rank, process } => {
+                JobAction::Start { rank, process } => {
                     if let Err(error) = self.start_process(rank, process) {
                         let end = End::Code(error.exit_code());
-                        result = result.and(Err((error, Event::Ended(rank, process, end))));
+                        result = result.and(Err((error, JobEvent::Ended(rank, process, end))));
                     }
                 }
-                Action::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
+                JobAction::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
                     None => self.here.kill(rank, process),
                     Some(index) => self.others[index].send(&AgentOrder::Kill(rank, process)),
                 },
-                Action::Tell {
+                JobAction::Tell {
                     rank,
                     process,
-                    told,
+                    message,
                 } => match other(self.state.ranks[rank].host) {
-                    None => self.tell_here(rank, process, &told),
-                    Some(index) => self.others[index].send(&AgentOrder::Tell(rank, process, told)),
+                    None => self.tell_here(rank, process, &message),
+                    Some(at) => self.others[at].send(&AgentOrder::Tell(rank, process, message)),
                 },
-                Action::Signal(signal) => {
+                JobAction::Signal(signal) => {
                     self.here.signal(signal);
                     let others = self.others.iter_mut();
                     others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
-                Action::Leave(host) => self.others[host - 1].leave(),
-                Action::Print(line) => self.print(&line),
+                JobAction::Leave(host) => self.others[host - 1].leave(),
+                JobAction::Print(line) => self.print(&line),
             }
         }
         let Err((error, ended)) = result else {
@@ -406,7 +406,7 @@ impl Job {
         self.happens(ended)
     }
 
-    fn happens_later(&mut self, event: Event) {
+    fn happens_later(&mut self, event: JobEvent) {
         if let Err(error) = self.happens(event) {
             self.print(&error.to_string());
         }
@@ -417,14 +417,14 @@ impl Job {
         self.now = self.waited.after(PERIOD);
         let ended = self.here.collect();
         for (rank, process, said) in self.here.words() {
-            self.happens_later(Event::Said(rank, process, said));
+            self.happens_later(JobEvent::Said(rank, process, said));
         }
         for (rank, process, status) in ended {
             let end = end_of(status);
-            self.happens_later(Event::Ended(rank, process, end));
+            self.happens_later(JobEvent::Ended(rank, process, end));
         }
         for (rank, process, is_stopped) in self.here.stopped(self.now) {
-            self.happens_later(Event::Stopped(rank, process, is_stopped));
+            self.happens_later(JobEvent::Stopped(rank, process, is_stopped));
         }
         if let Err(error) = self.let_in() {
             self.print(&error.to_string());
@@ -434,7 +434,7 @@ impl Job {
                 self.hear(index, news);
             }
         }
-        self.happens_later(Event::Tick);
+        self.happens_later(JobEvent::Tick);
         self.state.goes_on()
     }
 
@@ -455,32 +455,32 @@ impl Job {
         let event = match news {
             // Its ranks may live until its agent counts this process as lost.
             News::Gone if is_elastic => return,
-            News::Gone => Event::HostLost {
+            News::Gone => JobEvent::HostLost {
                 host,
                 why: "the connection to it was lost".into(),
             },
-            News::Refused(why) => Event::HostLost { host, why },
+            News::Refused(why) => JobEvent::HostLost { host, why },
             News::Alive(time) => {
                 self.others[index].send(&AgentOrder::Heard(time));
-                Event::HostHeard(host)
+                JobEvent::HostHeard(host)
             }
-            News::Signal(signal) => Event::Asked(signal),
-            News::Said(rank, process, said) if is_its(rank) => Event::Said(rank, process, said),
+            News::Signal(signal) => JobEvent::Asked(signal),
+            News::Said(rank, process, said) if is_its(rank) => JobEvent::Said(rank, process, said),
             News::Stopped(rank, process, is_stopped) if is_its(rank) => {
-                Event::Stopped(rank, process, is_stopped)
+                JobEvent::Stopped(rank, process, is_stopped)
             }
             News::Ended(rank, process, status) if is_its(rank) => {
                 let end = end_of(ExitStatus::from_raw(status));
-                Event::Ended(rank, process, end)
+                JobEvent::Ended(rank, process, end)
             }
             News::Ready(greeting) => return self.is_back(index, greeting),
             News::Said(..) | News::Stopped(..) | News::Ended(..) | News::Printed(_) => {
-                Event::HostHeard(host)
+                JobEvent::HostHeard(host)
             }
         };
         self.happens_later(event);
         if !self.state.hosts[host].is_lost {
-            self.happens_later(Event::HostHeard(host));
+            self.happens_later(JobEvent::HostHeard(host));
         }
     }
 
@@ -489,7 +489,7 @@ impl Job {
         self.others[index].is_ready(greeting);
         let address = self.others[index].address().parse().ok();
         let host = index + 1;
-        self.happens_later(Event::HostCame { host, address });
+        self.happens_later(JobEvent::HostCame { host, address });
     }
 }
 
@@ -522,7 +522,7 @@ impl Drop for Job {
     }
 }
 
-impl Task {
+impl RankCommand {
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);

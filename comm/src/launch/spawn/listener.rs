@@ -9,19 +9,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use super::agent;
-use super::place::Place;
+use super::place::JobPlace;
 use crate::error::{Error, Result};
 use crate::rendezvous::Rendezvous;
 use crate::stop;
 use crate::transport::frames::Frames;
-use crate::transport::tcp::{self, Listener};
+use crate::transport::tcp::{self, Acceptor};
 
 /// The most bytes of a message of the hello.
 const BYTES_MAX: usize = 1024;
 
 /// Serves the launcher of the processes that meet at `place`, until it is gone. Waits for it for
 /// `limit`. Returns the exit code. Call it while the process has one thread.
-pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
+pub fn serve_at(place: &JobPlace, limit: Duration) -> Result<u8> {
     let Rendezvous { host, ports, .. } = &place.0;
     let addresses = || {
         let of_port = |&port: &u16| (host.as_str(), port).to_socket_addrs().ok();
@@ -29,8 +29,8 @@ pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
     };
     // While nothing is started, they end this process.
     stop::hear();
-    let (at, pass) = (place.0.address(), place.pass()?);
-    let joined = tcp::connect(0, addresses, &at, &pass, BYTES_MAX, limit)?;
+    let (at, key) = (place.0.address(), place.key()?);
+    let joined = tcp::connect(0, addresses, &at, &key, BYTES_MAX, limit)?;
     let lost = |error| Error::setup("serve the launcher", error, "start this process again");
     let (socket, received) = joined.frames.into_parts().map_err(lost)?;
     // SAFETY: both descriptors are open; what standard output was before is not used again.
@@ -40,7 +40,7 @@ pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
 
 /// Where the launcher lets agents in.
 pub(super) struct AgentListener {
-    listener: Listener,
+    listener: Acceptor,
     place: Rendezvous,
     /// Those whose predecessor may still run.
     waiting: Vec<Agent>,
@@ -55,10 +55,10 @@ pub(super) struct Agent {
 }
 
 impl AgentListener {
-    pub(super) fn open(place: &Place) -> Result<AgentListener> {
+    pub(super) fn open(place: &JobPlace) -> Result<AgentListener> {
         let socket = tcp::listen(&place.0)?;
         Ok(AgentListener {
-            listener: Listener::new(socket, place.pass()?, BYTES_MAX)?,
+            listener: Acceptor::new(socket, place.key()?, BYTES_MAX)?,
             place: place.0.clone(),
             waiting: Vec::new(),
         })

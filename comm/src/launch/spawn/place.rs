@@ -5,20 +5,20 @@ use super::hosts::ListedHost;
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
 use crate::rendezvous::{Lookup, Rendezvous};
-use crate::transport::tcp::{Pass, Secret};
+use crate::transport::tcp::{JobKey, Secret};
 
 /// Which process of such a job this one is, and where they meet.
 #[derive(Clone, Debug)]
-pub struct Place(pub(super) Rendezvous);
+pub struct JobPlace(pub(super) Rendezvous);
 
-impl Place {
+impl JobPlace {
     /// Reads this process's variables. The error names the launcher if it ends all processes when
     /// one is lost.
-    pub fn of_this_process() -> Result<Place, String> {
-        Place::of(&|name| std::env::var(name).ok())
+    pub fn of_this_process() -> Result<JobPlace, String> {
+        JobPlace::of(&|name| std::env::var(name).ok())
     }
 
-    fn of(lookup: Lookup<'_>) -> Result<Place, String> {
+    fn of(lookup: Lookup<'_>) -> Result<JobPlace, String> {
         let launch = Launch::detect(lookup).map_err(|error| error.to_string())?;
         let launcher = launch
             .or_else(|| Launch::of_mpi(lookup))
@@ -45,7 +45,7 @@ impl Place {
             _ => place.local_size.is_none_or(|count| count == 1),
         };
         match is_one_on_each {
-            true => Ok(Place(place)),
+            true => Ok(JobPlace(place)),
             false => Err("it has started several processes on a host".into()),
         }
     }
@@ -70,10 +70,10 @@ impl Place {
     }
 
     /// What these processes recognise each other by.
-    pub(super) fn pass(&self) -> Result<Pass> {
+    pub(super) fn key(&self) -> Result<JobKey> {
         let secret = Secret::read(&|name| std::env::var(name).ok())?;
         let (job, rank, size) = (format!("agents {}", self.0.job), self.0.rank, self.0.size);
-        Ok(Pass::new(&job, secret, rank, size))
+        Ok(JobKey::new(&job, secret, rank, size))
     }
 }
 
@@ -85,8 +85,8 @@ mod tests {
         let pairs = variables.split(' ').filter_map(|pair| pair.split_once('='));
         let pairs: Vec<(&str, &str)> = pairs.collect();
         let value = |name: &str| pairs.iter().find(|pair| pair.0 == name);
-        let found = Place::of(&|name| value(name).map(|pair| pair.1.to_string()));
-        found.map(|Place(it)| (it.rank, it.size, it.host))
+        let found = JobPlace::of(&|name| value(name).map(|pair| pair.1.to_string()));
+        found.map(|JobPlace(it)| (it.rank, it.size, it.host))
     }
 
     #[test]
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(place(variables), Ok((1, 3, "a".into())));
         let one = format!("{slurm} SLURM_STEP_NUM_NODES=4");
         assert_eq!(place(&one), Ok((2, 4, "n1".into())));
-        for (wrong, told) in [
+        for (wrong, expected) in [
             (
                 format!("{variables} LOCAL_WORLD_SIZE=3"),
                 "several processes on a host",
@@ -115,7 +115,7 @@ mod tests {
             ),
         ] {
             let error = place(&wrong).unwrap_err();
-            assert!(error.contains(told), "{wrong}: {error}");
+            assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
 }

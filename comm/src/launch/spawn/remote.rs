@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::agent::{AgentOrder, Greeting, News, SSH_CONNECTION, Setup};
 use super::listener::Agent;
 use super::signals::Signals;
-use super::task::{Task, VERSION};
+use super::task::{RankCommand, VERSION};
 use crate::error::{Error, Problem, Result};
 use crate::say::print_line;
 
@@ -111,7 +111,7 @@ impl Remote {
     pub(super) fn connect(
         host: &str,
         number: usize,
-        task: &Task,
+        task: &RankCommand,
         setup: Setup,
         sender: Sender<(usize, News)>,
     ) -> Result<Remote> {
@@ -211,7 +211,7 @@ impl Remote {
     }
 
     /// Why the agent did not answer, once ssh has ended.
-    pub(super) fn why_no_answer(&mut self, task: &Task) -> Error {
+    pub(super) fn why_no_answer(&mut self, task: &RankCommand) -> Error {
         let status = self.ssh.as_mut().map(Child::wait).and_then(Result::ok);
         let program = task.program.display();
         std::thread::sleep(LAST_WORDS);
@@ -271,7 +271,7 @@ impl Drop for Remote {
 }
 
 /// The command that starts an agent on `host`.
-fn ssh(host: &str, task: &Task) -> Result<Command> {
+fn ssh(host: &str, task: &RankCommand) -> Result<Command> {
     let text = std::env::var(SSH).unwrap_or_else(|_| "ssh".into());
     let mut words = text.split_whitespace();
     let program = words.next().unwrap_or("ssh");

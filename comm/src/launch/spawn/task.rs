@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::place::Place;
+use super::place::JobPlace;
 
 /// The version that launcher and agents must share.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -16,7 +16,7 @@ pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
 /// What every rank runs.
 #[derive(Clone, Debug)]
-pub struct Task {
+pub struct RankCommand {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
@@ -26,7 +26,7 @@ pub struct Task {
     /// How an elastic job deals with lost ranks. None for other jobs.
     pub losses: Option<Losses>,
     /// Where agents connect to, if something else starts them.
-    pub place: Option<Place>,
+    pub place: Option<JobPlace>,
 }
 
 /// How an elastic job deals with lost ranks.

@@ -4,8 +4,8 @@ fn spawner() -> Spawner {
     Spawner::new("test", Duration::from_secs(60), Duration::from_secs(1))
 }
 
-fn task(program: &str, arguments: &[&str]) -> Task {
-    Task {
+fn task(program: &str, arguments: &[&str]) -> RankCommand {
+    RankCommand {
         losses: None,
         place: None,
         program: program.into(),
@@ -113,7 +113,7 @@ fn elastic(script: &str) -> Job {
         min_ranks: 1,
         restarts: 9,
     };
-    let task = Task {
+    let task = RankCommand {
         losses: Some(losses),
         ..task("bash", &["-c", script])
     };

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use super::{Action, Decision, ENDING, of_signal};
-use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+use super::{Decision, ENDING, JobAction, of_signal};
+use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 
 impl Decision<'_> {
     /// Asks the ranks to save and end.
@@ -20,7 +20,7 @@ impl Decision<'_> {
             Some(_) => {}
         }
         self.state.stop = self.state.stop.or(Some(signal));
-        self.actions.push(Action::Signal(passed));
+        self.actions.push(JobAction::Signal(passed));
     }
 
     /// Ranks that are left after `limit` are killed.
@@ -60,12 +60,12 @@ impl Decision<'_> {
                      debugger, a stuck disk or GPU)"
                 }
             };
-            let (ranks, limit) = (Ranks(&left), Seconds(limit));
+            let (ranks, limit) = (RankList(&left), Seconds(limit));
             self.print(format!("{ranks} did not end within {limit}{note}"));
             self.state.failure = Some(self.state.stop.map_or(EXIT_PEER_LOST, of_signal));
         }
         self.state.has_killed = true;
-        self.actions.push(Action::Signal(libc::SIGKILL));
+        self.actions.push(JobAction::Signal(libc::SIGKILL));
         self.end_within(ENDING);
     }
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{Decision, ENDING};
-use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
-use crate::membership::state::Member;
+use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
+use crate::membership::state::GenerationRank;
 use crate::membership::wire::{self, Change, Generation, LostRank, ToLauncher, ToRank};
 
 /// How long ranks may take at least to meet for the first time.
@@ -104,8 +104,9 @@ impl Decision<'_> {
         if absent.is_empty() && !next.is_empty() {
             return self.form_of(next);
         }
-        let has_left =
-            |it: &Member| self.state.process(it.rank) != Some(it.process) || self.waits(it.rank);
+        let has_left = |it: &GenerationRank| {
+            self.state.process(it.rank) != Some(it.process) || self.waits(it.rank)
+        };
         if self.state.over_since.is_none() && self.state.members.iter().any(has_left) {
             self.end_generation();
         }
@@ -136,14 +137,14 @@ impl Decision<'_> {
             format!(
                 "{} did not come to the others within {}; help: check whether they are \
                  stopped or still starting, or give them more time",
-                Ranks(&others),
+                RankList(&others),
                 Seconds(timeout)
             )
         } else {
             format!(
                 "{} ended before all ranks had met; help: look above for an error; the kernel's \
                  log (dmesg) shows crashes and kills",
-                Ranks(&gone)
+                RankList(&gone)
             )
         };
         // Ranks that were asked to stop may end.
@@ -180,7 +181,7 @@ impl Decision<'_> {
                 continue;
             };
             process.took_part.get_or_insert(now);
-            members.push(Member {
+            members.push(GenerationRank {
                 rank,
                 process: process.number,
                 is_new: change.joined.contains(&rank),
@@ -318,7 +319,7 @@ impl Decision<'_> {
         self.print(format!(
             "killed {}, stopped for {} or longer; help: look for a debugger, or for what sends \
              SIGSTOP",
-            Ranks(&late),
+            RankList(&late),
             Seconds(limit),
         ));
         late.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));

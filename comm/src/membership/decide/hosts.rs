@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{Action, Decision, ENDING, SILENCE_MARGIN, silence};
-use crate::error::{EXIT_PEER_LOST, Ranks, Seconds};
+use super::{Decision, ENDING, JobAction, SILENCE_MARGIN, silence};
+use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 
 const CUT_OFF: &str = "its host was cut off";
 
@@ -20,13 +20,13 @@ impl Decision<'_> {
 
     pub(super) fn host_lost(&mut self, host: usize, why: &str) {
         self.state.hosts[host].is_lost = true;
-        self.actions.push(Action::Leave(host));
+        self.actions.push(JobAction::Leave(host));
         let lost = self.state.ranks_of(host);
         if lost.is_empty() {
             return;
         }
         let name = self.state.hosts[host].name.clone();
-        self.print(format!("host {name}, with {}: {why}", Ranks(&lost)));
+        self.print(format!("host {name}, with {}: {why}", RankList(&lost)));
         for &rank in &lost {
             self.state.ranks[rank].due = None;
             if let Some(it) = &mut self.state.ranks[rank].process {

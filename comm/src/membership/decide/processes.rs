@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, of_signal};
+use super::{Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, of_signal};
 use crate::error::EXIT_PEER_LOST;
 use crate::membership::state::RankProcess;
 use crate::membership::wire::ToRank;
@@ -29,14 +29,14 @@ impl Decision<'_> {
             killed: None,
         });
         let process = number;
-        self.actions.push(Action::Start { rank, process });
-        let told = ToRank::Welcome {
+        self.actions.push(JobAction::Start { rank, process });
+        let message = ToRank::Welcome {
             is_elastic: self.state.rules.is_elastic,
             min_ranks: self.state.rules.min_ranks,
             hosts: self.state.hosts_of_ranks(),
             generation: self.state.generation,
         };
-        self.tell(rank, told);
+        self.tell(rank, message);
     }
 
     pub(super) fn kill(&mut self, rank: usize, why: &str) {
@@ -45,28 +45,28 @@ impl Decision<'_> {
         {
             it.killed = Some(why.into());
             let (process, why) = (it.number, why.into());
-            self.actions.push(Action::Kill { rank, process, why });
+            self.actions.push(JobAction::Kill { rank, process, why });
         }
     }
 
-    pub(super) fn tell(&mut self, rank: usize, told: ToRank) {
+    pub(super) fn tell(&mut self, rank: usize, message: ToRank) {
         if let Some(process) = self.state.process(rank) {
-            self.actions.push(Action::Tell {
+            self.actions.push(JobAction::Tell {
                 rank,
                 process,
-                told,
+                message,
             });
         }
     }
 
-    pub(super) fn tell_members(&mut self, told: &ToRank) {
+    pub(super) fn tell_members(&mut self, message: &ToRank) {
         for rank in self.living_members() {
-            self.tell(rank, told.clone());
+            self.tell(rank, message.clone());
         }
     }
 
     pub(super) fn print(&mut self, line: String) {
-        self.actions.push(Action::Print(line));
+        self.actions.push(JobAction::Print(line));
     }
 
     /// Those of the current generation whose process runs.

@@ -1,4 +1,4 @@
-use super::super::state::{Host, Rules, State};
+use super::super::state::{Host, JobState, Rules};
 use super::*;
 use crate::error::EXIT_PEER_LOST;
 
@@ -7,9 +7,9 @@ const KILLED: End = End::Signal(libc::SIGKILL);
 
 /// A job, and what its launcher did since it was last asked.
 struct Job {
-    state: State,
+    state: JobState,
     now: Duration,
-    actions: Vec<Action>,
+    actions: Vec<JobAction>,
 }
 
 /// A job whose ranks are on these hosts.
@@ -32,11 +32,11 @@ fn job_of(ranks: &[usize], is_elastic: bool) -> Job {
     };
     let hosts = 0..=ranks.iter().max().copied().unwrap_or(0);
     let mut job = Job {
-        state: State::new(rules, hosts.map(host).collect(), ranks),
+        state: JobState::new(rules, hosts.map(host).collect(), ranks),
         now: Duration::ZERO,
         actions: Vec::new(),
     };
-    job.happens(Event::Begin);
+    job.happens(JobEvent::Begin);
     job
 }
 
@@ -49,7 +49,7 @@ fn trains(ranks: &[usize]) -> Job {
 }
 
 impl Job {
-    fn happens(&mut self, event: Event) {
+    fn happens(&mut self, event: JobEvent) {
         self.actions.extend(on(&mut self.state, self.now, event));
     }
 
@@ -59,7 +59,7 @@ impl Job {
         for host in 1..self.state.hosts.len() {
             self.state.hosts[host].heard = self.now;
         }
-        self.happens(Event::Tick);
+        self.happens(JobEvent::Tick);
     }
 
     fn at_s(&mut self, seconds: u64) {
@@ -72,7 +72,7 @@ impl Job {
 
     fn says(&mut self, rank: usize, said: ToLauncher) {
         let process = self.process(rank);
-        self.happens(Event::Said(rank, process, said));
+        self.happens(JobEvent::Said(rank, process, said));
     }
 
     fn waits(&mut self, rank: usize) {
@@ -97,12 +97,12 @@ impl Job {
 
     fn ends(&mut self, rank: usize, end: End) {
         let process = self.process(rank);
-        self.happens(Event::Ended(rank, process, end));
+        self.happens(JobEvent::Ended(rank, process, end));
     }
 
     fn stops(&mut self, rank: usize, is_stopped: bool) {
         let process = self.process(rank);
-        self.happens(Event::Stopped(rank, process, is_stopped));
+        self.happens(JobEvent::Stopped(rank, process, is_stopped));
     }
 
     /// The ranks of the current generation.
@@ -111,7 +111,7 @@ impl Job {
     }
 
     /// What the launcher has done since this was asked last.
-    fn done<T>(&mut self, what: impl Fn(&Action) -> Option<T>) -> Vec<T> {
+    fn done<T>(&mut self, what: impl Fn(&JobAction) -> Option<T>) -> Vec<T> {
         std::mem::take(&mut self.actions)
             .iter()
             .filter_map(what)
@@ -120,35 +120,35 @@ impl Job {
 
     fn kills(&mut self) -> Vec<usize> {
         self.done(|action| match action {
-            Action::Kill { rank, .. } => Some(*rank),
+            JobAction::Kill { rank, .. } => Some(*rank),
             _ => None,
         })
     }
 
     fn starts(&mut self) -> Vec<usize> {
         self.done(|action| match action {
-            Action::Start { rank, .. } => Some(*rank),
+            JobAction::Start { rank, .. } => Some(*rank),
             _ => None,
         })
     }
 
     fn signals(&mut self) -> Vec<c_int> {
         self.done(|action| match action {
-            Action::Signal(signal) => Some(*signal),
+            JobAction::Signal(signal) => Some(*signal),
             _ => None,
         })
     }
 
     /// Who was lost before the generation that has just been formed, and why; and who came.
     fn change(&mut self) -> (Vec<(usize, String)>, Vec<usize>) {
-        let told = self.done(|action| match action {
-            Action::Tell {
-                told: ToRank::Formed(generation),
+        let message = self.done(|action| match action {
+            JobAction::Tell {
+                message: ToRank::Formed(generation),
                 ..
             } => Some(generation.change.clone()),
             _ => None,
         });
-        let change = told.last().expect("a generation was formed").clone();
+        let change = message.last().expect("a generation was formed").clone();
         let lost = change.lost.into_iter().map(|it| (it.rank, it.why));
         (lost.collect(), change.joined)
     }
@@ -234,7 +234,7 @@ fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
     job.misses(0, &[1], true);
     assert_eq!(job.kills(), [1]);
     job.ends(1, KILLED);
-    job.happens(Event::HostLost {
+    job.happens(JobEvent::HostLost {
         host: 1,
         why: "it was silent".into(),
     });
@@ -293,11 +293,11 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     job.waits(0);
     assert_eq!(job.members(), [0]);
     for host in [2, 1] {
-        job.happens(Event::HostLost {
+        job.happens(JobEvent::HostLost {
             host,
             why: "gone".into(),
         });
-        job.happens(Event::HostCame {
+        job.happens(JobEvent::HostCame {
             host,
             address: None,
         });
@@ -447,12 +447,12 @@ fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
     let mut job = trains(&[0, 1]);
     for (ms, is_lost) in [(5000, false), (5001, true)] {
         job.now = Duration::from_millis(ms);
-        job.happens(Event::Tick);
+        job.happens(JobEvent::Tick);
         assert_eq!(job.state.hosts[1].is_lost, is_lost, "{ms}");
     }
     job.waits(0);
     assert_eq!(job.change().0, [(1, "its host was cut off".into())]);
-    job.happens(Event::HostCame {
+    job.happens(JobEvent::HostCame {
         host: 1,
         address: None,
     });
@@ -468,7 +468,7 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     job.state.hosts[2].spare = Some(2);
     job.starts();
     let why = || "it does not answer".into();
-    job.happens(Event::HostLost {
+    job.happens(JobEvent::HostLost {
         host: 1,
         why: why(),
     });
@@ -540,7 +540,7 @@ fn an_ordinary_job_has_one_generation_of_all_its_ranks() {
 fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come() {
     let ends = |job: &mut Job| {
         let lines = job.done(|action| match action {
-            Action::Print(line) => Some(line.clone()),
+            JobAction::Print(line) => Some(line.clone()),
             _ => None,
         });
         (lines.concat(), job.state.ends)
@@ -571,12 +571,12 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
         let mut job = job_of(&[0; 3], false);
         job.waits(2);
         job.ends(1, end);
-        let (line, told) = ends(&mut job);
+        let (line, message) = ends(&mut job);
         assert!(
             line.starts_with("rank 1 ended before all ranks had met"),
             "{line}"
         );
-        assert_eq!(told, Some(code));
+        assert_eq!(message, Some(code));
         job.ends(2, End::Code(code));
         job.ends(0, End::Code(code));
         assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
@@ -600,9 +600,9 @@ fn a_stopped_rank_of_an_ordinary_job_waits_for_nobody() {
 fn a_second_ctrl_c_ends_all_within_three_seconds() {
     for (second, seconds) in [(libc::SIGINT, 4), (libc::SIGTERM, 60)] {
         let mut job = trains(&[0, 0]);
-        job.happens(Event::Signal(libc::SIGINT));
+        job.happens(JobEvent::Signal(libc::SIGINT));
         job.at_s(1);
-        job.happens(Event::Signal(second));
+        job.happens(JobEvent::Signal(second));
         assert_eq!(job.signals(), [libc::SIGINT, second]);
         job.at_s(seconds - 1);
         assert_eq!(job.signals(), [0; 0]);
@@ -634,9 +634,9 @@ fn what_an_older_process_of_a_rank_does_has_no_effect() {
     let (rank, process, end) = (1, job.process(1), KILLED);
     job.ends(1, KILLED);
     job.at(20);
-    job.happens(Event::Ended(rank, process, end));
+    job.happens(JobEvent::Ended(rank, process, end));
     let said = ToLauncher::Waits { after: 1, port: 7 };
-    job.happens(Event::Said(rank, process, said));
+    job.happens(JobEvent::Said(rank, process, said));
     assert!(job.state.goes_on() && job.state.restarted == 1);
     assert_eq!(job.state.ranks[1].process.as_ref().unwrap().waits, None);
 }

@@ -19,7 +19,7 @@ const LOST_GRACE: Duration = Duration::from_millis(500);
 const TAG: u8 = 1;
 const TAG_WORKS: u8 = 2;
 /// How often a host tells that it works.
-const TOLD_EVERY: Duration = Duration::from_secs(1);
+const SENT_EVERY: Duration = Duration::from_secs(1);
 
 /// The connection to the ranks of other hosts.
 #[derive(Debug)]
@@ -90,15 +90,15 @@ impl Alerts {
     }
 
     /// Tells the other hosts if ranks of this host have worked.
-    pub(crate) fn tell_of_work(&self, told: &mut WorkNews, board: &Board) {
-        if self.leaders.is_empty() || told.at.elapsed() < TOLD_EVERY {
+    pub(crate) fn tell_of_work(&self, news: &mut WorkNews, board: &Board) {
+        if self.leaders.is_empty() || news.at.elapsed() < SENT_EVERY {
             return;
         }
-        told.at = Instant::now();
-        let before = std::mem::replace(&mut told.beats, board.all_beats());
-        let under_way = &mut told.under_way;
+        news.at = Instant::now();
+        let before = std::mem::replace(&mut news.beats, board.all_beats());
+        let under_way = &mut news.under_way;
         under_way.retain_mut(|(_, request)| matches!(request.is_done(), Ok(false)));
-        if before == told.beats {
+        if before == news.beats {
             return;
         }
         for &leader in &self.leaders {

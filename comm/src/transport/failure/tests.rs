@@ -18,7 +18,7 @@ fn a_peer_that_is_stopped_is_killed_and_one_that_leaves_is_not() {
         local_rank: rank,
         process: Process::open(children[rank].id()),
     };
-    let identity = Identity::in_process("test".into(), 2, 3);
+    let identity = RankIdentity::in_process("test".into(), 2, 3);
     let board = Board::new(&Segment::in_process(3).unwrap());
     let failure = Failure {
         peers: vec![peer(0), peer(1)],
@@ -48,7 +48,7 @@ const SOCKET: &str = "DDP_TEST_SOCKET";
 #[test]
 fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_said_so_yet() {
     if let Some(fd) = std::env::var(SOCKET).ok().and_then(|fd| fd.parse().ok()) {
-        let identity = Identity::in_process("test".into(), 1, 2);
+        let identity = RankIdentity::in_process("test".into(), 1, 2);
         let board = Board::new(&Segment::in_process(2).unwrap());
         // SAFETY: the process above has given this one the descriptor.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::library::{MpiComm, MpiRequest};
-use crate::error::{Error, Ranks, Result, Seconds};
+use crate::error::{Error, RankList, Result, Seconds};
 use crate::launcher::{is_first_of_host, launcher_folder, patience, stopped_note};
 use crate::waited::wait_until;
 
@@ -90,7 +90,7 @@ fn call(comm: &MpiComm, timeout: Duration, action: &str) -> Result<()> {
         String::new()
     } else {
         // Ranks that wait in a call of MPI for a stopped one do not come either.
-        let (ranks, limit, note) = (Ranks(&missing), Seconds(timeout), stopped_note());
+        let (ranks, limit, note) = (RankList(&missing), Seconds(timeout), stopped_note());
         format!("{ranks} did not come within {limit}{note}")
     };
     let mut bytes = text.as_bytes()[..text.floor_char_boundary(ANSWER_BYTES)].to_vec();

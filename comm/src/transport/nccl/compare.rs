@@ -7,14 +7,14 @@ use crate::transport::shared::{COLLECTIVES, Marks};
 
 /// Two ranks that made different collectives at the same place in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Difference {
+pub(super) struct CallDifference {
     /// The other rank, by its local rank.
     pub(super) peer: usize,
     pub(super) mine: ReportedWork,
     pub(super) theirs: ReportedWork,
 }
 
-impl Difference {
+impl CallDifference {
     /// The marked calls are the same: the ranks differed in a call before them.
     pub(super) fn is_older(&self) -> bool {
         self.mine.call == self.theirs.call
@@ -27,8 +27,8 @@ fn is_before(number: u32, other: u32) -> bool {
 }
 
 /// The first place at which this rank and another made different collectives.
-pub(super) fn difference(mine: &Marks, others: &[(usize, Marks)]) -> Option<Difference> {
-    let mut first: Option<Difference> = None;
+pub(super) fn difference(mine: &Marks, others: &[(usize, Marks)]) -> Option<CallDifference> {
+    let mut first: Option<CallDifference> = None;
     for (peer, marks) in others {
         for mine in &mine.ring {
             let theirs = marks
@@ -39,7 +39,7 @@ pub(super) fn difference(mine: &Marks, others: &[(usize, Marks)]) -> Option<Diff
                 continue;
             };
             if first.is_none_or(|first| is_before(mine.number, first.mine.number)) {
-                first = Some(Difference {
+                first = Some(CallDifference {
                     peer: *peer,
                     mine: *mine,
                     theirs: *theirs,

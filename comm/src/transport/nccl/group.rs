@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ddp_kernels::Device;
 use ddp_kernels::error::Error as TensorError;
 use ddp_kernels::foreign::{self, Operand};
-use ddp_kernels::progress::{Progress, StopWord};
+use ddp_kernels::progress::{DeviceProgress, StopWord};
 
 use super::common::Common;
 use super::communicator::Communicator;
@@ -24,7 +24,7 @@ pub(super) struct NcclGroup {
     pub(super) device: Device,
     pub(super) rank: usize,
     pub(super) size: usize,
-    pub(super) progress: Progress,
+    pub(super) progress: DeviceProgress,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<GroupState>,
 }

@@ -2,8 +2,8 @@
 //! where the other ranks are.
 
 use super::common::Common;
-use super::compare::{self, Difference};
-use crate::error::{CHECK_RANKS, Error, Problem, Ranks, Remedy, Seconds};
+use super::compare::{self, CallDifference};
+use crate::error::{CHECK_RANKS, Error, Problem, RankList, Remedy, Seconds};
 use crate::transport::shared::{CHANNELS, COLLECTIVES, Marks, PAIRS};
 
 /// The kinds of calls of each lane.
@@ -33,9 +33,9 @@ impl View<'_> {
     }
 
     /// The error of two ranks that made different collectives.
-    pub(super) fn out_of_step(&self, difference: &Difference) -> Error {
+    pub(super) fn out_of_step(&self, difference: &CallDifference) -> Error {
         let common = self.common;
-        let Difference { peer, mine, theirs } = *difference;
+        let CallDifference { peer, mine, theirs } = *difference;
         let (ours, _) = self.name(common.local_rank(), mine.call);
         let (number, group, place) = (mine.number, common.group, in_graph(mine.place));
         let theirs = if difference.is_older() {
@@ -85,7 +85,7 @@ impl View<'_> {
         let names_ranks = !ranks.is_empty() && (lane == COLLECTIVES || peer.is_some());
         let within = Seconds(common.timeout());
         let mut reason = match peer {
-            _ if names_ranks => format!("{} did not arrive within {within}", Ranks(&ranks)),
+            _ if names_ranks => format!("{} did not arrive within {within}", RankList(&ranks)),
             Some(peer) if asked.is_empty() => {
                 format!("rank {peer} did not arrive within {within}")
             }

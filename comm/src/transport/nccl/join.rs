@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
 use ddp_kernels::error::Site;
-use ddp_kernels::progress::Progress;
+use ddp_kernels::progress::DeviceProgress;
 use ddp_kernels::{Device, foreign};
 
 use super::common::Common;
@@ -60,7 +60,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     // The device's own errors belong to this rank: before any rank waits for another.
     foreign::bind(device, "gpu_group", join.site)?;
     // Compiles kernels if necessary: not while others wait in a call.
-    let progress = Progress::new(device, LANES)?;
+    let progress = DeviceProgress::new(device, LANES)?;
     if join.choice == NcclChoice::Fixed {
         environment::warn_of_bits();
     }

@@ -35,10 +35,10 @@ functions! {
 
 /// The oldest version whose interface the bindings know, of the time of CUDA 12.1, the oldest that
 /// kernels are compiled with.
-const OLDEST: Version = Version(2_18_00);
+const OLDEST: NcclVersion = NcclVersion(2_18_00);
 
 /// The oldest version that frees nothing that a graph needs when a communicator is aborted.
-pub(super) const OLDEST_THAT_ABORTS: Version = Version(2_26_00);
+pub(super) const OLDEST_THAT_ABORTS: NcclVersion = NcclVersion(2_26_00);
 
 const HELP: &str = "It is too old or not NVIDIA's: install NCCL 2.18 or later, for example the pip \
     wheel nvidia-nccl-cu13 in the active Python environment";
@@ -47,14 +47,14 @@ const HELP: &str = "It is too old or not NVIDIA's: install NCCL 2.18 or later, f
 #[derive(Clone, Copy)]
 pub(super) struct Nccl {
     pub(super) functions: &'static Functions,
-    pub(super) version: Version,
+    pub(super) version: NcclVersion,
 }
 
 /// A version in NCCL's encoding: 2.30.7 is 23007.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(c_int);
+pub(super) struct NcclVersion(c_int);
 
-impl fmt::Display for Version {
+impl fmt::Display for NcclVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -68,7 +68,7 @@ impl fmt::Display for Version {
 
 /// The library, loaded at the first call; or what is missing, with help.
 pub(super) fn get() -> Result<Nccl, &'static str> {
-    static NCCL: OnceLock<Result<(Functions, Version), String>> = OnceLock::new();
+    static NCCL: OnceLock<Result<(Functions, NcclVersion), String>> = OnceLock::new();
     let (functions, version) = NCCL.get_or_init(load).as_ref().map_err(String::as_str)?;
     Ok(Nccl {
         functions,
@@ -76,11 +76,11 @@ pub(super) fn get() -> Result<Nccl, &'static str> {
     })
 }
 
-fn load() -> Result<(Functions, Version), String> {
+fn load() -> Result<(Functions, NcclVersion), String> {
     Library::nccl(accept)
 }
 
-fn accept(library: Library) -> Result<(Functions, Version), String> {
+fn accept(library: Library) -> Result<(Functions, NcclVersion), String> {
     let functions = Functions::load(library, HELP)?;
     let mut version = 0;
     // SAFETY: writes an int, to a variable of ours.
@@ -91,7 +91,7 @@ fn accept(library: Library) -> Result<(Functions, Version), String> {
             name(code)
         ));
     }
-    let version = Version(version);
+    let version = NcclVersion(version);
     if version < OLDEST {
         return Err(format!("NCCL has version {version}. {HELP}"));
     }

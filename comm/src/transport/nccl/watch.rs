@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use ddp_kernels::heartbeat::{self, Work};
-use ddp_kernels::progress::Board;
+use ddp_kernels::progress::ProgressBoard;
 
 use super::common::{Common, OTHER_HOSTS_GRACE};
 use super::communicator::Communicator;
@@ -36,7 +36,7 @@ impl Watches {
         &self,
         common: &Arc<Common>,
         communicator: &Arc<Communicator>,
-        board: Board,
+        board: ProgressBoard,
     ) -> Result<()> {
         let mut watch = Watch {
             common: Arc::clone(common),
@@ -90,7 +90,7 @@ impl Wait {
 struct Watch {
     common: Arc<Common>,
     communicator: Arc<Communicator>,
-    board: Board,
+    board: ProgressBoard,
     /// For how long the device has been in a call of each lane.
     lanes: [Wait; LANES],
     /// For how long the host has been in a call of NCCL.

@@ -123,13 +123,13 @@ impl fmt::Display for Signature {
 }
 
 /// The words of one record.
-pub(super) struct Record<'a> {
+pub(super) struct ActivityRecord<'a> {
     words: [&'a AtomicU64; WORDS],
 }
 
-impl<'a> Record<'a> {
-    pub(super) fn new(word: impl Fn(usize) -> &'a AtomicU64) -> Record<'a> {
-        Record {
+impl<'a> ActivityRecord<'a> {
+    pub(super) fn new(word: impl Fn(usize) -> &'a AtomicU64) -> ActivityRecord<'a> {
+        ActivityRecord {
             words: array::from_fn(word),
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ddp_kernels::heartbeat::{self, Beats, HasBeats};
 
-use super::activity::{Activity, RECORD_BYTES, Record, cut};
+use super::activity::{Activity, ActivityRecord, RECORD_BYTES, cut};
 use super::futex;
 use super::layout::{CAUSE_BYTES, CAUSES, CHANNELS, GPU_PAGE_BYTES, LINE_BYTES, PAGE_BYTES};
 use super::segment::Segment;
@@ -246,10 +246,10 @@ impl Board {
         self.u32_at(local_rank, LEFT_AT).load(Ordering::Acquire) != 0
     }
 
-    fn record(&self, local_rank: usize, channel: usize) -> Record<'_> {
+    fn record(&self, local_rank: usize, channel: usize) -> ActivityRecord<'_> {
         assert!(channel < CHANNELS);
         let at = self.page(local_rank) + RECORDS_AT + channel * RECORD_BYTES;
-        Record::new(|index| self.segment.u64_at(at + 8 * index))
+        ActivityRecord::new(|index| self.segment.u64_at(at + 8 * index))
     }
 
     /// Records the call that a rank makes on a channel. One thread at a time on a channel.

@@ -124,11 +124,11 @@ impl GpuPages {
     /// Shows a rank's marks to the other ranks.
     pub(crate) fn publish(&self, local_rank: usize, seen: &Marks) {
         // The last call is published after the calls before it.
-        for told in &seen.ring {
-            let number = told.number as usize;
-            self.publish_told(local_rank, number % RING, told);
+        for work in &seen.ring {
+            let number = work.number as usize;
+            self.publish_work(local_rank, number % RING, work);
             if number.is_multiple_of(STRIDE) {
-                self.publish_told(local_rank, RING + number / STRIDE % SPARSE, told);
+                self.publish_work(local_rank, RING + number / STRIDE % SPARSE, work);
             }
         }
         fence(Ordering::Release);
@@ -141,18 +141,18 @@ impl GpuPages {
         }
     }
 
-    fn publish_told(&self, local_rank: usize, slot: usize, told: &ReportedWork) {
+    fn publish_work(&self, local_rank: usize, slot: usize, work: &ReportedWork) {
         let newest = |word: u64| (word >> 32) as u32;
         let at = RING_AT + slot * RING_WORDS;
         // A mark of the sparse ring is older than what this slot may have.
-        if newest(self.word(local_rank, at).load(Ordering::Relaxed)).wrapping_sub(told.number)
+        if newest(self.word(local_rank, at).load(Ordering::Relaxed)).wrapping_sub(work.number)
             as i32
             > 0
         {
             return;
         }
-        for (index, word) in [told.call, told.chain, told.place].into_iter().enumerate() {
-            let word = u64::from(told.number) << 32 | u64::from(word);
+        for (index, word) in [work.call, work.chain, work.place].into_iter().enumerate() {
+            let word = u64::from(work.number) << 32 | u64::from(word);
             self.word(local_rank, at + index)
                 .store(word, Ordering::Relaxed);
         }

@@ -58,7 +58,7 @@ impl<'a> SliceTerms<'a> {
 }
 
 /// A tensor that moves through the staging of a channel.
-pub(super) struct Slices<'a> {
+pub(super) struct Staged<'a> {
     pub(super) channel: &'a Channel,
     pub(super) turn: &'a NumberedCall<'a>,
     pub(super) cut: SliceCut,
@@ -66,7 +66,7 @@ pub(super) struct Slices<'a> {
     pub(super) first: u32,
 }
 
-impl Slices<'_> {
+impl Staged<'_> {
     fn number(&self, piece: usize) -> u32 {
         self.first.wrapping_add(piece as u32)
     }

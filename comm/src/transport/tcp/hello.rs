@@ -17,7 +17,7 @@ pub(super) const HELLO_BYTES_MAX: usize = 1024;
 
 /// By what a rank recognises others of its job.
 #[derive(Clone, Debug)]
-pub(crate) struct Pass {
+pub(crate) struct JobKey {
     /// A hash of the job's name.
     job: String,
     pub(crate) secret: Secret,
@@ -31,7 +31,7 @@ pub(crate) struct Pass {
 
 /// What the rank that was called knows about the one that called.
 #[derive(Debug)]
-pub(super) struct Caller {
+pub(super) struct CallingRank {
     pub(super) rank: usize,
     numbers: [String; 2],
 }
@@ -49,9 +49,9 @@ pub(super) enum Answer<T> {
     Refused(String),
 }
 
-impl Pass {
-    pub(crate) fn new(job: &str, secret: Secret, rank: usize, size: usize) -> Pass {
-        Pass {
+impl JobKey {
+    pub(crate) fn new(job: &str, secret: Secret, rank: usize, size: usize) -> JobKey {
+        JobKey {
             job: blake3::hash(job.as_bytes()).to_hex().to_string(),
             secret,
             rank,
@@ -60,8 +60,8 @@ impl Pass {
         }
     }
 
-    pub(crate) fn with(self, client: Option<Arc<Client>>) -> Pass {
-        Pass { client, ..self }
+    pub(crate) fn with(self, client: Option<Arc<Client>>) -> JobKey {
+        JobKey { client, ..self }
     }
 
     /// A job with a name or number of ranks other than this one's.
@@ -90,7 +90,7 @@ impl Pass {
     }
 
     /// The called rank's answer to the first message, and what it has learnt.
-    pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<Caller>, Vec<u8>)> {
+    pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<CallingRank>, Vec<u8>)> {
         let call: Value = serde_json::from_slice(call).unwrap_or_default();
         let is_rank = call[0] == MAGIC;
         let (true, Some(rank), Some(theirs)) = (is_rank, call[2].as_u64(), call[4].as_str()) else {
@@ -108,7 +108,7 @@ impl Pass {
         let proof = self.secret.proof(&self.words("called", &ranks, &numbers));
         let said = json!([MAGIC, self.job, numbers[1], proof, is_set]).to_string();
         let answer = if call[5] == is_set {
-            Answer::Known(Caller {
+            Answer::Known(CallingRank {
                 rank: rank as usize,
                 numbers,
             })
@@ -145,7 +145,7 @@ impl Pass {
     }
 
     /// Whether the calling rank's second message is right. It is empty where the answer was not.
-    pub(super) fn check(&self, caller: &Caller, proof: &[u8]) -> Answer<()> {
+    pub(super) fn check(&self, caller: &CallingRank, proof: &[u8]) -> Answer<()> {
         let proof: Value = serde_json::from_slice(proof).unwrap_or_default();
         let proof = proof[0].as_str().unwrap_or("none");
         let ranks = format!("{} {}", caller.rank, self.rank);
@@ -173,12 +173,12 @@ fn difference(is_set: bool) -> String {
 mod tests {
     use super::*;
 
-    fn pass(rank: usize, job: &str, secret: Option<&str>) -> Pass {
-        Pass::new(job, Secret::new(secret), rank, 3)
+    fn key(rank: usize, job: &str, secret: Option<&str>) -> JobKey {
+        JobKey::new(job, Secret::new(secret), rank, 3)
     }
 
     /// What rank 0 and rank 2 make of each other.
-    fn meet(zero: &Pass, two: &Pass) -> Result<(), String> {
+    fn meet(zero: &JobKey, two: &JobKey) -> Result<(), String> {
         let (number, call) = two.call(0).unwrap();
         let (caller, answer) = zero.answer(&call).unwrap();
         let caller = match caller {
@@ -199,12 +199,12 @@ mod tests {
     #[test]
     fn ranks_of_one_job_recognise_each_other_and_no_others() {
         for secret in [None, Some("a secret")] {
-            let (zero, two) = (pass(0, "job", secret), pass(2, "job", secret));
+            let (zero, two) = (key(0, "job", secret), key(2, "job", secret));
             meet(&zero, &two).unwrap();
-            let other = Pass::new("other", Secret::new(secret), 2, 4);
+            let other = JobKey::new("other", Secret::new(secret), 2, 4);
             let error = meet(&zero, &other).unwrap_err();
-            let told = "it is rank 2 of another job (of 4 ranks, not 3)";
-            assert_eq!(error, format!("Elsewhere({told:?})"));
+            let expected = "it is rank 2 of another job (of 4 ranks, not 3)";
+            assert_eq!(error, format!("Elsewhere({expected:?})"));
             let (number, call) = other.call(0).unwrap();
             let (_, answer) = zero.answer(&call).unwrap();
             let there = format!("{:?}", other.prove(0, &number, &answer));
@@ -215,14 +215,14 @@ mod tests {
             (Some("a"), None, "it has no DDP_JOB_SECRET"),
             (None, Some("b"), "it has a DDP_JOB_SECRET"),
         ] {
-            let error = meet(&pass(0, "job", ours), &pass(2, "job", theirs)).unwrap_err();
+            let error = meet(&key(0, "job", ours), &key(2, "job", theirs)).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
     }
 
     #[test]
     fn a_repeated_proof_is_worth_nothing() {
-        let (zero, two) = (pass(0, "job", Some("a")), pass(2, "job", Some("a")));
+        let (zero, two) = (key(0, "job", Some("a")), key(2, "job", Some("a")));
         let (number, call) = two.call(0).unwrap();
         let (_, answer) = zero.answer(&call).unwrap();
         let Answer::Known(proof) = two.prove(0, &number, &answer) else {
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn garbage_is_a_stranger() {
-        let zero = pass(0, "job", None);
+        let zero = key(0, "job", None);
         for bytes in [
             &b""[..],
             b"GET / HTTP/1.1",
@@ -247,6 +247,6 @@ mod tests {
             assert!(matches!(zero.answer(bytes).unwrap().0, Answer::Stranger));
             assert!(matches!(zero.prove(1, "", bytes), Answer::Stranger));
         }
-        assert!(pass(0, &"é".repeat(5000), None).call(1).unwrap().1.len() <= HELLO_BYTES_MAX);
+        assert!(key(0, &"é".repeat(5000), None).call(1).unwrap().1.len() <= HELLO_BYTES_MAX);
     }
 }

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use super::hello::{Answer, Caller, HELLO_BYTES_MAX, Pass};
-use crate::error::{Cause, Error, Ranks, Result, Seconds};
+use super::hello::{Answer, CallingRank, HELLO_BYTES_MAX, JobKey};
+use crate::error::{Cause, Error, RankList, Result, Seconds};
 use crate::launcher::stopped_note;
 use crate::membership::client;
 use crate::rendezvous::Rendezvous;
@@ -31,7 +31,7 @@ const CANDIDATES_MAX: usize = 256;
 /// How many refused processes the user is told of.
 const NOTES_MAX: usize = 4;
 /// When rank 0 first tells the user whom it waits for.
-const TOLD_AFTER: Duration = Duration::from_secs(5);
+const LOGGED_AFTER: Duration = Duration::from_secs(5);
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// A socket to another rank.
@@ -105,33 +105,33 @@ pub(crate) fn listen_anywhere(address: IpAddr) -> Result<TcpListener> {
 }
 
 /// Who connects to a rank that listens.
-pub(crate) struct Listener {
+pub(crate) struct Acceptor {
     listener: TcpListener,
-    pass: Pass,
+    key: JobKey,
     /// The most bytes of a message after the hello.
     bytes_max: usize,
-    candidates: Vec<Candidate>,
+    candidates: Vec<NewConnection>,
     pub(crate) joined: Vec<Joined>,
     /// Why processes were refused, the first ones.
     notes: Vec<String>,
 }
 
 /// A process that has connected and is not known to be a rank yet.
-struct Candidate {
+struct NewConnection {
     frames: Frames,
     local: IpAddr,
     remote: IpAddr,
     since: Instant,
-    caller: Option<Caller>,
+    caller: Option<CallingRank>,
 }
 
-impl Listener {
-    pub(crate) fn new(listener: TcpListener, pass: Pass, bytes_max: usize) -> Result<Listener> {
+impl Acceptor {
+    pub(crate) fn new(listener: TcpListener, key: JobKey, bytes_max: usize) -> Result<Acceptor> {
         let set = listener.set_nonblocking(true);
         set.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
-        Ok(Listener {
+        Ok(Acceptor {
             listener,
-            pass,
+            key,
             bytes_max,
             candidates: Vec::new(),
             joined: Vec::new(),
@@ -147,7 +147,7 @@ impl Listener {
         limit: Duration,
         place: &str,
     ) -> Result<()> {
-        let (mut waited, mut total, mut is_told) = (Waited::new(), Duration::ZERO, false);
+        let (mut waited, mut total, mut is_logged) = (Waited::new(), Duration::ZERO, false);
         loop {
             self.accept();
             self.talk(expected)?;
@@ -156,13 +156,13 @@ impl Listener {
                 return Ok(());
             }
             self.check_joined()?;
-            client::check(&self.pass.client)?;
+            client::check(&self.key.client)?;
             if total >= limit {
                 return Err(self.too_late(&missing, limit, place));
             }
-            if total >= TOLD_AFTER && !is_told {
-                is_told = true;
-                tracing::info!("waiting at {place} for {}", Ranks(&missing));
+            if total >= LOGGED_AFTER && !is_logged {
+                is_logged = true;
+                tracing::info!("waiting at {place} for {}", RankList(&missing));
             }
             let listener = libc::pollfd {
                 fd: self.listener.as_raw_fd(),
@@ -192,7 +192,7 @@ impl Listener {
     pub(crate) fn too_late(&self, missing: &[usize], limit: Duration, place: &str) -> Error {
         let mut reason = format!(
             "{} did not come to {place} within {}{}",
-            Ranks(missing),
+            RankList(missing),
             Seconds(limit),
             stopped_note()
         );
@@ -208,7 +208,7 @@ impl Listener {
             joined.frames.advance();
             if joined.frames.is_closed() {
                 let reason = format!("rank {} ended before all ranks had met", joined.rank);
-                if self.pass.client.is_some() {
+                if self.key.client.is_some() {
                     return Err(Error::of_peer(Cause::of_generation(reason)));
                 }
                 let help = "look above for its error, or at its host";
@@ -236,7 +236,7 @@ impl Listener {
             if self.candidates.len() == CANDIDATES_MAX {
                 self.candidates.remove(0);
             }
-            self.candidates.push(Candidate {
+            self.candidates.push(NewConnection {
                 frames,
                 local,
                 remote: remote.ip(),
@@ -264,8 +264,8 @@ impl Listener {
         Ok(())
     }
 
-    fn answer(&mut self, mut candidate: Candidate, call: &[u8]) -> Result<()> {
-        let (answer, said) = self.pass.answer(call)?;
+    fn answer(&mut self, mut candidate: NewConnection, call: &[u8]) -> Result<()> {
+        let (answer, said) = self.key.answer(call)?;
         if let Answer::Stranger = answer {
             return Ok(());
         }
@@ -284,13 +284,13 @@ impl Listener {
 
     fn admit(
         &mut self,
-        mut candidate: Candidate,
-        caller: &Caller,
+        mut candidate: NewConnection,
+        caller: &CallingRank,
         proof: &[u8],
         expected: &[usize],
     ) {
         let rank = caller.rank;
-        match self.pass.check(caller, proof) {
+        match self.key.check(caller, proof) {
             Answer::Stranger | Answer::Elsewhere(_) => {}
             Answer::Refused(reason) => self.refuse(&candidate, &reason),
             Answer::Known(()) if !expected.contains(&rank) => {
@@ -314,7 +314,7 @@ impl Listener {
         }
     }
 
-    fn refuse(&mut self, candidate: &Candidate, reason: &str) {
+    fn refuse(&mut self, candidate: &NewConnection, reason: &str) {
         let remote = candidate.remote.to_canonical();
         self.note(format!("a process at {remote} was refused: {reason}"));
     }
@@ -333,19 +333,19 @@ pub(crate) fn connect(
     to: usize,
     addresses: impl Fn() -> Vec<SocketAddr>,
     place: &str,
-    pass: &Pass,
+    key: &JobKey,
     bytes_max: usize,
     limit: Duration,
 ) -> Result<Joined> {
     let mut waited = Waited::new();
     // What the first process to answer said; until then, why there was none.
-    let (mut told, mut silent) = (None, "its name has no address".to_string());
+    let (mut answer, mut silent) = (None, "its name has no address".to_string());
     loop {
-        client::check(&pass.client)?;
+        client::check(&key.client)?;
         for address in addresses() {
-            match attempt(address, to, pass, bytes_max)? {
+            match attempt(address, to, key, bytes_max)? {
                 Attempt::Joined(joined) => return Ok(joined),
-                Attempt::Answered(why) => _ = told.get_or_insert(why),
+                Attempt::Answered(why) => _ = answer.get_or_insert(why),
                 Attempt::Failed(why) => silent = why,
             }
             if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
@@ -355,7 +355,7 @@ pub(crate) fn connect(
         std::thread::sleep(RETRY);
         if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
             let within = Seconds(limit);
-            let why = told.unwrap_or(silent);
+            let why = answer.unwrap_or(silent);
             let text = format!("rank {to} did not answer at {place} within {within}: {why}");
             return Err(Error::too_late(ACTION, text + &stopped_note()));
         }
@@ -371,7 +371,7 @@ enum Attempt {
     Failed(String),
 }
 
-fn attempt(address: SocketAddr, to: usize, pass: &Pass, bytes_max: usize) -> Result<Attempt> {
+fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Result<Attempt> {
     let stream = match TcpStream::connect_timeout(&address, CONNECT_MAX) {
         Ok(stream) => stream,
         Err(error) => return Ok(Attempt::Failed(error.to_string())),
@@ -385,11 +385,11 @@ fn attempt(address: SocketAddr, to: usize, pass: &Pass, bytes_max: usize) -> Res
         let reason = format!("rank {to} at {address}: {reason}");
         Err(Error::setup(ACTION, reason, help))
     };
-    let (number, call) = pass.call(to)?;
+    let (number, call) = key.call(to)?;
     let Some(answer) = ask(&mut frames, &call) else {
         return Ok(Attempt::Answered(stranger()));
     };
-    let proof = match pass.prove(to, &number, &answer) {
+    let proof = match key.prove(to, &number, &answer) {
         Answer::Known(proof) => proof,
         Answer::Stranger => return Ok(Attempt::Answered(stranger())),
         Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
@@ -403,7 +403,7 @@ fn attempt(address: SocketAddr, to: usize, pass: &Pass, bytes_max: usize) -> Res
     match ask(&mut frames, &proof).as_deref() {
         Some(WELCOME) => {}
         Some(TAKEN) => {
-            let reason = format!("another process is rank {} already", pass.rank);
+            let reason = format!("another process is rank {} already", key.rank);
             return refused(reason, "give each rank a number of its own");
         }
         _ => {

@@ -18,7 +18,7 @@ use super::record;
 use super::template::ChatFormat;
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::io::refuse;
-use crate::files::{Array, Element, cache, flat, is_table};
+use crate::files::{Array, NumberType, cache, flat, is_table};
 use crate::scan::in_segments;
 use crate::tables::Tables;
 use crate::task::LossOn;
@@ -236,7 +236,7 @@ fn convert(
     tables: Option<&'static dyn Tables>,
 ) -> Result<()> {
     flat::write(to, |writer| {
-        writer.begin("codes", Element::U32, &[])?;
+        writer.begin("codes", NumberType::U32, &[])?;
         let (mut documents, mut end) = (Vec::new(), 0);
         let mut write = |group: &mut Vec<(u64, String)>| {
             let code = |index: u64| {
@@ -276,7 +276,7 @@ fn convert(
         write(&mut group)?;
         let what = "expected conversations, got none; help: give a file with some";
         ensure!(end > 0, "{}: {what}", source.display());
-        writer.begin("documents", Element::U64, &[FACTS])?;
+        writer.begin("documents", NumberType::U64, &[FACTS])?;
         writer.write_numbers(&documents, u64::to_le_bytes)?;
         Ok(flat::About {
             source: Some(source.display().to_string()),

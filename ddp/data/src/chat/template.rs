@@ -347,7 +347,7 @@ mod built {
                         z|Z|%%";
 
     /// How Python's `json.dumps` writes.
-    struct Style {
+    struct JsonStyle {
         ascii: bool,
         sorted: bool,
         indent: Option<String>,
@@ -368,7 +368,7 @@ mod built {
         let comma = if indent.is_some() { "," } else { ", " };
         let default = || [comma, ": "].map(String::from);
         let separators = separators.and_then(|both| both.try_into().ok());
-        let style = Style {
+        let style = JsonStyle {
             ascii: options.get::<Option<bool>>("ensure_ascii")? == Some(true),
             sorted: options.get::<Option<bool>>("sort_keys")? == Some(true),
             indent,
@@ -390,7 +390,7 @@ mod built {
         }
     }
 
-    impl Style {
+    impl JsonStyle {
         /// Writes a value whose items are at this depth.
         fn write(&self, value: &Cell, depth: usize, text: &mut String) -> Result<(), Error> {
             let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);

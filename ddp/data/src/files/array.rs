@@ -33,16 +33,16 @@ macro_rules! convert {
     };
     ($array:expr, $first_row:expr, $into:expr, $to:ident; $($element:ident $number:ident |$x:ident| $value:expr),*) => {
         match ($array.element, $array.big_endian) {
-            (Element::Bool, _) => {
+            (NumberType::Bool, _) => {
                 $array.each($first_row, $into, |[byte]| byte as $to)?;
                 let bad = $into.iter().position(|&number| number > 1 as $to);
                 $array.check_bools($first_row, bad.map(|index| (index, $into[index] as u64)))
             }
-            $((Element::$element, false) => $array.each($first_row, $into, |bytes| {
+            $((NumberType::$element, false) => $array.each($first_row, $into, |bytes| {
                 let $x = $number::from_le_bytes(bytes);
                 $value
             }),
-            (Element::$element, true) => $array.each($first_row, $into, |bytes| {
+            (NumberType::$element, true) => $array.each($first_row, $into, |bytes| {
                 let $x = $number::from_be_bytes(bytes);
                 $value
             }),)*
@@ -57,7 +57,7 @@ pub(super) struct ArrayPlace<'a> {
     pub(super) key: &'a str,
     /// Bytes from the beginning of the file.
     pub(super) offset: u64,
-    pub(super) element: Element,
+    pub(super) element: NumberType,
     pub(super) big_endian: bool,
     /// Row-major; the first dimension is the rows'.
     pub(super) shape: &'a [usize],
@@ -68,7 +68,7 @@ impl<'a> ArrayPlace<'a> {
     pub(super) fn new(
         key: &'a str,
         offset: u64,
-        element: Element,
+        element: NumberType,
         shape: &'a [usize],
     ) -> ArrayPlace<'a> {
         let big_endian = false;
@@ -92,7 +92,7 @@ pub struct Array {
     name: String,
     offset: u64,
     /// The type of the numbers in the file.
-    pub element: Element,
+    pub element: NumberType,
     big_endian: bool,
     rows: u64,
     row_shape: Vec<usize>,
@@ -166,7 +166,7 @@ impl Array {
     /// Reads whole rows from `first_row` on into `into`. Wider numbers are rounded to the nearest
     /// f32.
     pub fn read_f32(&self, first_row: u64, into: &mut [f32]) -> Result<()> {
-        if self.element == Element::F32 && self.big_endian == cfg!(target_endian = "big") {
+        if self.element == NumberType::F32 && self.big_endian == cfg!(target_endian = "big") {
             let start = self.offset_of(first_row, into.len());
             let read = self.mapped.read_elements(start, into);
             return read.map_err(|error| self.failed(&error));
@@ -189,7 +189,7 @@ impl Array {
         convert!(self, first_row, into, i64)?;
         // Numbers above i64::MAX have wrapped around to negative ones.
         match into.iter().position(|&value| value < 0) {
-            Some(index) if element == Element::U64 => {
+            Some(index) if element == NumberType::U64 => {
                 let row = first_row + (index / self.row_elements) as u64;
                 let value = into[index].cast_unsigned();
                 bail!(
@@ -271,7 +271,7 @@ impl fmt::Debug for Array {
 
 ddp_kernels::choices! {
     /// The type of the numbers in a file, with its name in messages and in our own format.
-    pub enum Element {
+    pub enum NumberType {
         /// Whole, 1 byte, from 0
         U8 = "u8",
         /// Whole, 1 byte
@@ -301,25 +301,25 @@ ddp_kernels::choices! {
     }
 }
 
-impl Element {
+impl NumberType {
     /// The size of one number.
     pub fn bytes(self) -> usize {
         match self {
-            Element::U8 | Element::I8 | Element::Bool => 1,
-            Element::U16 | Element::I16 | Element::F16 | Element::BF16 => 2,
-            Element::U32 | Element::I32 | Element::F32 => 4,
-            Element::U64 | Element::I64 | Element::F64 => 8,
+            NumberType::U8 | NumberType::I8 | NumberType::Bool => 1,
+            NumberType::U16 | NumberType::I16 | NumberType::F16 | NumberType::BF16 => 2,
+            NumberType::U32 | NumberType::I32 | NumberType::F32 => 4,
+            NumberType::U64 | NumberType::I64 | NumberType::F64 => 8,
         }
     }
 
     /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
-        use Element::{BF16, F16, F32, F64};
+        use NumberType::{BF16, F16, F32, F64};
         matches!(self, F16 | BF16 | F32 | F64)
     }
 }
 
-impl fmt::Display for Element {
+impl fmt::Display for NumberType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(Choice::name(*self))
     }
@@ -366,7 +366,7 @@ impl Rows {
     }
 
     /// The type of the numbers, which all arrays have in common.
-    pub(crate) fn element(&self) -> Result<Element> {
+    pub(crate) fn element(&self) -> Result<NumberType> {
         let (first, expected) = (&self.arrays[0], self.arrays[0].element);
         for array in &self.arrays {
             let (name, got) = (array.name(), array.element);

@@ -40,7 +40,7 @@ use flate2::Crc;
 use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::files::array::{ArrayPlace, Element};
+use crate::files::array::{ArrayPlace, NumberType};
 use crate::files::cache;
 use crate::files::format::{Contents, Format, Holds, PLAIN};
 use crate::files::io::{map, refuse, writing};
@@ -224,7 +224,7 @@ pub struct Writer {
 
 impl Writer {
     /// Begins the array `name` of rows of this shape. Rows are counted as they are written.
-    pub fn begin(&mut self, name: &str, element: Element, row_shape: &[usize]) -> Result<()> {
+    pub fn begin(&mut self, name: &str, element: NumberType, row_shape: &[usize]) -> Result<()> {
         self.end_array();
         let gap = self.position.next_multiple_of(ALIGNMENT) - self.position;
         self.put(&[0; ALIGNMENT as usize][..gap as usize])?;

@@ -8,7 +8,7 @@ use ddp_kernels::mapped::Mapped;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::files::array::{Array, ArrayPlace, Element};
+use crate::files::array::{Array, ArrayPlace, NumberType};
 use crate::files::io::{map, refuse};
 
 /// A format of data files. A new one is a file with such a static, and a line in `files.rs`.
@@ -76,7 +76,7 @@ pub(crate) struct DataFile<'a> {
     /// Where converted copies are kept, if not in the usual place.
     pub(crate) cache_dir: Option<&'a Path>,
     /// The type of tokens in a file without a header, if the user states it.
-    pub(crate) stated: Option<Element>,
+    pub(crate) stated: Option<NumberType>,
 }
 
 impl<'a> DataFile<'a> {
@@ -132,7 +132,7 @@ pub struct Contents {
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     pub(super) name: String,
-    pub(super) element: Element,
+    pub(super) element: NumberType,
     pub(super) shape: Vec<usize>,
     pub(super) offset: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]

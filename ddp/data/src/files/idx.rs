@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::error::{Result, bail, ensure};
-use crate::files::array::{ArrayPlace, Element};
+use crate::files::array::{ArrayPlace, NumberType};
 use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
 
 pub(super) static IDX: Format = Format {
@@ -19,7 +19,7 @@ pub(super) static IDX: Format = Format {
 const RANK_MAX: usize = 8;
 
 /// The element type and the shape in the header at the beginning of `start`, or what is wrong.
-fn header(start: &[u8]) -> Result<(Element, Vec<usize>), String> {
+fn header(start: &[u8]) -> Result<(NumberType, Vec<usize>), String> {
     let cut = || format!("it ends within its header: it has {} bytes", start.len());
     let (&[first, second, element, rank], dims) = start.split_first_chunk().ok_or_else(cut)?;
     ensure!(
@@ -28,12 +28,12 @@ fn header(start: &[u8]) -> Result<(Element, Vec<usize>), String> {
         start[..4].escape_ascii()
     );
     let element = match element {
-        0x08 => Element::U8,
-        0x09 => Element::I8,
-        0x0b => Element::I16,
-        0x0c => Element::I32,
-        0x0d => Element::F32,
-        0x0e => Element::F64,
+        0x08 => NumberType::U8,
+        0x09 => NumberType::I8,
+        0x0b => NumberType::I16,
+        0x0c => NumberType::I32,
+        0x0d => NumberType::F32,
+        0x0e => NumberType::F64,
         other => {
             bail!("its type: expected 0x08, 0x09, 0x0b, 0x0c, 0x0d or 0x0e, got 0x{other:02x}")
         }

@@ -22,7 +22,7 @@ use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
 use crate::error::{Result, bail, ensure};
-use crate::files::array::{Array, ArrayPlace, Element};
+use crate::files::array::{Array, ArrayPlace, NumberType};
 use crate::files::cache;
 use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
 use crate::files::io::{MappedReader, RATIO_MAX, append, map, reading, writing};
@@ -36,12 +36,12 @@ pub(super) static NPY: Format = Format {
 };
 
 /// What a header says.
-type NumpyHeader = Described<Stored>;
+type NumpyHeader = Described<NumpyType>;
 
 /// The elements of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stored {
-    element: Element,
+struct NumpyType {
+    element: NumberType,
     big_endian: bool,
 }
 
@@ -129,13 +129,13 @@ fn open_npy(file: &DataFile<'_>) -> Result<Contents> {
 }
 
 /// The elements that a dtype means.
-fn stored_as(descr: &[u8]) -> Result<Stored, String> {
+fn stored_as(descr: &[u8]) -> Result<NumpyType, String> {
     let (order, kind) = match descr {
         [order @ (b'<' | b'>' | b'=' | b'|'), kind @ ..] => (*order, kind),
         kind => (b'=', kind),
     };
     let element = match kind {
-        b"b1" | b"?" => Element::Bool,
+        b"b1" | b"?" => NumberType::Bool,
         [
             letter @ (b'u' | b'i' | b'f'),
             size @ (b'1' | b'2' | b'4' | b'8'),
@@ -156,7 +156,7 @@ fn stored_as(descr: &[u8]) -> Result<Stored, String> {
             descr.escape_ascii()
         ),
     };
-    Ok(Stored {
+    Ok(NumpyType {
         element,
         big_endian,
     })
@@ -202,7 +202,7 @@ const MEMBERS_MAX: usize = 100_000;
 type Archive<'a> = ZipArchive<MappedReader<'a>>;
 
 /// One array of an archive, as its directory describes it.
-struct Member {
+struct ArchiveMember {
     /// Its place in the directory.
     index: usize,
     /// Its name without `.npy`.
@@ -232,7 +232,7 @@ fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
         }
     }
     let packed = members.iter().map(|(member, _)| member);
-    let packed: Vec<&Member> = packed.filter(|member| !member.is_stored).collect();
+    let packed: Vec<&ArchiveMember> = packed.filter(|member| !member.is_stored).collect();
     let unpacked = match packed.is_empty() {
         true => mapped.clone(),
         false => unpacked(file, &mut archive, &packed)?,
@@ -253,7 +253,7 @@ fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
 fn unpacked(
     file: &DataFile<'_>,
     archive: &mut Archive<'_>,
-    members: &[&Member],
+    members: &[&ArchiveMember],
 ) -> Result<Arc<Mapped>> {
     let made = cache::converted(file.path, file.cache_dir, "npz 2, unpacked", |to| {
         let mut out = File::create_new(to).map_err(writing(to))?;
@@ -326,7 +326,7 @@ fn member(
     archive: &mut Archive<'_>,
     index: usize,
     file_bytes: u64,
-) -> Result<Result<Member, (String, String)>, String> {
+) -> Result<Result<ArchiveMember, (String, String)>, String> {
     let entry = archive.by_index_raw(index).map_err(broken)?;
     let name = String::from_utf8_lossy(entry.name_raw()).into_owned();
     let (unpacked_bytes, packed_bytes) = (entry.size(), entry.compressed_size());
@@ -359,7 +359,7 @@ fn member(
         "{name} claims to unpack from {packed_bytes} bytes to {unpacked_bytes}, more than deflate can: it is damaged or a \
          zip bomb"
     );
-    Ok(Ok(Member {
+    Ok(Ok(ArchiveMember {
         index,
         key,
         start,
@@ -373,7 +373,7 @@ fn member(
 fn header_of(
     archive: &mut Archive<'_>,
     mapped: &Mapped,
-    member: &Member,
+    member: &ArchiveMember,
 ) -> Result<NumpyHeader, String> {
     let header = if member.is_stored {
         let part = member.start..member.start + member.packed_bytes;

@@ -116,7 +116,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
 #[test]
 fn every_element_of_every_format_is_read_as_it_was_written() {
     let (expected, scratch) = (expected(), Scratch::new());
-    let elements: Vec<&str> = Element::ALL.iter().map(|(_, name, _)| *name).collect();
+    let elements: Vec<&str> = NumberType::ALL.iter().map(|(_, name, _)| *name).collect();
     for archive in ["little.npz", "big.npz", "packed.npz", "all.safetensors"] {
         let contents = open(&golden(archive), Some(scratch.path())).unwrap();
         assert!(

@@ -11,7 +11,7 @@ use ddp_kernels::files as disk;
 use ddp_kernels::mapped::Mapped;
 
 use crate::error::{Result, ensure};
-use crate::files::array::{Array, ArrayPlace, Element};
+use crate::files::array::{Array, ArrayPlace, NumberType};
 use crate::files::flat::{self, About};
 use crate::files::format::{DataFile, Format, Holds, PLAIN, TokenFile};
 use crate::files::io::{other_encoding, refuse};
@@ -22,8 +22,8 @@ pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]
     let vocabulary = about.vocabulary.unwrap_or(1);
     // The narrower type that holds all tokens.
     let element = match vocabulary <= 1 << 16 {
-        true => Element::U16,
-        false => Element::U32,
+        true => NumberType::U16,
+        false => NumberType::U32,
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));
@@ -38,7 +38,7 @@ pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]
                 bad.unwrap_or(&0)
             );
             match element {
-                Element::U16 => {
+                NumberType::U16 => {
                     writer.write_numbers(tokens, |token| (token as u16).to_le_bytes())?;
                 }
                 _ => writer.write_numbers(tokens, u32::to_le_bytes)?,
@@ -79,7 +79,7 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mark = BYTE_ORDER_MARK.len();
     let has_mark = first.len() > mark && first.starts_with(&BYTE_ORDER_MARK);
     let offset = if has_mark { mark as u64 } else { 0 };
-    let tokens = whole_file(file.path, mapped, Element::U8, offset)?;
+    let tokens = whole_file(file.path, mapped, NumberType::U8, offset)?;
     let mut text = TokenFile::new(tokens, "bytes of a text", Some(256));
     text.coding.are_bytes = true;
     Ok(text)
@@ -99,7 +99,7 @@ const HEADER_BYTES: u64 = 256 * 4;
 struct TokensHeader {
     magic: u32,
     version: u32,
-    element: Element,
+    element: NumberType,
     /// For people.
     name: &'static str,
     /// Of the tokenizer, which the header does not say.
@@ -110,14 +110,14 @@ static HEADERS: [TokensHeader; 2] = [
     TokensHeader {
         magic: 20240520,
         version: 1,
-        element: Element::U16,
+        element: NumberType::U16,
         name: "GPT-2 tokens of llm.c",
         vocabulary: 50_257,
     },
     TokensHeader {
         magic: 20240801,
         version: 7,
-        element: Element::U32,
+        element: NumberType::U32,
         name: "Llama 3 tokens of llm.c",
         vocabulary: 128_256,
     },
@@ -191,7 +191,8 @@ pub(super) static NANOGPT: Format = Format {
 
 fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
     let mapped = file.map()?;
-    let tokens = whole_file(file.path, &mapped, file.stated.unwrap_or(Element::U16), 0)?;
+    let stated = file.stated.unwrap_or(NumberType::U16);
+    let tokens = whole_file(file.path, &mapped, stated, 0)?;
     if file.stated.is_none() {
         check_no_header(&mapped).map_err(|why| file.bad(why))?;
     }
@@ -228,15 +229,15 @@ fn check_type(array: &Array, is_stated: bool) -> Result<()> {
 }
 
 /// All bytes of a file from `offset` on as numbers of this type.
-fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element, offset: u64) -> Result<Array> {
-    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
+fn whole_file(path: &Path, mapped: &Arc<Mapped>, of: NumberType, offset: u64) -> Result<Array> {
+    let (bytes, size) = (mapped.len() - offset, of.bytes() as u64);
     if !bytes.is_multiple_of(size) {
-        let what = format!("expected tokens of {size} bytes ({element}) without a header");
+        let what = format!("expected tokens of {size} bytes ({of}) without a header");
         let why = "it is cut short or of another format";
         return Err(refuse(path, format!("{what}, got {bytes} bytes: {why}")));
     }
     let shape = [(bytes / size) as usize];
-    let place = ArrayPlace::new("", offset, element, &shape);
+    let place = ArrayPlace::new("", offset, of, &shape);
     let array = Array::new(mapped, &path.display().to_string(), &place);
     array.map_err(|why| refuse(path, why))
 }

@@ -236,7 +236,7 @@ impl Batch {
 
 /// Memory for one batch of this rank.
 #[derive(Debug)]
-struct Slot {
+struct BatchSlot {
     id: SlotId,
     /// Inputs `[R, I…]` and targets `[R, T…]`, each on its device.
     memory: [Tensor; 2],
@@ -259,7 +259,7 @@ enum FillPath {
 #[derive(Debug)]
 pub(super) struct Slots {
     pub(super) origin: Arc<Origin>,
-    slots: [Slot; 2],
+    slots: [BatchSlot; 2],
     next: usize,
     /// The rows loaded last, in their order.
     pub(super) rows: Vec<u64>,
@@ -285,8 +285,8 @@ impl Slots {
         })?;
         let on =
             |part: usize, shape: &[usize], dtype: DType| Tensor::empty(shape, dtype, devices[part]);
-        let slot = || -> Result<Slot> {
-            Ok(Slot {
+        let slot = || -> Result<BatchSlot> {
+            Ok(BatchSlot {
                 id: SlotId::unique(),
                 memory: made(&*dataset, rows_max, &on)?,
                 batch: None,
@@ -387,7 +387,7 @@ impl Slots {
 
 /// Rows to gather into this memory; in the answer, whether that succeeded.
 #[derive(Debug)]
-struct Order {
+struct GatherJob {
     rows: Vec<u64>,
     /// None once the rows are there: the loader may write to it again.
     host: Option<[Tensor; 2]>,
@@ -403,8 +403,8 @@ const WAIT: Label = Label::new(Lane::Waiting, "wait for rows");
 #[derive(Debug)]
 pub(super) struct Prefetcher {
     /// Closed first, which ends the thread.
-    orders: Option<SyncSender<Order>>,
-    answers: Receiver<Order>,
+    orders: Option<SyncSender<GatherJob>>,
+    answers: Receiver<GatherJob>,
     thread: Option<JoinHandle<()>>,
     /// The batch that is being gathered.
     ordered: Option<u64>,
@@ -415,7 +415,7 @@ pub(super) struct Prefetcher {
 impl Prefetcher {
     /// For batches of at most `rows_max` rows of this dataset.
     pub(super) fn new(dataset: Arc<dyn Dataset>, rows_max: usize) -> Result<Prefetcher> {
-        let (orders, to_do) = sync_channel::<Order>(1);
+        let (orders, to_do) = sync_channel::<GatherJob>(1);
         let (done, answers) = sync_channel(1);
         let gather = move || {
             for mut order in to_do {
@@ -456,7 +456,7 @@ impl Prefetcher {
         let mut rows = std::mem::take(&mut self.spare);
         rows.clear();
         rows.extend(mine.rows);
-        let order = Order {
+        let order = GatherJob {
             host: Some(first_rows(&host, rows.len(), mine.length)?),
             rows,
             result: Ok(()),

@@ -367,10 +367,10 @@ impl DeviceGatherer {
 }
 
 /// Makes a tensor for inputs (0) or targets (1).
-type Make<'a> = dyn Fn(usize, &[usize], DType) -> ddp_kernels::Result<Tensor> + 'a;
+type Allocate<'a> = dyn Fn(usize, &[usize], DType) -> ddp_kernels::Result<Tensor> + 'a;
 
 /// Memory for the inputs and targets of `rows` rows.
-pub(super) fn made(dataset: &dyn Dataset, rows: usize, make: &Make<'_>) -> Result<[Tensor; 2]> {
+pub(super) fn made(dataset: &dyn Dataset, rows: usize, make: &Allocate<'_>) -> Result<[Tensor; 2]> {
     let RowSpec {
         inputs: x, targets, ..
     } = dataset.spec();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ddp_kernels::setting::{Choice, SettingName};
 use twox_hash::XxHash3_64;
 
-use super::kind::{Kind, context, kind, task_of_model};
+use super::kind::{DataKind, context, kind, task_of_model};
 use crate::chat::{ChatFile, ChatRows, Coder, Document};
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Result, bail, ensure};
@@ -20,7 +20,7 @@ use crate::tables::Tables;
 use crate::task::{LossOn, TaskSpec, TokenizerId};
 
 /// What all rows of a request have in common.
-struct Rows<'a> {
+struct ChatRequest<'a> {
     request: &'a DataRequest,
     tables: Option<&'static dyn Tables>,
     ranks: &'a dyn Ranks,
@@ -53,7 +53,7 @@ pub(super) fn prepare(
         );
     };
     let coder = agree(ranks, Coder::open(tokenizer, request.loss_on))?;
-    let rows = Rows {
+    let rows = ChatRequest {
         context: context(request, None, &format!(", or give {CONTEXT}"))?,
         task: task(request, &coder)?,
         request,
@@ -73,7 +73,7 @@ pub(super) fn prepare(
     let about = rows.describe(&all);
     let (train, held_out) = match &request.val_data {
         Some(spec) => {
-            let Kind::Conversations(path) = kind(request, spec, VAL_DATA, ranks)? else {
+            let DataKind::Conversations(path) = kind(request, spec, VAL_DATA, ranks)? else {
                 bail!(
                     "{VAL_DATA} {spec}: expected conversations, as {DATA} has, got another file; help: give .jsonl"
                 );
@@ -134,7 +134,7 @@ fn task(request: &DataRequest, coder: &Coder) -> Result<TaskSpec> {
     Ok(task.clone())
 }
 
-impl Rows<'_> {
+impl ChatRequest<'_> {
     /// Opens files on one rank of a host first, which makes their tokens.
     fn open(&self, path: &str, setting: SettingName<'static>) -> Result<Conversations> {
         let cache_dir = self.request.cache_dir.as_deref();

@@ -14,7 +14,7 @@ use crate::tokens::Known;
 
 /// What rows are made of.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum DataKind {
     /// Features of files, or of built-in data.
     Features,
     Tokens(TokensSpec),
@@ -22,10 +22,10 @@ pub(super) enum Kind {
     Conversations(String),
 }
 
-impl Kind {
+impl DataKind {
     /// Whether rows are of tokens.
     pub(super) fn is_of_tokens(&self) -> bool {
-        !matches!(self, Kind::Features)
+        !matches!(self, DataKind::Features)
     }
 }
 
@@ -35,23 +35,23 @@ pub(super) fn kind(
     spec: &DataSpec,
     setting: SettingName<'static>,
     ranks: &dyn Ranks,
-) -> Result<Kind> {
+) -> Result<DataKind> {
     let path = match spec {
-        DataSpec::Tokens(spec) => return Ok(Kind::Tokens(spec.clone())),
+        DataSpec::Tokens(spec) => return Ok(DataKind::Tokens(spec.clone())),
         DataSpec::Files(FilesSpec { path, part: None }) => path,
-        _ => return Ok(Kind::Features),
+        _ => return Ok(DataKind::Features),
     };
     let has_tokenizer = request.tokenizer.is_some();
     let rows = in_turn(ranks, || row_kind(&files(path, setting)?[0], has_tokenizer))?;
     let (text, kind) = match rows {
-        RowKind::Features => ("rows of features", Kind::Features),
-        RowKind::Conversations => ("conversations", Kind::Conversations(path.clone())),
+        RowKind::Features => ("rows of features", DataKind::Features),
+        RowKind::Conversations => ("conversations", DataKind::Conversations(path.clone())),
         RowKind::Tokens => {
             let spec = TokensSpec {
                 path: path.clone(),
                 ..TokensSpec::default()
             };
-            ("tokens", Kind::Tokens(spec))
+            ("tokens", DataKind::Tokens(spec))
         }
     };
     // Ranks with other files would wait for each other in different places.

@@ -13,8 +13,8 @@ use self::support::*;
 use super::*;
 use crate::ranks::tests::ranks;
 use crate::{
-    Dataset, FeaturePlan, LabelName, Missing, Normalization, Normalize, TaskKind, TaskSpec,
-    Trained, read_rows,
+    Dataset, FeaturePlan, LabelName, Missing, Normalization, Scaling, TaskKind, TaskSpec, Trained,
+    read_rows,
 };
 use ddp_kernels::files::testing::Scratch;
 
@@ -43,7 +43,7 @@ fn many(scratch: &Scratch) -> (PathBuf, PathBuf) {
 fn normalization_has_the_same_bits_on_any_number_of_ranks() {
     let scratch = Scratch::new();
     let (x, y) = many(&scratch);
-    for how in [Normalize::Standard, Normalize::Unit] {
+    for how in [Scaling::Standard, Scaling::Unit] {
         let mut request = request(&x, Some(&y));
         (request.normalize, request.val_split) = (how, 0.3);
         let of = |size| {
@@ -61,7 +61,7 @@ fn normalization_has_the_same_bits_on_any_number_of_ranks() {
         let one = of(1);
         assert!(of(2) == one && of(3) == one, "{how:?}");
         assert!(
-            how != Normalize::Standard || (one.0.shift[2], one.0.scale[2]) == (-2.5, 1.0),
+            how != Scaling::Standard || (one.0.shift[2], one.0.scale[2]) == (-2.5, 1.0),
             "{:?}",
             one.0
         );
@@ -105,7 +105,7 @@ fn statistics_are_of_the_rows_that_are_trained_on() {
     let scratch = Scratch::new();
     let (x, y) = many(&scratch);
     let mut request = request(&x, Some(&y));
-    (request.normalize, request.val_split) = (Normalize::Standard, 0.5);
+    (request.normalize, request.val_split) = (Scaling::Standard, 0.5);
     let data = prepare(&request, &crate::Alone).unwrap();
     let rows = all(&*data.train);
     let mean = rows.iter().map(|(x, _)| f64::from(x[0])).sum::<f64>() / rows.len() as f64;
@@ -134,7 +134,7 @@ fn statistics_are_of_the_rows_that_are_trained_on() {
 #[test]
 fn built_in_data_are_normalized_already() {
     let mut request = DataRequest::new("glyphs".parse().unwrap());
-    request.normalize = Normalize::Standard;
+    request.normalize = Scaling::Standard;
     let error = prepare(&request, &crate::Alone).unwrap_err();
     let text = error.to_string();
     assert!(
@@ -263,9 +263,9 @@ fn how_long_gathering_takes() {
     for (name, request) in [
         ("glyphs", &glyphs),
         ("bytes", &bytes),
-        ("bytes, unit", &normalized(&bytes, Normalize::Unit)),
+        ("bytes, unit", &normalized(&bytes, Scaling::Unit)),
         ("f32", &floats),
-        ("f32, standard", &normalized(&floats, Normalize::Standard)),
+        ("f32, standard", &normalized(&floats, Scaling::Standard)),
     ] {
         let data = prepare(request, &crate::Alone).unwrap().train;
         let order = crate::Sampler::new(ROWS as u64, 128, 0, false)

@@ -11,7 +11,7 @@ use crate::error::{Error, Result, bail, ensure};
 use crate::file_rows::read_in_any_order;
 use crate::files::{Array, Coding};
 use crate::open::identity_of;
-use crate::prepare::kind::{Kind, context, kind, task_of_model};
+use crate::prepare::kind::{DataKind, context, kind, task_of_model};
 use crate::ranks::{Ranks, SameFiles, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
 use crate::scan;
@@ -19,7 +19,7 @@ use crate::setting::{DATA, VAL_DATA, VAL_SPLIT};
 use crate::spec::{DataSpec, TokensSpec};
 use crate::task::{TOKENS_MAX, TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
-use crate::tokens::{Known, TokenFiles, Windows};
+use crate::tokens::{Known, TokenFiles, TokenWindows};
 
 /// What is known of tokens without a model.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Rank
     }
     let training = training_windows(request, summary.windows)?;
     let rest = training.end..summary.windows;
-    let train = Windows::new(files, summary.content, context, training, task)?;
+    let train = TokenWindows::new(files, summary.content, context, training, task)?;
     let held_out: Arc<dyn Dataset> = match &request.val_data {
         Some(spec) => Arc::new(open_val(request, spec, &train, ranks)?),
         None if rest.is_empty() => Arc::new(NoRows(train.spec().clone())),
@@ -133,11 +133,11 @@ fn training_windows(request: &DataRequest, windows: u64) -> Result<Range<u64>> {
 fn open_val(
     request: &DataRequest,
     spec: &DataSpec,
-    train: &Windows,
+    train: &TokenWindows,
     ranks: &dyn Ranks,
-) -> Result<Windows> {
+) -> Result<TokenWindows> {
     let context = train.row_shape()[0];
-    let Kind::Tokens(named) = kind(request, spec, VAL_DATA, ranks)? else {
+    let DataKind::Tokens(named) = kind(request, spec, VAL_DATA, ranks)? else {
         bail!(
             "{VAL_DATA} {spec}: expected tokens, as {DATA} has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
@@ -160,7 +160,7 @@ fn open_val(
         );
     }
     let all = 0..summary.windows;
-    Windows::new(files, summary.content, context, all, train.task().clone())
+    TokenWindows::new(files, summary.content, context, all, train.task().clone())
 }
 
 /// Opens files on one rank of a host first, and reads all of their tokens.

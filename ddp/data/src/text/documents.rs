@@ -28,7 +28,7 @@ const CUTS_TRIED: usize = 16;
 
 /// A part of a document, or all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextPiece {
     /// Its text.
     pub text: String,
     /// Whether the document ends with it.
@@ -58,7 +58,7 @@ pub type ReadTexts = fn(&Path, &str, TextSink<'_>) -> Result<()>;
 pub type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
 
 /// What takes pieces.
-type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<()>;
+type Sink<'a> = &'a mut dyn FnMut(TextPiece) -> Result<()>;
 
 /// Gives all documents of the file at `path` to `sink`.
 pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Result<()> {
@@ -152,7 +152,7 @@ impl TextFile<'_> {
 
     /// Hands out a piece.
     fn give(&mut self, text: String, ends_document: bool) -> Result<()> {
-        (self.sink)(Piece {
+        (self.sink)(TextPiece {
             text,
             ends_document,
         })

@@ -15,7 +15,7 @@ use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 use ddp_kernels::files::testing::{Failing, Scratch};
 
-const SMALL: Sizes = Sizes {
+const SMALL: ShardSizes = ShardSizes {
     piece_bytes: 1 << 12,
     shard_bytes: 1 << 14,
 };
@@ -273,7 +273,7 @@ fn a_folder_that_lacks_a_shard_is_refused() {
     let path = file(&scratch, "a.jsonl", (0..40).map(line).collect::<String>());
     let asked = TokenizeOptions {
         val_split: 0.5,
-        sizes: Sizes {
+        sizes: ShardSizes {
             shard_bytes: 100,
             ..SMALL
         },
@@ -386,7 +386,7 @@ fn a_killed_run_goes_on_and_is_not_whole_before_its_end() {
     let path = file(&scratch, "a.jsonl", (0..40).map(line).collect::<String>());
     let with = |out: &str| TokenizeOptions {
         val_split: 0.2,
-        sizes: Sizes {
+        sizes: ShardSizes {
             shard_bytes: 100,
             ..SMALL
         },

@@ -53,7 +53,7 @@ pub struct Vocabulary {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    model: Model,
+    model: TokenizerModel,
 }
 
 #[derive(Deserialize)]
@@ -65,7 +65,8 @@ struct AddedToken {
 }
 
 #[derive(Deserialize)]
-struct Model {
+#[serde(rename = "Model")]
+struct TokenizerModel {
     vocab: Vocab,
 }
 
@@ -211,7 +212,7 @@ pub enum Encoder {
 }
 
 /// The tokens of a text, and which of its bytes each was made from.
-pub(crate) type Placed = (Vec<u32>, Vec<(usize, usize)>);
+pub(crate) type PlacedTokens = (Vec<u32>, Vec<(usize, usize)>);
 
 impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
@@ -225,7 +226,7 @@ impl Encoder {
 
     /// The same with the place of each token.
     #[cfg_attr(not(feature = "tokenizers"), expect(unused_variables))]
-    pub(crate) fn encode_placed(&self, text: &str) -> Result<Placed, String> {
+    pub(crate) fn encode_placed(&self, text: &str) -> Result<PlacedTokens, String> {
         match self {
             Encoder::Bytes => Err("expected a tokenizer.json, got bytes".into()),
             #[cfg(feature = "tokenizers")]
@@ -309,7 +310,7 @@ mod built {
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
     use tokenizers::{AddedToken, PostProcessorWrapper, Tokenizer};
 
-    use super::{END, Encoder, Placed, Vocabulary, check_gaps};
+    use super::{END, Encoder, PlacedTokens, Vocabulary, check_gaps};
 
     impl Encoder {
         /// That of a `tokenizer.json`.
@@ -333,7 +334,7 @@ mod built {
         encoded.map_err(|error| format!("the tokenizer: {error}"))
     }
 
-    pub(super) fn encode_placed(tokenizer: &Tokenizer, text: &str) -> Result<Placed, String> {
+    pub(super) fn encode_placed(tokenizer: &Tokenizer, text: &str) -> Result<PlacedTokens, String> {
         check_gaps(text)?;
         let encoded = guarded(|| tokenizer.encode(text, false));
         let encoded = encoded.map_err(|error| format!("the tokenizer: {error}"))?;

@@ -20,7 +20,7 @@ use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
 use ddp_data::text::{CHAT_FILES, TOKENIZER_FILE, Vocabulary};
-use ddp_kernels::files::Contents;
+use ddp_kernels::files::FileDigest;
 
 /// The version that is written.
 const FORMAT: u32 = 1;
@@ -109,7 +109,7 @@ impl Opened {
 }
 
 impl FileEntry {
-    pub(super) fn new(name: &str, contents: Contents) -> FileEntry {
+    pub(super) fn new(name: &str, contents: FileDigest) -> FileEntry {
         FileEntry {
             name: name.into(),
             bytes: contents.bytes,

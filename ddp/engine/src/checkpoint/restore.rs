@@ -82,7 +82,7 @@ pub(super) fn parts(step: &Step) -> Result<Vec<&Params>> {
 
 fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
     let (params, optimizer) = (&stage.model().params, stage.optimizer());
-    let mut reader = Reader {
+    let mut reader = MomentsReader {
         saved,
         open: None,
         bytes: Vec::new(),
@@ -102,13 +102,13 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
 }
 
 /// Reads pieces; the file of the last one stays open.
-struct Reader<'a> {
+struct MomentsReader<'a> {
     saved: &'a SavedMoments,
     open: Option<(usize, File)>,
     bytes: Vec<u8>,
 }
 
-impl Reader<'_> {
+impl MomentsReader<'_> {
     /// Fills `values`, which are those of `wanted`, from the pieces that overlap it.
     fn fill(&mut self, wanted: &Piece, pieces: &[SavedPiece], values: &mut [f32]) -> Result<()> {
         for piece in pieces {

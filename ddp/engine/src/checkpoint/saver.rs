@@ -17,7 +17,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::folders::{self, clear_up};
 use super::snapshot::Snapshot;
 use super::state::{FORMAT, State};
-use super::writer::{SaveJob, Writer};
+use super::writer::{CheckpointWriter, SaveJob};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::step::Step;
@@ -86,7 +86,7 @@ impl Saver {
         let cleared = if rank == 0 { clear_up(out) } else { Ok(()) };
         exchange::outcomes(&group, cleared)?;
         let is_at_work = Arc::default();
-        let writer = Writer {
+        let writer = CheckpointWriter {
             checkpoints: checkpoints.clone(),
             generation: world.generation(),
             keep,
@@ -228,7 +228,7 @@ impl Saver {
 }
 
 /// Writes one checkpoint after the other, until the saver is dropped.
-fn serve(writer: &Writer, jobs: &mpsc::Receiver<SaveJob>, done: &mpsc::Sender<Done>) {
+fn serve(writer: &CheckpointWriter, jobs: &mpsc::Receiver<SaveJob>, done: &mpsc::Sender<Done>) {
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
             let folder = trace::record(WRITE, || writer.write(&job));

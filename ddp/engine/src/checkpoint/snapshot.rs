@@ -19,7 +19,7 @@ use super::tensors;
 use crate::error::Result;
 use crate::step::Step;
 use ddp_data::safetensors::Header;
-use ddp_kernels::files::Contents;
+use ddp_kernels::files::FileDigest;
 use ddp_nn::params::Params;
 
 /// The part of a checkpoint that this rank writes.
@@ -101,7 +101,7 @@ impl FilePart {
     }
 
     /// Writes the file. It gives up when a rank of `group` is lost.
-    pub(super) fn write(&self, path: &Path, group: &Group) -> Result<Contents> {
+    pub(super) fn write(&self, path: &Path, group: &Group) -> Result<FileDigest> {
         let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
             group.check_ranks()?;
             Ok(self.copies[*copy].slice(range.clone())?)

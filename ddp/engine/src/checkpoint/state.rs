@@ -90,7 +90,7 @@ pub struct State {
     pub last: Option<Best>,
     /// The count that ends a run early. Versions up to 0.7 did not have it.
     #[serde(default)]
-    pub progress: Progress,
+    pub progress: Plateau,
 }
 
 /// The position in the order of rows. It does not depend on the number of ranks.
@@ -137,8 +137,8 @@ pub struct WorldState {
 
 /// How long a run has made no progress on held-out rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Progress {
+#[serde(rename = "Progress", deny_unknown_fields)]
+pub struct Plateau {
     /// The best evaluation so far, whether or not its checkpoint was lost with a rank.
     pub best: Option<Best>,
     /// Evaluations since then.

@@ -10,7 +10,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use ddp_data::safetensors::{Header, TensorEntry};
-use ddp_kernels::files::{self, Contents};
+use ddp_kernels::files::{self, FileDigest};
 
 /// Elements that are converted to or from bytes at a time.
 pub(crate) const PIECE: usize = 1 << 16;
@@ -20,7 +20,7 @@ pub(crate) fn write_file(
     path: &Path,
     header: &Header,
     tensors: impl Iterator<Item = Result<Tensor>>,
-) -> Result<Contents> {
+) -> Result<FileDigest> {
     let contents = files::write_file(path, |output| {
         output.write(&header.to_bytes())?;
         // Bytes in memory must have the file's order.

@@ -37,7 +37,7 @@ pub(super) struct SaveJob {
 
 /// Writes checkpoints, on one rank.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct CheckpointWriter {
     /// OUT/checkpoints.
     pub(super) checkpoints: PathBuf,
     /// The generation of the ranks: a rank that was frozen must not write to the folder of those
@@ -55,7 +55,7 @@ pub(super) struct Writer {
     pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
-impl Writer {
+impl CheckpointWriter {
     /// Writes a checkpoint, removes those that are no longer kept, and returns its folder.
     pub(super) fn write(&self, job: &SaveJob) -> Result<PathBuf> {
         let name = folders::name(job.state.step);

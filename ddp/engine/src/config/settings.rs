@@ -13,21 +13,21 @@ use ddp_data::DataSpec;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::threads;
 use ddp_nn::models::ModelSpec;
-use ddp_nn::models::family::{Field, Setting as FamilySetting};
+use ddp_nn::models::family::{FamilySetting, SettingField};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Packing,
-    Precision, Resident, Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap, Packing, Precision,
+    Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
 
 /// Where a setting must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum SharedBy {
     /// On all ranks and whenever the run is resumed: what is computed depends on it.
     Run,
     /// On all ranks; it may change when the run is resumed.
@@ -46,7 +46,7 @@ pub struct Setting {
     /// What help calls its value.
     pub value_name: &'static str,
     /// Where it must be equal.
-    pub scope: Scope,
+    pub scope: SharedBy,
     /// How its values are written.
     pub form: Form,
     /// Its values and their help, if it takes one of a few names.
@@ -63,10 +63,10 @@ pub struct Setting {
     field: GetField,
 }
 
-type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync>;
+type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn SettingField> + Send + Sync>;
 
 fn get_field(
-    field: impl Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync + 'static,
+    field: impl Fn(&mut Config) -> Option<&mut dyn SettingField> + Send + Sync + 'static,
 ) -> GetField {
     Box::new(field)
 }
@@ -138,7 +138,7 @@ impl Setting {
         })
     }
 
-    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn Field, String> {
+    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn SettingField, String> {
         let (name, got) = (&self.name, config.model.name());
         let owners = self.families.join(" or ");
         (self.field)(config).ok_or_else(|| {
@@ -188,14 +188,14 @@ macro_rules! settings {
         fn settings_of_runs() -> Vec<Setting> {
             let mut defaults = Config::default();
             vec![$($({
-                let field: &mut dyn Field = &mut defaults.$field;
+                let field: &mut dyn SettingField = &mut defaults.$field;
                 let lines: &[&str] = &[$($help.trim_ascii()),+];
                 Setting {
                     name: name_of(stringify!($field)),
                     help: lines.join(" "),
                     group: $group.to_string(),
                     value_name: $value_name,
-                    scope: Scope::$scope,
+                    scope: SharedBy::$scope,
                     form: field.form(),
                     choices: field.choices(),
                     default: field.value(),
@@ -258,7 +258,7 @@ settings! {
     Run missing "HOW": Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
-    Run normalize "HOW": Normalize = Normalize::None;
+    Run normalize "HOW": Scaling = Scaling::None;
     /// Folder with the tokenizer.json and the chat template that make tokens of conversations
     /// [default: that of `init-from`]
     Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
@@ -444,7 +444,7 @@ fn model_setting() -> Setting {
         ),
         group: "Model".to_string(),
         value_name: "MODEL",
-        scope: Scope::Run,
+        scope: SharedBy::Run,
         form: Form::One,
         choices: Vec::new(),
         default: ModelSpec::default().name().into(),
@@ -483,7 +483,7 @@ fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
         help: setting.help,
         group: String::new(),
         value_name: setting.value_name,
-        scope: if fixed { Scope::Run } else { Scope::Job },
+        scope: if fixed { SharedBy::Run } else { SharedBy::Job },
         form: setting.field.form(),
         choices: setting.field.choices(),
         default: setting.field.value(),

@@ -17,7 +17,7 @@ pub use crate::step::GraphChoice;
 pub use crate::tasks::{BestBy, ClassWeights};
 pub use crate::trace::TraceSteps;
 pub use ddp_comm::NcclChoice;
-pub use ddp_data::{LossOn, Missing, Normalize, Packing, Resident, TaskKind};
+pub use ddp_data::{LossOn, Missing, Packing, Resident, Scaling, TaskKind};
 pub use ddp_kernels::setting::{Form, List, Number, SettingValue};
 pub use ddp_nn::optim::{Decayed, OptimizerKind, Shape as Schedule};
 pub use ddp_nn::params::Precision;

@@ -4,7 +4,7 @@
 
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
-use ddp_kernels::device::{FoundGpu, Library, discover};
+use ddp_kernels::device::{CudaLibrary, FoundGpu, discover};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, ahead};
 
@@ -16,7 +16,7 @@ use crate::setting::{DEVICE, DEVICES_PER_RANK, DTYPE, SHARE_GPUS};
 use crate::units::plural;
 
 /// What all ranks know of all ranks' GPUs.
-struct Facts {
+struct GpuFacts {
     /// GPUs of each rank.
     per_rank: usize,
     /// The GPUs that each rank would use.
@@ -26,7 +26,7 @@ struct Facts {
 }
 
 /// Whether to train on GPUs, and a warning.
-type Decision = (bool, Option<String>);
+type DeviceDecision = (bool, Option<String>);
 
 /// This rank's devices in a run with these settings, which the devices support. All ranks call it
 /// together.
@@ -72,7 +72,7 @@ pub fn find_devices(
     };
     let several = world.size() > 1 && !devices.is_empty();
     let trouble = trouble.or_else(|| missing(&discover().nccl).filter(|_| several));
-    let facts = Facts {
+    let facts = GpuFacts {
         per_rank,
         gpus,
         troubles: exchange::gather(world, &trouble)?,
@@ -145,7 +145,7 @@ pub fn too_old(gpu: &FoundGpu) -> Option<String> {
 }
 
 /// What is wrong with a required library.
-fn missing(library: &Library) -> Option<String> {
+fn missing(library: &CudaLibrary) -> Option<String> {
     let (what, advice) = (&library.what, library.advice.as_deref());
     let advice = advice.unwrap_or("it cannot be used");
     match &library.found {
@@ -167,7 +167,7 @@ fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
     Ok(())
 }
 
-fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
+fn decide(choice: DeviceChoice, facts: &GpuFacts) -> Result<DeviceDecision> {
     let is_named = matches!(choice, DeviceChoice::CudaAt(_));
     let trouble = trouble_of_ranks(facts);
     let trouble = trouble.map(|why| (why.trim_end_matches('.').to_string(), None));
@@ -240,7 +240,7 @@ pub fn help_for(shortage: &Shortage) -> String {
 }
 
 /// Which ranks cannot use their devices, and why.
-fn trouble_of_ranks(facts: &Facts) -> Option<String> {
+fn trouble_of_ranks(facts: &GpuFacts) -> Option<String> {
     let all = facts.troubles.iter().enumerate();
     let mut others = all.filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
     let (rank, first) = others.next()?;
@@ -261,7 +261,7 @@ fn trouble_of_ranks(facts: &Facts) -> Option<String> {
 }
 
 /// The warning if several ranks share a GPU.
-fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
+fn sharing(choice: DeviceChoice, facts: &GpuFacts) -> Option<String> {
     let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
     let gpus = facts.gpus.as_ref();
     let in_turn = gpus.is_ok_and(|table| !table.sharing.is_empty());

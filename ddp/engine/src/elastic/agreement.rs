@@ -51,7 +51,7 @@ impl Version {
 
 /// What a rank says of its run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Standing {
+pub(crate) struct RankReport {
     /// None without a run.
     pub(crate) progress: Option<RankProgress>,
     /// Under ZeRO-1: what it has; None if it is new.
@@ -60,7 +60,7 @@ pub(crate) struct Standing {
     pub(crate) ready: Option<Version>,
 }
 
-impl Standing {
+impl RankReport {
     fn offers(&self) -> impl Iterator<Item = Version> {
         [self.has, self.ready].into_iter().flatten()
     }
@@ -91,37 +91,37 @@ pub(crate) struct Regroup {
 
 impl Regroup {
     /// The plan of ranks that stand like this.
-    pub(crate) fn of(standings: &[Standing]) -> Regroup {
-        let agreed = agreed(standings);
+    pub(crate) fn of(reports: &[RankReport]) -> Regroup {
+        let agreed = agreed(reports);
         let is_agreed = |it: &Option<Version>| it.map(|it| it.number()) == agreed;
-        let has_slices = standings.iter().any(|it| it.offers().next().is_some());
-        let act = |it: &Standing| match it.progress {
+        let has_slices = reports.iter().any(|it| it.offers().next().is_some());
+        let act = |it: &RankReport| match it.progress {
             None => Act::Forget,
             Some(_) if !has_slices => Act::Stay,
             Some(_) if is_agreed(&it.has) => Act::Stay,
             Some(_) if is_agreed(&it.ready) => Act::Advance,
             Some(_) => Act::Forget,
         };
-        let mut acts: Vec<_> = standings.iter().map(act).collect();
-        let after = |it: (&Standing, &Act)| match it.1 {
+        let mut acts: Vec<_> = reports.iter().map(act).collect();
+        let after = |it: (&RankReport, &Act)| match it.1 {
             Act::Stay => it.0.has,
             Act::Advance => it.0.ready,
             Act::Forget => None,
         };
-        let all = standings.iter().zip(&acts);
+        let all = reports.iter().zip(&acts);
         let cuts: Vec<_> = all.map(|it| after(it).map(|it| it.cut)).collect();
         let has_lost_slices = has_slices && (agreed.is_none() || !Cut::are_whole(&cuts));
         if has_lost_slices {
             acts.fill(Act::Forget);
         }
-        let progress = |it: (&Standing, &Act)| {
+        let progress = |it: (&RankReport, &Act)| {
             let [steps, others @ ..] = it.0.progress.filter(|_| *it.1 != Act::Forget)?;
             let [logged, evaluated, saved] = others;
             let steps = after(it).map_or(steps, |it| it.steps);
             Some([steps, logged, evaluated, saved])
         };
         Regroup {
-            progress: standings.iter().zip(&acts).map(progress).collect(),
+            progress: reports.iter().zip(&acts).map(progress).collect(),
             acts,
             cuts,
             has_lost_slices,
@@ -144,12 +144,12 @@ impl Regroup {
 
 /// The latest version that a rank has, or that all that have a run have or are ready for, with
 /// every slice.
-fn agreed(standings: &[Standing]) -> Option<[u64; 2]> {
+fn agreed(reports: &[RankReport]) -> Option<[u64; 2]> {
     let counts = |number: &[u64; 2]| {
         let is_it = |it: &Version| it.number() == *number;
-        let mut made = standings.iter().filter_map(|it| it.has.as_ref());
+        let mut made = reports.iter().filter_map(|it| it.has.as_ref());
         let is_made = made.any(is_it);
-        let offers: Vec<Option<Version>> = standings
+        let offers: Vec<Option<Version>> = reports
             .iter()
             .filter(|it| it.offers().next().is_some())
             .map(|it| it.offers().find(is_it))
@@ -157,7 +157,7 @@ fn agreed(standings: &[Standing]) -> Option<[u64; 2]> {
         let cuts: Vec<_> = offers.iter().map(|it| it.map(|it| it.cut)).collect();
         is_made || cuts.iter().all(Option::is_some) && Cut::are_whole(&cuts)
     };
-    let versions = standings.iter().flat_map(Standing::offers);
+    let versions = reports.iter().flat_map(RankReport::offers);
     versions.map(|it| it.number()).filter(counts).max()
 }
 

@@ -15,7 +15,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::optim::Optimizer;
 
-use super::agreement::{Regroup, Standing};
+use super::agreement::{RankReport, Regroup};
 use super::slices::{self, Slices};
 use super::totals::{Clock, RunTotals};
 use crate::audit::Workload;
@@ -88,11 +88,11 @@ impl Kept {
     }
 
     /// Where this rank stands.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn report(&self) -> RankReport {
         let of = &self.totals;
         let versions = self.slices.as_ref().map(|it| it.versions(of.steps));
         let [has, ready] = versions.unwrap_or_default();
-        Standing {
+        RankReport {
             progress: Some([of.steps, of.logged, of.evaluated, of.saved]),
             has,
             ready,

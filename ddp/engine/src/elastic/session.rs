@@ -11,13 +11,13 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 
-use super::agreement::{Act, Regroup, Standing};
+use super::agreement::{Act, RankReport, Regroup};
 use super::run::Kept;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{self, Event, MetricsLog, RanksEvent};
+use crate::metrics_log::{self, LogEvent, MetricsLog, RanksEvent};
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::Step;
 
@@ -147,17 +147,17 @@ pub(crate) struct Unlogged {
     /// When this rank noticed that the ranks have to meet again.
     pub(crate) noticed: Option<Instant>,
     /// The last generation that it tells of; None before the first one trains.
-    pub(crate) told: Option<u64>,
+    pub(crate) logged: Option<u64>,
 }
 
 /// What a rank says when ranks have met.
 #[derive(Serialize, Deserialize)]
 struct Said {
-    standing: Standing,
+    report: RankReport,
     has_data: bool,
     /// Whether it has written the metrics log.
     has_log: bool,
-    told: Option<u64>,
+    logged: Option<u64>,
     change: Change,
     has_begun: Option<bool>,
 }
@@ -229,7 +229,7 @@ impl Session {
             self.has_begun = Some(false);
             return Ok(None);
         }
-        if self.unlogged.told.is_none() {
+        if self.unlogged.logged.is_none() {
             // The metrics log was not open yet: all begin again.
             self.kept = None;
         }
@@ -241,24 +241,24 @@ impl Session {
         self.kept.iter_mut().for_each(|kept| kept.gives = None);
         faults::at_step(FaultPoint::Meeting, world.generation())?;
         let mine = Said {
-            standing: self.kept.as_ref().map(Kept::standing).unwrap_or_default(),
+            report: self.kept.as_ref().map(Kept::report).unwrap_or_default(),
             has_data: self.data.is_some(),
             has_log: self.metrics_log.is_some(),
-            told: self.unlogged.told,
+            logged: self.unlogged.logged,
             change: self.unlogged.change.clone(),
             has_begun: self.has_begun,
         };
         let all = exchange::gather(world, &mine)?;
-        let standings: Vec<_> = all.iter().map(|said| said.standing).collect();
-        let plan = Regroup::of(&standings);
+        let reports: Vec<_> = all.iter().map(|said| said.report).collect();
+        let plan = Regroup::of(&reports);
         self.follow(&plan, world)?;
         self.has_begun = all.iter().filter_map(|said| said.has_begun).max();
         // A rank 0 that wrote the metrics log knows what it tells; else, of those that know that,
         // those know most that have been there longest.
-        let known = |it: &&Said| (it.told, it.change.lost.len() + it.change.joined.len());
+        let known = |it: &&Said| (it.logged, it.change.lost.len() + it.change.joined.len());
         let most = all.iter().max_by_key(known);
         let known = most.filter(|_| !all[0].has_log).unwrap_or(&all[0]);
-        (self.unlogged.told, self.unlogged.change) = (known.told, known.change.clone());
+        (self.unlogged.logged, self.unlogged.change) = (known.logged, known.change.clone());
         // Ranks open data together.
         self.data.take_if(|_| all.iter().any(|said| !said.has_data));
         Ok(Some(plan))
@@ -333,9 +333,9 @@ pub(crate) fn say_change(
     } else {
         tracing::warn!("{text}");
     }
-    log.write(&Event::Ranks(event))?;
-    unlogged.told = Some(world.generation());
-    faults::at_step(FaultPoint::Told, world.generation())
+    log.write(&LogEvent::Ranks(event))?;
+    unlogged.logged = Some(world.generation());
+    faults::at_step(FaultPoint::Announced, world.generation())
 }
 
 /// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this

@@ -1,8 +1,8 @@
 //! ZeRO-1 where ranks may be lost: which slices a rank has, and how all of them survive.
 //!
-//! Each slice has an owner and a keeper, the rank `ReducerOptions::keeper` after it, on another
-//! host if there are several. The owner gives the keeper the sums of the slice's gradients. Then
-//! both make the same update, so both have its values and moments, with the same bits.
+//! Each slice has an owner and a keeper, the rank `ReducerOptions::keeper_distance` after it, on
+//! another host if there are several. The owner gives the keeper the sums of the slice's gradients.
+//! Then both make the same update, so both have its values and moments, with the same bits.
 //!
 //! An update is made by all ranks or by none. A rank prepares the step, which takes the others, and
 //! then waits until all ranks have (a barrier). The update after that waits for nothing. So when
@@ -57,7 +57,7 @@ impl Slices {
     /// Those of `step`, if it has slices that must not be lost.
     pub(super) fn of(step: &Step) -> Option<Slices> {
         let options = options(step);
-        (options.zero > 0 && options.keeper > 0).then(Slices::default)
+        (options.zero > 0 && options.keeper_distance > 0).then(Slices::default)
     }
 
     /// After this many steps: what this rank has, and what it is ready for.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ddp_data::Batch;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Best, Progress, State};
+use crate::checkpoint::{Best, Plateau, State};
 use crate::metrics_log::StepEvent;
 use crate::step::Stats;
 
@@ -20,7 +20,7 @@ pub(crate) struct RunTotals {
     /// The best evaluation, and the last one.
     pub(crate) best: Option<Best>,
     pub(crate) last: Option<Best>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: Plateau,
     /// The fingerprint of the held-out rows that `best` was determined on.
     pub(crate) held_out: Option<String>,
     /// The steps that were last logged and evaluated, as far as they were due.
@@ -48,7 +48,7 @@ impl RunTotals {
             samples: state.samples,
             best: state.best,
             last: state.last,
-            progress: Progress {
+            progress: Plateau {
                 best: state.progress.best.or(state.best),
                 ..state.progress
             },
@@ -66,12 +66,12 @@ impl RunTotals {
         (self.last, self.best) = (evaluation, better(self.best).or(self.best));
         let before = self.progress;
         self.progress = match better(before.best) {
-            None => Progress {
+            None => Plateau {
                 since: before.since + u64::from(before.step != step),
                 step,
                 ..before
             },
-            best => Progress {
+            best => Plateau {
                 best,
                 since: 0,
                 step,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ddp_kernels::setting::SettingName;
 use ddp_nn::models::Family;
-use ddp_nn::models::family::{Field, Settings};
+use ddp_nn::models::family::{SettingField, Settings};
 use ddp_nn::models::gpt::GptSpec;
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ use crate::setting::LORA;
 
 /// What a folder says its model is.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Described {
+pub struct DescribedModel {
     /// The model.
     pub spec: GptSpec,
     /// Why the user must decide its `dropout`.
@@ -28,7 +28,7 @@ pub struct Described {
 }
 
 /// What the folder's `config.json` says.
-pub fn describe(folder: &Path) -> Result<Described> {
+pub fn describe(folder: &Path) -> Result<DescribedModel> {
     if folder.join(ADAPTER_FILE).exists() {
         let why = format!(
             "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
@@ -44,7 +44,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
 }
 
 /// The setting `name` of a model.
-fn field<'a>(spec: &'a mut GptSpec, name: &str) -> &'a mut dyn Field {
+fn field<'a>(spec: &'a mut GptSpec, name: &str) -> &'a mut dyn SettingField {
     let mut settings = spec.settings().into_iter();
     let setting = settings.find(|setting| setting.name == name);
     setting.expect("tables name settings").field
@@ -68,7 +68,7 @@ const UNREAD: [(&str, &str); 6] = [
     ("Qwen3_5", "linear attention is"),
 ];
 
-fn read(mut keys: Keys) -> Result<Described> {
+fn read(mut keys: Keys) -> Result<DescribedModel> {
     let named: Value = keys.take("architectures", Value::Null)?;
     let mut all = Architecture::all().iter();
     let Some(architecture) = all.find(|one| named == json!([one.class()])) else {
@@ -102,7 +102,7 @@ fn read(mut keys: Keys) -> Result<Described> {
     let vocabulary = spec.vocab;
     spec.write_out(vocabulary);
     spec.export_class = architecture.class().into();
-    Ok(Described {
+    Ok(DescribedModel {
         spec,
         dropout_refusal,
         architecture,

@@ -17,7 +17,7 @@ use super::CONFIG_FILE;
 use super::architecture::Architecture;
 use super::config::{self, architecture_of};
 use super::load::transpose;
-use super::names::{self, Part};
+use super::names::{self, TensorPart};
 use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
@@ -148,7 +148,7 @@ fn write(
         }
     }
     let parts = || tensors.iter().map(|(_, _, part)| part);
-    let shapes: Vec<_> = parts().map(Part::shape_there).collect();
+    let shapes: Vec<_> = parts().map(TensorPart::shape_there).collect();
     let names = parts().map(|part| part.name.as_str());
     let header = Header::of(names.zip(shapes.iter().map(Vec::as_slice)));
     let values = tensors.iter();
@@ -159,7 +159,7 @@ fn write(
 }
 
 /// The rows `here` of a parameter, as a tensor of transformers.
-fn there(here: &[f32], part: &Part) -> Result<Tensor> {
+fn there(here: &[f32], part: &TensorPart) -> Result<Tensor> {
     let there = Tensor::empty(&part.shape_there(), DType::F32, Device::Cpu)?;
     there.with_slice_mut(|values: &mut [f32]| {
         if part.is_transposed {

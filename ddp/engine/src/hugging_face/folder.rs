@@ -17,7 +17,7 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// A tensor in an open file.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FoundTensor {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: FileDType,
     /// Its first byte in the file.
@@ -28,7 +28,7 @@ pub(super) struct Found {
 /// All tensors of a folder by name, with the prefix of the whole model.
 #[derive(Debug)]
 pub(super) struct Tensors {
-    pub(super) found: BTreeMap<String, Found>,
+    pub(super) found: BTreeMap<String, FoundTensor>,
     files: Vec<(PathBuf, File)>,
 }
 
@@ -62,7 +62,7 @@ impl Tensors {
         if is_constant(architecture, &name) {
             return Ok(());
         }
-        let found = Found {
+        let found = FoundTensor {
             shape: entry.shape.clone(),
             dtype: FileDType::of(entry).map_err(|why| refuse(path, why))?,
             start: data_start + entry.start,
@@ -79,7 +79,7 @@ impl Tensors {
     /// Reads the values of a tensor from the one at `first` on. `bytes` is a scratch buffer.
     pub(super) fn read(
         &self,
-        found: &Found,
+        found: &FoundTensor,
         first: usize,
         values: &mut [f32],
         bytes: &mut Vec<u8>,

@@ -6,9 +6,9 @@ use std::path::Path;
 use ddp_nn::params::{Parameter, Params};
 
 use super::architecture::Architecture;
-use super::config::{Described, describe};
-use super::folder::{Found, Tensors};
-use super::names::{self, Part};
+use super::config::{DescribedModel, describe};
+use super::folder::{FoundTensor, Tensors};
+use super::names::{self, TensorPart};
 use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
@@ -16,7 +16,7 @@ use crate::shown::some_of;
 /// Refuses a folder whose files of tensors are missing or damaged, by their headers, or hold a
 /// model of another size.
 pub fn check_files(folder: &Path) -> Result<()> {
-    let Described {
+    let DescribedModel {
         spec, architecture, ..
     } = describe(folder)?;
     let tensors = Tensors::open(folder, architecture)?;
@@ -71,11 +71,11 @@ pub fn load(folder: &Path, params: &[&Params]) -> Result<String> {
 
 /// The tensors that make each parameter.
 fn sources<'a>(
-    described: &Described,
+    described: &DescribedModel,
     parameters: impl Iterator<Item = &'a Parameter>,
-) -> Result<Vec<Vec<Part>>, String> {
+) -> Result<Vec<Vec<TensorPart>>, String> {
     let of = |parameter: &Parameter| {
-        let Described {
+        let DescribedModel {
             architecture, spec, ..
         } = described;
         let parts = names::parts(architecture, spec, &parameter.name, &parameter.shape);
@@ -96,7 +96,7 @@ fn sources<'a>(
 fn check(
     architecture: &Architecture,
     tensors: &Tensors,
-    sources: &[Vec<Part>],
+    sources: &[Vec<TensorPart>],
     positions: usize,
 ) -> Result<(), String> {
     let parts = || sources.iter().flatten();
@@ -137,7 +137,7 @@ fn check_tied(folder: &Path, architecture: &Architecture, tensors: &Tensors) -> 
         return Ok(());
     };
     let count: usize = head.shape.iter().product();
-    let piece = |found: &Found, first: usize| -> Result<Vec<f32>> {
+    let piece = |found: &FoundTensor, first: usize| -> Result<Vec<f32>> {
         let mut values = vec![0.0; PIECE.min(count - first)];
         tensors.read(found, first, &mut values, &mut Vec::new())?;
         Ok(values)
@@ -168,7 +168,7 @@ impl Read {
     fn part(
         &mut self,
         tensors: &Tensors,
-        part: &Part,
+        part: &TensorPart,
         first: usize,
         here: &mut [f32],
     ) -> Result<()> {

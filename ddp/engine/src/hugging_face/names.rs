@@ -21,7 +21,7 @@ pub(super) fn has_token_rows(name: &str) -> bool {
 
 /// A tensor of transformers, which is some rows of a parameter here.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct TensorPart {
     /// Its name there.
     pub(super) name: String,
     /// The shape of these rows here.
@@ -32,7 +32,7 @@ pub(super) struct Part {
     pub(super) shift: f32,
 }
 
-impl Part {
+impl TensorPart {
     /// Its shape there.
     pub(super) fn shape_there(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
@@ -55,14 +55,14 @@ pub(super) fn parts(
     spec: &GptSpec,
     name: &str,
     shape: &[usize],
-) -> Option<Vec<Part>> {
+) -> Option<Vec<TensorPart>> {
     let (layer, leaf) = name.rsplit_once('.')?;
     let there = modules(architecture, layer)?;
     let is_in_block = layer.starts_with("blocks.");
     let is_conv1d = is_conv1d(architecture) && is_in_block && shape.len() == 2;
     let is_shifted = layer.ends_with("norm") && !architecture.words("shifted").is_empty();
     let shift = f32::from(u8::from(is_shifted));
-    let part = |(there, rows): (&String, usize)| Part {
+    let part = |(there, rows): (&String, usize)| TensorPart {
         name: format!("{there}.{leaf}"),
         shape: [&[rows], &shape[1..]].concat(),
         is_transposed: is_conv1d,

@@ -12,8 +12,8 @@ use ddp_nn::params::Precision;
 use serde_json::{Value, json};
 
 use super::architecture::Architecture;
-use super::config::{Described, architecture_of, text};
-use super::names::{Part, parts};
+use super::config::{DescribedModel, architecture_of, text};
+use super::names::{TensorPart, parts};
 use super::*;
 use crate::checkpoint::MODEL_FILE;
 use crate::model::ModelOptions;
@@ -41,7 +41,7 @@ fn class(model_type: &str) -> &'static Architecture {
     all.find(|one| one.model_type() == model_type).unwrap()
 }
 
-fn described(config: &Value) -> crate::Result<Described> {
+fn described(config: &Value) -> crate::Result<DescribedModel> {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), config.to_string()).unwrap();
     describe(scratch.path())
@@ -344,7 +344,7 @@ fn only_models_that_transformers_has_are_exported() {
 
 #[test]
 fn parameters_are_rows_of_tensors_there() {
-    let part = |name: &str, shape: &[usize], is_transposed| Part {
+    let part = |name: &str, shape: &[usize], is_transposed| TensorPart {
         name: name.into(),
         shape: shape.into(),
         is_transposed,

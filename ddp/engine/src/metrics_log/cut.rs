@@ -15,7 +15,7 @@ use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 
 use super::{
-    CONFIG_FILE, EVENTS_FILE, LogLine, MetricsLog, Written, check_free, taken, write_settings,
+    CONFIG_FILE, EVENTS_FILE, LastSteps, LogLine, MetricsLog, check_free, taken, write_settings,
 };
 use crate::error::{Error, Result};
 use crate::setting::OUT;
@@ -41,7 +41,7 @@ impl LockedLog {
             return Ok(None);
         }
         check_plain(out)?;
-        let (began, mut is_told) = (Instant::now(), false);
+        let (began, mut is_logged) = (Instant::now(), false);
         let limit = if was_lost { LOST_MAX } else { ENDING_MAX };
         loop {
             match LockedLog::open(out) {
@@ -53,7 +53,7 @@ impl LockedLog {
                 }
                 locked => return locked.map(Some),
             }
-            if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_told, true) {
+            if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_logged, true) {
                 let (path, limit) = (out.join(EVENTS_FILE), limit.as_secs());
                 let path = path.display();
                 tracing::warn!("{path}: waiting up to {limit} s until a lost host's lock ends");
@@ -133,24 +133,24 @@ impl MetricsLog {
             file,
             path,
             length: 0,
-            written: Written::default(),
+            written: LastSteps::default(),
         })
     }
 
     /// Opens the metrics log of a run that resumes after step `step`, and cuts the lines after it,
-    /// and those of ranks after generation `told`. Also returns whether it has its first line.
+    /// and those of ranks after this `generation`. Also returns whether it has its first line.
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
         locked: LockedLog,
         step: u64,
-        told: Option<u64>,
+        generation: Option<u64>,
     ) -> Result<(MetricsLog, bool)> {
         let LockedLog { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
             // It is locked already, so that no other process locks it first.
-            let lines = copy_lines(&mut file, copy, step, told);
+            let lines = copy_lines(&mut file, copy, step, generation);
             let lines = lines.map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
             copied = Some((copy, lines));
@@ -206,19 +206,19 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
     saved.filter_map(|line| line.step).collect()
 }
 
-/// Copies the lines that belong to the run up to step `step` and generation `told`. How it ended
+/// Copies the lines that belong to the run up to step `step` and generation `last`. How it ended
 /// before is not one of them. Returns their length, whether the first line is one of them, and the
 /// last of each kind.
 fn copy_lines(
     from: &mut File,
     to: &mut File,
     step: u64,
-    told: Option<u64>,
-) -> io::Result<(u64, bool, Written)> {
+    last: Option<u64>,
+) -> io::Result<(u64, bool, LastSteps)> {
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
-    let mut written = Written::default();
+    let mut written = LastSteps::default();
     while reader.read_until(b'\n', &mut text)? > 0 {
         heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
@@ -226,7 +226,7 @@ fn copy_lines(
             break;
         };
         let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");
-        let is_later = line.step > Some(step) || told.is_some() && line.generation > told;
+        let is_later = line.step > Some(step) || last.is_some() && line.generation > last;
         if !is_of_end && !is_later {
             writer.write_all(&text)?;
             length += text.len() as u64;
@@ -242,7 +242,7 @@ fn copy_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics_log::Event;
+    use crate::metrics_log::LogEvent;
     use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -325,7 +325,7 @@ mod tests {
         // As when the disk is full after some bytes.
         log.file.write_all(b"half a li").unwrap();
         log.cut_back();
-        log.write(&Event::Checkpoint {
+        log.write(&LogEvent::Checkpoint {
             step: 1,
             folder: "a",
         })
@@ -346,7 +346,7 @@ mod tests {
         let (mut log, _) =
             MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4, None).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
+        let checkpoint = |step| LogEvent::Checkpoint { step, folder: "a" };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
         let step = |step| format!(r#"{{"event":"step","step":{step},"of":"another rank"}}"#);
         log.write_once(step(4)).unwrap();
@@ -374,8 +374,8 @@ mod tests {
         fs::write(&path, format!("{LINES}{resumed}\n")).unwrap();
         let error = LockedLog::of_job(scratch.path()).unwrap_err();
         let text = error.to_string();
-        let told = "another job has resumed this run";
-        assert!(error.exit_code() == 2 && text.contains(told), "{text}");
+        let expected = "another job has resumed this run";
+        assert!(error.exit_code() == 2 && text.contains(expected), "{text}");
     }
 
     #[test]

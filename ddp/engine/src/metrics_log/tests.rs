@@ -13,7 +13,7 @@ fn a_log_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {
     let scratch = Scratch::new();
     let path = scratch.path().join(EVENTS_FILE);
     let mut log = MetricsLog::create(scratch.path(), SETTINGS).unwrap();
-    log.write(&Event::Step(step(1, 0.5))).unwrap();
+    log.write(&LogEvent::Step(step(1, 0.5))).unwrap();
     log.check_present().unwrap();
     OpenOptions::new()
         .write(true)
@@ -22,7 +22,7 @@ fn a_log_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {
         .unwrap();
     let problem = |log: &MetricsLog| log.check_present().unwrap_err().to_string();
     assert!(problem(&log).contains("it was cut while this run was writing it"));
-    let written = log.write(&Event::Step(step(2, 0.5)));
+    let written = log.write(&LogEvent::Step(step(2, 0.5)));
     assert!(written.unwrap_err().to_string().contains("it was cut"));
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     fs::copy(&path, scratch.path().join("copy")).unwrap();
@@ -72,7 +72,7 @@ fn a_run_is_its_events_in_order() {
     let out = scratch.path().join("a/b");
     let mut log = MetricsLog::create(&out, SETTINGS).unwrap();
     let config = json!({ "hidden": [256, 128] });
-    let start = Start {
+    let start = StartEvent {
         time_unix_s: 1.5,
         config: config.as_object().unwrap().clone(),
         versions: BTreeMap::from([("ddp-train".into(), "0.2.0".into())]),
@@ -104,11 +104,11 @@ fn a_run_is_its_events_in_order() {
         largest_class: None,
         columns: Vec::new(),
     };
-    let step = Event::Step(step(1, 2.25));
-    for event in [Event::Start(start), step, Event::Eval(eval)] {
+    let step = LogEvent::Step(step(1, 2.25));
+    for event in [LogEvent::Start(start), step, LogEvent::Eval(eval)] {
         log.write(&event).unwrap();
     }
-    let end = End {
+    let end = EndEvent {
         time_unix_s: 2.5,
         outcome: RunOutcome::Done,
         reason: "done",
@@ -173,7 +173,7 @@ fn nan_is_written_as_null() {
             grad_norm: None,
             ..step(1, loss)
         };
-        log.write(&Event::Step(event)).unwrap();
+        log.write(&LogEvent::Step(event)).unwrap();
     }
     for line in lines(scratch.path()) {
         assert_eq!(
@@ -189,7 +189,7 @@ fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
     let out = scratch.path().join("out");
     MetricsLog::create(&out, SETTINGS)
         .unwrap()
-        .write(&Event::Step(step(1, 1.0)))
+        .write(&LogEvent::Step(step(1, 1.0)))
         .unwrap();
     fs::create_dir(scratch.path().join("out-2")).unwrap();
     for out in [out.clone(), scratch.path().join("out/")] {
@@ -228,7 +228,7 @@ fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
         error.to_string().contains("a run is writing in it"),
         "one that begins now does: {error}"
     );
-    again.write(&Event::Step(step(1, 1.0))).unwrap();
+    again.write(&LogEvent::Step(step(1, 1.0))).unwrap();
     assert_eq!(lines(scratch.path()).len(), 1);
 }
 
@@ -260,9 +260,9 @@ fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
         file,
         path: "out/metrics.jsonl".into(),
         length: 0,
-        written: Written::default(),
+        written: LastSteps::default(),
     };
-    let error = log.write(&Event::Step(step(1, 1.0))).unwrap_err();
+    let error = log.write(&LogEvent::Step(step(1, 1.0))).unwrap_err();
     assert_eq!(error.exit_code(), 74);
     let text = error.to_string();
     assert!(

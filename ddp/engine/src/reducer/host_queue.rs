@@ -20,7 +20,7 @@ const SUMS_MAX: usize = 8;
 
 /// The jobs since the last join, in order.
 #[derive(Debug, Default)]
-struct Queue {
+struct JobQueue {
     /// Each with the phase of the run under which it is booked.
     started: Vec<(QueueEntry, Phase)>,
     /// How many are done.
@@ -40,8 +40,8 @@ enum QueueEntry {
 
 /// What the two threads share.
 #[derive(Debug)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SharedQueue {
+    queue: Mutex<JobQueue>,
     /// Signalled when there is more to do.
     more: Condvar,
     /// Signalled when something is done.
@@ -54,7 +54,7 @@ struct Shared {
 /// Communication of host memory.
 #[derive(Debug)]
 pub(super) struct HostQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     /// Whether a separate thread runs the jobs; otherwise `wait_for` and `join` do.
     threaded: bool,
     thread: Option<JoinHandle<()>>,
@@ -64,13 +64,13 @@ impl HostQueue {
     /// A queue for these jobs.
     pub(super) fn new(group: Group, jobs: Vec<CommJob>, overlap: bool) -> Result<HostQueue> {
         let (now, stream) = (Instant::now(), Stream::default_of(Device::Cpu)?);
-        let queue = Queue {
+        let queue = JobQueue {
             started: Vec::with_capacity(jobs.len() + SUMS_MAX),
             times: vec![(now, now); jobs.len()],
-            ..Queue::default()
+            ..JobQueue::default()
         };
         let threaded = overlap && group.size() > 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedQueue {
             queue: Mutex::new(queue),
             more: Condvar::new(),
             idle: Condvar::new(),
@@ -178,13 +178,13 @@ impl Drop for HostQueue {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     fn close(&self) {
         self.lock().closed = true;
         self.more.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
         // Nothing panics under this lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -246,7 +246,7 @@ impl Shared {
     }
 }
 
-fn wait<'a>(signal: &Condvar, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+fn wait<'a>(signal: &Condvar, queue: MutexGuard<'a, JobQueue>) -> MutexGuard<'a, JobQueue> {
     signal.wait(queue).unwrap_or_else(PoisonError::into_inner)
 }
 

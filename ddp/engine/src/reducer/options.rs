@@ -39,7 +39,7 @@ pub struct ReducerOptions {
     pub updates_alone: bool,
     /// Under ZeRO-1: the rank that many after a slice's owner gets its sums, too
     /// (`elastic/slices.rs`); 0 if none does.
-    pub keeper: usize,
+    pub keeper_distance: usize,
 }
 
 impl ReducerOptions {
@@ -110,8 +110,8 @@ impl ReducerOptions {
 
     /// Whose slices `rank` of `ranks` keeps.
     pub(crate) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
-        let has_keepers = self.zero > 0 && !self.keeper.is_multiple_of(ranks);
-        has_keepers.then(|| (rank + ranks - self.keeper % ranks) % ranks)
+        let has_keepers = self.zero > 0 && !self.keeper_distance.is_multiple_of(ranks);
+        has_keepers.then(|| (rank + ranks - self.keeper_distance % ranks) % ranks)
     }
 }
 
@@ -126,7 +126,7 @@ impl Default for ReducerOptions {
             zero: 0,
             shards: None,
             updates_alone: false,
-            keeper: 0,
+            keeper_distance: 0,
         }
     }
 }
@@ -338,9 +338,9 @@ pub(super) fn jobs(
             own: slice(rank)?,
             kept: slice(from)?,
             from,
-            to: (rank + options.keeper) % shares,
+            to: (rank + options.keeper_distance) % shares,
             // In a ring of ranks that all send first, none would receive.
-            sends_first: (rank / options.keeper).is_multiple_of(2),
+            sends_first: (rank / options.keeper_distance).is_multiple_of(2),
         }));
     }
     Ok((sums, jobs))

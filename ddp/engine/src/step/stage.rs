@@ -14,7 +14,7 @@ use ddp_nn::pass::Listener;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
-use crate::digest::Digests;
+use crate::digest::DeviceDigests;
 use crate::error::{Error, Result};
 use crate::reducer::{Reducer, ReducerOptions};
 use crate::setting::{OPTIMIZER, ZERO};
@@ -40,7 +40,7 @@ pub struct Stage {
     /// Measures the gradients; scale and norm of those of the whole model.
     pub(super) clip: Clip,
     /// Of the last step that measured the norm.
-    pub(super) digests: Digests,
+    pub(super) digests: DeviceDigests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
     /// On a GPU where ranks may be lost, f32 (1): how many ranks were stopped. If there are any, a
@@ -95,7 +95,7 @@ impl Stage {
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
             vote: vote(reducer.group(), device)?,
-            digests: Digests::new(&part.model.params)?,
+            digests: DeviceDigests::new(&part.model.params)?,
             model: part.model,
             clip,
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),

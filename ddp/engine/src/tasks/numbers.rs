@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::cells::{cell, put, put_numbers};
 use super::differences::{ColumnErrors, Differences, mean_r2};
-use super::task::{Evaluation, Format, LossOptions, PredictionOptions, Predictions, Task, Totals};
+use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, SaveAs, Task, Totals};
 use crate::error::{Error, Result};
 use crate::shown::{shown, significant, table};
 
@@ -111,14 +111,14 @@ impl Evaluation for Differences {
 /// Writes the numbers of each row.
 struct NumbersOfRows {
     outputs: usize,
-    format: Format,
+    format: SaveAs,
     names: Option<Vec<String>>,
 }
 
 impl Predictions for NumbersOfRows {
     fn head(&self, rows: usize) -> Result<Vec<u8>> {
         let columns = match self.outputs {
-            _ if self.format == Format::Npy => {
+            _ if self.format == SaveAs::Npy => {
                 let header = npy::header(DType::F32, &[rows, self.outputs]);
                 return Ok(header.expect("numpy has f32"));
             }
@@ -137,12 +137,12 @@ impl Predictions for NumbersOfRows {
 
     fn row(&self, row: u64, values: &[f32], into: &mut Vec<u8>) {
         match self.format {
-            Format::Csv => {
+            SaveAs::Csv => {
                 put(into, format_args!("{row}"));
                 put_numbers(into, values);
                 into.push(b'\n');
             }
-            Format::Npy => into.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            SaveAs::Npy => into.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         }
     }
 }

@@ -157,7 +157,7 @@ pub struct Totals {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PredictionOptions {
     /// The format of the file.
-    pub format: Format,
+    pub format: SaveAs,
     /// Whether to write the probability of each class.
     pub probabilities: bool,
     /// Whether to write the logit of each class.
@@ -168,7 +168,7 @@ pub struct PredictionOptions {
 
 /// The format of a file of predictions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum SaveAs {
     /// Text, a line for each row.
     Csv,
     /// An array for numpy.

@@ -4,7 +4,7 @@ use ddp_kernels::{Device, Tensor, npy};
 
 use super::*;
 
-fn options(format: Format, probabilities: bool, logits: bool) -> PredictionOptions {
+fn options(format: SaveAs, probabilities: bool, logits: bool) -> PredictionOptions {
     PredictionOptions {
         format,
         probabilities,
@@ -31,7 +31,7 @@ fn written(options: PredictionOptions, spec: &TaskSpec, values: &[f32]) -> Vec<u
 fn a_table_reads_back_with_names_that_need_quotes() {
     let task = classes(&["plain", "with, comma", "with \"quotes\""]);
     let logits = [0.5, 2.0, -1.0, 3.0, 3.0, -2e-9];
-    let bytes = written(options(Format::Csv, true, true), &task, &logits);
+    let bytes = written(options(SaveAs::Csv, true, true), &task, &logits);
     let mut reader = csv::Reader::from_reader(&bytes[..]);
     let heads: Vec<String> = reader.headers().unwrap().iter().map(String::from).collect();
     assert_eq!(
@@ -73,25 +73,25 @@ fn arrays_are_numpys() {
         npy::parse(&written(options, task, values), ddp_kernels::Device::Cpu).unwrap()
     };
     let logits = [1.0, 2.0, 5.0, 4.0, 0.0, 0.0];
-    let classes = load(options(Format::Npy, false, false), &task, &logits);
+    let classes = load(options(SaveAs::Npy, false, false), &task, &logits);
     assert_eq!(
         (classes.shape().dims(), classes.to_vec::<i64>().unwrap()),
         (&[3][..], vec![1, 0, 0])
     );
     for (names, expected) in [(["-1", "1"], [1, -1, -1]), (["5", "06"], [1, 0, 0])] {
         let task = self::classes(&names);
-        let named = load(options(Format::Npy, false, false), &task, &logits);
+        let named = load(options(SaveAs::Npy, false, false), &task, &logits);
         assert_eq!(named.to_vec::<i64>().unwrap(), expected, "{names:?}");
     }
-    let raw = load(options(Format::Npy, false, true), &task, &logits);
+    let raw = load(options(SaveAs::Npy, false, true), &task, &logits);
     assert_eq!(
         (raw.shape().dims(), raw.to_vec::<f32>().unwrap()),
         (&[3, 2][..], logits.to_vec())
     );
-    let p = load(options(Format::Npy, true, false), &task, &logits);
+    let p = load(options(SaveAs::Npy, true, false), &task, &logits);
     assert_eq!(p.to_vec::<f32>().unwrap()[4..], [0.5, 0.5]);
     let numbers = load(
-        options(Format::Npy, false, false),
+        options(SaveAs::Npy, false, false),
         &TaskSpec::Regression { outputs: 2 },
         &logits,
     );
@@ -160,14 +160,14 @@ fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
     };
     let error = task(true).check(&smoothed, "the tokens").unwrap_err();
     assert!(error.to_string().contains("`label-smoothing`"), "{error}");
-    let predicted = task(true).predictions(options(Format::Csv, false, false));
+    let predicted = task(true).predictions(options(SaveAs::Csv, false, false));
     assert!(predicted.is_err());
 }
 
 #[test]
 fn numbers_have_a_column_each() {
     let one = written(
-        options(Format::Csv, false, false),
+        options(SaveAs::Csv, false, false),
         &TaskSpec::Regression { outputs: 1 },
         &[0.25, -1e-9],
     );
@@ -176,7 +176,7 @@ fn numbers_have_a_column_each() {
         "row,prediction\n0,0.25\n1,-1e-9\n"
     );
     let two = written(
-        options(Format::Csv, false, false),
+        options(SaveAs::Csv, false, false),
         &TaskSpec::Regression { outputs: 2 },
         &[1.0, 2.0],
     );
@@ -186,7 +186,7 @@ fn numbers_have_a_column_each() {
     );
     let named = PredictionOptions {
         names: Some(["price", "rent, cold"].map(String::from).into()),
-        ..options(Format::Csv, false, false)
+        ..options(SaveAs::Csv, false, false)
     };
     let named = written(named, &TaskSpec::Regression { outputs: 2 }, &[1.0, 2.0]);
     assert_eq!(

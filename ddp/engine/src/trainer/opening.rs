@@ -9,7 +9,7 @@ use ddp_kernels::{matmuls, threads};
 use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value};
 
-use super::program::Program;
+use super::program::RunProgram;
 use super::setup::Assembled;
 use super::{bf16, resume};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
@@ -18,13 +18,13 @@ use crate::devices;
 use crate::digest::{self, LayerDigest};
 use crate::elastic::run::Kept;
 use crate::error::Result;
-use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
+use crate::metrics_log::{self, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld};
 use crate::setting::SAME_BITS;
 use crate::shown::shown;
 use crate::tasks;
 
 /// A run whose folder is opened.
-pub(super) struct Opening<'a> {
+pub(super) struct RunFolder<'a> {
     options: &'a Config,
     run: &'a Assembled,
     kept: &'a Kept,
@@ -38,13 +38,13 @@ pub(super) struct Opening<'a> {
     versions: BTreeMap<String, String>,
 }
 
-impl<'a> Opening<'a> {
+impl<'a> RunFolder<'a> {
     pub(super) fn new(
         options: &'a Config,
         run: &'a Assembled,
         kept: &'a Kept,
         world: &'a World,
-    ) -> Opening<'a> {
+    ) -> RunFolder<'a> {
         // How a run was started is no property of the run.
         let mut given = Config {
             resume: Resume::Never,
@@ -68,7 +68,7 @@ impl<'a> Opening<'a> {
         let mut versions = devices::versions(run.devices[0]);
         versions.insert("program".into(), devices::program(world));
         bf16::note(run.bf16_order, &mut versions);
-        Opening {
+        RunFolder {
             options,
             run,
             kept,
@@ -134,7 +134,7 @@ impl<'a> Opening<'a> {
             held_out,
             best: None,
             last: None,
-            progress: checkpoint::Progress::default(),
+            progress: checkpoint::Plateau::default(),
         })
     }
 
@@ -151,12 +151,12 @@ impl<'a> Opening<'a> {
     }
 
     /// Opens the metrics log on rank 0, which says these `initial_weights`. Lines after the steps
-    /// taken are cut, and those of ranks after generation `told`.
+    /// taken are cut, and those of ranks after this `generation`.
     pub(super) fn open_log(
         &self,
-        program: &mut dyn Program,
+        program: &mut dyn RunProgram,
         locked: Option<LockedLog>,
-        told: Option<u64>,
+        generation: Option<u64>,
         initial_weights: Vec<LayerDigest>,
     ) -> Result<MetricsLog> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
@@ -190,7 +190,7 @@ impl<'a> Opening<'a> {
             checkpoint::put_aside_after(out, taken)?;
         }
         let (mut log, has_start) = match there {
-            Some(there) => MetricsLog::resume(out, &self.file, there, taken, told)?,
+            Some(there) => MetricsLog::resume(out, &self.file, there, taken, generation)?,
             None => (MetricsLog::create(out, &self.file)?, false),
         };
         if !run.continues {
@@ -237,7 +237,7 @@ impl<'a> Opening<'a> {
         }
         let versions = &self.versions;
         resume::warn_of_other_bits(self.options, (&run.places, versions), &opened.state);
-        log.write(&Event::Resume(ResumeEvent {
+        log.write(&LogEvent::Resume(ResumeEvent {
             time_unix_s: metrics_log::unix_s(),
             step,
             from: from.to_string_lossy().into(),
@@ -262,7 +262,7 @@ impl<'a> Opening<'a> {
             "nccl" => ddp_comm::settings_of_free_order(),
             _ => Vec::new(),
         };
-        log.write(&Event::Start(Start {
+        log.write(&LogEvent::Start(metrics_log::StartEvent {
             time_unix_s: metrics_log::unix_s(),
             config: self.config.clone(),
             versions: self.versions.clone(),

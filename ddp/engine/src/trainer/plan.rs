@@ -5,7 +5,7 @@ use ddp_data::{Data, DataSpec, Sampler};
 use ddp_kernels::setting::Choice;
 use ddp_nn::optim::{Group, Schedule};
 
-use crate::checkpoint::Progress;
+use crate::checkpoint::Plateau;
 use crate::config::{BestBy, Config, Length};
 use crate::error::{Error, Result};
 use crate::setting::{BATCH_SIZE, BEST, DATA, DROP_LAST, EPOCHS, FREEZE, STOP_AFTER, WARMUP_STEPS};
@@ -98,7 +98,7 @@ impl Config {
     }
 
     /// Whether a run with this progress on held-out rows has ended early.
-    pub(super) fn has_stopped_early(&self, progress: &Progress) -> bool {
+    pub(super) fn has_stopped_early(&self, progress: &Plateau) -> bool {
         self.stop_after.is_some_and(|most| progress.since >= most)
     }
 

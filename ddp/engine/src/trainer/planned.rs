@@ -14,7 +14,7 @@ use ddp_nn::{Loss, Pass, PassOptions, Saved, Scratch};
 
 use super::setup;
 use crate::config::Config;
-use crate::digest::Digests;
+use crate::digest::DeviceDigests;
 use crate::elastic::agreement::Cut;
 use crate::error::Result;
 use crate::model::data_shape;
@@ -163,7 +163,7 @@ pub(super) fn plan(
         };
         // A sum of squares for each quantum.
         let squares = DType::F64.bytes() * params.chunks()?.quanta();
-        let measured = Digests::new(params)?.quanta.bytes() + squares;
+        let measured = DeviceDigests::new(params)?.quanta.bytes() + squares;
         step.workspace += (matmuls::WORKSPACE_BYTES + travels + measured) as u64;
     }
     step.context = CONTEXT_BYTES * devices.len() as u64;

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::metrics_log::{EvalEvent, StepEvent};
 
 /// The program around a run. Only rank 0 shows anything.
-pub trait Program {
+pub trait RunProgram {
     /// A loss of the program itself, in place of the one that follows from the data.
     fn loss(&self) -> Option<Arc<dyn Loss>> {
         None

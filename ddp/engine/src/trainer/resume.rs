@@ -13,7 +13,7 @@ use ddp_kernels::setting::Choice;
 use ddp_nn::optim::Shape;
 
 use super::plan::Plan;
-use crate::checkpoint::{self, Opened, Progress, State};
+use crate::checkpoint::{self, Opened, Plateau, State};
 use crate::config::{Config, Length, Resume};
 use crate::devices::models;
 use crate::error::{Error, Result};
@@ -352,7 +352,7 @@ pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> R
         "the {what} of step {}, the best so far: from here on the best is determined anew",
         best.step
     );
-    (state.best, state.last, state.progress) = (None, None, Progress::default());
+    (state.best, state.last, state.progress) = (None, None, Plateau::default());
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::generate::{Coding, GenerateOptions, TextWriter, generate};
+use crate::generate::{Codec, GenerateOptions, TextWriter, generate};
 use crate::metrics_log::SampleText;
 use crate::model::data_shape;
 use crate::setting::{SAMPLE, SAMPLE_HELD_OUT};
@@ -42,7 +42,7 @@ struct Prompt {
 pub(super) struct Sample {
     /// At least one.
     prompts: Vec<Prompt>,
-    coding: Coding,
+    coding: Codec,
     options: GenerateOptions,
     /// The whole model on the CPU, into which values are copied: in bf16 if the run is.
     copy: Model,
@@ -66,7 +66,7 @@ impl Sample {
                 "expected a model of the family {expected}, got {name}; help: leave it out"
             ));
         }
-        let Some(coding) = Coding::of_task(data.train.task(), data.tokenizer.as_deref())? else {
+        let Some(coding) = Codec::of_task(data.train.task(), data.tokenizer.as_deref())? else {
             return refused(
                 "expected tokens of bytes or with a tokenizer, got others; help: leave it out, or \
                  put the tokenizer.json that made them beside the data",
@@ -160,7 +160,7 @@ impl Sample {
 }
 
 /// The prompts of some held-out conversations, with their first answers.
-fn held_out(asked: u64, data: &Data, coding: &Coding) -> Result<Vec<Prompt>> {
+fn held_out(asked: u64, data: &Data, coding: &Codec) -> Result<Vec<Prompt>> {
     let (rows, mut prompts) = (data.held_out.rows(), Vec::new());
     let end = match data.train.task() {
         TaskSpec::NextToken { tokenizer, .. } => tokenizer.as_ref().and_then(|it| it.end_of_text),

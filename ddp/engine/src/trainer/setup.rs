@@ -17,7 +17,7 @@ use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params, Sharing};
 
 use super::plan::Plan;
-use super::program::Program;
+use super::program::RunProgram;
 use super::sample::Sample;
 use super::{agree, bf16, resume};
 use crate::checkpoint::Opened;
@@ -99,7 +99,7 @@ pub(super) struct Unbuilt {
 /// the ranks have agreed. What this one has in its `session` is used again.
 pub(super) fn assemble(
     options: &Config,
-    program: &dyn Program,
+    program: &dyn RunProgram,
     world: &World,
     parameters_max: u64,
     session: &mut Session,
@@ -225,7 +225,7 @@ pub(super) fn assemble(
 /// The data of the program itself, or those that the settings name. All ranks call it together.
 pub(super) fn data(
     options: &Config,
-    program: &dyn Program,
+    program: &dyn RunProgram,
     world: &World,
     resumed: Option<&Opened>,
 ) -> Result<Data> {
@@ -360,7 +360,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
         zero: options.zero,
         shards: options.same_bits,
         updates_alone: world.is_elastic() && options.zero == 0,
-        keeper: match (world.is_elastic(), world.hosts()) {
+        keeper_distance: match (world.is_elastic(), world.hosts()) {
             (false, _) => 0,
             (true, 1) => 1,
             // Hosts have neighbouring ranks.

@@ -5,7 +5,7 @@ mod begin;
 mod evaluation;
 mod saving;
 
-pub(super) use self::begin::{Ready, prepare};
+pub(super) use self::begin::{ReadyRun, prepare};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::program::Program;
+use super::program::RunProgram;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
 use super::{matmuls, nonfinite};
@@ -28,7 +28,7 @@ use crate::elastic::run::Kept;
 use crate::elastic::session::{self, Next};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, RunOutcome, StepEvent};
+use crate::metrics_log::{self, EVENTS_FILE, LogEvent, MetricsLog, RunOutcome, StepEvent};
 use crate::process;
 use crate::setting::{MIN_RANKS, RESUME, STOP_AFTER};
 use crate::tasks::Task;
@@ -52,9 +52,9 @@ enum AfterStep {
 }
 
 /// A training run, on one rank.
-pub(super) struct Trainer<'a> {
+pub(super) struct TrainingRun<'a> {
     options: &'a Config,
-    program: &'a mut dyn Program,
+    program: &'a mut dyn RunProgram,
     world: &'a World,
     run: Assembled,
     /// What is kept when the ranks meet again.
@@ -78,7 +78,7 @@ pub(super) struct Trainer<'a> {
     matmul_tflops: Option<f64>,
 }
 
-impl Trainer<'_> {
+impl TrainingRun<'_> {
     /// Trains. The metrics log's last line says how the run ended, also after an error.
     pub(super) fn train(mut self) -> Next {
         let trained = match self.train_steps() {
@@ -438,10 +438,10 @@ impl Trainer<'_> {
         };
         if let Some(log) = self.metrics_log {
             self.program.logged(&event)?;
-            log.write(&Event::Step(event.clone()))?;
+            log.write(&LogEvent::Step(event.clone()))?;
         }
         if is_elastic {
-            self.kept.totals.line = (number, Event::Step(event).to_line());
+            self.kept.totals.line = (number, LogEvent::Step(event).to_line());
         }
         Ok(())
     }
@@ -459,7 +459,7 @@ impl Trainer<'_> {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
             }
-            log.write(&Event::Placement(&audit))?;
+            log.write(&LogEvent::Placement(&audit))?;
         }
         Ok(())
     }
@@ -482,7 +482,7 @@ impl Trainer<'_> {
         let Some(log) = self.metrics_log else {
             return Ok(());
         };
-        log.end(End {
+        log.end(metrics_log::EndEvent {
             time_unix_s: metrics_log::unix_s(),
             outcome,
             reason,
@@ -509,7 +509,7 @@ impl Trainer<'_> {
 }
 
 /// Makes the report. One that fails is only warned of.
-fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
+fn report(program: &dyn RunProgram, options: &Config) -> Option<PathBuf> {
     let report = program.report(&options.out);
     report
         .inspect_err(|error| tracing::warn!("there is no report: {error}"))

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::plan::Plan;
 use super::planned::{self, ModelBytes, StepBytes};
-use super::program::Program;
+use super::program::RunProgram;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
@@ -80,7 +80,7 @@ pub struct Trial {
 /// resumed run that is already finished. All ranks call it together.
 pub fn rehearse(
     options: &Config,
-    program: &dyn Program,
+    program: &dyn RunProgram,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
     let mut session = Session::default();
@@ -273,7 +273,7 @@ fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
 /// metrics log says of each step.
 pub fn replay(
     options: &Config,
-    program: &dyn Program,
+    program: &dyn RunProgram,
     world: &World,
     last: u64,
     observer: &dyn Fn(u64) -> Observer,

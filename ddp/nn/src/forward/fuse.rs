@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use ddp_kernels::ops::Function;
 
 use super::plan::{Action, Planner};
-use super::trace::{Kind, Node, Op};
+use super::trace::{Kind, Op, TraceNode};
 
 impl Planner {
     /// Decides for operations in their order. The values at `ends` leave the plan.
@@ -135,7 +135,7 @@ impl Planner {
     /// Another value of an operation.
     fn part(&mut self, of: usize, number: usize, kind: Kind, shape: &[usize]) -> usize {
         self.known_part(of, number).unwrap_or_else(|| {
-            let part = Node {
+            let part = TraceNode {
                 op: Op::Part(number, kind),
                 inputs: vec![of],
                 shape: shape.to_vec(),
@@ -148,7 +148,7 @@ impl Planner {
 
     pub(super) fn known_part(&self, of: usize, number: usize) -> Option<usize> {
         let is_it =
-            |node: &Node| matches!(node.op, Op::Part(it, _) if it == number) && node.inputs == [of];
+            |at: &TraceNode| matches!(at.op, Op::Part(it, _) if it == number) && at.inputs == [of];
         self.nodes.iter().position(is_it)
     }
 

@@ -3,7 +3,7 @@
 use ddp_kernels::ops::{self, Attention, DropoutKey, EmbeddingScratch, NormGradients, NormOptions};
 use ddp_kernels::{DType, Tensor};
 
-use super::plan::{Action, Run};
+use super::plan::{Action, PlannedRun};
 use super::running::{Running, rows as rows_of};
 use super::trace::Op;
 use crate::build::ParamId;
@@ -17,7 +17,7 @@ fn rows(x: &Tensor) -> Result<Tensor> {
 
 impl Running<'_, '_, '_> {
     /// Runs an operation that has its own kernel. Returns false for any other operation.
-    pub(super) fn kernel(&mut self, run: &Run, x: &[&Tensor]) -> Result<bool> {
+    pub(super) fn kernel(&mut self, run: &PlannedRun, x: &[&Tensor]) -> Result<bool> {
         match &run.action {
             Action::Linear {
                 activation,
@@ -126,7 +126,7 @@ impl Running<'_, '_, '_> {
     }
 
     /// The operations that nothing is fused with.
-    fn kernel_of(&mut self, run: &Run, x: &[&Tensor]) -> Result<bool> {
+    fn kernel_of(&mut self, run: &PlannedRun, x: &[&Tensor]) -> Result<bool> {
         let nodes = self.nodes;
         match &nodes[run.of].op {
             Op::Activate(activation) => ops::activate_into(&self.take(run, 0)?, x[0], *activation)?,
@@ -184,7 +184,7 @@ impl Running<'_, '_, '_> {
     /// dw = dᵀ·x and db = Σ rows of d, for `d` (B, O) and `x` (B, I).
     fn linear_gradients(
         &mut self,
-        run: &Run,
+        run: &PlannedRun,
         weight: ParamId,
         bias: Option<ParamId>,
         [d, x]: [&Tensor; 2],
@@ -217,7 +217,7 @@ impl Running<'_, '_, '_> {
 
     fn norm_backward(
         &mut self,
-        run: &Run,
+        run: &PlannedRun,
         [has_weight, has_bias]: [bool; 2],
         residual: Option<&Tensor>,
         x: &[&Tensor],
@@ -255,7 +255,7 @@ impl Running<'_, '_, '_> {
     }
 
     /// Memory for an output of a run.
-    pub(super) fn take(&mut self, run: &Run, at: usize) -> Result<Tensor> {
+    pub(super) fn take(&mut self, run: &PlannedRun, at: usize) -> Result<Tensor> {
         let id = run.outputs[at];
         let made = self.pass.take_from(
             self.plan.pools[id],
@@ -267,7 +267,7 @@ impl Running<'_, '_, '_> {
     }
 
     /// Memory for the sums of blocks of rows of `dx`, if something reads them.
-    fn take_sums(&mut self, run: &Run, dx: &Tensor) -> Result<Option<Tensor>> {
+    fn take_sums(&mut self, run: &PlannedRun, dx: &Tensor) -> Result<Option<Tensor>> {
         let Some(sums) = run.sums.filter(|_| dx.shape()[0] > 0) else {
             return Ok(None);
         };
@@ -307,7 +307,7 @@ impl Running<'_, '_, '_> {
         Ok(())
     }
 
-    fn rope(&mut self, run: &Run, is_in_place: bool, x: &Tensor) -> Result<()> {
+    fn rope(&mut self, run: &PlannedRun, is_in_place: bool, x: &Tensor) -> Result<()> {
         let nodes = self.nodes;
         let Op::Rope(rope, heads, is_back) = &nodes[run.of].op else {
             return Ok(());
@@ -334,7 +334,7 @@ impl Running<'_, '_, '_> {
         Ok(())
     }
 
-    fn attention(&mut self, run: &Run, attention: &Attention, x: &[&Tensor]) -> Result<()> {
+    fn attention(&mut self, run: &PlannedRun, attention: &Attention, x: &[&Tensor]) -> Result<()> {
         let mixed = rows(&self.take(run, 0)?)?;
         let qkv = rows(x[0])?;
         let Some(cache) = self.pass.cache() else {

@@ -9,9 +9,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ddp_kernels::ops::{Activation, Chain, Step, View, Windows};
+use ddp_kernels::ops::{Activation, Chain, ChainStep, ChainView, Windows};
 
-use super::trace::{Kind, Node, Op};
+use super::trace::{Kind, Op, TraceNode};
 use crate::build::ParamId;
 use crate::error::Result;
 use crate::scratch::ScratchPool;
@@ -79,7 +79,7 @@ pub(super) enum Action {
 }
 
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct PlannedRun {
     pub(super) action: Action,
     /// The operation for which it runs.
     pub(super) of: usize,
@@ -95,10 +95,10 @@ pub(super) struct Run {
 
 /// A forward, and in training its backward.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) nodes: Vec<Node>,
-    pub(super) forward: Vec<Run>,
-    pub(super) backward: Vec<Run>,
+pub(super) struct PassPlan {
+    pub(super) nodes: Vec<TraceNode>,
+    pub(super) forward: Vec<PlannedRun>,
+    pub(super) backward: Vec<PlannedRun>,
     /// What forward keeps for backward.
     pub(super) kept: Vec<usize>,
     /// The input and the output; the gradient of the output, and of the input.
@@ -112,20 +112,20 @@ pub(super) struct Plan {
 
 /// Operations in one pass over memory.
 #[derive(Debug)]
-struct Group {
+struct FusedGroup {
     nodes: Vec<usize>,
     dims: Vec<usize>,
     /// The axes that its sums and maxima are over.
     axes: Vec<usize>,
 }
 
-enum Part {
-    Group(Group),
+enum PlanPart {
+    Group(FusedGroup),
     Single(usize),
 }
 
 pub(super) struct Planner {
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<TraceNode>,
     pub(super) kinds: Vec<Kind>,
     /// Which values something needs.
     pub(super) live: Vec<bool>,
@@ -135,7 +135,7 @@ pub(super) struct Planner {
     pub(super) stored: Vec<bool>,
     /// Which values are in memory after the runs so far.
     made: Vec<bool>,
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<PlannedRun>,
     how: PlanFor,
 }
 
@@ -146,13 +146,13 @@ pub(super) struct PlanFor {
     pub(super) is_cpu: bool,
 }
 
-/// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `Plan`.
+/// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `PassPlan`.
 pub(super) fn plan(
-    mut nodes: Vec<Node>,
+    mut nodes: Vec<TraceNode>,
     forward: usize,
     mut ends: [Option<usize>; 4],
     how: PlanFor,
-) -> Result<Plan> {
+) -> Result<PassPlan> {
     // What stops gradients is nothing else.
     let mut real: Vec<usize> = (0..nodes.len()).collect();
     for id in 0..nodes.len() {
@@ -207,7 +207,7 @@ pub(super) fn plan(
     if !how.is_cpu {
         planner.leave_sums();
     }
-    let mut plan = Plan {
+    let mut plan = PassPlan {
         forward: forward_runs,
         backward: planner.runs,
         kept: Vec::new(),
@@ -222,7 +222,7 @@ pub(super) fn plan(
     Ok(plan)
 }
 
-impl Plan {
+impl PassPlan {
     /// Whether a value is a tensor that a run makes or that comes from outside.
     fn is_computed(&self, id: usize) -> bool {
         !matches!(
@@ -278,10 +278,10 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl PassPlan {
     /// Chooses memory by lifetime.
     fn choose_pools(&mut self, how: PlanFor) {
-        let pool = |(id, node): (usize, &Node)| {
+        let pool = |(id, node): (usize, &TraceNode)| {
             // On the CPU backward computes such values again, so they live briefly.
             let is_brief = match node.op {
                 Op::Activate(of) | Op::ActivateBackward(of) => of.keeps_input(),
@@ -301,7 +301,7 @@ impl Plan {
 
 /// Strides of a whole tensor.
 fn whole(shape: &[usize]) -> Vec<usize> {
-    View::whole(shape).strides
+    ChainView::whole(shape).strides
 }
 
 /// `strides` of a value of this shape within an index space of more axes, or longer ones.
@@ -315,7 +315,7 @@ fn within(shape: &[usize], strides: &[usize], dims: &[usize]) -> Vec<usize> {
 }
 
 impl Planner {
-    pub(super) fn node(&self, id: usize) -> &Node {
+    pub(super) fn node(&self, id: usize) -> &TraceNode {
         &self.nodes[id]
     }
 
@@ -391,8 +391,8 @@ impl Planner {
     }
 
     /// Divides operations, which are in order, into groups and single ones.
-    fn parts(&self, order: &[usize]) -> Vec<Part> {
-        let (mut parts, mut open) = (Vec::new(), None::<Group>);
+    fn parts(&self, order: &[usize]) -> Vec<PlanPart> {
+        let (mut parts, mut open) = (Vec::new(), None::<FusedGroup>);
         for &id in order {
             if self.is_leaf(id) || self.is_part(id) || self.into[id].is_some() {
                 continue;
@@ -416,9 +416,9 @@ impl Planner {
             });
             if !self.is_fusable(id) {
                 if depends {
-                    parts.extend(open.take().map(Part::Group));
+                    parts.extend(open.take().map(PlanPart::Group));
                 }
-                parts.push(Part::Single(id));
+                parts.push(PlanPart::Single(id));
                 continue;
             }
             if let Some(group) = &mut open {
@@ -427,25 +427,25 @@ impl Planner {
                     continue;
                 }
                 if !depends && self.count(id) < group.dims.iter().product() {
-                    parts.push(Part::Group(self.group(id)));
+                    parts.push(PlanPart::Group(self.group(id)));
                     continue;
                 }
             }
-            parts.extend(open.replace(self.group(id)).map(Part::Group));
+            parts.extend(open.replace(self.group(id)).map(PlanPart::Group));
         }
-        parts.extend(open.map(Part::Group));
+        parts.extend(open.map(PlanPart::Group));
         parts
     }
 
     /// A group of one operation.
-    fn group(&self, id: usize) -> Group {
+    fn group(&self, id: usize) -> FusedGroup {
         let node = self.node(id);
         let (dims, axes) = match &node.op {
             Op::Sum(axes) | Op::Largest(axes) => (self.shape(node.inputs[0]), axes.clone()),
             _ => (&node.shape[..], vec![]),
         };
         let dims = dims.to_vec();
-        Group {
+        FusedGroup {
             nodes: vec![id],
             dims,
             axes,
@@ -453,7 +453,7 @@ impl Planner {
     }
 
     /// Whether an operation can join a group; sets the group's axes if so.
-    fn joins(&self, group: &mut Group, id: usize) -> bool {
+    fn joins(&self, group: &mut FusedGroup, id: usize) -> bool {
         let node = self.node(id);
         // What it reads from the group must be the value itself, not a view of it.
         let is_direct =
@@ -527,10 +527,10 @@ impl Planner {
         }
     }
 
-    fn demand_inputs(&mut self, parts: &[Part]) {
+    fn demand_inputs(&mut self, parts: &[PlanPart]) {
         for part in parts {
             match part {
-                Part::Group(group) => {
+                PlanPart::Group(group) => {
                     let inputs = group
                         .nodes
                         .iter()
@@ -539,7 +539,7 @@ impl Planner {
                         inputs.filter(|it| !group.nodes.contains(it)).collect();
                     outside.into_iter().for_each(|id| self.demand_read(id));
                 }
-                Part::Single(id) => {
+                PlanPart::Single(id) => {
                     for input in self.reads(*id) {
                         match self.columns_of(*id) {
                             Some(x) => self.demand(x),
@@ -627,7 +627,7 @@ impl Planner {
     }
 
     /// One more node.
-    pub(super) fn add(&mut self, node: Node, kind: Kind) -> usize {
+    pub(super) fn add(&mut self, node: TraceNode, kind: Kind) -> usize {
         self.nodes.push(node);
         self.kinds.push(kind);
         self.live.push(true);
@@ -637,11 +637,11 @@ impl Planner {
         self.nodes.len() - 1
     }
 
-    fn emit(&mut self, parts: Vec<Part>) -> Result<()> {
+    fn emit(&mut self, parts: Vec<PlanPart>) -> Result<()> {
         for part in parts {
             match part {
-                Part::Group(group) => self.emit_group(&group)?,
-                Part::Single(id) => self.emit_single(id)?,
+                PlanPart::Group(group) => self.emit_group(&group)?,
+                PlanPart::Single(id) => self.emit_single(id)?,
             }
         }
         Ok(())
@@ -655,7 +655,7 @@ impl Planner {
         inputs: Vec<usize>,
     ) {
         outputs.iter().for_each(|&id| self.made[id] = true);
-        self.runs.push(Run {
+        self.runs.push(PlannedRun {
             action,
             of,
             outputs,
@@ -675,7 +675,7 @@ impl Planner {
         if self.is_view(id) {
             let shape = self.shape(id).to_vec();
             let (root, view) = self.read(id, true)?;
-            let chain = copy(&shape, view, View::whole(&shape))?;
+            let chain = copy(&shape, view, ChainView::whole(&shape))?;
             self.run(Action::Chain(chain), id, vec![id], vec![root]);
         } else {
             self.ensure(input)?;
@@ -690,10 +690,10 @@ impl Planner {
     }
 
     /// The value in memory from which a chain reads `id`, and how, over the value's own shape.
-    fn read(&mut self, id: usize, through: bool) -> Result<(usize, View)> {
+    fn read(&mut self, id: usize, through: bool) -> Result<(usize, ChainView)> {
         if !self.is_view(id) || self.stored[id] && !through {
             self.ensure(id)?;
-            return Ok((id, View::whole(self.shape(id))));
+            return Ok((id, ChainView::whole(self.shape(id))));
         }
         let node = self.node(id).clone();
         let input = node.inputs[0];
@@ -715,7 +715,7 @@ impl Planner {
         Ok((root, view))
     }
 
-    fn emit_group(&mut self, group: &Group) -> Result<()> {
+    fn emit_group(&mut self, group: &FusedGroup) -> Result<()> {
         // Only what leads to a value in memory.
         let mut needed: Vec<usize> = group
             .nodes
@@ -756,26 +756,26 @@ impl Planner {
                     continue;
                 }
                 steps.push(match self.node(input).op {
-                    Op::Constant(value) => Step::Constant(value),
+                    Op::Constant(value) => ChainStep::Constant(value),
                     _ => {
                         let (root, view) = self.read(input, false)?;
                         let strides = turned(within(self.shape(input), &view.strides, &group.dims));
-                        let view = View {
+                        let view = ChainView {
                             offset: view.offset,
                             strides,
                         };
                         loads.push(view);
                         inputs.push(root);
-                        Step::Load(loads.len() - 1)
+                        ChainStep::Load(loads.len() - 1)
                     }
                 });
                 values.insert(input, steps.len() - 1);
             }
             let value = |at: usize| node.inputs.get(at).map_or(0, |input| values[input]);
             match node.op {
-                Op::Apply(function) => steps.push(Step::Apply(function, [0, 1, 2].map(value))),
-                Op::Sum(_) => steps.push(Step::Sum(value(0))),
-                Op::Largest(_) => steps.push(Step::Max(value(0))),
+                Op::Apply(function) => steps.push(ChainStep::Apply(function, [0, 1, 2].map(value))),
+                Op::Sum(_) => steps.push(ChainStep::Sum(value(0))),
+                Op::Largest(_) => steps.push(ChainStep::Max(value(0))),
                 _ => {}
             }
             let made = if matches!(node.op, Op::Expand) {
@@ -786,9 +786,9 @@ impl Planner {
             values.insert(id, made);
             if self.stored[id] {
                 let strides = turned(within(&node.shape, &whole(&node.shape), &group.dims));
-                stores.push(View { offset: 0, strides });
+                stores.push(ChainView { offset: 0, strides });
                 outputs.push(id);
-                steps.push(Step::Store(stores.len() - 1, made));
+                steps.push(ChainStep::Store(stores.len() - 1, made));
             }
         }
         let name = if group.axes.is_empty() {
@@ -810,7 +810,7 @@ impl Planner {
                 for nodes in [first, second] {
                     let nodes = nodes.to_vec();
                     let (dims, axes) = (group.dims.clone(), group.axes.clone());
-                    self.emit_group(&Group { nodes, dims, axes })?;
+                    self.emit_group(&FusedGroup { nodes, dims, axes })?;
                 }
                 return Ok(());
             }
@@ -834,7 +834,7 @@ impl Planner {
             let (mut chains, mut inputs, mut covered) = (Vec::new(), Vec::new(), 0);
             for (&input, start) in node.inputs.iter().zip(starts) {
                 let (root, view) = self.read(input, false)?;
-                let to = View {
+                let to = ChainView {
                     offset: start * along,
                     strides: strides.clone(),
                 };
@@ -876,7 +876,7 @@ impl Planner {
 }
 
 /// A chain that copies.
-fn copy(dims: &[usize], from: View, to: View) -> Result<Chain> {
-    let steps = vec![Step::Load(0), Step::Store(0, 0)];
+fn copy(dims: &[usize], from: ChainView, to: ChainView) -> Result<Chain> {
+    let steps = vec![ChainStep::Load(0), ChainStep::Store(0, 0)];
     Ok(Chain::new("copy", dims, 0, steps, [vec![from], vec![to]])?)
 }

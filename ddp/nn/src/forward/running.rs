@@ -3,16 +3,16 @@
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Chain};
 
-use super::plan::{Action, Plan, Run};
-use super::trace::{INPUTS_MAX, Node, Op};
+use super::plan::{Action, PassPlan, PlannedRun};
+use super::trace::{INPUTS_MAX, Op, TraceNode};
 use crate::error::{Error, Result};
 use crate::pass::{Pass, observe};
 
 /// Runs a plan's operations.
 pub(super) struct Running<'a, 'b, 'c> {
     pub(super) pass: &'a mut Pass<'b>,
-    pub(super) plan: &'c Plan,
-    pub(super) nodes: &'c [Node],
+    pub(super) plan: &'c PassPlan,
+    pub(super) nodes: &'c [TraceNode],
     numbers: &'c [(usize, Tensor)],
     pub(super) values: &'c mut [Option<Tensor>],
     /// Whether the gradient of the model's input is wanted.
@@ -22,7 +22,7 @@ pub(super) struct Running<'a, 'b, 'c> {
 impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
     pub(super) fn new(
         pass: &'a mut Pass<'b>,
-        plan: &'c Plan,
+        plan: &'c PassPlan,
         numbers: &'c [(usize, Tensor)],
         values: &'c mut [Option<Tensor>],
         wants_input: bool,
@@ -54,7 +54,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
     }
 
     /// Runs in order; `is_backward` is for observers.
-    pub(super) fn all(&mut self, runs: &[Run], is_backward: bool) -> Result<()> {
+    pub(super) fn all(&mut self, runs: &[PlannedRun], is_backward: bool) -> Result<()> {
         for run in runs {
             if run.is_for_input && !self.wants_input {
                 continue;
@@ -77,7 +77,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         Ok(())
     }
 
-    fn chain(&mut self, run: &Run, chain: &Chain, inputs: &[&Tensor]) -> Result<()> {
+    fn chain(&mut self, run: &PlannedRun, chain: &Chain, inputs: &[&Tensor]) -> Result<()> {
         let mut outs = [const { None }; INPUTS_MAX];
         for (at, out) in outs.iter_mut().enumerate().take(run.outputs.len()) {
             *out = Some(self.take(run, at)?);
@@ -92,7 +92,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         Ok(ops::chain_into(chain, &all[..run.outputs.len()], inputs)?)
     }
 
-    fn run(&mut self, run: &Run) -> Result<()> {
+    fn run(&mut self, run: &PlannedRun) -> Result<()> {
         let mut inputs = [const { None }; INPUTS_MAX];
         if run.inputs.len() > INPUTS_MAX {
             let got = format!("{} inputs", run.inputs.len());

@@ -53,7 +53,7 @@ pub trait Module: Any + fmt::Debug + Send {
 
 /// What a forward is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum PassMode {
     Training,
     Evaluation,
     /// Of tokens that follow others.
@@ -77,19 +77,19 @@ pub struct Scope<'a> {
     pub(super) build: Option<&'a mut Declarations>,
     /// The beginning of names.
     pub(super) prefix: String,
-    pub(super) mode: Mode,
+    pub(super) mode: PassMode,
     pub(super) lora: Option<Lora>,
 }
 
 impl Scope<'_> {
     /// Whether this is the forward of training.
     pub fn is_training(&self) -> bool {
-        self.mode == Mode::Training
+        self.mode == PassMode::Training
     }
 
     /// Whether the tokens follow those of earlier forwards, which only attention sees.
     pub fn is_decoding(&self) -> bool {
-        self.mode == Mode::Decoding
+        self.mode == PassMode::Decoding
     }
 
     /// Sets the initial weights of all parameters called `leaf`.

@@ -96,7 +96,7 @@ pub(super) enum Op {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(super) struct TraceNode {
     pub(super) op: Op,
     pub(super) inputs: Vec<usize>,
     pub(super) shape: Vec<usize>,
@@ -108,14 +108,14 @@ pub(super) struct Node {
 
 #[derive(Debug)]
 pub(super) struct Trace {
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<TraceNode>,
     /// The names of parameters, in messages.
     pub(super) names: Vec<(usize, String)>,
     /// The first error, with the line of the formula.
     pub(super) error: Option<String>,
-    /// What `Node::again` is of new values.
+    /// What `TraceNode::again` is of new values.
     pub(super) again: Option<usize>,
-    /// The layer that is being traced, which `Node::place` is of new values.
+    /// The layer that is being traced, which `TraceNode::place` is of new values.
     pub(super) place: Arc<str>,
     /// Where the forward has called the layer that is being traced, for errors.
     pub(super) line: Option<&'static Location<'static>>,
@@ -169,7 +169,7 @@ impl Trace {
     pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
         let id = self.nodes.len();
         let (again, place) = (self.again, self.place.clone());
-        self.nodes.push(Node {
+        self.nodes.push(TraceNode {
             op,
             inputs,
             shape,
@@ -181,7 +181,7 @@ impl Trace {
 
     /// What a value is called in messages, with its shape.
     fn described(&self, id: usize) -> String {
-        let Node { op, shape, .. } = &self.nodes[id];
+        let TraceNode { op, shape, .. } = &self.nodes[id];
         let name = match op {
             Op::Input => "x".to_string(),
             Op::Parameter(_) => {

@@ -314,7 +314,7 @@ impl Blocks {
             let mlp = PerceptronPart(self.clone());
             let name = format!("blocks.{index}");
             if self.spec.recompute == RecomputeKind::Block {
-                layers.push_named(&name, Box::new(Block(attention, mlp)));
+                layers.push_named(&name, Box::new(TransformerBlock(attention, mlp)));
             } else {
                 layers.push_named(&format!("{name}.attention"), Box::new(attention));
                 layers.push_named(&format!("{name}.mlp"), Box::new(mlp));
@@ -468,9 +468,9 @@ impl Module for PerceptronPart {
 
 /// Both, of which only the input is kept.
 #[derive(Debug)]
-struct Block(AttentionPart, PerceptronPart);
+struct TransformerBlock(AttentionPart, PerceptronPart);
 
-impl Module for Block {
+impl Module for TransformerBlock {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         m.recompute(|m| {
             let x = m.within("attention", |m| self.0.forward(m, x));

@@ -106,14 +106,14 @@ impl DataShape<'_> {
 /// The settings of a family by name. `family_settings!` implements it.
 pub trait Settings: Any + fmt::Debug + Send + Sync {
     /// All of them, in the order of the help.
-    fn settings(&mut self) -> Vec<Setting<'_>>;
+    fn settings(&mut self) -> Vec<FamilySetting<'_>>;
 
     /// A copy.
     fn boxed(&self) -> Box<dyn Family>;
 }
 
 /// A setting of a family.
-pub struct Setting<'a> {
+pub struct FamilySetting<'a> {
     /// Its name in flags, files and checkpoints.
     pub name: String,
     /// What help calls its value.
@@ -123,11 +123,11 @@ pub struct Setting<'a> {
     /// Whether results depend on it; otherwise it may change when a run is resumed.
     pub changes_results: bool,
     /// Its value.
-    pub field: &'a mut dyn Field,
+    pub field: &'a mut dyn SettingField,
 }
 
 /// The value of a setting.
-pub trait Field {
+pub trait SettingField {
     /// Sets it from the text of a flag. The error says what was expected.
     fn set(&mut self, text: &str) -> Result<(), String>;
 
@@ -147,7 +147,7 @@ pub trait Field {
     fn number(&self) -> Option<Number>;
 }
 
-impl<T: SettingValue + Serialize + DeserializeOwned> Field for T {
+impl<T: SettingValue + Serialize + DeserializeOwned> SettingField for T {
     fn set(&mut self, text: &str) -> Result<(), String> {
         *self = T::read(text)?;
         Ok(())
@@ -203,8 +203,8 @@ macro_rules! family_settings {
         }
 
         impl $crate::models::family::Settings for $family {
-            fn settings(&mut self) -> Vec<$crate::models::family::Setting<'_>> {
-                vec![$($crate::models::family::Setting {
+            fn settings(&mut self) -> Vec<$crate::models::family::FamilySetting<'_>> {
+                vec![$($crate::models::family::FamilySetting {
                     name: stringify!($field).replace('_', "-"),
                     value_name: $value_name,
                     help: [$($help.trim_ascii()),+].join(" "),
@@ -237,11 +237,11 @@ pub fn check_size(setting: &str, size: usize, most: usize) -> Result<()> {
     Err(refuse(setting, size, &expected, "give another"))
 }
 
-type Make = dyn Fn(&DataShape<'_>) -> Result<Sequential> + Send + Sync;
+type MakeLayers = dyn Fn(&DataShape<'_>) -> Result<Sequential> + Send + Sync;
 
 /// The model that a function makes for data of a shape.
 #[derive(Clone)]
-pub struct OwnLayers(Option<Arc<Make>>);
+pub struct OwnLayers(Option<Arc<MakeLayers>>);
 
 impl OwnLayers {
     /// The model that `make` makes. It is called more than once, and must make the same each time.
@@ -266,7 +266,7 @@ impl fmt::Debug for OwnLayers {
 }
 
 impl Settings for OwnLayers {
-    fn settings(&mut self) -> Vec<Setting<'_>> {
+    fn settings(&mut self) -> Vec<FamilySetting<'_>> {
         Vec::new()
     }
 

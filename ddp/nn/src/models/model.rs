@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Seed, Tensor};
 use crate::build::{Declarations, UseIndex};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
 use crate::forward::{Module, Traced};
-use crate::params::{Format, Params, Sharing};
+use crate::params::{Numerics, Params, Sharing};
 use crate::{Loss, Pass, Sequential};
 
 /// Layers, their parameters, and the shapes of input and output.
@@ -68,7 +68,7 @@ impl Model {
     pub fn new(
         root: Box<dyn Module>,
         input_shape: &[usize],
-        format: impl Into<Format>,
+        format: impl Into<Numerics>,
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
@@ -81,7 +81,7 @@ impl Model {
     pub fn with_shares(
         root: Box<dyn Module>,
         input_shape: &[usize],
-        format: impl Into<Format>,
+        format: impl Into<Numerics>,
         device: Device,
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
@@ -275,7 +275,7 @@ fn split(layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<
 
 /// Consecutive layers that stay together.
 #[derive(Debug)]
-struct Unit {
+struct LayerUnit {
     layers: Range<usize>,
     /// The elements of parameters that are declared in these layers, and of tied ones.
     elements: usize,
@@ -283,14 +283,14 @@ struct Unit {
     uses: Range<usize>,
 }
 
-fn units(declarations: &Declarations) -> Vec<Unit> {
+fn units(declarations: &Declarations) -> Vec<LayerUnit> {
     let (uses, list) = (&declarations.uses, &declarations.list);
     let first_use = |at: usize| {
         uses.iter()
             .position(|id| *id == uses[at])
             .expect("each use is in the list")
     };
-    let mut units: Vec<Unit> = Vec::new();
+    let mut units: Vec<LayerUnit> = Vec::new();
     for (index, ends) in declarations.begins.windows(2).enumerate() {
         let layer_uses = ends[0].0.range_to(ends[1].0);
         let is_tied = |at: usize| list[uses[at].0].is_tied;
@@ -302,7 +302,7 @@ fn units(declarations: &Declarations) -> Vec<Unit> {
                 0usize
             }
         };
-        let mut unit = Unit {
+        let mut unit = LayerUnit {
             layers: index..index + 1,
             elements: layer_uses.clone().map(elements).sum(),
             uses: layer_uses.clone(),

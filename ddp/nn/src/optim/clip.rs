@@ -17,7 +17,7 @@ use crate::params::Params;
 
 /// A part of the gradients of which this rank sums the squares.
 #[derive(Debug)]
-struct Slice {
+struct NormSlice {
     /// Its elements in the gradients' arena.
     range: Range<usize>,
     /// With offsets from its start.
@@ -31,7 +31,7 @@ struct Slice {
 #[derive(Debug)]
 pub struct Clip {
     max_norm: f64,
-    slices: Vec<Slice>,
+    slices: Vec<NormSlice>,
     /// Whether each rank has its own slices.
     is_shared: bool,
     /// f64 (Q), the sum of squares of each quantum.
@@ -55,7 +55,7 @@ impl Clip {
                 "the norm to clip at: expected 0 (off) or more, got {max_norm}"
             )));
         }
-        let slice = |range: &Range<usize>| -> Result<Slice> {
+        let slice = |range: &Range<usize>| -> Result<NormSlice> {
             assert!(
                 range.start.is_multiple_of(QUANTUM),
                 "a slice from {} on begins within a quantum",
@@ -64,7 +64,7 @@ impl Clip {
             let chunks = params.chunks_of(range.clone())?;
             chunks.bring_to(params.device())?;
             let before = params.chunks_of(0..range.start)?.quanta();
-            Ok(Slice {
+            Ok(NormSlice {
                 range: range.clone(),
                 quanta: before..before + chunks.quanta(),
                 chunks,

@@ -97,9 +97,9 @@ pub trait Exchange {
 
 /// The only rank.
 #[derive(Debug)]
-pub struct Alone;
+pub struct OneRank;
 
-impl Exchange for Alone {
+impl Exchange for OneRank {
     fn gather(&mut self) -> Result<()> {
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Exchange for Alone {
 
 /// A matrix that is orthogonalised.
 #[derive(Debug)]
-struct Matrix {
+struct MuonMatrix {
     /// (R, C), a part of the gradients' arena.
     gradient: Tensor,
     /// (R·C), the same.
@@ -123,7 +123,7 @@ struct Matrix {
     owner: usize,
 }
 
-impl Matrix {
+impl MuonMatrix {
     fn sides(&self) -> [usize; 2] {
         [self.gradient.shape()[0], self.gradient.shape()[1]]
     }
@@ -134,7 +134,7 @@ impl Matrix {
 #[derive(Debug)]
 pub(super) struct Matrices {
     /// Group by group.
-    all: Vec<Matrix>,
+    all: Vec<MuonMatrix>,
     rank: usize,
     /// (E) each, in the layers' dtype.
     x: [Tensor; 2],
@@ -158,7 +158,7 @@ impl Matrices {
             for &rows in &parameter.matrices {
                 let gradient = gradient.slice(start..start + rows)?;
                 let count = gradient.count();
-                all.push(Matrix {
+                all.push(MuonMatrix {
                     flat: gradient.reshape(&[count])?,
                     gradient: gradient.named(&parameter.name),
                     chunks: ChunkTable::whole(count).without_decay(),
@@ -168,7 +168,7 @@ impl Matrices {
                 start += rows;
             }
         }
-        let sides: Vec<_> = all.iter().map(Matrix::sides).collect();
+        let sides: Vec<_> = all.iter().map(MuonMatrix::sides).collect();
         let squares_max = if params.device().is_accelerator() {
             GROUP_SQUARES_MAX
         } else {
@@ -184,8 +184,8 @@ impl Matrices {
         }
         all.sort_by_key(|matrix| matrix.group);
         let own = all.iter().filter(|matrix| matrix.owner == rank);
-        let most = |size: fn(&Matrix) -> usize| own.clone().map(size).max().unwrap_or(0);
-        let of_group = |size: fn(&Matrix) -> usize| {
+        let most = |size: fn(&MuonMatrix) -> usize| own.clone().map(size).max().unwrap_or(0);
+        let of_group = |size: fn(&MuonMatrix) -> usize| {
             let mut sizes = vec![0; groups.len()];
             own.clone()
                 .for_each(|matrix| sizes[matrix.group] += size(matrix));
@@ -226,7 +226,7 @@ impl Matrices {
     }
 
     /// Letters: N matrices of one shape.
-    fn orthogonalize_group(&self, group: &[Matrix]) -> Result<()> {
+    fn orthogonalize_group(&self, group: &[MuonMatrix]) -> Result<()> {
         let [rows, columns] = group[0].sides();
         let (count, side) = (group.len(), rows.min(columns));
         let view = |of: &Tensor, [rows, columns]: [usize; 2]| -> Result<Tensor> {

@@ -78,15 +78,15 @@ impl Held {
 
 /// Memory of gradients that is used again. Letters: E elements of a window.
 #[derive(Debug)]
-pub(super) struct Windows {
+pub(super) struct WindowPool {
     /// Each with (E), in ascending order.
     pub(super) all: Vec<(Window, Tensor)>,
     /// The memory of each slot.
     slots: Vec<Tensor>,
 }
 
-impl Windows {
-    pub(super) fn zeros(windows: Vec<Window>, dtype: DType, device: Device) -> Result<Windows> {
+impl WindowPool {
+    pub(super) fn zeros(windows: Vec<Window>, dtype: DType, device: Device) -> Result<WindowPool> {
         let mut lengths = Vec::new();
         for window in &windows {
             lengths.resize(lengths.len().max(window.slot + 1), 0);
@@ -105,7 +105,7 @@ impl Windows {
             .into_iter()
             .map(with_memory)
             .collect::<Result<_>>()?;
-        Ok(Windows { all, slots })
+        Ok(WindowPool { all, slots })
     }
 
     /// The memory of `range`, which is in one window.

@@ -30,8 +30,8 @@ fn any_model() -> impl Strategy<Value = Vec<(Kind, Vec<usize>)>> {
     prop::collection::vec((kind, prop::collection::vec(1usize..40, 0..4)), 0..12)
 }
 
-fn declared(model: &[(Kind, Vec<usize>)]) -> Vec<Declared> {
-    let declare = |(index, (kind, shape)): (usize, &(Kind, Vec<usize>))| Declared {
+fn declared(model: &[(Kind, Vec<usize>)]) -> Vec<Declaration> {
+    let declare = |(index, (kind, shape)): (usize, &(Kind, Vec<usize>))| Declaration {
         matrices: Vec::new(),
         name: format!(
             "{}{index}",

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use ddp_data::{
     Alone, Data, DataRequest, Dataset, Error, FeaturePlan, LabelName, Missing, Normalization,
-    Normalize, Ranks, Result, TaskKind, TaskSpec, Trained, read_rows,
+    Ranks, Result, Scaling, TaskKind, TaskSpec, Trained, read_rows,
 };
 use ddp_kernels::files::testing::Scratch;
 

@@ -13,7 +13,7 @@ use super::measure::{BenchOptions, line, round, rounds, start};
 use crate::error::Result;
 use crate::exchange::gather_numbers;
 use crate::output::Say;
-use crate::params::Format;
+use crate::params::Numerics;
 
 /// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A matmul
 /// then reads memory, as a layer does, whose operands were last used a step ago.
@@ -87,7 +87,7 @@ fn measure_shape(
     world: &World,
 ) -> Result<Value> {
     let wanted = bench.config.dtype;
-    let (format, MatmulShape { m, n, k }) = (Format::from(wanted), shape);
+    let (format, MatmulShape { m, n, k }) = (Numerics::from(wanted), shape);
     let dtype = format.layers;
     // As many sets as fill `ROTATED_BYTES`, so that none is in a cache when it is used again.
     let bytes = (m * k + n * k + n + m * n) * dtype.bytes();

@@ -99,7 +99,7 @@ pub fn allreduce(
     } else {
         Stream::default_of(device)?
     };
-    let bench = Bench {
+    let bench = AllreduceBench {
         options,
         common,
         device,
@@ -115,7 +115,7 @@ pub fn allreduce(
 }
 
 /// What is measured, and with what.
-struct Bench<'a> {
+struct AllreduceBench<'a> {
     options: &'a AllreduceOptions,
     common: &'a BenchOptions,
     device: Device,
@@ -126,7 +126,7 @@ struct Bench<'a> {
     stream: Stream,
 }
 
-impl Bench<'_> {
+impl AllreduceBench<'_> {
     /// The time of the collective on `tensor`.
     fn measure(&self, tensor: &Tensor) -> Result<Value> {
         let (operation, dtype) = (self.options.operation, tensor.dtype());

@@ -10,7 +10,7 @@ use super::explain;
 use super::measure::{line, round, round_or_null};
 use crate::error::Result;
 use crate::output::Say;
-use crate::params::Format;
+use crate::params::Numerics;
 
 /// Sides of the large matmul, and bytes of the large copy: neither fits into a cache.
 const SIDE: usize = 8192;
@@ -30,7 +30,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    pub(super) fn measure(device: Device, format: Format) -> Result<Rates> {
+    pub(super) fn measure(device: Device, format: Numerics) -> Result<Rates> {
         let from = Tensor::zeros(&[COPIED], DType::U8, device)?;
         let to = from.new_zeros(&[COPIED])?;
         let copy_s = fastest_s(device, || Ok(to.copy_from(&from)?))?;

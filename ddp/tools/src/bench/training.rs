@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::models::Model;
 use crate::nn::{Loss, Sequential};
 use crate::optim::Optimizer;
-use crate::optim::muon::Alone;
+use crate::optim::muon::OneRank;
 use crate::output::Say;
-use crate::params::Format;
+use crate::params::Numerics;
 use crate::setting::{DEVICE, GRAPH};
 use crate::step::{Step, StepOptions};
 use crate::trainer::step_options;
@@ -93,7 +93,7 @@ pub fn steps(
     };
     let config = &bench.config;
     crate::step::check_graph(config.graph, device)?;
-    let format = Format::from(config.dtype);
+    let format = Numerics::from(config.dtype);
     let began = Instant::now();
     let main = &world.group("main")?;
     let batches = batches(&subject, device, world, config.same_bits)?;
@@ -206,7 +206,7 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            optimizer.apply(params, &mut Alone, None, None)?;
+            optimizer.apply(params, &mut OneRank, None, None)?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);

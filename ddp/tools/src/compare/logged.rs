@@ -15,33 +15,33 @@ use crate::metrics_log::EVENTS_FILE;
 
 /// A layer: its name, a hash of its bits, its norm and its sum. The numbers are null where they
 /// are not finite.
-pub(super) type Layer = (String, String, Option<f64>, Option<f64>);
+pub(super) type LoggedLayer = (String, String, Option<f64>, Option<f64>);
 
 /// See `StepDigests` of the engine.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Digests {
     pub(super) batch: String,
-    pub(super) gradients: Vec<Layer>,
-    pub(super) weights: Vec<Layer>,
+    pub(super) gradients: Vec<LoggedLayer>,
+    pub(super) weights: Vec<LoggedLayer>,
 }
 
 /// A line of the metrics log.
 #[derive(Deserialize)]
-struct Event {
+struct LineKind {
     event: String,
 }
 
 /// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Step {
+pub(super) struct LoggedStep {
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
     pub(super) digests: Option<Digests>,
 }
 
 /// Steps by number.
-pub(super) type Steps = BTreeMap<u64, Step>;
+pub(super) type Steps = BTreeMap<u64, LoggedStep>;
 
 /// A run to compare.
 #[derive(Debug)]
@@ -57,11 +57,11 @@ impl Logged {
         let (mut steps, mut line_number, mut damage) = (BTreeMap::new(), 0, None);
         let run = Run::read_log(folder, |line| {
             line_number += 1;
-            let event = serde_json::from_slice::<Event>(line);
+            let event = serde_json::from_slice::<LineKind>(line);
             if event.map_or(true, |it| it.event != "step") {
                 return true;
             }
-            match serde_json::from_slice::<Step>(line) {
+            match serde_json::from_slice::<LoggedStep>(line) {
                 Ok(step) => _ = steps.insert(step.step, step),
                 Err(why) => _ = damage.get_or_insert((line_number, format!("no step: {why}"))),
             }
@@ -77,7 +77,7 @@ impl Logged {
         }
         let weights = Vec::deserialize(&run.last["start"]["initial_weights"]);
         if let Some(weights) = weights.ok().filter(|layers: &Vec<_>| !layers.is_empty()) {
-            let mut first = Step::default();
+            let mut first = LoggedStep::default();
             first.digests.get_or_insert_default().weights = weights;
             steps.insert(first.step, first);
         }

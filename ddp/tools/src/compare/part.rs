@@ -5,13 +5,13 @@ use std::fmt;
 use ddp_kernels::setting::SettingName;
 use serde::Serialize;
 
-use super::logged::{Digests, Layer, Step, Steps};
+use super::logged::{Digests, LoggedLayer, LoggedStep, Steps};
 use crate::shown::significant;
 use crate::units::relative;
 
 /// A tensor or number that a step read or computed: the layer of a gradient or of weights, the
 /// bits, and the loss or the norm of the layer.
-type Value = (Option<String>, String, Option<f64>);
+type ComparedValue = (Option<String>, String, Option<f64>);
 
 /// The first difference between two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -89,7 +89,7 @@ pub(super) fn apart_text(relative: f64) -> String {
 }
 
 /// What a step read and computed, in this order: only the loss without `digests`.
-fn things(step: &Step, digests: bool) -> [(&'static str, Vec<Value>); 4] {
+fn things(step: &LoggedStep, digests: bool) -> [(&'static str, Vec<ComparedValue>); 4] {
     let none = Digests::default();
     let digests = step.digests.as_ref().filter(|_| digests).unwrap_or(&none);
     let weights = match step.step {
@@ -97,7 +97,7 @@ fn things(step: &Step, digests: bool) -> [(&'static str, Vec<Value>); 4] {
         _ => "update",
     };
     let bits = format!("{:?}", step.loss.map(f64::to_bits));
-    let layer = |of: &Layer| (Some(of.0.clone()), of.1.clone(), of.2);
+    let layer = |of: &LoggedLayer| (Some(of.0.clone()), of.1.clone(), of.2);
     // Backward goes from the output to the input.
     let gradients = digests.gradients.iter().rev().map(layer).collect();
     [
@@ -119,7 +119,7 @@ pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
     })?;
     let mut steps = common(a, b).filter(|(own, _)| own.step > 0);
     if let Some((own, other)) = steps.next().filter(|_| parting.step == 0) {
-        let batch = |step: &Step| step.digests.as_ref().map(|of| of.batch.clone());
+        let batch = |step: &LoggedStep| step.digests.as_ref().map(|of| of.batch.clone());
         parting.batch_too = (batch(own) != batch(other)).then_some(own.step);
     }
     Some(parting)
@@ -130,19 +130,19 @@ pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
 fn parting_of(
     (same_until, step): (Option<u64>, u64),
     thing: &'static str,
-    [a, b]: [&[Value]; 2],
+    [a, b]: [&[ComparedValue]; 2],
 ) -> Option<Parting> {
-    fn alike<'a>(of: &'a [Value], one: &Value) -> Option<&'a Value> {
+    fn alike<'a>(of: &'a [ComparedValue], one: &ComparedValue) -> Option<&'a ComparedValue> {
         of.iter().find(|other| other.0 == one.0)
     }
     let differing = || a.iter().filter(|one| alike(b, one) != Some(one));
-    let only_in = |of: &'_ [Value], other: &[Value]| -> Vec<Value> {
+    let only_in = |of: &'_ [ComparedValue], other: &[ComparedValue]| -> Vec<ComparedValue> {
         let only = of.iter().filter(|one| alike(other, one).is_none());
         only.cloned().collect()
     };
     let (only_a, only_b) = (only_in(a, b), only_in(b, a));
     let first = differing().next().or(only_b.first())?;
-    let layers = |of: &[Value]| of.iter().filter_map(|one| one.0.clone()).collect();
+    let layers = |of: &[ComparedValue]| of.iter().filter_map(|one| one.0.clone()).collect();
     Some(Parting {
         step,
         same_until,
@@ -158,7 +158,10 @@ fn parting_of(
 }
 
 /// The steps that both runs logged, in order.
-pub(super) fn common<'a>(a: &'a Steps, b: &'a Steps) -> impl Iterator<Item = (&'a Step, &'a Step)> {
+pub(super) fn common<'a>(
+    a: &'a Steps,
+    b: &'a Steps,
+) -> impl Iterator<Item = (&'a LoggedStep, &'a LoggedStep)> {
     let steps = a.values();
     steps.filter_map(|own| Some((own, b.get(&own.step)?)))
 }

@@ -16,7 +16,7 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device};
 use ddp_nn::pass::Observer;
 
-use super::logged::{Logged, Step};
+use super::logged::{Logged, LoggedStep};
 use super::part::{Parting, parting};
 use crate::checkpoint;
 use crate::config::{Config, GraphChoice, Resume};
@@ -24,11 +24,11 @@ use crate::error::{Error, Result};
 use crate::metrics::check_run;
 use crate::setting::SAME_BITS;
 use crate::shown::significant;
-use crate::trainer::{self, Program};
+use crate::trainer::{self, RunProgram};
 use crate::units::plural;
 
 /// The program around a run with these settings.
-pub type MakeProgram = for<'a> fn(&'a Config) -> Box<dyn Program + 'a>;
+pub type MakeProgram = for<'a> fn(&'a Config) -> Box<dyn RunProgram + 'a>;
 
 /// The most steps that are repeated.
 const STEPS_MAX: u64 = 1000;
@@ -113,7 +113,7 @@ pub(super) fn replay(
     let mut lines = vec![format!("replayed after step {from}: {found}")];
     for ((name, run), steps) in ["A", "B"].into_iter().zip(runs).zip(ended) {
         let steps = steps?.into_iter().map(|line| {
-            let step: Step = serde_json::from_str(&line).expect("it is as a log has it");
+            let step: LoggedStep = serde_json::from_str(&line).expect("it is as a log has it");
             (step.step, step)
         });
         if let Some(parting) = parting(&run.steps, &steps.collect()) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ddp_comm::{Rdma, World};
-use ddp_kernels::device::{Candidate, Library, discover};
+use ddp_kernels::device::{Candidate, CudaLibrary, discover};
 use ddp_kernels::mapped::free_bytes;
 use ddp_kernels::simd::{self, Bf16Unit};
 use ddp_kernels::{DType, Device, Tensor, ops};
@@ -226,7 +226,7 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
 }
 
 /// A library: the file that is used, and why others are not.
-fn library(library: &Library, needed: bool, refused: &[(PathBuf, String)]) -> Finding {
+fn library(library: &CudaLibrary, needed: bool, refused: &[(PathBuf, String)]) -> Finding {
     let line = |path: &Path, version: &Option<String>| match version {
         Some(version) => format!("{} ({version})", path.display()),
         None => path.display().to_string(),
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_needed_and_missing_is_bad() {
-        let missing = Library {
+        let missing = CudaLibrary {
             what: "NCCL",
             found: None,
             version: None,
@@ -346,7 +346,7 @@ mod tests {
             ),
             (Health::Bad, Health::Note)
         );
-        let there = Library {
+        let there = CudaLibrary {
             found: Some("x/libnccl.so.2".into()),
             advice: None,
             ..missing
@@ -361,7 +361,7 @@ mod tests {
             version: Some(version.into()),
             skipped: skipped.map(str::to_string),
         };
-        let found = Library {
+        let found = CudaLibrary {
             what: "cuBLASLt",
             found: Some("b/libcublasLt.so.13".into()),
             version: Some("13".into()),

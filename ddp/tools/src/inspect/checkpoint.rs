@@ -6,7 +6,7 @@ use std::{fs, io};
 use ddp_kernels::setting::Choice;
 use serde_json::json;
 
-use super::model::Tensors;
+use super::model::FileTensors;
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, STATE_FILE, State};
 use crate::config::{Config, as_flag};
@@ -21,7 +21,7 @@ use crate::units::plural;
 pub(super) fn found(folder: &Path) -> Result<Inspected> {
     let opened = checkpoint::open(folder)?;
     let (state, config) = (&opened.state, Config::of_checkpoint(&opened)?);
-    let tensors = Tensors::read(&folder.join(MODEL_FILE))?;
+    let tensors = FileTensors::read(&folder.join(MODEL_FILE))?;
     let (outputs, position) = (state.task.outputs(), &state.position);
     let path = folder.display();
     let mut sheet = Sheet::new(format!(

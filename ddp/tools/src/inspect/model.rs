@@ -12,21 +12,21 @@ use crate::error::{Error, Result};
 
 /// The tensors of a file.
 #[derive(Debug)]
-pub(super) struct Tensors {
+pub(super) struct FileTensors {
     entries: Vec<TensorEntry>,
     bytes: u64,
 }
 
-impl Tensors {
+impl FileTensors {
     /// Reads the header of the file at `path`, checked against its size.
-    pub(super) fn read(path: &Path) -> Result<Tensors> {
+    pub(super) fn read(path: &Path) -> Result<FileTensors> {
         let failed = || unreadable(path);
         let mut file = File::open(path).map_err(failed())?;
         let bytes = file.metadata().map_err(failed())?.len();
         let header = Header::read(&mut file, bytes).map_err(failed())?;
         let header = header.map_err(|why| Error::Data(format!("{}: {why}", path.display())))?;
         let entries = header.entries;
-        Ok(Tensors { entries, bytes })
+        Ok(FileTensors { entries, bytes })
     }
 
     /// Elements of all tensors.
@@ -59,7 +59,7 @@ impl Tensors {
 
 /// Inspects the file at `path`.
 pub(super) fn found(path: &Path) -> Result<Inspected> {
-    let tensors = Tensors::read(path)?;
+    let tensors = FileTensors::read(path)?;
     let mut sheet = Sheet::new(format!("model {}, {} bytes", path.display(), tensors.bytes));
     sheet.add("tensors", tensors.table());
     sheet.add("elements", tensors.elements().to_string());

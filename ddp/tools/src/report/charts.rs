@@ -39,14 +39,14 @@ pub(crate) struct Curve {
 
 /// A field of logged steps, or of evaluations.
 #[derive(Clone, Copy)]
-enum Field {
+enum ChartField {
     Step(&'static str),
     Eval(&'static str),
 }
-use Field::{Eval, Step};
+use ChartField::{Eval, Step};
 
 /// A curve that a run may have: the title and the unit of its chart, its name there, and its field.
-type CurvePlan = (&'static str, &'static str, &'static str, Field);
+type CurvePlan = (&'static str, &'static str, &'static str, ChartField);
 
 /// Curves with the same title share a chart. Of those that also have the same name, the first that
 /// has values is shown. `watch` shows the first two charts.
@@ -158,7 +158,7 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
 }
 
 /// The curve of a run, if it has values.
-fn curve(run: &Run, field: Field, name: &str, color: usize) -> Option<Curve> {
+fn curve(run: &Run, field: ChartField, name: &str, color: usize) -> Option<Curve> {
     match field {
         Step(field) => Curve::of(name, color, false, run.steps.values(field)),
         Eval(field) => Curve::of(name, color, true, run.evals.values(field)),
@@ -185,7 +185,7 @@ impl Curve {
 }
 
 impl Chart {
-    fn new(title: &'static str, unit: String, field: Field, curves: Vec<Curve>) -> Chart {
+    fn new(title: &'static str, unit: String, field: ChartField, curves: Vec<Curve>) -> Chart {
         let (Step(field) | Eval(field)) = field;
         Chart {
             title,

@@ -19,17 +19,17 @@ library::functions! {
         fn nvrtcGetErrorString(c_int) -> *const c_char;
         fn nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
         fn nvrtcGetSupportedArchs(*mut c_int) -> c_int;
-        fn nvrtcCreateProgram(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
-        fn nvrtcDestroyProgram(*mut Program) -> c_int;
-        fn nvrtcCompileProgram(Program, c_int, *const *const c_char) -> c_int;
-        fn nvrtcGetProgramLogSize(Program, *mut usize) -> c_int;
-        fn nvrtcGetProgramLog(Program, *mut c_char) -> c_int;
-        fn nvrtcGetCUBINSize(Program, *mut usize) -> c_int;
-        fn nvrtcGetCUBIN(Program, *mut c_char) -> c_int;
+        fn nvrtcCreateProgram(*mut NvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+        fn nvrtcDestroyProgram(*mut NvrtcProgram) -> c_int;
+        fn nvrtcCompileProgram(NvrtcProgram, c_int, *const *const c_char) -> c_int;
+        fn nvrtcGetProgramLogSize(NvrtcProgram, *mut usize) -> c_int;
+        fn nvrtcGetProgramLog(NvrtcProgram, *mut c_char) -> c_int;
+        fn nvrtcGetCUBINSize(NvrtcProgram, *mut usize) -> c_int;
+        fn nvrtcGetCUBIN(NvrtcProgram, *mut c_char) -> c_int;
     }
 }
 
-type Program = *mut c_void;
+type NvrtcProgram = *mut c_void;
 
 /// The only header that kernels include: its name and text.
 pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops/common.cuh"));
@@ -199,15 +199,15 @@ impl fmt::Display for Compiler {
 /// A program, destroyed when dropped.
 struct Made<'a> {
     functions: &'a NvrtcFunctions,
-    program: Program,
+    program: NvrtcProgram,
 }
 
 impl Made<'_> {
     /// The output of a pair of functions: one gives the size, the other the bytes.
     fn read(
         &self,
-        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        bytes: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+        size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> c_int,
+        bytes: unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> c_int,
     ) -> Result<Vec<u8>, String> {
         let mut length = 0;
         // SAFETY: the program is alive, and the size goes to a local variable.

@@ -1,21 +1,26 @@
 //! Which epilogues cuBLASLt computes, and which are left to a pass of ours.
 
 use super::library::{GELU, GELU_GRADIENT, NOTHING, RELU};
-use super::plan::{BlasArgs, Kind, Plan};
+use super::plan::{BlasArgs, MatmulKind, MatmulPlan};
 use crate::DType;
 use crate::cuda::calls::driver;
 use crate::dtype::bf16;
 use crate::error::Result;
-use crate::launch::Launcher;
+use crate::launch::GpuLaunch;
 
 /// Bytes that are read back from either end of an output.
 const PIECE_BYTES: usize = 4096;
 
-impl Launcher {
+impl GpuLaunch {
     /// Whether relu of NaN is NaN with this plan; true for a kind without relu. NVIDIA does not
     /// document it, and a 0 would hide a diverged training. So each plan is tried before its first
     /// use, on operands whose D may be overwritten. Waits for the stream.
-    pub(super) fn keeps_nan(&self, plan: &Plan, kind: &Kind, operands: &BlasArgs) -> Result<bool> {
+    pub(super) fn keeps_nan(
+        &self,
+        plan: &MatmulPlan,
+        kind: &MatmulKind,
+        operands: &BlasArgs,
+    ) -> Result<bool> {
         if kind.epilogue & RELU == 0 {
             return Ok(true);
         }
@@ -40,7 +45,7 @@ impl Launcher {
     }
 
     /// Whether all elements of a piece of D are NaN.
-    fn is_nan(&self, address: u64, bytes: usize, kind: &Kind) -> Result<bool> {
+    fn is_nan(&self, address: u64, bytes: usize, kind: &MatmulKind) -> Result<bool> {
         let mut here = vec![0u8; bytes];
         let (to, stream) = (here.as_mut_ptr().cast(), self.queue.raw());
         // SAFETY: the caller has bound the context and given D to this stream. The host's memory
@@ -69,7 +74,7 @@ impl Launcher {
     }
 
     /// Whether this kind's epilogue is left to a pass of ours.
-    pub(super) fn leaves(&self, kind: &Kind) -> Result<bool> {
+    pub(super) fn leaves(&self, kind: &MatmulKind) -> Result<bool> {
         let has_gelu = kind.epilogue & (GELU | GELU_GRADIENT) != 0;
         let is_slow = has_gelu && !self.fuses_gelu()?;
         Ok(is_slow || (kind.epilogue != NOTHING && !uses_epilogues()))

@@ -149,7 +149,7 @@ impl BlasFunctions {
 /// What cuBLASLt does to the sums.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Epilogue {
-    pub(crate) function: Function,
+    pub(crate) function: MatmulFunction,
     /// One element per column, added first.
     pub(crate) bias: Option<u64>,
     /// `Gelu` also stores its input here; `GeluGradient` reads it.
@@ -157,7 +157,7 @@ pub(crate) struct Epilogue {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Function {
+pub(crate) enum MatmulFunction {
     #[default]
     Identity,
     Relu,
@@ -183,10 +183,10 @@ impl Epilogue {
 
     pub(super) fn number(&self) -> u32 {
         let function = match self.function {
-            Function::Identity => 0,
-            Function::Relu => RELU,
-            Function::Gelu => GELU,
-            Function::GeluGradient => GELU_GRADIENT,
+            MatmulFunction::Identity => 0,
+            MatmulFunction::Relu => RELU,
+            MatmulFunction::Gelu => GELU,
+            MatmulFunction::GeluGradient => GELU_GRADIENT,
         };
         let bias = if self.bias.is_some() { BIAS } else { 0 };
         let aux = if self.aux.is_some() { HAS_AUX } else { 0 };

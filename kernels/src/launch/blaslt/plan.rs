@@ -21,7 +21,7 @@ use crate::panics::lock;
 /// All that the choice of an algorithm depends on, in the library's terms: column-major, `D[rows ×
 /// columns] = op(A)·op(B)`, with sums of `inner` elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Kind {
+pub(super) struct MatmulKind {
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) inner: u64,
@@ -61,13 +61,13 @@ pub fn multiprocessors() -> Option<i32> {
 }
 
 /// What the matmuls of one kind use.
-pub(super) struct Plan {
+pub(super) struct MatmulPlan {
     blas: &'static Blas,
     /// The operation's descriptor. It holds the pointers of bias and aux, which are set and used
     /// under the lock.
-    operation: Mutex<Owned>,
+    operation: Mutex<BlasObject>,
     /// Layouts of A, B, and of both C and D.
-    layouts: [Owned; 3],
+    layouts: [BlasObject; 3],
     /// Its workspace has at most what the preference allowed.
     pub(super) algorithm: Heuristic,
 }
@@ -88,14 +88,14 @@ pub(super) struct BlasArgs {
 }
 
 /// An object of the library, destroyed when dropped.
-struct Owned {
+struct BlasObject {
     thing: Opaque,
     setter: &'static str,
     set: unsafe extern "C" fn(Opaque, u32, *const c_void, usize) -> c_int,
     destroy: unsafe extern "C" fn(Opaque) -> c_int,
 }
 
-impl Owned {
+impl BlasObject {
     fn set<T>(&self, attribute: u32, value: T) -> Result<(), BlasFault> {
         // SAFETY: the object is alive, and the value has the attribute's type (the library checks
         // its size).
@@ -106,11 +106,11 @@ impl Owned {
 
 // SAFETY: descriptors and layouts are plain memory of the library and tied to no thread. Whoever
 // changes one holds the lock around it.
-unsafe impl Send for Owned {}
+unsafe impl Send for BlasObject {}
 // SAFETY: as above.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for BlasObject {}
 
-impl Drop for Owned {
+impl Drop for BlasObject {
     fn drop(&mut self) {
         // SAFETY: made by the function that belongs to `destroy`, and destroyed only here.
         unsafe { (self.destroy)(self.thing) };
@@ -129,13 +129,13 @@ fn address_of<T>(value: &T) -> *const c_void {
     ptr::from_ref(value).cast()
 }
 
-impl Plan {
+impl MatmulPlan {
     /// The first algorithm of the heuristic after those `refused`; None if it has none.
     pub(super) fn make(
         blas: &'static Blas,
-        kind: &Kind,
+        kind: &MatmulKind,
         refused: usize,
-    ) -> Result<Option<Plan>, BlasFault> {
+    ) -> Result<Option<MatmulPlan>, BlasFault> {
         let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
         let turned = |[rows, columns]: [u64; 2], turn: bool| {
             if turn {
@@ -145,7 +145,7 @@ impl Plan {
         };
         let ([a, b], [operands, result]) = (kind.transposed, kind.dtypes);
         let layout = |dtype, shape| layout(blas, dtype, shape, kind.batch);
-        let mut plan = Plan {
+        let mut plan = MatmulPlan {
             blas,
             operation: Mutex::new(operation(blas, kind)?),
             layouts: [
@@ -163,7 +163,7 @@ impl Plan {
     }
 
     /// Up to `count` algorithms of the heuristic, which expects the first to be the fastest.
-    fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Heuristic>, BlasFault> {
+    fn candidates(&self, kind: &MatmulKind, count: usize) -> Result<Vec<Heuristic>, BlasFault> {
         let preference = preference(self.blas, kind)?;
         let mut found = vec![Heuristic::NONE; count];
         let mut returned = 0;
@@ -261,7 +261,7 @@ macro_rules! owned {
         let (functions, mut thing) = (&$blas.functions, ptr::null_mut());
         // SAFETY: the pointer is to a local variable.
         let made = unsafe { blaslt!(functions, $create(&mut thing $(, $argument)*)) };
-        made.map(|()| Owned {
+        made.map(|()| BlasObject {
             thing,
             setter: stringify!($set),
             set: functions.$set,
@@ -270,7 +270,7 @@ macro_rules! owned {
     }};
 }
 
-fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, BlasFault> {
+fn operation(blas: &Blas, kind: &MatmulKind) -> Result<BlasObject, BlasFault> {
     let compute = match kind.math {
         F32Math::Tf32 if kind.dtypes[0] == DType::F32 => {
             cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
@@ -322,7 +322,7 @@ fn layout(
     dtype: DType,
     [rows, columns]: [u64; 2],
     batch: u64,
-) -> Result<Owned, BlasFault> {
+) -> Result<BlasObject, BlasFault> {
     let layout = owned!(
         blas,
         [
@@ -349,7 +349,7 @@ fn layout(
     Ok(layout)
 }
 
-fn preference(blas: &Blas, kind: &Kind) -> Result<Owned, BlasFault> {
+fn preference(blas: &Blas, kind: &MatmulKind) -> Result<BlasObject, BlasFault> {
     /// If a sum is split, its parts are added in f32: in the workspace, or in outputs that are f32.
     /// Both use a fixed order.
     const IN_PLACE: u32 = 1;

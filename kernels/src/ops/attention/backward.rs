@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Lines, Room, add_over_keys, add_over_queries, cap_scores, first_block,
+    BLOCK, Extent, HeadRows, Lines, Room, add_over_keys, add_over_queries, cap_scores, first_block,
     hide, padded, scores, soften_backward,
 };
 use super::firsts::Firsts;
-use super::sizes::{Columns, Sizes};
+use super::sizes::{ColumnLayout, Sizes};
 use crate::ops::matmul::{Real, TileKernel};
 use crate::ops::stored::{self, Stored};
 use crate::simd::multiversion;
@@ -100,14 +100,14 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
     let rows_of = |blocks: &Range<usize>| blocks.start * BLOCK..sizes.time.min(blocks.end * BLOCK);
     let keys = rows_of(&sweep.keys);
     let [stride, ..] = sizes.widths();
-    let dout_columns = Columns { first: 0, stride };
+    let dout_columns = ColumnLayout { first: 0, stride };
     let [q, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
-    let k = Head::new(k, sizes, place, keys.clone());
-    let keys_of = Keys {
+    let k = HeadRows::new(k, sizes, place, keys.clone());
+    let keys_of = SweepKeys {
         first: keys.start,
         end: keys.end,
         k,
-        v: Head::new(v, sizes, place, keys.clone()),
+        v: HeadRows::new(v, sizes, place, keys.clone()),
         k_copied: k.copy::<K>(&mut rooms.k),
     };
     let width = padded::<T, K>(sizes.head_size);
@@ -127,9 +127,9 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
             let [q_turned, q_copied] = &mut rooms.q;
             let [dout_turned, dout_copied] = &mut rooms.dout;
             let of_head = (place.0, q_head);
-            let q = Head::new(q, sizes, of_head, rows.clone());
+            let q = HeadRows::new(q, sizes, of_head, rows.clone());
             let dout = (work.dout, dout_columns);
-            let dout = Head::new(dout, sizes, of_head, rows.clone());
+            let dout = HeadRows::new(dout, sizes, of_head, rows.clone());
             let queries = Queries {
                 q: q.turn::<K>(q_turned),
                 q_copied: q.copy::<K>(q_copied),
@@ -158,11 +158,11 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
 }
 
 /// A sweep's keys.
-struct Keys<'a, T> {
+struct SweepKeys<'a, T> {
     first: usize,
     end: usize,
-    k: Head<'a, T>,
-    v: Head<'a, T>,
+    k: HeadRows<'a, T>,
+    v: HeadRows<'a, T>,
     k_copied: Lines<'a, T>,
 }
 
@@ -195,7 +195,7 @@ unsafe fn over_keys<T: Real, K: TileKernel<T>>(
     sizes: Sizes,
     sweep: &Sweep,
     rows: &Range<usize>,
-    keys: &Keys<'_, T>,
+    keys: &SweepKeys<'_, T>,
     queries: &Queries<'_, T>,
     sums: &mut GradientSums<'_, T>,
 ) {

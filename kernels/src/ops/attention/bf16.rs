@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use super::backward::{Backward, Sweep};
 use super::blocks::{
-    BLOCK, Extent, Running, cap_scores, finish, first_block, hide, soften, soften_backward,
+    BLOCK, Extent, RunningSoftmax, cap_scores, finish, first_block, hide, soften, soften_backward,
 };
 use super::forward::{Forward, rescale};
-use super::sizes::{Columns, Sizes};
+use super::sizes::{ColumnLayout, Sizes};
 use crate::dtype::bf16;
 use crate::ops::matmul::Matrix;
 use crate::ops::matmul::bf16::add_product;
@@ -57,7 +57,7 @@ impl Weights {
 /// Rows of a head, one after another, up to whole blocks.
 fn gather(
     room: &mut Vec<bf16>,
-    (elements, columns): (&[bf16], Columns),
+    (elements, columns): (&[bf16], ColumnLayout),
     sizes: Sizes,
     (sequence, head): (usize, usize),
     rows: Range<usize>,
@@ -109,7 +109,7 @@ pub(super) unsafe fn forward(
             let of_head = (place.0, q_head);
             gather(&mut rooms.q, q_columns, sizes, of_head, rows.clone());
             let q = block(&rooms.q, 0, width);
-            let (mut running, [sums, ..]) = (Running::new(), &mut rooms.sums);
+            let (mut running, [sums, ..]) = (RunningSoftmax::new(), &mut rooms.sums);
             zeros(sums, BLOCK * width);
             let end = if sizes.causal { rows.end } else { sizes.time };
             let firsts = work.firsts.of_block(sizes, place.0, &rows);
@@ -156,7 +156,7 @@ pub(super) unsafe fn backward(
     let rows_of = |blocks: &Range<usize>| blocks.start * BLOCK..sizes.time.min(blocks.end * BLOCK);
     let keys = rows_of(&sweep.keys);
     let [stride, ..] = sizes.widths();
-    let dout_columns = (work.dout, Columns { first: 0, stride });
+    let dout_columns = (work.dout, ColumnLayout { first: 0, stride });
     let [q_columns, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
     gather(&mut rooms.k, k, sizes, place, keys.clone());
     gather(&mut rooms.v, v, sizes, place, keys.clone());

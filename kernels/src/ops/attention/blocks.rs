@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use super::sizes::{Columns, HEAD_SIZE_MAX, Sizes};
+use super::sizes::{ColumnLayout, HEAD_SIZE_MAX, Sizes};
 use crate::ops::float::Float;
 use crate::ops::matmul::{Real, TileKernel};
 use crate::simd::multiversion;
@@ -84,16 +84,16 @@ fn lanes<T>(block: &mut [T], key: usize, first: usize) -> &mut [T; GROUP] {
 const LOWEST: f64 = -3e38;
 
 /// The largest score and the sum of weights of each query of a block, over the keys so far.
-pub(super) struct Running<T> {
+pub(super) struct RunningSoftmax<T> {
     pub(super) largest: [T; BLOCK],
     pub(super) sum: [T; BLOCK],
     /// What the weights so far were multiplied by when the last block raised the largest score.
     pub(super) rescale: [T; BLOCK],
 }
 
-impl<T: Float> Running<T> {
-    pub(super) fn new() -> Running<T> {
-        Running {
+impl<T: Float> RunningSoftmax<T> {
+    pub(super) fn new() -> RunningSoftmax<T> {
+        RunningSoftmax {
             largest: [T::from_f64(LOWEST); BLOCK],
             sum: [T::ZERO; BLOCK],
             rescale: [T::ONE; BLOCK],
@@ -116,7 +116,7 @@ fn group_mut<T>(of: &mut [T; BLOCK], first: usize) -> &mut [T; GROUP] {
 
 multiversion! {
     /// Scores become weights e^(score − largest), and `running` counts them in.
-    pub(super) fn soften[T: Float](scores: &mut [T], part: BlockPart, running: &mut Running<T>) {
+    pub(super) fn soften[T: Float](scores: &mut [T], part: BlockPart, running: &mut RunningSoftmax<T>) {
         let (whole, end, first) = (part.whole(), part.end(), part.first);
         let before = *group(&running.largest, first);
         let mut largest = before;
@@ -219,7 +219,7 @@ multiversion! {
 multiversion! {
     /// The sums of weights become what to multiply by, and the largest scores the logarithms of
     /// the sums of e^score.
-    pub(super) fn finish[T: Float](running: &mut Running<T>) {
+    pub(super) fn finish[T: Float](running: &mut RunningSoftmax<T>) {
         for (largest, sum) in running.largest.iter_mut().zip(&mut running.sum) {
             *largest = *largest + sum.logarithm();
             *sum = T::ONE / *sum;
@@ -283,26 +283,26 @@ impl<T: Real> Room<T> {
 
 /// The rows of one head of q, k, v, out or their gradients: `rows` of `width` elements each.
 #[derive(Clone, Copy)]
-pub(super) struct Head<'a, T> {
+pub(super) struct HeadRows<'a, T> {
     elements: &'a [T],
     stride: usize,
     rows: usize,
     width: usize,
 }
 
-impl<'a, T: Real> Head<'a, T> {
+impl<'a, T: Real> HeadRows<'a, T> {
     /// These rows of head number `head` in a sequence.
     pub(super) fn new(
-        (elements, columns): (&'a [T], Columns),
+        (elements, columns): (&'a [T], ColumnLayout),
         sizes: Sizes,
         (sequence, head): (usize, usize),
         rows: Range<usize>,
-    ) -> Head<'a, T> {
+    ) -> HeadRows<'a, T> {
         let (width, stride, rows_of) = (sizes.head_size, columns.stride, rows.len());
         let first_row = sequence * sizes.time + rows.start;
         let start = first_row * stride + columns.first + head * width;
         let len = (rows_of - 1) * stride + width;
-        Head {
+        HeadRows {
             elements: &elements[start..start + len],
             stride,
             rows: rows_of,
@@ -311,8 +311,8 @@ impl<'a, T: Real> Head<'a, T> {
     }
 
     /// From row `first` on.
-    pub(super) fn from(self, first: usize) -> Head<'a, T> {
-        Head {
+    pub(super) fn from(self, first: usize) -> HeadRows<'a, T> {
+        HeadRows {
             elements: &self.elements[first * self.stride..],
             rows: self.rows - first,
             ..self
@@ -421,7 +421,7 @@ pub(super) fn padded<T, K: TileKernel<T>>(head_size: usize) -> usize {
 /// The processor has the instructions of `K`.
 pub(super) unsafe fn scores<T: Real, K: TileKernel<T>>(
     out: &mut [T],
-    left: Head<'_, T>,
+    left: HeadRows<'_, T>,
     right: Lines<'_, T>,
     extent: Extent,
     scale: T,

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, Head, Room, Running, add_over_keys, cap_scores, finish, first_block, hide,
-    padded, scores, soften,
+    BLOCK, Extent, HeadRows, Room, RunningSoftmax, add_over_keys, cap_scores, finish, first_block,
+    hide, padded, scores, soften,
 };
 use super::firsts::Firsts;
 use super::sizes::{HEAD_SIZE_MAX, Sizes};
@@ -58,17 +58,17 @@ pub(super) unsafe fn piece<T: Real + Stored<Math = T>, K: TileKernel<T>>(
         sizes.time
     };
     let place = (sequence, kv_head);
-    let k = Head::new(of(1), sizes, place, 0..keys_end);
-    let v = Head::new(of(2), sizes, place, 0..keys_end).copy::<K>(&mut rooms.v);
+    let k = HeadRows::new(of(1), sizes, place, 0..keys_end);
+    let v = HeadRows::new(of(2), sizes, place, 0..keys_end).copy::<K>(&mut rooms.v);
     let block = rooms.scores.take(BLOCK * BLOCK);
     let sums = rooms.out.take(BLOCK * padded::<T, K>(sizes.head_size));
     let group = sizes.group();
     for q_head in kv_head * group..(kv_head + 1) * group {
         for q_block in blocks.clone() {
             let rows = q_block * BLOCK..sizes.time.min((q_block + 1) * BLOCK);
-            let q = Head::new(of(0), sizes, (sequence, q_head), rows.clone());
+            let q = HeadRows::new(of(0), sizes, (sequence, q_head), rows.clone());
             let q = q.turn::<K>(&mut rooms.q);
-            let mut running = Running::new();
+            let mut running = RunningSoftmax::new();
             sums.fill(T::ZERO);
             let end = if sizes.causal { rows.end } else { sizes.time };
             let firsts = work.firsts.of_block(sizes, sequence, &rows);
@@ -121,7 +121,7 @@ impl<T: Real, S: Stored<Math = T>> Forward<'_, S> {
         (sequence, head): (usize, usize),
         rows: Range<usize>,
         sums: &[T],
-        running: &Running<T>,
+        running: &RunningSoftmax<T>,
     ) {
         let (time, heads, head_size) = (self.sizes.time, self.sizes.heads, self.sizes.head_size);
         let line = (sequence * heads + head) * time;

@@ -6,14 +6,14 @@ use std::sync::Once;
 use super::sizes::Sizes;
 use crate::DType;
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, PARAMETERS_MAX, Source, args};
+use crate::launch::{CuFile, GpuLaunch, Grid, PARAMETERS_MAX, args};
 use crate::message::warn;
 use crate::ops::call::Buffer;
 
-pub(in crate::ops) static PLAIN: Source =
-    Source::new("attention.cu", include_str!("../attention.cu"));
-pub(in crate::ops) static TENSOR: Source =
-    Source::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));
+pub(in crate::ops) static PLAIN: CuFile =
+    CuFile::new("attention.cu", include_str!("../attention.cu"));
+pub(in crate::ops) static TENSOR: CuFile =
+    CuFile::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));
 
 /// Tensor cores read heads of whole tiles, at most this wide, from addresses of whole packs.
 const TENSOR_TILE: usize = 16;
@@ -24,7 +24,7 @@ const TENSOR_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The kernels of one file for heads up to some width.
 struct Kernels {
-    source: &'static Source,
+    source: &'static CuFile,
     threads: u32,
     /// Of a block: rows in forward, and in backward.
     rows: [usize; 2],
@@ -89,7 +89,7 @@ static TENSOR_APART_128: Kernels = Kernels {
 impl Kernels {
     /// Those for these heads on this GPU, where packs are read at these addresses.
     fn of(
-        gpu: &Launcher,
+        gpu: &GpuLaunch,
         dtype: DType,
         (sizes, begins): (Sizes, Option<&Buffer<'_>>),
         addresses: &[u64],
@@ -149,7 +149,7 @@ impl Kernels {
     /// after the other arguments.
     fn launch(
         &self,
-        gpu: &Launcher,
+        gpu: &GpuLaunch,
         name: (&'static str, DType),
         (sizes, begins, is_of_keys): (Sizes, Option<&Buffer<'_>>, bool),
         block_rows: usize,
@@ -196,7 +196,7 @@ fn heads(buffer: &Buffer<'_>, sizes: Sizes) -> [u64; 3] {
 
 /// Writes `out` and `log_sum_exp`.
 pub(super) fn forward(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [out, log_sum_exp, qkv]: [&Buffer<'_>; 3],
     begins: Option<&Buffer<'_>>,
     sizes: Sizes,
@@ -210,7 +210,7 @@ pub(super) fn forward(
 
 /// Writes dq, dk and dv; the kernel of dq, which comes first, writes `delta` too.
 pub(super) fn backward(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [dqkv, delta]: [&Buffer<'_>; 2],
     [dout, out, sums, qkv]: [&Buffer<'_>; 4],
     begins: Option<&Buffer<'_>>,

@@ -43,7 +43,7 @@ impl std::ops::Deref for Sizes {
 
 /// Where the columns of q, k, v or the output lie in a row-major tensor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Columns {
+pub(super) struct ColumnLayout {
     pub(super) first: usize,
     /// Elements from one row to the next.
     pub(super) stride: usize,
@@ -61,9 +61,9 @@ impl Sizes {
     }
 
     /// Where q, k and v lie.
-    pub(super) fn columns(&self) -> [Columns; 3] {
+    pub(super) fn columns(&self) -> [ColumnLayout; 3] {
         let ([q, k, _], stride) = (self.widths(), self.packed_width());
-        [0, q, q + k].map(|first| Columns { first, stride })
+        [0, q, q + k].map(|first| ColumnLayout { first, stride })
     }
 
     /// Heads of q that share one head of k and v.

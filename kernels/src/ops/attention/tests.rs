@@ -348,7 +348,7 @@ fn every_kernel_has_the_same_bits() {
         let attention = attention(203, [2, 1, 40], causal);
         let run = Run::<f32>::new(1, attention, |x| x);
         let [expected_out, expected_lse, expected_dqkv] = run.packed();
-        let sizes = attention.check_numbers(&Call::new("attention")).unwrap();
+        let sizes = attention.check_numbers(&OpCall::new("attention")).unwrap();
         let blocks = 0..sizes.time.div_ceil(blocks::BLOCK);
         let mut delta = vec![0.0; expected_lse.len()];
         write_delta(&mut delta, &run.dout, &expected_out, sizes);

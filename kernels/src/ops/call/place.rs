@@ -3,18 +3,18 @@
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
-use super::{Call, OPERANDS_MAX, Operand, Slot, Versions};
+use super::{CallOperand, OPERANDS_MAX, OpCall, Slot, Versions};
 use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result};
-use crate::launch::{Argument, Launcher};
+use crate::launch::{GpuLaunch, KernelArgument};
 use crate::ops::round;
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor};
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     /// Brings the operands to one device under the transfer policy in force, runs `body` there, and
     /// brings outputs back that the policy moved. The math runs in the dtype of the operand `math`;
     /// `versions` lists the dtypes that are supported.
@@ -124,7 +124,7 @@ impl<'a> Call<'a> {
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
-        let Operand { role, tensor, .. } = self.operand(math);
+        let CallOperand { role, tensor, .. } = self.operand(math);
         let (op, dtype, line) = (self.by.op, tensor.dtype(), Line(self.by.at));
         let names = |dtypes: &[DType]| {
             let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
@@ -158,7 +158,7 @@ struct Moved<'a> {
 
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
-    pub(crate) call: Call<'a>,
+    pub(crate) call: OpCall<'a>,
     /// The dtype of the operand that decides in what the math runs.
     pub(crate) dtype: DType,
     /// What the policy moved, by slot; empty where all operands were on one device.
@@ -175,9 +175,9 @@ impl Placed<'_> {
     }
 
     /// Launches kernels, if the operands are on a GPU.
-    pub(crate) fn launcher(&self) -> Option<Launcher> {
+    pub(crate) fn gpu(&self) -> Option<GpuLaunch> {
         let queue = self.queue.clone()?;
-        Some(Launcher::new(queue, self.call.by))
+        Some(GpuLaunch::new(queue, self.call.by))
     }
 
     /// Enters the memory of these operands.
@@ -321,7 +321,7 @@ impl Drop for Buffer<'_> {
 }
 
 /// A pointer to the first element.
-impl Argument for Buffer<'_> {
+impl KernelArgument for Buffer<'_> {
     fn word(&self) -> u64 {
         self.address()
     }
@@ -382,7 +382,7 @@ impl<'a> Targets<'a> {
     /// Refuses the first target that is neither a class nor `ignore_index`.
     pub(crate) fn check(
         self,
-        call: &Call<'_>,
+        call: &OpCall<'_>,
         classes: usize,
         ignore_index: Option<i64>,
     ) -> Result<()> {

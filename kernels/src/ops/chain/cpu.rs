@@ -6,11 +6,11 @@
 
 use std::ptr::null_mut;
 
-use super::loops::{self, Loop, Loops, Operand, WIDTH};
-use super::machine_code::{NUMBERS, Wide, compile};
+use super::loops::{self, Loop, LoopOperand, Loops, WIDTH};
+use super::machine_code::{NUMBERS, StepNumbers, compile};
 use super::steps::{
-    Chain, DIMENSIONS_MAX, Function, InOrder, LIVE_MAX, OPERANDS_MAX, STEPS_MAX, Step, View,
-    is_whole,
+    Chain, ChainStep, ChainView, DIMENSIONS_MAX, Function, LIVE_MAX, OPERANDS_MAX, OperandsInOrder,
+    STEPS_MAX, is_whole,
 };
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::ops::call::Buffer;
@@ -26,7 +26,7 @@ const BLOCK: usize = 1024;
 /// A block of values, at the start of a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Slot<T>([T; BLOCK]);
+struct BlockSlot<T>([T; BLOCK]);
 
 /// Functions that f32 and f64 compute in different ways.
 pub(crate) trait Math: Formulas {
@@ -80,7 +80,7 @@ impl Math for f64 {
 
 /// An argument of a step: values of a block, or one for all.
 #[derive(Clone, Copy)]
-enum Values<'a, T> {
+enum StepInput<'a, T> {
     Many(&'a [T]),
     One(T),
 }
@@ -89,12 +89,12 @@ enum Values<'a, T> {
 macro_rules! unary {
     ($out:ident, $a:ident: |$x:ident| $value:expr) => {
         match $a {
-            Values::Many(a) => {
+            StepInput::Many(a) => {
                 for (out, &$x) in $out.iter_mut().zip(a) {
                     *out = $value;
                 }
             }
-            Values::One($x) => $out.fill($value),
+            StepInput::One($x) => $out.fill($value),
         }
     };
 }
@@ -103,22 +103,22 @@ macro_rules! unary {
 macro_rules! binary {
     ($out:ident, $a:ident, $b:ident: |$x:ident, $y:ident| $value:expr) => {
         match ($a, $b) {
-            (Values::Many(a), Values::Many(b)) => {
+            (StepInput::Many(a), StepInput::Many(b)) => {
                 for ((out, &$x), &$y) in $out.iter_mut().zip(a).zip(b) {
                     *out = $value;
                 }
             }
-            (Values::Many(a), Values::One($y)) => {
+            (StepInput::Many(a), StepInput::One($y)) => {
                 for (out, &$x) in $out.iter_mut().zip(a) {
                     *out = $value;
                 }
             }
-            (Values::One($x), Values::Many(b)) => {
+            (StepInput::One($x), StepInput::Many(b)) => {
                 for (out, &$y) in $out.iter_mut().zip(b) {
                     *out = $value;
                 }
             }
-            (Values::One($x), Values::One($y)) => $out.fill($value),
+            (StepInput::One($x), StepInput::One($y)) => $out.fill($value),
         }
     };
 }
@@ -135,7 +135,7 @@ fn chosen<T: Float>(condition: T, yes: T, no: T) -> T {
 }
 
 multiversion! {
-    fn apply[T: Math](function: Function, out: &mut [T], a: Values<'_, T>, b: Values<'_, T>, c: Values<'_, T>) {
+    fn apply[T: Math](function: Function, out: &mut [T], a: StepInput<'_, T>, b: StepInput<'_, T>, c: StepInput<'_, T>) {
         match function {
             Function::Add => binary!(out, a, b: |x, y| x + y),
             Function::Sub => binary!(out, a, b: |x, y| x - y),
@@ -150,17 +150,17 @@ multiversion! {
                 // The choice last, so that two loops of two arguments do.
                 binary!(out, b, c: |x, _y| x);
                 match (a, c) {
-                    (Values::One(a), c) if a == T::ZERO => match c {
-                        Values::Many(c) => out.copy_from_slice(c),
-                        Values::One(c) => out.fill(c),
+                    (StepInput::One(a), c) if a == T::ZERO => match c {
+                        StepInput::Many(c) => out.copy_from_slice(c),
+                        StepInput::One(c) => out.fill(c),
                     },
-                    (Values::One(_), _) => {}
-                    (Values::Many(a), Values::Many(c)) => {
+                    (StepInput::One(_), _) => {}
+                    (StepInput::Many(a), StepInput::Many(c)) => {
                         for ((out, &a), &c) in out.iter_mut().zip(a).zip(c) {
                             *out = chosen(a, *out, c);
                         }
                     }
-                    (Values::Many(a), Values::One(c)) => {
+                    (StepInput::Many(a), StepInput::One(c)) => {
                         for (out, &a) in out.iter_mut().zip(a) {
                             *out = chosen(a, *out, c);
                         }
@@ -199,9 +199,9 @@ fn larger<T: Float>(x: T, y: T) -> T {
 
 multiversion! {
     /// Adds a block of `len` values to the lanes of its row, or keeps the larger.
-    fn reduce[T: Math](lanes: &mut [T; LANES], x: Values<'_, T>, len: usize, adds: bool) {
+    fn reduce[T: Math](lanes: &mut [T; LANES], x: StepInput<'_, T>, len: usize, adds: bool) {
         match x {
-            Values::Many(x) => {
+            StepInput::Many(x) => {
                 // By whole blocks, so that the lanes stay in registers.
                 let (blocks, rest) = x.as_chunks::<LANES>();
                 let mut all = *lanes;
@@ -215,7 +215,7 @@ multiversion! {
                 }
                 *lanes = all;
             }
-            Values::One(x) => {
+            StepInput::One(x) => {
                 for at in 0..len {
                     let lane = &mut lanes[at % LANES];
                     *lane = if adds { *lane + x } else { larger(*lane, x) };
@@ -248,7 +248,7 @@ enum Input<'a, T> {
 }
 
 /// The elements of an output.
-enum Output<'a, T> {
+enum ChainOutput<'a, T> {
     Own(Shares<'a, T>),
     Half(Shares<'a, bf16>),
 }
@@ -258,7 +258,7 @@ enum Output<'a, T> {
 #[inline(always)]
 fn stretches(
     dims: &[usize],
-    view: &View,
+    view: &ChainView,
     start: usize,
     len: usize,
     mut body: impl FnMut(usize, usize, usize, usize),
@@ -294,7 +294,7 @@ fn stretches(
 }
 
 /// Fills `out` with the elements of `view` from index `start` on.
-fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &View, start: usize, out: &mut [T]) {
+fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &ChainView, start: usize, out: &mut [T]) {
     stretches(dims, view, start, out.len(), |at, first, stride, length| {
         let out = &mut out[at..at + length];
         match (x, stride) {
@@ -316,23 +316,23 @@ fn load<T: Math>(x: &Input<'_, T>, dims: &[usize], view: &View, start: usize, ou
 
 /// Writes a block of values to the elements of `view` from index `start` on.
 fn store<T: Math>(
-    out: &Output<'_, T>,
+    out: &ChainOutput<'_, T>,
     dims: &[usize],
-    view: &View,
+    view: &ChainView,
     start: usize,
-    (x, len): (Values<'_, T>, usize),
+    (x, len): (StepInput<'_, T>, usize),
 ) {
     fn write<T: Copy, U>(
         out: &Shares<'_, U>,
-        x: Values<'_, T>,
+        x: StepInput<'_, T>,
         to: impl Fn(T) -> U,
         [at, first, stride, length]: [usize; 4],
     ) {
         for step in 0..length {
             let place = first + step * stride;
             let x = match x {
-                Values::Many(x) => x[at + step],
-                Values::One(x) => x,
+                StepInput::Many(x) => x[at + step],
+                StepInput::One(x) => x,
             };
             // SAFETY: `Chain::new` found that no two indices have the same place, and each index
             // is in one block of one thread.
@@ -342,12 +342,12 @@ fn store<T: Math>(
     }
     stretches(dims, view, start, len, |at, first, stride, length| {
         match (out, x) {
-            (Output::Own(out), Values::Many(x)) if stride == 1 => {
+            (ChainOutput::Own(out), StepInput::Many(x)) if stride == 1 => {
                 // SAFETY: as in `write`.
                 unsafe { out.part(first..first + length) }.copy_from_slice(&x[at..at + length]);
             }
-            (Output::Own(out), x) => write(out, x, |x| x, [at, first, stride, length]),
-            (Output::Half(out), x) => write(out, x, T::to_bf16, [at, first, stride, length]),
+            (ChainOutput::Own(out), x) => write(out, x, |x| x, [at, first, stride, length]),
+            (ChainOutput::Half(out), x) => write(out, x, T::to_bf16, [at, first, stride, length]),
         }
     });
 }
@@ -356,25 +356,25 @@ fn store<T: Math>(
 struct Machine<'a, T, const SLOTS: usize> {
     chain: &'a Chain,
     inputs: &'a [Option<Input<'a, T>>; OPERANDS_MAX],
-    outputs: &'a [Option<Output<'a, T>>; OPERANDS_MAX],
-    in_order: InOrder,
+    outputs: &'a [Option<ChainOutput<'a, T>>; OPERANDS_MAX],
+    in_order: OperandsInOrder,
     loops: Option<&'a Loops>,
     slots: [&'a mut [T]; SLOTS],
-    wide: Wide<T>,
+    wide: StepNumbers<T>,
 }
 
 impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
     /// The value of a step in the block.
-    fn values(&self, step: usize, start: usize, len: usize) -> Values<'_, T> {
+    fn values(&self, step: usize, start: usize, len: usize) -> StepInput<'_, T> {
         if self.chain.is_row_wide[step] {
-            return Values::One(self.wide[step][0]);
+            return StepInput::One(self.wide[step][0]);
         }
-        if let Step::Load(load) = self.chain.steps[step]
+        if let ChainStep::Load(load) = self.chain.steps[step]
             && let Some(x) = self.direct(load, start, len)
         {
-            return Values::Many(x);
+            return StepInput::Many(x);
         }
-        Values::Many(&self.slots[self.chain.slots[step]][..len])
+        StepInput::Many(&self.slots[self.chain.slots[step]][..len])
     }
 
     /// The elements themselves of an input that is read in order.
@@ -392,13 +392,13 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let mut operands = [null_mut(); loops::OPERANDS_MAX];
         for (to, operand) in operands.iter_mut().zip(&of.operands) {
             let elements = match *operand {
-                Operand::Slot(slot) => self.slots[slot][..len].as_mut_ptr(),
-                Operand::Load(load) => match self.direct(load, start, len) {
+                LoopOperand::Slot(slot) => self.slots[slot][..len].as_mut_ptr(),
+                LoopOperand::Load(load) => match self.direct(load, start, len) {
                     Some(x) => x.as_ptr().cast_mut(),
                     None => unreachable!("the input is in order"),
                 },
-                Operand::Store(store) => match &self.outputs[store] {
-                    Some(Output::Own(out)) => {
+                LoopOperand::Store(store) => match &self.outputs[store] {
+                    Some(ChainOutput::Own(out)) => {
                         let first = self.chain.stores[store].offset + start;
                         // SAFETY: as in `write`.
                         unsafe { out.part(first..first + len) }.as_mut_ptr()
@@ -419,8 +419,8 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let is_wide = chain.is_row_wide[step];
         let slot = chain.slots[step];
         match chain.steps[step] {
-            Step::Constant(value) => self.wide[step] = [T::from_f64(value); WIDTH],
-            Step::Load(number) => {
+            ChainStep::Constant(value) => self.wide[step] = [T::from_f64(value); WIDTH],
+            ChainStep::Load(number) => {
                 let Some(x) = &self.inputs[number] else {
                     return;
                 };
@@ -433,12 +433,12 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                     load(x, &chain.dims, view, start, &mut self.slots[slot][..len]);
                 }
             }
-            Step::Apply(function, [a, b, c]) => {
+            ChainStep::Apply(function, [a, b, c]) => {
                 let arguments = function.arguments();
                 let [b, c] = [(b, 1), (c, 2)].map(|(it, at)| if at < arguments { it } else { a });
                 if is_wide {
                     let mut out = [T::ZERO];
-                    let [a, b, c] = [a, b, c].map(|it| Values::One(self.wide[it][0]));
+                    let [a, b, c] = [a, b, c].map(|it| StepInput::One(self.wide[it][0]));
                     apply(function, &mut out, a, b, c);
                     self.wide[step] = [out[0]; WIDTH];
                 } else {
@@ -449,8 +449,8 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                     self.slots[slot] = out;
                 }
             }
-            Step::Sum(_) | Step::Max(_) => {}
-            Step::Store(number, value) => {
+            ChainStep::Sum(_) | ChainStep::Max(_) => {}
+            ChainStep::Store(number, value) => {
                 let (view, x) = (&chain.stores[number], self.values(value, start, len));
                 if let Some(out) = &self.outputs[number] {
                     let len = if is_wide { 1 } else { len };
@@ -465,10 +465,10 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
         let chain = self.chain;
         let mut from = 0;
         for (at, step) in chain.steps.iter().enumerate() {
-            let (Step::Sum(value) | Step::Max(value)) = *step else {
+            let (ChainStep::Sum(value) | ChainStep::Max(value)) = *step else {
                 continue;
             };
-            let adds = matches!(step, Step::Sum(_));
+            let adds = matches!(step, ChainStep::Sum(_));
             let first = if adds { T::ZERO } else { T::NEG_INFINITY };
             let mut lanes = [first; LANES];
             self.blocks(start, length, from, at, |machine, start, len| {
@@ -510,7 +510,7 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
                     step = of.steps.end;
                     continue;
                 }
-                let is_store = matches!(chain.steps[step], Step::Store(..));
+                let is_store = matches!(chain.steps[step], ChainStep::Store(..));
                 let waits = is_store && length > BLOCK && !is_last;
                 if !chain.is_row_wide[step] && !waits {
                     self.step(step, start, len);
@@ -538,8 +538,8 @@ pub(super) fn run<T: Math>(
     let mut writes = [const { None }; OPERANDS_MAX];
     for (to, buffer) in writes.iter_mut().zip(outputs.iter_mut().flatten()) {
         *to = Some(match buffer.dtype {
-            DType::BF16 => Output::Half(Shares::new(buffer.elements_mut())),
-            _ => Output::Own(Shares::new(buffer.elements_mut())),
+            DType::BF16 => ChainOutput::Half(Shares::new(buffer.elements_mut())),
+            _ => ChainOutput::Own(Shares::new(buffer.elements_mut())),
         });
     }
     match chain.live {
@@ -552,7 +552,7 @@ pub(super) fn run<T: Math>(
 fn run_with<T: Math, const SLOTS: usize>(
     chain: &Chain,
     inputs: &[Option<Input<'_, T>>; OPERANDS_MAX],
-    outputs: &[Option<Output<'_, T>>; OPERANDS_MAX],
+    outputs: &[Option<ChainOutput<'_, T>>; OPERANDS_MAX],
 ) {
     let count: usize = chain.dims.iter().product();
     let row = if chain.row > 0 {
@@ -562,7 +562,7 @@ fn run_with<T: Math, const SLOTS: usize>(
     };
     let is_own = |at: usize| match at.checked_sub(chain.loads.len()) {
         None => matches!(inputs[at], Some(Input::Own(_))),
-        Some(store) => matches!(outputs[store], Some(Output::Own(_))),
+        Some(store) => matches!(outputs[store], Some(ChainOutput::Own(_))),
     };
     let mut in_order = [false; OPERANDS_MAX];
     let views = chain.loads.iter().chain(&chain.stores);
@@ -583,7 +583,7 @@ fn run_with<T: Math, const SLOTS: usize>(
         *to = [T::from_f64(number); WIDTH];
     }
     threads::split(count, row, |range| {
-        let mut blocks = [Slot([T::ZERO; BLOCK]); SLOTS];
+        let mut blocks = [BlockSlot([T::ZERO; BLOCK]); SLOTS];
         let mut machine = Machine::<T, SLOTS> {
             chain,
             inputs,

@@ -6,15 +6,15 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use super::steps::{Chain, Function, OPERANDS_MAX, Step, View, is_whole};
+use super::steps::{Chain, ChainStep, ChainView, Function, OPERANDS_MAX, is_whole};
 use crate::DType;
-use crate::launch::{Source, text_of};
+use crate::launch::{CuFile, text_of};
 use crate::panics::lock;
 
 impl Chain {
     /// The kernel for operands of these dtypes: outputs, then inputs.
-    pub(super) fn source(&self, dtypes: [DType; OPERANDS_MAX]) -> &'static Source {
-        static KEPT: Mutex<Option<HashMap<String, &'static Source>>> = Mutex::new(None);
+    pub(super) fn source(&self, dtypes: [DType; OPERANDS_MAX]) -> &'static CuFile {
+        static KEPT: Mutex<Option<HashMap<String, &'static CuFile>>> = Mutex::new(None);
         let make = || {
             let text = self.text(&dtypes);
             let mut kept = lock(&KEPT);
@@ -22,7 +22,7 @@ impl Chain {
             *kept.entry(text).or_insert_with_key(|text| {
                 // For the rest of the process, as the loaded modules are.
                 let text = String::leak(text.clone());
-                Box::leak(Box::new(Source::new("chain", text)))
+                Box::leak(Box::new(CuFile::new("chain", text)))
             })
         };
         let (known, source) = self.source.get_or_init(|| (dtypes, make()));
@@ -65,15 +65,15 @@ impl Chain {
         let mut from = 0;
         for at in 0..=end {
             let (value, adds) = match self.steps.get(at) {
-                Some(Step::Sum(value)) => (Some(*value), true),
-                Some(Step::Max(value)) => (Some(*value), false),
+                Some(ChainStep::Sum(value)) => (Some(*value), true),
+                Some(ChainStep::Max(value)) => (Some(*value), false),
                 Some(_) => continue,
                 None => (None, true),
             };
             text += &self.lines(&all(true, from..at), dtypes, &begin);
             from = at;
             let Some(value) = value else {
-                let stores = (0..end).filter(|&it| matches!(self.steps[it], Step::Store(..)));
+                let stores = (0..end).filter(|&it| matches!(self.steps[it], ChainStep::Store(..)));
                 let wanted = stores.filter(|&it| !self.is_row_wide[it]);
                 let needed = self.needed(wanted.collect());
                 if !needed.is_empty() {
@@ -107,12 +107,12 @@ impl Chain {
                 continue;
             }
             match self.steps[step] {
-                Step::Apply(function, values) => {
+                ChainStep::Apply(function, values) => {
                     values[..function.arguments()]
                         .iter()
                         .for_each(|&it| is_needed[it] = true);
                 }
-                Step::Store(_, value) => is_needed[value] = true,
+                ChainStep::Store(_, value) => is_needed[value] = true,
                 _ => {}
             }
         }
@@ -125,8 +125,8 @@ impl Chain {
     fn lines(&self, steps: &[usize], dtypes: &[DType], at: &str) -> String {
         let mut text = String::new();
         let views = steps.iter().filter_map(|&step| match self.steps[step] {
-            Step::Load(load) => Some(&self.loads[load]),
-            Step::Store(store, _) => Some(&self.stores[store]),
+            ChainStep::Load(load) => Some(&self.loads[load]),
+            ChainStep::Store(store, _) => Some(&self.stores[store]),
             _ => None,
         });
         if views.into_iter().any(|view| !is_whole(view, &self.dims)) {
@@ -139,7 +139,7 @@ impl Chain {
             }
             text += "const u64 d0 = rest;\n";
         }
-        let place = |view: &View| {
+        let place = |view: &ChainView| {
             let mut place = format!("{}", view.offset);
             if is_whole(view, &self.dims) {
                 _ = write!(place, " + {at}");
@@ -152,19 +152,19 @@ impl Chain {
         };
         for &step in steps {
             _ = match self.steps[step] {
-                Step::Load(load) => {
+                ChainStep::Load(load) => {
                     let place = place(&self.loads[load]);
                     writeln!(text, "const float v{step} = wide(x{load}[{place}]);")
                 }
-                Step::Constant(value) => {
+                ChainStep::Constant(value) => {
                     let bits = (value as f32).to_bits();
                     writeln!(text, "const float v{step} = __uint_as_float({bits}u);")
                 }
-                Step::Apply(function, [a, b, c]) => {
+                ChainStep::Apply(function, [a, b, c]) => {
                     let value = formula(function, [a, b, c].map(|it| format!("v{it}")));
                     writeln!(text, "const float v{step} = {value};")
                 }
-                Step::Store(store, value) => {
+                ChainStep::Store(store, value) => {
                     let place = place(&self.stores[store]);
                     let dtype = name_of(dtypes[store]);
                     let only = if self.is_row_wide[step] {
@@ -177,7 +177,7 @@ impl Chain {
                         "{only}out{store}[{place}] = narrow<{dtype}>(v{value});"
                     )
                 }
-                Step::Sum(_) | Step::Max(_) => Ok(()),
+                ChainStep::Sum(_) | ChainStep::Max(_) => Ok(()),
             };
         }
         if text.starts_with("u64 rest") && at != "i" {
@@ -185,7 +185,7 @@ impl Chain {
             let values = steps.iter().filter(|&&it| {
                 !matches!(
                     self.steps[it],
-                    Step::Store(..) | Step::Sum(_) | Step::Max(_)
+                    ChainStep::Store(..) | ChainStep::Sum(_) | ChainStep::Max(_)
                 )
             });
             let mut outside = String::new();

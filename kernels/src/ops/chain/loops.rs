@@ -10,7 +10,7 @@ pub(super) const OPERANDS_MAX: usize = 12;
 
 /// Where a loop finds elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operand {
+pub(super) enum LoopOperand {
     /// An input, by its number.
     Load(usize),
     /// An output, by its number.
@@ -22,7 +22,7 @@ pub(super) enum Operand {
 #[derive(Debug)]
 pub(super) struct Loop {
     pub(super) steps: Range<usize>,
-    pub(super) operands: Vec<Operand>,
+    pub(super) operands: Vec<LoopOperand>,
     /// Where it begins in the code.
     pub(super) start: usize,
 }
@@ -60,13 +60,13 @@ impl Loops {
         numbers: *const f32,
         count: usize,
     ) {
-        type Entry = unsafe extern "C" fn(*const *mut f32, usize, *const f32, usize);
+        type LoopFunction = unsafe extern "C" fn(*const *mut f32, usize, *const f32, usize);
         let Some(code) = &self.code else { return };
         // SAFETY: the assembler wrote a function of this type there, which keeps to that convention of
         // x86-64. It reads and writes what the caller promises.
         unsafe {
             let entry = code.memory.as_ptr().byte_add(of.start);
-            let entry = std::mem::transmute::<*mut libc::c_void, Entry>(entry);
+            let entry = std::mem::transmute::<*mut libc::c_void, LoopFunction>(entry);
             entry(operands.as_ptr(), 0, numbers, 4 * count);
         }
     }

@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use super::loops::{Loop, Loops, OPERANDS_MAX, Operand, WIDTH};
-use super::steps::{Chain, Function, InOrder, STEPS_MAX, Step};
+use super::loops::{Loop, LoopOperand, Loops, OPERANDS_MAX, WIDTH};
+use super::steps::{Chain, ChainStep, Function, OperandsInOrder, STEPS_MAX};
 
 const BYTES: u8 = 4 * WIDTH as u8;
 
@@ -19,10 +19,10 @@ const ONE: usize = STEPS_MAX;
 const MINUS_ONE: usize = STEPS_MAX + 1;
 const MINUS_ZERO: usize = STEPS_MAX + 2;
 /// The numbers of all steps, and `NUMBERS`, each in all elements of a register.
-pub(super) type Wide<T> = [[T; WIDTH]; STEPS_MAX + NUMBERS.len()];
+pub(super) type StepNumbers<T> = [[T; WIDTH]; STEPS_MAX + NUMBERS.len()];
 
 /// Makes the loops of a chain.
-pub(super) fn compile(chain: &Chain, in_order: &InOrder) -> Loops {
+pub(super) fn compile(chain: &Chain, in_order: &OperandsInOrder) -> Loops {
     let (mut loops, mut code, mut at) = (Vec::new(), Vec::new(), 0);
     while at < chain.steps.len() {
         let end = (at..chain.steps.len()).find(|&step| !belongs(chain, step, in_order));
@@ -46,17 +46,17 @@ pub(super) fn compile(chain: &Chain, in_order: &InOrder) -> Loops {
 }
 
 /// Whether a loop may have the step within it.
-fn belongs(chain: &Chain, step: usize, in_order: &InOrder) -> bool {
+fn belongs(chain: &Chain, step: usize, in_order: &OperandsInOrder) -> bool {
     use Function::*;
     match chain.steps[step] {
-        Step::Sum(_) | Step::Max(_) => false,
+        ChainStep::Sum(_) | ChainStep::Max(_) => false,
         _ if chain.is_row_wide[step] => true,
-        Step::Load(load) => in_order[load],
+        ChainStep::Load(load) => in_order[load],
         // A row that is longer than a block is stored several times, with the same bits.
-        Step::Store(store, value) => {
+        ChainStep::Store(store, value) => {
             !chain.is_row_wide[value] && in_order[chain.loads.len() + store]
         }
-        Step::Apply(function, _) => matches!(
+        ChainStep::Apply(function, _) => matches!(
             function,
             Add | Sub
                 | Mul
@@ -73,7 +73,7 @@ fn belongs(chain: &Chain, step: usize, in_order: &InOrder) -> bool {
                 | Rsqrt
                 | Relu
         ),
-        Step::Constant(_) => true,
+        ChainStep::Constant(_) => true,
     }
 }
 
@@ -91,7 +91,7 @@ const SAVED: [u8; 6] = [3, 5, 12, 13, 14, 15];
 
 /// What an instruction reads last.
 #[derive(Clone, Copy)]
-enum Source {
+enum LastOperand {
     Register(u8),
     /// Of the operand that this general register points to.
     Elements(u8),
@@ -123,16 +123,16 @@ const LESS_EQUAL: u8 = 0x12;
 
 struct Assembler<'a> {
     chain: &'a Chain,
-    in_order: &'a InOrder,
+    in_order: &'a OperandsInOrder,
     steps: Range<usize>,
     code: Vec<u8>,
-    operands: Vec<Operand>,
+    operands: Vec<LoopOperand>,
     /// By register: the value in it.
     held: [Option<usize>; REGISTERS],
 }
 
 impl<'a> Assembler<'a> {
-    fn new(chain: &'a Chain, in_order: &'a InOrder, steps: Range<usize>) -> Assembler<'a> {
+    fn new(chain: &'a Chain, in_order: &'a OperandsInOrder, steps: Range<usize>) -> Assembler<'a> {
         Assembler {
             chain,
             in_order,
@@ -144,11 +144,13 @@ impl<'a> Assembler<'a> {
     }
 
     /// The loop as a function, and its operands; None if it needs too many of them or of registers.
-    fn assemble(mut self) -> Option<(Vec<u8>, Vec<Operand>)> {
+    fn assemble(mut self) -> Option<(Vec<u8>, Vec<LoopOperand>)> {
         for step in self.steps.clone().filter(|it| !self.chain.is_row_wide[*it]) {
             match self.chain.steps[step] {
-                Step::Apply(function, values) => self.apply(step, function, values)?,
-                Step::Store(store, value) => self.store(value, step, Operand::Store(store))?,
+                ChainStep::Apply(function, values) => self.apply(step, function, values)?,
+                ChainStep::Store(store, value) => {
+                    self.store(value, step, LoopOperand::Store(store))?
+                }
                 _ => {}
             }
         }
@@ -186,7 +188,7 @@ impl<'a> Assembler<'a> {
 
     fn apply(&mut self, step: usize, function: Function, values: [usize; 3]) -> Option<()> {
         use Function::*;
-        use Source::{Number, Register};
+        use LastOperand::{Number, Register};
         let [a, b, c] = values;
         let arguments = &values[..function.arguments()];
         let x = self.register(if function == Where { c } else { a }, step, arguments)?;
@@ -239,26 +241,26 @@ impl<'a> Assembler<'a> {
             _ => return None,
         }
         if self.is_read_in(step, self.steps.end..self.chain.steps.len()) {
-            self.store(step, step, Operand::Slot(self.chain.slots[step]))?;
+            self.store(step, step, LoopOperand::Slot(self.chain.slots[step]))?;
         }
         Some(())
     }
 
     /// `yes` where `FIRST` has ones, else `no`, which may be `SECOND`.
-    fn choose(&mut self, to: u8, yes: Source, no: u8) {
-        self.instruction(AND_NOT, SECOND, FIRST, Source::Register(no));
+    fn choose(&mut self, to: u8, yes: LastOperand, no: u8) {
+        self.instruction(AND_NOT, SECOND, FIRST, LastOperand::Register(no));
         self.instruction(AND, FIRST, FIRST, yes);
-        self.instruction(OR, to, FIRST, Source::Register(SECOND));
+        self.instruction(OR, to, FIRST, LastOperand::Register(SECOND));
     }
 
-    fn compare(&mut self, what: u8, to: u8, x: u8, y: Source) {
+    fn compare(&mut self, what: u8, to: u8, x: u8, y: LastOperand) {
         self.instruction(COMPARE, to, x, y);
         self.code.push(what);
     }
 
-    fn store(&mut self, value: usize, step: usize, to: Operand) -> Option<()> {
+    fn store(&mut self, value: usize, step: usize, to: LoopOperand) -> Option<()> {
         let from = self.register(value, step, &[])?;
-        let to = Source::Elements(self.operand(to)?);
+        let to = LastOperand::Elements(self.operand(to)?);
         self.instruction(STORE, from, 0, to);
         Some(())
     }
@@ -317,28 +319,28 @@ impl<'a> Assembler<'a> {
     }
 
     /// Where an instruction reads the value: in a register, if it is read again.
-    fn source(&mut self, value: usize, step: usize, keeps: &[usize]) -> Option<Source> {
+    fn source(&mut self, value: usize, step: usize, keeps: &[usize]) -> Option<LastOperand> {
         let is_read_again = self.next(value, step + 1).is_some();
         if self.held.contains(&Some(value)) || is_read_again && !self.chain.is_row_wide[value] {
-            return Some(Source::Register(self.register(value, step, keeps)?));
+            return Some(LastOperand::Register(self.register(value, step, keeps)?));
         }
         self.memory(value)
     }
 
     /// Where a value that no register has is.
-    fn memory(&mut self, value: usize) -> Option<Source> {
+    fn memory(&mut self, value: usize) -> Option<LastOperand> {
         if self.chain.is_row_wide[value] {
-            return Some(Source::Number(value));
+            return Some(LastOperand::Number(value));
         }
         let operand = match self.chain.steps[value] {
-            Step::Load(load) if self.in_order[load] => Operand::Load(load),
-            _ => Operand::Slot(self.chain.slots[value]),
+            ChainStep::Load(load) if self.in_order[load] => LoopOperand::Load(load),
+            _ => LoopOperand::Slot(self.chain.slots[value]),
         };
-        Some(Source::Elements(self.operand(operand)?))
+        Some(LastOperand::Elements(self.operand(operand)?))
     }
 
     /// The general register that points to the elements of an operand.
-    fn operand(&mut self, operand: Operand) -> Option<u8> {
+    fn operand(&mut self, operand: LoopOperand) -> Option<u8> {
         let known = self.operands.iter().position(|it| *it == operand);
         let at = known.unwrap_or(self.operands.len());
         if known.is_none() {
@@ -348,20 +350,20 @@ impl<'a> Assembler<'a> {
     }
 
     /// In the three-byte VEX form, for 256 bits. `first` is 0 where there is one source.
-    fn instruction(&mut self, opcode: u8, to: u8, first: u8, second: Source) {
+    fn instruction(&mut self, opcode: u8, to: u8, first: u8, second: LastOperand) {
         let base = match second {
-            Source::Register(register) | Source::Elements(register) => register,
-            Source::Number(_) => NUMBERS_AT,
+            LastOperand::Register(register) | LastOperand::Elements(register) => register,
+            LastOperand::Number(_) => NUMBERS_AT,
         };
         let high = u8::from(to < 8) << 7 | u8::from(base < 8) << 5;
         let [to, low] = [(to & 7) << 3, base & 7];
         self.code
             .extend([0xc4, high | 0x41, (!first & 15) << 3 | 4, opcode]);
         match second {
-            Source::Register(_) => self.code.push(0xc0 | to | low),
+            LastOperand::Register(_) => self.code.push(0xc0 | to | low),
             // [base + rax]
-            Source::Elements(_) => self.code.extend([0x44 | to, low, 0]),
-            Source::Number(number) => {
+            LastOperand::Elements(_) => self.code.extend([0x44 | to, low, 0]),
+            LastOperand::Number(number) => {
                 self.code.push(0x80 | to | low);
                 let offset = number * usize::from(BYTES);
                 self.code.extend((offset as i32).to_le_bytes());

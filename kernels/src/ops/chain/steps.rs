@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::loops::Loops;
 use crate::DType;
 use crate::error::{Caller, Result};
-use crate::launch::Source;
+use crate::launch::CuFile;
 use crate::named;
 
 /// The most steps of a chain.
@@ -71,7 +71,7 @@ impl Function {
 
 /// A step of a chain. Values are called by the number of the step that makes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step {
+pub enum ChainStep {
     /// An element of an input, by its number.
     Load(usize),
     /// A number.
@@ -86,17 +86,17 @@ pub enum Step {
     Store(usize, usize),
 }
 
-impl Step {
+impl ChainStep {
     pub(super) fn is_load(&self) -> bool {
-        matches!(self, Step::Load(_))
+        matches!(self, ChainStep::Load(_))
     }
 
     /// The earlier values that it reads.
     pub(super) fn values(&self) -> &[usize] {
         match self {
-            Step::Load(_) | Step::Constant(_) => &[],
-            Step::Apply(function, values) => &values[..function.arguments()],
-            Step::Sum(value) | Step::Max(value) | Step::Store(_, value) => {
+            ChainStep::Load(_) | ChainStep::Constant(_) => &[],
+            ChainStep::Apply(function, values) => &values[..function.arguments()],
+            ChainStep::Sum(value) | ChainStep::Max(value) | ChainStep::Store(_, value) => {
                 std::slice::from_ref(value)
             }
         }
@@ -105,22 +105,22 @@ impl Step {
 
 /// Where an operand's elements are: `offset + Σ index · stride` over the index space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct View {
+pub struct ChainView {
     /// The element at index 0.
     pub offset: usize,
     /// By dimension of the index space.
     pub strides: Vec<usize>,
 }
 
-impl View {
+impl ChainView {
     /// All elements of a tensor of these dimensions, in order.
-    pub fn whole(dims: &[usize]) -> View {
+    pub fn whole(dims: &[usize]) -> ChainView {
         let mut strides = vec![0; dims.len()];
         let mut count = 1;
         for (stride, &length) in strides.iter_mut().zip(dims).rev() {
             (*stride, count) = (count, count * length);
         }
-        View { offset: 0, strides }
+        ChainView { offset: 0, strides }
     }
 
     /// One past the furthest element, for an index space that is not empty.
@@ -161,7 +161,7 @@ impl View {
 }
 
 /// Which operands of a chain, first inputs and then outputs, are f32 in order.
-pub(super) type InOrder = [bool; OPERANDS_MAX];
+pub(super) type OperandsInOrder = [bool; OPERANDS_MAX];
 
 /// Steps over an index space.
 pub struct Chain {
@@ -170,18 +170,18 @@ pub struct Chain {
     pub(super) dims: Vec<usize>,
     /// How many of the last dimensions are a row; 0 if no step reduces.
     pub(super) row: usize,
-    pub(super) steps: Vec<Step>,
-    pub(super) loads: Vec<View>,
-    pub(super) stores: Vec<View>,
+    pub(super) steps: Vec<ChainStep>,
+    pub(super) loads: Vec<ChainView>,
+    pub(super) stores: Vec<ChainView>,
     /// By step: whether its value is the same everywhere in a row, or a constant.
     pub(super) is_row_wide: Vec<bool>,
     /// By step: where its value is on the CPU, if it differs within a row.
     pub(super) slots: Vec<usize>,
     pub(super) live: usize,
     /// Its kernel for the dtypes of its first operands.
-    pub(super) source: OnceLock<([DType; OPERANDS_MAX], &'static Source)>,
+    pub(super) source: OnceLock<([DType; OPERANDS_MAX], &'static CuFile)>,
     /// Its loops of machine code, once it ran on the CPU.
-    pub(super) loops: OnceLock<(InOrder, Loops)>,
+    pub(super) loops: OnceLock<(OperandsInOrder, Loops)>,
 }
 
 impl std::fmt::Debug for Chain {
@@ -198,8 +198,8 @@ impl Chain {
         name: &'static str,
         dims: &[usize],
         row: usize,
-        steps: Vec<Step>,
-        [loads, stores]: [Vec<View>; 2],
+        steps: Vec<ChainStep>,
+        [loads, stores]: [Vec<ChainView>; 2],
     ) -> Result<Chain> {
         let by = Caller::new(name);
         let check = |what: &str, got: usize, most: usize| match got <= most {
@@ -220,11 +220,11 @@ impl Chain {
         let mut is_row_wide = Vec::with_capacity(steps.len());
         for (at, step) in steps.iter().enumerate() {
             let values = step.values();
-            let is_value = |it: &usize| *it < at && !matches!(steps[*it], Step::Store(..));
+            let is_value = |it: &usize| *it < at && !matches!(steps[*it], ChainStep::Store(..));
             let (count, number) = match step {
-                Step::Load(number) => (loads.len(), *number),
-                Step::Store(number, _) => (stores.len(), *number),
-                Step::Sum(_) | Step::Max(_) => (dims.len().min(row), 0),
+                ChainStep::Load(number) => (loads.len(), *number),
+                ChainStep::Store(number, _) => (stores.len(), *number),
+                ChainStep::Sum(_) | ChainStep::Max(_) => (dims.len().min(row), 0),
                 _ => (1, 0),
             };
             if !values.iter().all(is_value) || number >= count {
@@ -235,17 +235,17 @@ impl Chain {
                 ));
             }
             is_row_wide.push(match step {
-                Step::Load(load) => row > 0 && loads[*load].is_constant_over(dims, row),
-                Step::Constant(_) | Step::Sum(_) | Step::Max(_) => true,
-                Step::Apply(..) => values.iter().all(|&it| is_row_wide[it]),
-                Step::Store(store, value) => {
+                ChainStep::Load(load) => row > 0 && loads[*load].is_constant_over(dims, row),
+                ChainStep::Constant(_) | ChainStep::Sum(_) | ChainStep::Max(_) => true,
+                ChainStep::Apply(..) => values.iter().all(|&it| is_row_wide[it]),
+                ChainStep::Store(store, value) => {
                     row > 0 && is_row_wide[*value] && stores[*store].is_constant_over(dims, row)
                 }
             });
         }
         let count: usize = dims.iter().product();
         for (at, step) in steps.iter().enumerate() {
-            let Step::Store(store, _) = step else {
+            let ChainStep::Store(store, _) = step else {
                 continue;
             };
             // Each row stores one, or each element.
@@ -255,7 +255,7 @@ impl Chain {
                 dims.len()
             };
             let (view, dims) = (&stores[*store], &dims[..over]);
-            let within = View {
+            let within = ChainView {
                 offset: 0,
                 strides: view.strides[..over].to_vec(),
             };
@@ -290,7 +290,8 @@ impl Chain {
             let is_last = at + 1 == self.dims.len();
             let (length, row_begins) = (self.dims[at], at + 1 == first_of_row && self.row > 0);
             let mut views = self.loads.iter().chain(&self.stores);
-            let fits = |view: &View| view.strides[at] == view.strides[at + 1] * self.dims[at + 1];
+            let fits =
+                |view: &ChainView| view.strides[at] == view.strides[at + 1] * self.dims[at + 1];
             let in_row = at >= first_of_row;
             let drops = length == 1 && !(in_row && self.row == 1);
             if !drops && (is_last || row_begins || !views.all(fits)) {
@@ -320,21 +321,21 @@ impl Chain {
 }
 
 /// A slot for each value that differs within a row, reused after the value's last reader.
-fn slots_of(steps: &[Step], is_row_wide: &[bool]) -> (Vec<usize>, usize) {
+fn slots_of(steps: &[ChainStep], is_row_wide: &[bool]) -> (Vec<usize>, usize) {
     let mut last = vec![0; steps.len()];
     for (at, step) in steps.iter().enumerate() {
         step.values().iter().for_each(|&value| last[value] = at);
     }
     let (mut slots, mut free, mut live) = (vec![0; steps.len()], Vec::new(), 0);
     for (at, step) in steps.iter().enumerate() {
-        if !is_row_wide[at] && !matches!(step, Step::Store(..)) {
+        if !is_row_wide[at] && !matches!(step, ChainStep::Store(..)) {
             slots[at] = free.pop().unwrap_or_else(|| {
                 live += 1;
                 live - 1
             });
         }
         let dies = |value: &usize| last[*value] == at && !is_row_wide[*value];
-        let is_value = |it: &usize| !matches!(steps[*it], Step::Store(..));
+        let is_value = |it: &usize| !matches!(steps[*it], ChainStep::Store(..));
         free.extend(
             (0..at)
                 .filter(|it| is_value(it) && dies(it) && last[*it] > *it)
@@ -345,7 +346,7 @@ fn slots_of(steps: &[Step], is_row_wide: &[bool]) -> (Vec<usize>, usize) {
 }
 
 /// Whether the view runs through all elements in order.
-pub(super) fn is_whole(view: &View, dims: &[usize]) -> bool {
+pub(super) fn is_whole(view: &ChainView, dims: &[usize]) -> bool {
     let mut count = 1;
     view.strides
         .iter()

@@ -13,11 +13,18 @@ fn randoms(dims: &[usize], seed: u64) -> Tensor {
 /// One function of whole tensors.
 fn single(function: Function, dims: &[usize], dtype: DType, x: [&Tensor; 3]) -> Tensor {
     let count = function.arguments();
-    let mut steps: Vec<Step> = (0..count).map(Step::Load).collect();
-    steps.push(Step::Apply(function, [0, 1, 2]));
-    steps.push(Step::Store(0, count));
-    let views = vec![View::whole(dims); count];
-    let chain = Chain::new("chain", dims, 0, steps, [views, vec![View::whole(dims)]]).unwrap();
+    let mut steps: Vec<ChainStep> = (0..count).map(ChainStep::Load).collect();
+    steps.push(ChainStep::Apply(function, [0, 1, 2]));
+    steps.push(ChainStep::Store(0, count));
+    let views = vec![ChainView::whole(dims); count];
+    let chain = Chain::new(
+        "chain",
+        dims,
+        0,
+        steps,
+        [views, vec![ChainView::whole(dims)]],
+    )
+    .unwrap();
     let out = Tensor::full(dims, 9.0, dtype, CPU).unwrap();
     chain_into(&chain, &[&out], &x[..count]).unwrap();
     out
@@ -71,17 +78,17 @@ fn tanh_is_within_two_ulps_and_keeps_its_limits() {
 fn softmax(rows: usize, columns: usize) -> Chain {
     use Function::*;
     let steps = vec![
-        Step::Load(0),
-        Step::Max(0),
-        Step::Apply(Sub, [0, 1, 0]),
-        Step::Apply(Exp, [2, 0, 0]),
-        Step::Sum(3),
-        Step::Apply(Div, [3, 4, 0]),
-        Step::Store(0, 5),
-        Step::Store(1, 1),
+        ChainStep::Load(0),
+        ChainStep::Max(0),
+        ChainStep::Apply(Sub, [0, 1, 0]),
+        ChainStep::Apply(Exp, [2, 0, 0]),
+        ChainStep::Sum(3),
+        ChainStep::Apply(Div, [3, 4, 0]),
+        ChainStep::Store(0, 5),
+        ChainStep::Store(1, 1),
     ];
     let dims = [rows, columns];
-    let one = View {
+    let one = ChainView {
         offset: 0,
         strides: vec![1, 0],
     };
@@ -90,7 +97,10 @@ fn softmax(rows: usize, columns: usize) -> Chain {
         &dims,
         1,
         steps,
-        [vec![View::whole(&dims)], vec![View::whole(&dims), one]],
+        [
+            vec![ChainView::whole(&dims)],
+            vec![ChainView::whole(&dims), one],
+        ],
     )
     .unwrap()
 }
@@ -134,24 +144,24 @@ fn views_broadcast_permute_slice_and_place() {
     // out (2, 3, 4), from element 5 on with gaps: a (4, 3, 2) permuted + b (3, 1) broadcast.
     let (dims, a, b) = ([2, 3, 4], randoms(&[4, 3, 2], 5), randoms(&[3, 1], 6));
     let loads = vec![
-        View {
+        ChainView {
             offset: 0,
             strides: vec![1, 2, 6],
         },
-        View {
+        ChainView {
             offset: 0,
             strides: vec![0, 1, 0],
         },
     ];
-    let store = View {
+    let store = ChainView {
         offset: 5,
         strides: vec![20, 5, 1],
     };
     let steps = vec![
-        Step::Load(0),
-        Step::Load(1),
-        Step::Apply(Function::Add, [0, 1, 0]),
-        Step::Store(0, 2),
+        ChainStep::Load(0),
+        ChainStep::Load(1),
+        ChainStep::Apply(Function::Add, [0, 1, 0]),
+        ChainStep::Store(0, 2),
     ];
     let chain = Chain::new("chain", &dims, 0, steps, [loads, vec![store]]).unwrap();
     let out = Tensor::zeros(&[45], DType::F64, CPU).unwrap();
@@ -170,27 +180,27 @@ fn views_broadcast_permute_slice_and_place() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let whole = View::whole(&[4]);
-    let make = |steps: Vec<Step>, store: View| {
+    let whole = ChainView::whole(&[4]);
+    let make = |steps: Vec<ChainStep>, store: ChainView| {
         Chain::new("chain", &[4], 0, steps, [vec![whole.clone()], vec![store]])
     };
-    let same = View {
+    let same = ChainView {
         offset: 0,
         strides: vec![0],
     };
-    let copy = || vec![Step::Load(0), Step::Store(0, 0)];
+    let copy = || vec![ChainStep::Load(0), ChainStep::Store(0, 0)];
     for (got, expected) in [
         (make(copy(), same), "expected a place for each element"),
         (
-            make(vec![Step::Store(0, 1)], whole.clone()),
+            make(vec![ChainStep::Store(0, 1)], whole.clone()),
             "step 0: expected earlier values",
         ),
         (
-            make(vec![Step::Load(0), Step::Sum(0)], whole.clone()),
+            make(vec![ChainStep::Load(0), ChainStep::Sum(0)], whole.clone()),
             "step 1: expected earlier values",
         ),
         (
-            make(vec![Step::Load(7)], whole.clone()),
+            make(vec![ChainStep::Load(7)], whole.clone()),
             "step 0: expected earlier values",
         ),
     ] {
@@ -221,23 +231,25 @@ fn uniform(random: &mut Random) -> f64 {
 }
 
 /// Random steps over rows: four inputs, of which the last one is the same for each row.
-fn random_steps(random: &mut Random, is_reduced: bool) -> Vec<Step> {
+fn random_steps(random: &mut Random, is_reduced: bool) -> Vec<ChainStep> {
     let mut pick = |below: usize| (uniform(random) * below as f64) as usize;
-    let mut steps: Vec<Step> = (0..4).map(Step::Load).collect();
-    steps.push(Step::Constant([0.0, 1.5, -0.0, f64::INFINITY][pick(4)]));
+    let mut steps: Vec<ChainStep> = (0..4).map(ChainStep::Load).collect();
+    steps.push(ChainStep::Constant(
+        [0.0, 1.5, -0.0, f64::INFINITY][pick(4)],
+    ));
     let (mut values, mut stores): (Vec<usize>, usize) = ((0..5).collect(), 0);
     if pick(3) == 0 {
         // About as many values at one time as there are registers.
         let many = 9 + pick(9);
         for at in 0..many {
             let function = [Function::Add, Function::Mul][at % 2];
-            steps.push(Step::Apply(function, [pick(5), pick(4), 0]));
+            steps.push(ChainStep::Apply(function, [pick(5), pick(4), 0]));
         }
         for at in (5..4 + many).rev() {
-            steps.push(Step::Apply(Function::Sub, [steps.len() - 1, at, 0]));
+            steps.push(ChainStep::Apply(Function::Sub, [steps.len() - 1, at, 0]));
         }
         let last = steps.len() - 1;
-        steps.extend((0..3).map(|store| Step::Store(store, last - store)));
+        steps.extend((0..3).map(|store| ChainStep::Store(store, last - store)));
         return steps;
     }
     for _ in 0..3 + pick(30) {
@@ -246,17 +258,17 @@ fn random_steps(random: &mut Random, is_reduced: bool) -> Vec<Step> {
         let arguments = [value(), value(), value()];
         let function = Function::ALL[pick(Function::ALL.len())];
         steps.push(match pick(12) {
-            0 if is_reduced => Step::Sum(arguments[0]),
-            1 if is_reduced => Step::Max(arguments[0]),
-            2 | 3 if stores < 3 => Step::Store(stores, arguments[0]),
-            _ => Step::Apply(function, arguments),
+            0 if is_reduced => ChainStep::Sum(arguments[0]),
+            1 if is_reduced => ChainStep::Max(arguments[0]),
+            2 | 3 if stores < 3 => ChainStep::Store(stores, arguments[0]),
+            _ => ChainStep::Apply(function, arguments),
         });
         match steps[steps.len() - 1] {
-            Step::Store(..) => stores += 1,
+            ChainStep::Store(..) => stores += 1,
             _ => values.push(steps.len() - 1),
         }
     }
-    steps.extend((stores..3).map(|store| Step::Store(store, values[values.len() - 1])));
+    steps.extend((stores..3).map(|store| ChainStep::Store(store, values[values.len() - 1])));
     steps
 }
 
@@ -289,11 +301,11 @@ fn machine_code_has_the_bits_of_loops() {
         };
         let x = [5 * columns, 5 * columns, 5 * columns, columns].map(&mut numbers);
         let steps = random_steps(&mut random, is_reduced);
-        let of_row = View {
+        let of_row = ChainView {
             offset: 0,
             strides: vec![0, 1],
         };
-        let whole = || vec![View::whole(&dims); 3];
+        let whole = || vec![ChainView::whole(&dims); 3];
         let make = || {
             let loads = [whole(), vec![of_row.clone()]].concat();
             Chain::new(

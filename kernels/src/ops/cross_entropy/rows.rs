@@ -9,7 +9,7 @@ use crate::simd::multiversion;
 
 /// What all rows share.
 #[derive(Clone, Copy)]
-pub(super) struct Problem<'a, T> {
+pub(super) struct LossRows<'a, T> {
     /// (B, C); None if they are in `dlogits`, to be overwritten.
     pub(super) logits: Option<&'a [T]>,
     /// (B)
@@ -33,7 +33,7 @@ pub(super) struct Problem<'a, T> {
 }
 
 /// The outputs of consecutive rows.
-pub(super) struct Rows<'a, T> {
+pub(super) struct RowOutputs<'a, T> {
     /// The batch's row that comes first.
     pub(super) first: usize,
     pub(super) losses: &'a mut [T],
@@ -49,7 +49,7 @@ pub(super) struct Factors<T> {
     pub(super) target: T,
 }
 
-impl<T: Float> Problem<'_, T> {
+impl<T: Float> LossRows<'_, T> {
     #[inline(always)]
     pub(super) fn class(&self, row: usize) -> Option<usize> {
         self.targets.class(row, self.ignore_index)
@@ -110,7 +110,7 @@ pub(super) const BLOCK: usize = 512;
 multiversion! {
     /// Returns how many rows have their first maximum at the target, where NaN is the largest, and
     /// how many are not ignored; zeros if no row counts.
-    pub(super) fn rows[T: Float](problem: &Problem<'_, T>, rows: &mut Rows<'_, T>) -> [i64; 2] {
+    pub(super) fn rows[T: Float](problem: &LossRows<'_, T>, rows: &mut RowOutputs<'_, T>) -> [i64; 2] {
         let mut buffer = [T::ZERO; BLOCK];
         let mut counts = [0; 2];
         for index in 0..rows.losses.len() {
@@ -122,8 +122,8 @@ multiversion! {
 
 #[inline(always)]
 fn row<T: Float>(
-    problem: &Problem<'_, T>,
-    rows: &mut Rows<'_, T>,
+    problem: &LossRows<'_, T>,
+    rows: &mut RowOutputs<'_, T>,
     index: usize,
     buffer: &mut [T; BLOCK],
     [correct, counted]: &mut [i64; 2],
@@ -225,7 +225,7 @@ fn maximum<T: Float>(x: &[T]) -> T {
 
 /// Σ w z, or Σ z without weights.
 #[inline(always)]
-fn weighted_sum<T: Float>(problem: &Problem<'_, T>, z: &[T], weights: Option<&[T]>) -> T {
+fn weighted_sum<T: Float>(problem: &LossRows<'_, T>, z: &[T], weights: Option<&[T]>) -> T {
     match (weights, problem.is_narrow) {
         (Some(weights), true) => {
             let terms = z.iter().zip(weights);

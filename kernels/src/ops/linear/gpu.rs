@@ -16,14 +16,14 @@
 
 use crate::DType;
 use crate::error::Result;
-use crate::launch::blaslt::{Epilogue, Function, Matmul, Side};
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::blaslt::{Epilogue, GpuMatrix, Matmul, MatmulFunction};
+use crate::launch::{CuFile, GpuLaunch, Grid, args};
 use crate::ops::activation::Activation;
 use crate::ops::call::Buffer;
 use crate::ops::create::zero_on;
 use crate::ops::{F32Math, f32_math, norm};
 
-pub(in crate::ops) static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
+pub(in crate::ops) static SOURCE: CuFile = CuFile::new("linear.cu", include_str!("../linear.cu"));
 
 /// Rows that are summed before their sum is added to the others, on the CPU as well; as in
 /// linear.cu.
@@ -36,8 +36,8 @@ const LANES: usize = 32;
 pub(super) const ROW_BLOCKS_AT_ONCE: usize = 16;
 
 /// One side of a matmul.
-fn side(matrix: &Buffer<'_>, transposed: bool) -> Side {
-    Side {
+fn side(matrix: &Buffer<'_>, transposed: bool) -> GpuMatrix {
+    GpuMatrix {
         address: matrix.address(),
         transposed,
     }
@@ -59,7 +59,7 @@ fn number(activation: Option<Activation>) -> u32 {
 }
 
 /// `out = epilogue(left·right + beta * out)`, also for sums of length 0.
-fn multiply(gpu: &Launcher, matmul: &Matmul, out: &Buffer<'_>) -> Result<()> {
+fn multiply(gpu: &GpuLaunch, matmul: &Matmul, out: &Buffer<'_>) -> Result<()> {
     match matmul.mnk[2] {
         0 if matmul.beta == 1.0 => Ok(()),
         0 => zero_on(gpu, out),
@@ -69,7 +69,7 @@ fn multiply(gpu: &Launcher, matmul: &Matmul, out: &Buffer<'_>) -> Result<()> {
 
 /// `y` (B, O), `x` (B, I), `weight` (O, I), `bias` (O), `pre` (B, O).
 pub(super) fn forward(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [y, x, weight]: [&Buffer<'_>; 3],
     [bias, pre]: [Option<&Buffer<'_>>; 2],
     activation: Option<Activation>,
@@ -125,14 +125,14 @@ fn fused(
     pre: Option<u64>,
     dtype: DType,
     outputs: usize,
-) -> Option<Function> {
+) -> Option<MatmulFunction> {
     match (activation, pre) {
-        (None, None) => Some(Function::Identity),
-        (Some(Activation::Relu), None) => Some(Function::Relu),
+        (None, None) => Some(MatmulFunction::Identity),
+        (Some(Activation::Relu), None) => Some(MatmulFunction::Relu),
         (Some(Activation::GeluTanh), pre)
             if approximate(dtype) && pre.is_none_or(|pre| fits_aux(pre, outputs)) =>
         {
-            Some(Function::Gelu)
+            Some(MatmulFunction::Gelu)
         }
         _ => None,
     }
@@ -154,7 +154,7 @@ pub(super) fn block_rows_of(rows: usize, dtype: DType) -> usize {
 /// Multiplies the derivative at `saved`, if given, into `dx` (B, I), and sums its blocks of rows
 /// into `row_sums`.
 pub(super) fn fold_and_sum(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     row_sums: &Buffer<'_>,
     dx: &Buffer<'_>,
     saved: Option<u64>,
@@ -188,7 +188,7 @@ fn packs(columns: usize, dtype: DType, bytes: usize, addresses: &[u64]) -> Optio
 
 /// `db` (O) `= Σ rows of row_sums` (blocks, O), or added to what is there.
 pub(super) fn add_row_sums(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     db: &Buffer<'_>,
     row_sums: &Buffer<'_>,
     accumulate: bool,
@@ -209,7 +209,7 @@ pub(super) fn add_row_sums(
 
 /// `dx` (B, I), `dy` (B, O), `weight` (O, I), `saved` (B, I), `row_sums` (blocks of B, I).
 pub(super) fn backward_input(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [dx, dy, weight]: [&Buffer<'_>; 3],
     [saved, row_sums]: [Option<&Buffer<'_>>; 2],
     activation: Option<Activation>,
@@ -233,7 +233,7 @@ pub(super) fn backward_input(
     let is_tanh = activation == Some(Activation::GeluTanh);
     if outputs > 0 && is_tanh && approximate(dtype) && fits_aux(saved, inputs) {
         matmul.epilogue = Epilogue {
-            function: Function::GeluGradient,
+            function: MatmulFunction::GeluGradient,
             bias: None,
             aux: Some(saved),
         };
@@ -252,7 +252,7 @@ pub(super) fn backward_input(
 
 /// `dw` (O, I), `db` (O), `dy` (B, O), `x` (B, I).
 pub(super) fn backward_weight(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     [dw, dy, x]: [&Buffer<'_>; 3],
     db: Option<&Buffer<'_>>,
     accumulate: bool,
@@ -273,7 +273,7 @@ pub(super) fn backward_weight(
 
 /// `db` (O) `= Σ rows of dy` (B, O), or added to what is there.
 pub(in crate::ops) fn sum_rows(
-    gpu: &Launcher,
+    gpu: &GpuLaunch,
     db: &Buffer<'_>,
     dy: &Buffer<'_>,
     [rows, columns]: [usize; 2],

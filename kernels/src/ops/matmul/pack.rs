@@ -10,7 +10,7 @@ use crate::ops::float::Float;
 use crate::streaming;
 
 /// How elements are transposed while they are packed.
-pub(crate) trait Turn: Float {
+pub(crate) trait Transpose: Float {
     /// Transposes a matrix of this `size`. Each of `from` and `to` are elements and the distance of
     /// their rows.
     fn turn(from: (&[Self], usize), size: [usize; 2], to: (&mut [Self], usize)) {
@@ -18,7 +18,7 @@ pub(crate) trait Turn: Float {
     }
 }
 
-impl Turn for f32 {
+impl Transpose for f32 {
     #[cfg(target_arch = "x86_64")]
     fn turn(from: (&[f32], usize), size: [usize; 2], to: (&mut [f32], usize)) {
         if simd::level() >= Level::Avx2 {
@@ -30,7 +30,7 @@ impl Turn for f32 {
     }
 }
 
-impl Turn for f64 {}
+impl Transpose for f64 {}
 
 /// Panels begin at cache lines, and one further apart than their length: distances of a power of
 /// two would put them all into one set of the cache.
@@ -45,7 +45,7 @@ pub(super) struct Panels<T> {
     buffer: Vec<T>,
 }
 
-impl<T: Turn> Panels<T> {
+impl<T: Transpose> Panels<T> {
     fn distance(along: usize, width: usize) -> usize {
         along * width + GAP
     }

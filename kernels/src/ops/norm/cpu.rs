@@ -23,7 +23,7 @@ fn warps_of(columns: usize) -> usize {
 }
 
 /// The options, as numbers of one type.
-pub(super) struct Scaling<'a, T> {
+pub(super) struct NormTerms<'a, T> {
     /// Whether the mean is subtracted.
     pub(super) centers: bool,
     pub(super) epsilon: T,
@@ -36,7 +36,7 @@ pub(super) struct Scaling<'a, T> {
     pub(super) bias: Option<&'a [T]>,
 }
 
-impl<T> Scaling<'_, T> {
+impl<T> NormTerms<'_, T> {
     /// The statistics of a row.
     #[inline(always)]
     pub(super) fn statistics(&self) -> usize {
@@ -70,7 +70,7 @@ pub(super) struct BackwardRows<'a, T> {
 }
 
 multiversion! {
-    pub(super) fn forward[T: Float](of: &Scaling<'_, T>, rows: ForwardRows<'_, T>) {
+    pub(super) fn forward[T: Float](of: &NormTerms<'_, T>, rows: ForwardRows<'_, T>) {
         let ForwardRows { out, stats, mut sum, x, residual } = rows;
         let outs = out.chunks_exact_mut(of.columns);
         let stats = stats.chunks_exact_mut(of.statistics());
@@ -110,11 +110,11 @@ fn add<T: Float>(sum: &mut [T], x: Option<&[T]>, residual: Option<&[T]>) {
 
 /// One row, whose operands all have its length.
 #[inline(always)]
-fn normalize<T: Float>(of: &Scaling<'_, T>, out: &mut [T], stats: &mut [T], x: &[T]) {
+fn normalize<T: Float>(of: &NormTerms<'_, T>, out: &mut [T], stats: &mut [T], x: &[T]) {
     let count = T::from_f64(of.columns as f64);
     let mut mean = T::ZERO;
     if of.centers {
-        mean = row_sum(of.columns, Values(x)) / count;
+        mean = row_sum(of.columns, RowElements(x)) / count;
     }
     let variance = row_sum(of.columns, Deviations { x, mean }) / count + of.epsilon;
     // Where squares overflow, a scale of 0 would hide it.
@@ -163,9 +163,9 @@ trait Terms<T>: Copy {
 
 /// The elements of a row.
 #[derive(Clone, Copy)]
-struct Values<'a, T>(&'a [T]);
+struct RowElements<'a, T>(&'a [T]);
 
-impl<T: Float> Terms<T> for Values<'_, T> {
+impl<T: Float> Terms<T> for RowElements<'_, T> {
     #[inline(always)]
     fn add(self, sums: &mut [T], first: usize) {
         let x = &self.0[first..first + sums.len()];
@@ -219,7 +219,7 @@ fn row_sum<T: Float>(columns: usize, terms: impl Terms<T>) -> T {
 }
 
 multiversion! {
-    pub(super) fn backward[T: Float](of: &Scaling<'_, T>, rows: BackwardRows<'_, T>) {
+    pub(super) fn backward[T: Float](of: &NormTerms<'_, T>, rows: BackwardRows<'_, T>) {
         let BackwardRows { dx, dy, x, stats, dresidual, mut weight_sums, mut bias_sums } = rows;
         let dxs = dx.chunks_exact_mut(of.columns);
         let stats = stats.chunks_exact(of.statistics());
@@ -257,7 +257,7 @@ struct BackwardRow<'a, T> {
 
 impl<T: Float> BackwardRow<'_, T> {
     #[inline(always)]
-    fn run(self, of: &Scaling<'_, T>, dx: &mut [T], sums: [Option<&mut [T]>; 2]) {
+    fn run(self, of: &NormTerms<'_, T>, dx: &mut [T], sums: [Option<&mut [T]>; 2]) {
         let [mut weight_sums, mut bias_sums] = sums;
         let [ones, nothing] = absent();
         let count = T::from_f64(of.columns as f64);

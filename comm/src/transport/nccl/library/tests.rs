@@ -3,10 +3,10 @@ use super::*;
 #[test]
 fn versions_are_shown_as_people_write_them_and_compare() {
     assert_eq!(
-        [21_800, 22_307, 23_007].map(|v| Version(v).to_string()),
+        [21_800, 22_307, 23_007].map(|v| NcclVersion(v).to_string()),
         ["2.18.0", "2.23.7", "2.30.7"]
     );
-    assert!(Version(21_705) < OLDEST && Version(21_801) > OLDEST);
+    assert!(NcclVersion(21_705) < OLDEST && NcclVersion(21_801) > OLDEST);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn call<'a>(
 #[test]
 fn every_call_reads_as_it_was_written() {
     let words: [AtomicU64; WORDS] = Default::default();
-    let record = Record::new(|index| &words[index]);
+    let record = ActivityRecord::new(|index| &words[index]);
     assert_eq!(record.read(), None);
     let stream = Stream::default_of(Device::Cpu).unwrap();
     let tensor = Tensor::zeros(&[2, 3], DType::BF16, Device::Cpu).unwrap();
@@ -90,7 +90,7 @@ fn a_record_that_is_read_is_always_whole() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let record = Record::new(|index| &words[index]);
+            let record = ActivityRecord::new(|index| &words[index]);
             for sequence in 0..20_000 {
                 let tensor = &tensors[sequence % 2];
                 record.enter(&call(
@@ -102,7 +102,7 @@ fn a_record_that_is_read_is_always_whole() {
             }
             done.store(true, Ordering::Release);
         });
-        let record = Record::new(|index| &words[index]);
+        let record = ActivityRecord::new(|index| &words[index]);
         while !done.load(Ordering::Acquire) {
             if let Some(seen) = record.read() {
                 assert!(

@@ -5,26 +5,26 @@ use crate::transport::tcp::Secret;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn pass(rank: usize, secret: Option<&str>) -> Pass {
-    Pass::new("job", Secret::new(secret), rank, 3)
+fn key(rank: usize, secret: Option<&str>) -> JobKey {
+    JobKey::new("job", Secret::new(secret), rank, 3)
 }
 
 /// Rank 0 of a job, and its address.
-fn host(secret: Option<&str>) -> (Listener, SocketAddr) {
+fn host(secret: Option<&str>) -> (Acceptor, SocketAddr) {
     let listener = listen_anywhere([127, 0, 0, 1].into()).unwrap();
     let address = listener.local_addr().unwrap();
     (
-        Listener::new(listener, pass(0, secret), 1 << 16).unwrap(),
+        Acceptor::new(listener, key(0, secret), 1 << 16).unwrap(),
         address,
     )
 }
 
-fn call(address: SocketAddr, pass: &Pass, limit: Duration) -> Result<Joined> {
-    connect(0, || vec![address], "there", pass, 1 << 16, limit)
+fn call(address: SocketAddr, key: &JobKey, limit: Duration) -> Result<Joined> {
+    connect(0, || vec![address], "there", key, 1 << 16, limit)
 }
 
 /// Answers whoever calls until `is_done`.
-fn serve(listener: &mut Listener, expected: &[usize], is_done: impl Fn(&Listener) -> bool) {
+fn serve(listener: &mut Acceptor, expected: &[usize], is_done: impl Fn(&Acceptor) -> bool) {
     while !is_done(listener) {
         listener.accept();
         listener.talk(expected).unwrap();
@@ -44,10 +44,10 @@ fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
         // Each keeps its socket until it is joined.
         let callers = [2, 1].map(|rank| {
             scope.spawn(move || {
-                let other_job = Pass::new("another", Secret::new(Some("secret")), rank, 2);
+                let other_job = JobKey::new("another", Secret::new(Some("secret")), rank, 2);
                 let refused = attempt(address, 0, &other_job, 1 << 16).unwrap();
                 assert!(matches!(refused, Attempt::Answered(_)));
-                call(address, &pass(rank, Some("secret")), LONG).unwrap()
+                call(address, &key(rank, Some("secret")), LONG).unwrap()
             })
         });
         listener.gather(&[1, 2], LONG, "here").unwrap();
@@ -76,7 +76,7 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
         ),
     ] {
         let (mut listener, address) = host(ours);
-        let caller = std::thread::spawn(move || call(address, &pass(1, theirs), LONG));
+        let caller = std::thread::spawn(move || call(address, &key(1, theirs), LONG));
         serve(&mut listener, &[1], |_| caller.is_finished());
         let gathered = listener.gather(&[1], Duration::from_millis(500), "here");
         let text = gathered.unwrap_err().to_string();
@@ -95,7 +95,7 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
 fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
     let (mut listener, address) = host(None);
     let caller = std::thread::spawn(move || {
-        let other = Pass::new("job of two", Secret::new(None), 1, 2);
+        let other = JobKey::new("job of two", Secret::new(None), 1, 2);
         call(address, &other, Duration::from_secs(1))
     });
     serve(&mut listener, &[1], |listener| !listener.notes.is_empty());
@@ -116,9 +116,9 @@ fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
 fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
     let (mut listener, address) = host(None);
     let callers = [7, 1, 1].map(|rank| {
-        std::thread::spawn(move || call(address, &pass(rank, None), Duration::from_millis(300)))
+        std::thread::spawn(move || call(address, &key(rank, None), Duration::from_millis(300)))
     });
-    let are_answered = |_: &Listener| callers.iter().all(|caller| caller.is_finished());
+    let are_answered = |_: &Acceptor| callers.iter().all(|caller| caller.is_finished());
     serve(&mut listener, &[1, 2], are_answered);
     let gathered = listener.gather(&[1, 2], Duration::from_millis(50), "here");
     let text = gathered.unwrap_err().to_string();
@@ -140,7 +140,7 @@ fn a_rank_that_finds_no_other_says_where_it_looked() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let error = call(address, &pass(1, None), Duration::from_millis(100)).unwrap_err();
+    let error = call(address, &key(1, None), Duration::from_millis(100)).unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("rank 0 did not answer at there within 0.1 s"),

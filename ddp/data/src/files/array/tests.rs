@@ -5,7 +5,7 @@ use super::*;
 use crate::files::{flat, open};
 use ddp_kernels::files::testing::Scratch;
 
-fn array_of(scratch: &Scratch, element: Element, row_shape: &[usize], bytes: &[u8]) -> Array {
+fn array_of(scratch: &Scratch, element: NumberType, row_shape: &[usize], bytes: &[u8]) -> Array {
     let path = scratch.path().join("a.bin");
     let _ = fs::remove_file(&path);
     flat::write(&path, |writer| {
@@ -21,7 +21,7 @@ fn array_of(scratch: &Scratch, element: Element, row_shape: &[usize], bytes: &[u
 fn rows_longer_than_a_piece_are_whole() {
     let scratch = Scratch::new();
     let bytes: Vec<u8> = (0..3 * 10_001).map(|index| (index % 253) as u8).collect();
-    let array = array_of(&scratch, Element::U8, &[10_001], &bytes);
+    let array = array_of(&scratch, NumberType::U8, &[10_001], &bytes);
     for row in 0..3 {
         let mut into = vec![0; 10_001];
         array.read_i64(row, &mut into).unwrap();
@@ -44,7 +44,7 @@ fn rows_longer_than_a_piece_are_whole() {
 #[should_panic(expected = "rows 2 … of")]
 fn rows_that_are_not_there_are_a_mistake_of_the_caller() {
     let scratch = Scratch::new();
-    let array = array_of(&scratch, Element::U8, &[4], &[0; 12]);
+    let array = array_of(&scratch, NumberType::U8, &[4], &[0; 12]);
     let _ = array.read_f32(2, &mut [0.0; 8]);
 }
 
@@ -52,7 +52,7 @@ fn rows_that_are_not_there_are_a_mistake_of_the_caller() {
 #[should_panic(expected = "not whole rows")]
 fn a_partial_row_is_a_programmer_error() {
     let scratch = Scratch::new();
-    let array = array_of(&scratch, Element::U8, &[4], &[0; 12]);
+    let array = array_of(&scratch, NumberType::U8, &[4], &[0; 12]);
     let _ = array.read_f32(0, &mut [0.0; 6]);
 }
 
@@ -71,7 +71,7 @@ fn wider_numbers_are_rounded_to_the_nearest() {
         .flat_map(|value| value.to_le_bytes())
         .collect();
     let mut read = [0.0; 5];
-    array_of(&scratch, Element::F64, &[], &bytes)
+    array_of(&scratch, NumberType::F64, &[], &bytes)
         .read_f32(0, &mut read)
         .unwrap();
     assert_eq!(read, [0.1, 1.0, 1.0 + 2f32.powi(-22), f32::INFINITY, -0.0]);
@@ -81,7 +81,7 @@ fn wider_numbers_are_rounded_to_the_nearest() {
         .flat_map(|value| value.to_le_bytes())
         .collect();
     let mut read = [0.0; 4];
-    array_of(&scratch, Element::I64, &[], &bytes)
+    array_of(&scratch, NumberType::I64, &[], &bytes)
         .read_f32(0, &mut read)
         .unwrap();
     assert_eq!(
@@ -102,7 +102,7 @@ fn nan_payloads_are_read_unchanged() {
     ];
     let bytes: Vec<u8> = bits.iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut read = [0.0; 5];
-    array_of(&scratch, Element::F32, &[], &bytes)
+    array_of(&scratch, NumberType::F32, &[], &bytes)
         .read_f32(0, &mut read)
         .unwrap();
     assert_eq!(read.map(f32::to_bits), bits);
@@ -120,7 +120,7 @@ fn how_fast_rows_are_read() {
         .map(|row| row * 48_271 % ROWS as u64)
         .collect();
     let mut batch = vec![0f32; 128 * FEATURES];
-    for element in [Element::U8, Element::F32] {
+    for element in [NumberType::U8, NumberType::F32] {
         let row_bytes = FEATURES * element.bytes();
         let bytes: Vec<u8> = (0..ROWS * row_bytes)
             .map(|index| (index % 64) as u8)

@@ -15,10 +15,10 @@ fn small(scratch: &Scratch) -> PathBuf {
     let path = scratch.path().join("small.bin");
     let _ = fs::remove_file(&path);
     write(&path, |writer| {
-        writer.begin("features", Element::F32, &[2])?;
+        writer.begin("features", NumberType::F32, &[2])?;
         writer.write_numbers(&[1.0, 2.0, 3.0], f32::to_le_bytes)?;
         writer.write_numbers(&[4.0], f32::to_le_bytes)?;
-        writer.begin("labels", Element::I64, &[])?;
+        writer.begin("labels", NumberType::I64, &[])?;
         writer.write_numbers(&[1, 0], i64::to_le_bytes)?;
         Ok(About {
             classes: Some(vec!["cat".into(), "dog".into()]),
@@ -51,7 +51,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
     let features = contents.find("features").unwrap().unwrap();
     assert_eq!(
         (features.rows(), features.row_shape(), features.element),
-        (2, &[2][..], Element::F32)
+        (2, &[2][..], NumberType::F32)
     );
     assert!(features.name().ends_with("small.bin#features"));
     let (mut x, mut y) = ([0.0; 4], [0; 2]);
@@ -79,7 +79,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
 #[test]
 fn every_element_survives_a_round_trip() {
     let scratch = Scratch::new();
-    for (index, &(element, name, _)) in Element::ALL.iter().enumerate() {
+    for (index, &(element, name, _)) in NumberType::ALL.iter().enumerate() {
         let path = scratch.path().join(format!("{index}.bin"));
         // Patterns that are small whole numbers, in pieces that are not whole numbers.
         let values: Vec<u8> = (0..3000).map(|value| (value % 2) as u8).collect();
@@ -117,12 +117,12 @@ fn every_element_survives_a_round_trip() {
 }
 
 /// 0 or 1 as the bytes of an element.
-fn number(element: Element, value: u8) -> Vec<u8> {
+fn number(element: NumberType, value: u8) -> Vec<u8> {
     match element {
-        Element::F16 => (u16::from(value) * 0x3c00).to_le_bytes().to_vec(),
-        Element::BF16 => (u16::from(value) * 0x3f80).to_le_bytes().to_vec(),
-        Element::F32 => f32::from(value).to_le_bytes().to_vec(),
-        Element::F64 => f64::from(value).to_le_bytes().to_vec(),
+        NumberType::F16 => (u16::from(value) * 0x3c00).to_le_bytes().to_vec(),
+        NumberType::BF16 => (u16::from(value) * 0x3f80).to_le_bytes().to_vec(),
+        NumberType::F32 => f32::from(value).to_le_bytes().to_vec(),
+        NumberType::F64 => f64::from(value).to_le_bytes().to_vec(),
         whole => u64::from(value).to_le_bytes()[..whole.bytes()].to_vec(),
     }
 }
@@ -240,7 +240,7 @@ fn a_header_too_long_to_be_read_is_not_written() {
     let scratch = Scratch::new();
     let path = scratch.path().join("a.bin");
     let error = write(&path, |writer| {
-        writer.begin("x", Element::U8, &[])?;
+        writer.begin("x", NumberType::U8, &[])?;
         writer.write(&[1])?;
         let classes = vec!["c".repeat(1 << 20); 64];
         Ok(About {
@@ -264,7 +264,7 @@ fn a_partly_written_file_cannot_be_opened() {
     let scratch = Scratch::new();
     let path = scratch.path().join("half.bin");
     let error = write(&path, |writer| {
-        writer.begin("x", Element::U8, &[])?;
+        writer.begin("x", NumberType::U8, &[])?;
         writer.write(&[1; 5000])?;
         Err(Error::Data("torn".into()))
     });

@@ -7,7 +7,7 @@ use std::path::Path;
 use ddp_kernels::files::testing::Scratch;
 
 use crate::error::Result;
-use crate::files::array::Element;
+use crate::files::array::NumberType;
 use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
 use crate::files::io::MappedReader;
 use crate::files::tests::{file, refused};
@@ -42,7 +42,7 @@ fn write(file: &DataFile<'_>, out: &mut flat::Writer) -> Result<flat::About> {
         let numbers = u32::from_le_bytes(width) as usize;
         if row.is_empty() {
             row = vec![0; 4 * numbers.clamp(1, mapped.len() as usize / 4)];
-            out.begin("", Element::F32, &[row.len() / 4])?;
+            out.begin("", NumberType::F32, &[row.len() / 4])?;
         }
         if row.len() != 4 * numbers {
             return Err(file.bad(format!(

@@ -16,8 +16,8 @@ fn about(vocabulary: usize, end_of_text: Option<usize>) -> About {
 fn a_shard_reads_back_in_the_narrowest_type() {
     let scratch = Scratch::new();
     for (vocabulary, element, end) in [
-        (1 << 16, Element::U16, Some(7)),
-        ((1 << 16) + 1, Element::U32, None),
+        (1 << 16, NumberType::U16, Some(7)),
+        ((1 << 16) + 1, NumberType::U32, None),
     ] {
         let path = scratch.path().join("shard.bin");
         let last = vocabulary as u32 - 1;
@@ -147,8 +147,8 @@ fn u32_tokens_are_not_read_as_u16() {
         let zeros = "every second one is below 1, as in u32 tokens or wider ones";
         // A stated type is wrong where every second number is 0.
         for (element, size, is_wrong) in [
-            (Element::U32, 4, number >= 4),
-            (Element::U16, 2, [0, 1, 4, 5].contains(&number)),
+            (NumberType::U32, 4, number >= 4),
+            (NumberType::U16, 2, [0, 1, 4, 5].contains(&number)),
         ] {
             match opened(Some(element), bytes) {
                 Ok(got) => assert!(!is_wrong && got == (element, count / size), "{number}"),
@@ -162,7 +162,7 @@ fn u32_tokens_are_not_read_as_u16() {
         let bytes: Vec<u8> = narrow(&tokens);
         assert_eq!(
             opened(None, &bytes).unwrap(),
-            (Element::U16, 3000),
+            (NumberType::U16, 3000),
             "{below}"
         );
     }
@@ -179,7 +179,7 @@ fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
     let part = "with the unknown magic number 20240522";
     let error = open_tokens(&path, None, None).unwrap_err().to_string();
     assert!(error.contains(part), "{error}");
-    let stated = open_tokens(&path, Some(Element::U16), None).unwrap();
+    let stated = open_tokens(&path, Some(NumberType::U16), None).unwrap();
     assert_eq!(stated.tokens.rows(), 1012);
 }
 

@@ -572,7 +572,7 @@ fn settings_for_rows_of_features_are_refused() {
         text.contains("`labels`: expected rows with features as `data`, got tokens"),
         "{text}"
     );
-    let text = of(&|request| request.normalize = Normalize::Unit);
+    let text = of(&|request| request.normalize = Scaling::Unit);
     assert!(text.contains("leave out `normalize`"), "{text}");
     let text = of(&|request| request.context = None);
     assert!(

@@ -64,7 +64,7 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
     // A copy is another file with the same content.
     let copy = opened(usize::MAX);
     assert_ne!(one.identity(), copy.identity());
-    let found = |second: &crate::open::Source| {
+    let found = |second: &crate::open::OpenFiles| {
         ranks(3, |world| {
             let source = if world.rank() == 1 { second } else { &one };
             let found = scan(&asked, source, None, world);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Scratch, save, state};
 use crate::checkpoint::manifest::{FileEntry, Manifest};
-use crate::checkpoint::{Best, Progress, State};
+use crate::checkpoint::{Best, Plateau, State};
 use crate::tasks::BestBy;
 use ddp_data::TaskSpec;
 
@@ -29,7 +29,7 @@ fn a_state_reads_back_as_it_was_written() {
             accuracy: Some(0.7),
             by: Some((BestBy::Auc, 0.1 + 0.7)),
         }),
-        progress: Progress {
+        progress: Plateau {
             best: Some(Best::default()),
             since: 2,
             step: 3,

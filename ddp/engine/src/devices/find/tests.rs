@@ -6,30 +6,30 @@ use super::*;
 use crate::config::{GraphChoice, Resident};
 
 /// Ranks on one host, each of which sees as many GPUs of the same ones, without troubles.
-fn facts(sees: &[usize], per_rank: usize, share: bool) -> Facts {
+fn facts(sees: &[usize], per_rank: usize, share: bool) -> GpuFacts {
     let sight = |&count: &usize| VisibleGpus {
         host: "node7".into(),
         uuids: (0..count).map(|gpu| format!("GPU-{gpu:08}")).collect(),
         why_none: (count == 0).then(|| "no driver is installed".into()),
     };
     let gpus = assign(sees.iter().map(sight).collect(), per_rank, share);
-    Facts {
+    GpuFacts {
         per_rank,
         gpus,
         troubles: vec![None; sees.len()],
     }
 }
 
-fn troubled(sees: &[usize], troubles: &[&str]) -> Facts {
+fn troubled(sees: &[usize], troubles: &[&str]) -> GpuFacts {
     let trouble = |text: &&str| Some(text.to_string()).filter(|text| !text.is_empty());
-    Facts {
+    GpuFacts {
         troubles: troubles.iter().map(trouble).collect(),
         ..facts(sees, 1, false)
     }
 }
 
-const ON_GPUS: Decision = (true, None);
-const ON_CPU: Decision = (false, None);
+const ON_GPUS: DeviceDecision = (true, None);
+const ON_CPU: DeviceDecision = (false, None);
 
 #[track_caller]
 fn refusal<T>(outcome: Result<T>) -> String {
@@ -40,7 +40,7 @@ fn refusal<T>(outcome: Result<T>) -> String {
 }
 
 #[track_caller]
-fn warning(choice: DeviceChoice, facts: &Facts) -> String {
+fn warning(choice: DeviceChoice, facts: &GpuFacts) -> String {
     let (on_gpus, warning) = decide(choice, facts).unwrap();
     assert_eq!(on_gpus, choice != DeviceChoice::Auto);
     warning.expect("something is said")
@@ -83,7 +83,7 @@ fn auto_is_the_cpu_without_a_warning_if_there_is_no_gpu() {
 
 #[test]
 fn auto_warns_why_no_gpu_can_be_used_where_there_should_be_some() {
-    let broken = Facts {
+    let broken = GpuFacts {
         troubles: vec![Some("the driver is too old.".into()); 2],
         ..facts(&[0, 0], 1, false)
     };
@@ -133,7 +133,7 @@ fn auto_warns_why_it_leaves_gpus_unused() {
 
 #[test]
 fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
-    let cuda = |facts: Facts| refusal(decide(DeviceChoice::Cuda, &facts));
+    let cuda = |facts: GpuFacts| refusal(decide(DeviceChoice::Cuda, &facts));
     assert_eq!(
         cuda(facts(&[0], 1, false)),
         "`device` cuda: expected a device that can be used here, but no driver is installed; help: give `device` cpu"
@@ -230,7 +230,7 @@ fn sharing_is_said_where_it_happens_alone() {
 
 #[test]
 fn a_missing_or_broken_library_is_reported_with_help() {
-    let library = |found: Option<&str>, advice: Option<&str>| Library {
+    let library = |found: Option<&str>, advice: Option<&str>| CudaLibrary {
         what: "NCCL",
         found: found.map(Into::into),
         version: None,

@@ -35,34 +35,34 @@ fn phases(ranks: usize) -> impl Iterator<Item = Vec<Phase>> {
         .filter(can_be)
 }
 
-fn cut(number: u64, rank: usize, ranks: usize, keeper: usize) -> Cut {
+fn cut(number: u64, rank: usize, ranks: usize, keeper_distance: usize) -> Cut {
     let options = ReducerOptions {
         zero: 1,
-        keeper,
+        keeper_distance,
         ..ReducerOptions::default()
     };
     Cut::of(number, [rank, ranks], options)
 }
 
-fn standing(phase: Phase, old: Option<Version>, next: Version) -> Standing {
+fn report(phase: Phase, old: Option<Version>, next: Version) -> RankReport {
     let steps = match (phase, old) {
         (Before | Ready, Some(old)) => old.steps,
         _ => next.steps,
     };
-    Standing {
+    RankReport {
         progress: Some([steps, 0, 0, 0]),
         has: if phase == After { Some(next) } else { old },
         ready: (phase == Ready).then_some(next),
     }
 }
 
-/// Checks the plan of the ranks that are left, `standings`. Those in `phases` had a run.
-fn check(phases: &[Phase], standings: &[Standing], [old, next]: [u64; 2], what: &str) {
-    let plan = Regroup::of(standings);
-    let what = format!("{what}: {phases:?}, {standings:?}: {plan:?}");
+/// Checks the plan of the ranks that are left, `reports`. Those in `phases` had a run.
+fn check(phases: &[Phase], reports: &[RankReport], [old, next]: [u64; 2], what: &str) {
+    let plan = Regroup::of(reports);
+    let what = format!("{what}: {phases:?}, {reports:?}: {plan:?}");
     // Each slice of the version that they continue with is somewhere, or they start again.
     let goes_on = phases.contains(&After) || !phases.contains(&Before);
-    let offered = standings.iter().flat_map(|it| [it.has, it.ready]).flatten();
+    let offered = reports.iter().flat_map(|it| [it.has, it.ready]).flatten();
     let of = |number| {
         let all = offered
             .clone()
@@ -87,11 +87,11 @@ fn check(phases: &[Phase], standings: &[Standing], [old, next]: [u64; 2], what: 
     let mut steps: Vec<_> = plan.progress.iter().flatten().collect();
     steps.dedup();
     assert!(steps.len() <= 1, "{what}");
-    for (standing, act) in standings.iter().zip(&plan.acts) {
-        let had = standing.has.is_some();
+    for (report, act) in reports.iter().zip(&plan.acts) {
+        let had = report.has.is_some();
         match act {
             Act::Stay => assert!(had, "{what}"),
-            Act::Advance => assert!(standing.ready.is_some(), "{what}"),
+            Act::Advance => assert!(report.ready.is_some(), "{what}"),
             // No rank that had something loses it.
             Act::Forget => assert!(!had, "{what}"),
         }
@@ -114,20 +114,20 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
                 .into_iter()
                 .map(move |lost| (it.clone(), lost))
         }) {
-            for keeper in 1..ranks {
+            for keeper_distance in 1..ranks {
                 let version = |steps, rank| Version {
                     steps,
-                    cut: cut(3, rank, ranks, keeper),
+                    cut: cut(3, rank, ranks, keeper_distance),
                 };
                 let of = |(rank, phase): (usize, &Phase)| {
-                    standing(*phase, Some(version(6, rank)), version(7, rank))
+                    report(*phase, Some(version(6, rank)), version(7, rank))
                 };
-                let standings: Vec<_> = phases.iter().enumerate().map(of).collect();
-                let (standings, phases) = (left(&standings, &lost), left(&phases, &lost));
-                check(&phases, &standings, [3, 3], "an update");
-                let plan = Regroup::of(&standings);
+                let reports: Vec<_> = phases.iter().enumerate().map(of).collect();
+                let (reports, phases) = (left(&reports, &lost), left(&phases, &lost));
+                check(&phases, &reports, [3, 3], "an update");
+                let plan = Regroup::of(&reports);
                 // With owner or keeper of each slice, nothing is lost.
-                let has = |rank: usize| !lost[rank] || !lost[(rank + keeper) % ranks];
+                let has = |rank: usize| !lost[rank] || !lost[(rank + keeper_distance) % ranks];
                 let is_whole = phases.is_empty() || (0..ranks).all(has);
                 assert_eq!(plan.has_lost_slices, !is_whole);
                 // One that has made it cannot undo it, and one that is not ready cannot make it.
@@ -174,12 +174,12 @@ fn ranks_take_slices_that_are_cut_anew_or_keep_those_they_had() {
                     for lost in choices(&[true, false], ranks) {
                         let of = |(rank, phase): (usize, &Phase)| match (old(rank), phase) {
                             // A new rank has a run only when it has everything.
-                            (None, Before) => Standing::default(),
-                            (old, phase) => standing(*phase, old, new(rank)),
+                            (None, Before) => RankReport::default(),
+                            (old, phase) => report(*phase, old, new(rank)),
                         };
-                        let standings: Vec<_> = phases.iter().enumerate().map(of).collect();
-                        let standings = left(&standings, &lost);
-                        check(&left(&phases, &lost), &standings, [1, 2], "slices");
+                        let reports: Vec<_> = phases.iter().enumerate().map(of).collect();
+                        let reports = left(&reports, &lost);
+                        check(&left(&phases, &lost), &reports, [1, 2], "slices");
                         cases += 1;
                     }
                 }
@@ -194,9 +194,9 @@ fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
     let at = |step, logged| Some([step, logged, 0, 0]);
     let cases = choices(&[None, at(6, 5), at(6, 6), at(7, 5)], 4);
     for progress in (2..5).flat_map(|ranks| cases.iter().map(move |it| &it[..ranks])) {
-        let of = |progress: &Option<RankProgress>| Standing {
+        let of = |progress: &Option<RankProgress>| RankReport {
             progress: *progress,
-            ..Standing::default()
+            ..RankReport::default()
         };
         let plan = Regroup::of(&progress.iter().map(of).collect::<Vec<_>>());
         assert_eq!(plan.progress, progress);

@@ -12,9 +12,9 @@ use crate::elastic::slices::tests::{batch, numbers, sliced};
 use crate::step::Stage;
 
 fn plan(progress: &[Option<RankProgress>]) -> Regroup {
-    let of = |progress: &Option<RankProgress>| Standing {
+    let of = |progress: &Option<RankProgress>| RankReport {
         progress: *progress,
-        ..Standing::default()
+        ..RankReport::default()
     };
     Regroup::of(&progress.iter().map(of).collect::<Vec<_>>())
 }
@@ -78,7 +78,7 @@ fn get_the_state(steps: [u64; 4]) {
         for tensor in state(&kept) {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
         }
-        assert_eq!(kept.standing().progress, Some([7, 0, 0, 7]));
+        assert_eq!(kept.report().progress, Some([7, 0, 0, 7]));
         assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
     };
     std::thread::scope(|scope| {
@@ -95,7 +95,7 @@ fn a_rank_counts_an_update_that_it_makes_without_the_others() {
         let mut kept = Kept::new(sliced(&world, Rule::muon()), None, true);
         kept.make_ready(&world, Vec::new());
         // Not before all ranks have their slices, or one knows that they do.
-        assert!(kept.standing().has.is_none() && kept.standing().ready.is_some());
+        assert!(kept.report().has.is_none() && kept.report().ready.is_some());
         kept.advance().unwrap();
         let main = world.group("main").unwrap();
         kept.take_step(&batch(&world, 0), 0.1, &main).unwrap();
@@ -113,11 +113,11 @@ fn a_rank_counts_an_update_that_it_makes_without_the_others() {
         assert!(has(&kept) == before && kept.totals.steps == 1);
         // Another one has.
         prepare(&mut kept);
-        assert_eq!(kept.standing().ready.map(|it| it.steps), Some(2));
+        assert_eq!(kept.report().ready.map(|it| it.steps), Some(2));
         kept.advance().unwrap();
         assert!(has(&kept) != before);
         assert_eq!((kept.totals.steps, kept.totals.samples), (2, 8));
-        assert!(kept.standing().ready.is_none());
+        assert!(kept.report().ready.is_none());
     };
     std::thread::scope(|scope| {
         worlds

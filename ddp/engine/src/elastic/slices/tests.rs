@@ -24,7 +24,7 @@ fn step_options() -> StepOptions {
     let reducer = ReducerOptions {
         sizes: Some(BucketSizes::of_bytes(20_000)),
         zero: 1,
-        keeper: 1,
+        keeper_distance: 1,
         ..ReducerOptions::default()
     };
     StepOptions {
@@ -359,16 +359,16 @@ proptest! {
 #[test]
 fn each_slice_has_one_owner_and_one_keeper_elsewhere() {
     for ranks in 3..9 {
-        for keeper in 1..ranks {
+        for keeper_distance in 1..ranks {
             let options = ReducerOptions {
-                keeper,
+                keeper_distance,
                 ..step_options().reducer
             };
             let all: Vec<_> = (0..ranks)
                 .map(|rank| Some(Cut::of(1, [rank, ranks], options)))
                 .collect();
             for lost in 0..ranks {
-                let keeper = (lost + keeper) % ranks;
+                let keeper = (lost + keeper_distance) % ranks;
                 assert_eq!(all[keeper].unwrap().keeps, Some(lost));
                 let mut left = all.clone();
                 left[lost] = None;

@@ -6,7 +6,7 @@ use ddp_kernels::{DType, npy};
 use crate::confusion::first_largest;
 use crate::error::Result;
 use crate::tasks::cells::{cell, put, put_numbers};
-use crate::tasks::task::{Format, PredictionOptions, Predictions};
+use crate::tasks::task::{PredictionOptions, Predictions, SaveAs};
 
 /// Writes the class of each row.
 pub(super) struct ClassesOfRows {
@@ -59,7 +59,7 @@ impl ClassesOfRows {
 
 impl Predictions for ClassesOfRows {
     fn head(&self, rows: usize) -> Result<Vec<u8>> {
-        if self.options.format == Format::Csv {
+        if self.options.format == SaveAs::Csv {
             return Ok(self.columns().into_bytes());
         }
         let header = if self.options.probabilities || self.options.logits {
@@ -72,15 +72,15 @@ impl Predictions for ClassesOfRows {
 
     fn row(&self, row: u64, logits: &[f32], into: &mut Vec<u8>) {
         match self.options.format {
-            Format::Csv => self.line(row, logits, into),
-            Format::Npy if self.options.probabilities => {
+            SaveAs::Csv => self.line(row, logits, into),
+            SaveAs::Npy if self.options.probabilities => {
                 let p = probabilities(logits);
                 into.extend(p.iter().flat_map(|value| value.to_le_bytes()));
             }
-            Format::Npy if self.options.logits => {
+            SaveAs::Npy if self.options.logits => {
                 into.extend(logits.iter().flat_map(|value| value.to_le_bytes()));
             }
-            Format::Npy => into.extend(self.numbers[first_largest(logits)].to_le_bytes()),
+            SaveAs::Npy => into.extend(self.numbers[first_largest(logits)].to_le_bytes()),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use ddp_comm::{Signal, StopSignals, World};
 
-use super::{Trainer, report};
+use super::{TrainingRun, report};
 use crate::checkpoint::Saver;
 use crate::config::Config;
 use crate::elastic::run::Kept;
@@ -15,28 +15,28 @@ use crate::model::data_shape;
 use crate::setting::STOP_AFTER;
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
-use crate::trainer::opening::Opening;
-use crate::trainer::program::Program;
+use crate::trainer::opening::RunFolder;
+use crate::trainer::program::RunProgram;
 use crate::trainer::setup::{self, Assembled, Prepared};
 use crate::trainer::stop_poll::StopPoll;
 use crate::trainer::{agree, resume};
 
-impl<'a> Trainer<'a> {
+impl<'a> TrainingRun<'a> {
     /// Everything else up to the first step.
     pub(in crate::trainer) fn new(
         options: &'a Config,
-        program: &'a mut dyn Program,
+        program: &'a mut dyn RunProgram,
         world: &'a World,
-        ready: Ready,
+        ready: ReadyRun,
         session: &'a mut Session,
-    ) -> Result<Trainer<'a>> {
-        let Ready { run, locked, stops } = ready;
+    ) -> Result<TrainingRun<'a>> {
+        let ReadyRun { run, locked, stops } = ready;
         let (kept, log, unlogged) = session.parts();
-        let opening = Opening::new(options, &run, kept, world);
-        let mut state = opening.state()?;
-        let weights = opening.initial_weights()?;
+        let folder = RunFolder::new(options, &run, kept, world);
+        let mut state = folder.state()?;
+        let weights = folder.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked, unlogged.told, weights)?);
+            *log = Some(folder.open_log(program, locked, unlogged.logged, weights)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -65,14 +65,14 @@ impl<'a> Trainer<'a> {
         // No rank trains before the metrics log is open.
         world.barrier()?;
         *unlogged = Unlogged {
-            told: Some(world.generation()),
+            logged: Some(world.generation()),
             ..Unlogged::default()
         };
         let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
-        Ok(Trainer {
+        Ok(TrainingRun {
             options,
             program,
             world,
@@ -113,7 +113,7 @@ const ON_INTERRUPT: [&str; 2] = [
 ];
 
 /// A run whose ranks can train, before its folder is changed.
-pub(in crate::trainer) struct Ready {
+pub(in crate::trainer) struct ReadyRun {
     run: Assembled,
     /// Its metrics log, if there is one.
     locked: Option<LockedLog>,
@@ -124,10 +124,10 @@ pub(in crate::trainer) struct Ready {
 /// In a later world of ranks the run is that of the `session`.
 pub(in crate::trainer) fn prepare(
     options: [&Config; 2],
-    program: &dyn Program,
+    program: &dyn RunProgram,
     world: &World,
     session: &mut Session,
-) -> Result<Option<Ready>> {
+) -> Result<Option<ReadyRun>> {
     let stops = world.catch_stop();
     let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
     // Reading data may take long, and there is nothing to save yet.
@@ -153,7 +153,7 @@ pub(in crate::trainer) fn prepare(
     // The folder is changed only when no rank can end the job any more.
     world.barrier()?;
     match prepared {
-        Prepared::Ready(run) => Ok(Some(Ready {
+        Prepared::Ready(run) => Ok(Some(ReadyRun {
             run: *run,
             locked,
             stops,

@@ -4,13 +4,13 @@ use ddp_data::{Classes, LabelName};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::Trainer;
+use super::TrainingRun;
 use crate::checkpoint::Best;
 use crate::confusion::{ClassCounts, Confusion, balanced_accuracy, largest_class};
 use crate::error::Result;
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{EvalEvent, Event, SampleEvent, SampleText};
+use crate::metrics_log::{EvalEvent, LogEvent, SampleEvent, SampleText};
 use crate::shown::{shown, significant};
 use crate::tasks::{BestBy, figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -18,7 +18,7 @@ use crate::trainer::agree;
 /// What a trace shows.
 const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
 
-impl Trainer<'_> {
+impl TrainingRun<'_> {
     /// Evaluates the model on held-out rows, if there are any, over all ranks.
     pub(super) fn evaluate(&mut self, number: u64) -> Result<()> {
         let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
@@ -55,14 +55,14 @@ impl Trainer<'_> {
                      compared with others; help: look for extreme numbers in the held-out rows"
                 );
             }
-            log.write(&Event::Eval(event))?;
+            log.write(&LogEvent::Eval(event))?;
         }
         if let (Some(counts), Some(log)) =
             (class_counts.filter(|_| is_last), &mut *self.metrics_log)
         {
             let classes = self.run.data.train.task().classes();
             let names = classes.map(Classes::names).unwrap_or_default();
-            log.write(&Event::Confusion(&Confusion::of(number, names, &counts)))?;
+            log.write(&LogEvent::Confusion(&Confusion::of(number, names, &counts)))?;
         }
         self.kept.totals.note_evaluation(number, evaluation);
         self.kept.clock.restart();
@@ -160,7 +160,7 @@ impl Trainer<'_> {
                         let line = shown(&format!("{prompt}{text}"));
                         self.program.note(&format!("step {number}: sample {line}"));
                     }
-                    log.write(&Event::Sample(event))?;
+                    log.write(&LogEvent::Sample(event))?;
                 }
                 Err(error) => tracing::warn!("step {number}: no sample: {error}"),
             }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::Trainer;
+use super::TrainingRun;
 use crate::checkpoint::{self, State};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
@@ -15,7 +15,7 @@ use crate::trainer::nonfinite;
 /// What a trace shows.
 const SNAPSHOT: Label = Label::new(Lane::Saving, "copy for checkpoint");
 
-impl Trainer<'_> {
+impl TrainingRun<'_> {
     /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {

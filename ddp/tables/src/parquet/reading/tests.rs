@@ -14,7 +14,7 @@ use ::parquet::schema::parser::parse_message_type;
 use ddp_kernels::files::testing::Scratch;
 
 use ddp_data::ColumnPlan;
-use ddp_data::files::{Contents, Element, OddCells};
+use ddp_data::files::{Contents, NumberType, OddCells};
 use ddp_data::text::{ReadOptions, documents};
 
 use crate::columns::TableRequest;
@@ -214,7 +214,7 @@ fn labels_are_classes_or_values() {
     let values = table.open(Some("y")).unwrap();
     assert_eq!(
         values.find("labels").unwrap().unwrap().element,
-        Element::F64
+        NumberType::F64
     );
 }
 
@@ -243,7 +243,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
     // Above i64 a float is a number.
     let floats = table.open(Some("c")).unwrap();
     let element = floats.find("labels").unwrap().unwrap().element;
-    assert_eq!((element, floats.about.classes), (Element::F64, None));
+    assert_eq!((element, floats.about.classes), (NumberType::F64, None));
     let category = ColumnPlan {
         name: "a".into(),
         values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),

@@ -59,7 +59,7 @@ fn a_model_reads_a_raw_table_as_it_was_trained_on() {
     let scratch = Scratch::new();
     let train = put(&scratch, "train.csv", TRAIN);
     let mut request = asked(&train, &settings("id", "auto", Missing::Mean));
-    request.normalize = Normalize::Standard;
+    request.normalize = Scaling::Standard;
     let data = alone(&request);
     assert_eq!(data.train.task().to_string(), "regression of 1 number");
     let names = ["town=Rom", "town=Ulm", "age", "rooms"];

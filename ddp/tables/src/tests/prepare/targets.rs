@@ -12,7 +12,7 @@ fn prices(scratch: &Scratch) -> PathBuf {
 }
 
 /// A request for prices, of which some are held out.
-fn asked(path: &Path, how: Normalize) -> DataRequest {
+fn asked(path: &Path, how: Scaling) -> DataRequest {
     DataRequest {
         task: Some(TaskKind::Regression),
         normalize: how,
@@ -31,7 +31,7 @@ fn targets(data: &dyn Dataset) -> Vec<f32> {
 fn targets_get_mean_0_and_deviation_1_by_the_training_rows() {
     let scratch = Scratch::new();
     let path = prices(&scratch);
-    let data = prepare(&asked(&path, Normalize::Standard), &Alone).unwrap();
+    let data = prepare(&asked(&path, Scaling::Standard), &Alone).unwrap();
     let learned = targets(&*data.train);
     let of = |power: i32| {
         learned
@@ -46,7 +46,7 @@ fn targets_get_mean_0_and_deviation_1_by_the_training_rows() {
     let normalization = data.target_normalization.unwrap();
     let mut held_out = targets(&*data.held_out);
     normalization.undo(&mut held_out, 1);
-    let plain = prepare(&asked(&path, Normalize::Unit), &Alone).unwrap();
+    let plain = prepare(&asked(&path, Scaling::Unit), &Alone).unwrap();
     assert_eq!(plain.target_normalization, None);
     let plain = targets(&*plain.held_out);
     assert_eq!(plain.len(), 6_000);
@@ -62,7 +62,7 @@ fn targets_get_mean_0_and_deviation_1_by_the_training_rows() {
 #[test]
 fn targets_are_scaled_the_same_on_any_number_of_ranks() {
     let scratch = Scratch::new();
-    let request = asked(&prices(&scratch), Normalize::Standard);
+    let request = asked(&prices(&scratch), Scaling::Standard);
     let of = |size| {
         let mut all = ranks(size, |world| {
             let data = prepare(&request, world).unwrap();
@@ -81,7 +81,7 @@ fn runs_of_older_versions_keep_their_targets_and_constant_ones_become_0() {
     let scratch = Scratch::new();
     let old = DataRequest {
         normalizes_targets: false,
-        ..asked(&prices(&scratch), Normalize::Standard)
+        ..asked(&prices(&scratch), Scaling::Standard)
     };
     let data = prepare(&old, &Alone).unwrap();
     assert!(data.normalization.is_some() && data.target_normalization.is_none());
@@ -90,7 +90,7 @@ fn runs_of_older_versions_keep_their_targets_and_constant_ones_become_0() {
     fs::write(&path, "a,y,z\n1,0.1,1\n2,0.1,2\n3,0.1,3\n5,0.1,4\n").unwrap();
     let both = DataRequest {
         labels: Some("y,z".into()),
-        ..asked(&path, Normalize::Standard)
+        ..asked(&path, Scaling::Standard)
     };
     let data = prepare(&both, &Alone).unwrap();
     assert!(targets(&*data.train).iter().step_by(2).all(|&y| y == 0.0));

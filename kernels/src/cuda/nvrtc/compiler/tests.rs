@@ -11,14 +11,14 @@ fn compiler() -> Option<&'static Compiler> {
         .ok()
 }
 
-fn part(found: Option<&str>, advice: Option<&str>) -> device::Library {
+fn part(found: Option<&str>, advice: Option<&str>) -> device::CudaLibrary {
     let advice = advice.map(str::to_string);
     let file = |path: &str| device::Candidate {
         path: path.into(),
         version: None,
         skipped: advice.clone(),
     };
-    device::Library {
+    device::CudaLibrary {
         what: "NVRTC",
         found: found.map(Into::into),
         version: None,
@@ -70,7 +70,7 @@ fn a_gpu_that_the_compiler_does_not_know_is_refused() {
 
 #[test]
 fn a_missing_or_broken_library_is_named_with_help() {
-    let open = |part: &device::Library| {
+    let open = |part: &device::CudaLibrary| {
         Library::first(part, &["libddp-is-not-there.so.1"], |_| Ok(())).unwrap_err()
     };
     assert_eq!(

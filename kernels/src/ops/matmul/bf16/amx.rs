@@ -173,7 +173,7 @@ impl TileUnit for Amx {
 }
 
 /// What operands hold.
-pub(super) trait Operand: Copy + Default + Sync {
+pub(super) trait AmxElement: Copy + Default + Sync {
     /// How many bf16 each of their elements becomes.
     const PARTS: usize;
     /// The most elements along k of a block.
@@ -191,7 +191,7 @@ pub(super) trait Operand: Copy + Default + Sync {
     );
 }
 
-impl Operand for bf16 {
+impl AmxElement for bf16 {
     const PARTS: usize = 1;
     const ALONG_MAX: usize = ALONG_MAX;
 
@@ -209,7 +209,7 @@ impl Operand for bf16 {
 }
 
 /// Each is the sum of two bf16.
-impl Operand for f32 {
+impl AmxElement for f32 {
     const PARTS: usize = 2;
     const ALONG_MAX: usize = SPLIT_ALONG_MAX;
 
@@ -281,7 +281,7 @@ thread_local! {
 /// # Safety
 /// The output has room for it, and no other thread reads or writes it. The processor has AVX-512
 /// and the instructions of `U`, and this process may use them.
-pub(super) unsafe fn multiply<U: TileUnit, S: Operand>(
+pub(super) unsafe fn multiply<U: TileUnit, S: AmxElement>(
     work: &Product<'_, S>,
     threads: usize,
     finish: &impl Finish<f32>,
@@ -325,7 +325,7 @@ pub(super) unsafe fn multiply<U: TileUnit, S: Operand>(
                 let shared = &*shared;
                 let work = BlockOf {
                     work,
-                    kept: kept.map(Kept),
+                    kept: kept.map(OutputSums),
                     along: &along,
                     is_last: block + 1 == blocks,
                 };
@@ -347,12 +347,12 @@ pub(super) unsafe fn multiply<U: TileUnit, S: Operand>(
 
 /// The sums of all elements of an output.
 #[derive(Clone, Copy)]
-struct Kept(*mut f32);
+struct OutputSums(*mut f32);
 
 /// A block along k of a product.
 struct BlockOf<'a, S> {
     work: &'a Product<'a, S>,
-    kept: Option<Kept>,
+    kept: Option<OutputSums>,
     along: &'a Range<usize>,
     is_last: bool,
 }
@@ -360,7 +360,7 @@ struct BlockOf<'a, S> {
 // SAFETY: as for `Product`, whose threads write disjoint elements of `kept`, too.
 unsafe impl<S: Sync> Sync for BlockOf<'_, S> {}
 
-impl<S: Operand> BlockOf<'_, S> {
+impl<S: AmxElement> BlockOf<'_, S> {
     /// Lines of the longer side with all that are packed of the shorter one.
     ///
     /// # Safety
@@ -473,7 +473,7 @@ impl<S: Operand> BlockOf<'_, S> {
         };
         let scales = (self.work.scales.0, existing);
         let wide = match (self.work.out, self.kept) {
-            (Target::F32(out), _) | (_, Some(Kept(out))) => Some(out),
+            (Target::F32(out), _) | (_, Some(OutputSums(out))) => Some(out),
             (Target::Bf16(_), None) => None,
         };
         let mut room = [0.0; LINES_MAX];
@@ -551,7 +551,7 @@ multiversion! {
 /// 0, and so are lines up to a whole tile; the second tile of a last pair may keep what it held,
 /// since its sums are not used.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack<S: Operand>(
+fn pack<S: AmxElement>(
     to: &mut [TileBytes],
     from: Matrix<'_, S>,
     lines: &Range<usize>,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::dtype::bf16;
-use crate::ops::matmul::pack::Turn;
+use crate::ops::matmul::pack::Transpose;
 use crate::ops::matmul::tile::Matrix;
 use crate::simd::multiversion;
 use crate::streaming;

@@ -42,13 +42,13 @@ thread_local! {
 /// Runs `body` with matmuls of bf16 on the CPU in this order.
 pub fn with_bf16_order<R>(order: Bf16Order, body: impl FnOnce() -> R) -> R {
     /// Puts the former one back, by return or by panic.
-    struct Restore(Option<Bf16Order>);
-    impl Drop for Restore {
+    struct RestoreOrder(Option<Bf16Order>);
+    impl Drop for RestoreOrder {
         fn drop(&mut self) {
             ORDER.set(self.0);
         }
     }
-    let _restore = Restore(ORDER.replace(Some(order)));
+    let _restore = RestoreOrder(ORDER.replace(Some(order)));
     body()
 }
 
