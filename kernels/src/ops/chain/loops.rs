@@ -52,7 +52,8 @@ impl Loops {
     /// # Safety
     /// `of` is one of these loops. `operands` has the elements of each of its operands, `count` of
     /// them, a multiple of `WIDTH` above 0; those of outputs and slots may be written. `numbers`
-    /// points to those of all steps and `NUMBERS`, `WIDTH` times each.
+    /// points
+    /// to `StepNumbers`.
     pub(super) unsafe fn run(
         &self,
         of: &Loop,
@@ -62,8 +63,8 @@ impl Loops {
     ) {
         type LoopFunction = unsafe extern "C" fn(*const *mut f32, usize, *const f32, usize);
         let Some(code) = &self.code else { return };
-        // SAFETY: the assembler wrote a function of this type there, which keeps to that convention of
-        // x86-64. It reads and writes what the caller promises.
+        // SAFETY: the assembler wrote a function of this type there, which keeps to that convention
+        // of x86-64. It reads and writes what the caller promises.
         unsafe {
             let entry = code.memory.as_ptr().byte_add(of.start);
             let entry = std::mem::transmute::<*mut libc::c_void, LoopFunction>(entry);
