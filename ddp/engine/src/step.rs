@@ -185,7 +185,7 @@ impl Step {
         })
     }
 
-    /// Waits for the steps so far. An error if a rank was lost, so that some may be none.
+    /// Waits for the steps so far. An error if a rank was lost: the last ones may be incomplete.
     pub(crate) fn settle(&self) -> Result<()> {
         self.synchronize()?;
         Ok(self.model.group().check_ranks()?)

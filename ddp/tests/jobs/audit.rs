@@ -104,6 +104,7 @@ fn partial_sums_are_given_as_planned() {
         for (rank, entry) in placement["ranks"].as_array().unwrap().iter().enumerate() {
             let counted = number(&entry["per_step"]["between ranks"], "bytes");
             let planned = (tree.given_by(rank) * parameters * 4) as f64;
+            assert_eq!(placement["differences"], serde_json::json!([]));
             // Buckets are padded, and the losses are summed too.
             let range = planned..planned * 1.001 + 1024.0;
             assert!(range.contains(&counted), "{ranks} ranks: {placement}");
@@ -113,6 +114,17 @@ fn partial_sums_are_given_as_planned() {
             (most / 1e6 - stated_mb).abs() < 0.06,
             "{stated_mb}: {placement}"
         );
+    });
+}
+
+#[test]
+fn copies_of_slices_are_no_difference() {
+    let words = format!("{QUICK} --zero 1 --min-ranks 2");
+    crate::support::job::all_at_once([3, 5], |ranks| {
+        let folder = Folder::new("audit-copies");
+        folder.started(ranks, &words).run().assert_well();
+        let log = folder.metrics_log();
+        assert_eq!(placement(&log)["differences"], serde_json::json!([]));
     });
 }
 

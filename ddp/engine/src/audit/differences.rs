@@ -1,7 +1,8 @@
 //! What ranks do differently in their steps although they run the same program.
 //!
 //! Only steps are compared, because rank 0 also saves and logs. All ranks must make the same
-//! collectives with the same bytes. For other transfers, a source line may move more on a rank in
+//! collectives with the same bytes, unless the trainer announced that it gives ranks unequal parts,
+//! as partial sums along a tree. For other transfers, a source line may move more on a rank in
 //! proportion to its rows or to its passes through the model. Where these are equal, lines are
 //! compared exactly. A line that only some ranks have is a difference, unless the others had no
 //! rows.
@@ -76,6 +77,9 @@ fn is_explained(line: &Difference, workloads: &[Workload]) -> bool {
     let is_within =
         |[least, most]: [u128; 2], reason: &[u128; 2]| least * reason[1] >= most * reason[0];
     let may_vary = line.kind != BETWEEN_RANKS;
+    if !may_vary && line.announced.is_some() {
+        return true;
+    }
     let is_explained = |amount: [u128; 2]| {
         amount[0] == amount[1] || may_vary && reasons.iter().any(|reason| is_within(amount, reason))
     };

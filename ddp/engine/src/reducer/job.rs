@@ -9,6 +9,7 @@ use ddp_comm::{Group, Reduce};
 use ddp_kernels::Tensor;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{Label, Lane};
+use ddp_kernels::transfer::announced;
 
 use super::reduced::Reduced;
 use crate::error::Result;
@@ -42,7 +43,7 @@ pub(super) struct Copies {
 impl Copies {
     fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
         faults::at(FaultPoint::Copy)?;
-        Ok(group.grouped(|| {
+        let exchange = || {
             if self.sends_first {
                 group.send(&self.own, self.to, stream)?;
             }
@@ -51,7 +52,9 @@ impl Copies {
                 return Ok(());
             }
             group.send(&self.own, self.to, stream)
-        })?)
+        };
+        // Slices differ in length.
+        Ok(announced("copies of slices", || group.grouped(exchange))?)
     }
 }
 

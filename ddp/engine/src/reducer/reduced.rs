@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ddp_comm::{Group, Reduce, SumTree};
 use ddp_kernels::stream::Stream;
+use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::error::Result;
@@ -221,10 +222,13 @@ impl Reduced {
         }
         self.convert(false, stream)?;
         let (travels, scatters) = (&self.travels, self.scatters());
-        match travels.device() {
-            Device::Cpu => group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?,
-            Device::Cuda(_) => along.exchange(group, travels, scatters, stream)?,
-        }
+        // Ranks have different numbers of shards.
+        announced("partial sums of shards", || match travels.device() {
+            Device::Cpu => {
+                Ok(group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?)
+            }
+            Device::Cuda(_) => along.exchange(group, travels, scatters, stream),
+        })?;
         self.convert(true, stream)
     }
 }

@@ -121,7 +121,21 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .chain(x[1..].iter().map(|_| None))
                 .collect()
         }
-        _ => vec![None; x.len()],
+        Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_) => vec![],
+        Op::Stop | Op::Part(..) | Op::Documents => vec![None; x.len()],
+        // No forward has these.
+        Op::Fold(_)
+        | Op::CustomBackward(_)
+        | Op::LinearInput
+        | Op::LinearWeight
+        | Op::ActivateBackward(_)
+        | Op::NormBackward(..)
+        | Op::GatedBackward(_)
+        | Op::EmbeddingBackward(_)
+        | Op::PositionsBackward
+        | Op::AttentionBackward(_)
+        | Op::Gradient(_)
+        | Op::Finished(_) => vec![None; x.len()],
     }
 }
 

@@ -575,9 +575,9 @@ fn run_with<T: Math, const SLOTS: usize>(
         .then(|| {
             chain
                 .loops
-                .get_or_init(|| (in_order, compile(chain, &in_order)))
+                .get_or_init(|| Box::new((in_order, compile(chain, &in_order))))
         })
-        .and_then(|(of, loops)| (*of == in_order).then_some(loops));
+        .and_then(|it| (it.0 == in_order).then_some(&it.1));
     let mut wide = [[T::ZERO; WIDTH]; STEPS_MAX + NUMBERS.len()];
     for (to, number) in wide[STEPS_MAX..].iter_mut().zip(NUMBERS) {
         *to = [T::from_f64(number); WIDTH];

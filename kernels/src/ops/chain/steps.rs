@@ -181,7 +181,7 @@ pub struct Chain {
     /// Its kernel for the dtypes of its first operands.
     pub(super) source: OnceLock<([DType; OPERANDS_MAX], &'static CuFile)>,
     /// Its loops of machine code, once it ran on the CPU.
-    pub(super) loops: OnceLock<(OperandsInOrder, Loops)>,
+    pub(super) loops: OnceLock<Box<(OperandsInOrder, Loops)>>,
 }
 
 impl std::fmt::Debug for Chain {

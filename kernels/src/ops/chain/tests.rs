@@ -334,7 +334,9 @@ fn machine_code_has_the_bits_of_loops() {
         let (fast, slow) = (make(), make());
         // Loops of other operands are not used.
         let none = [false; OPERANDS_MAX];
-        slow.loops.set((none, compile(&slow, &none))).unwrap();
+        slow.loops
+            .set(Box::new((none, compile(&slow, &none))))
+            .unwrap();
         let [got, expected] = [run(&fast), run(&slow)];
         with_code += usize::from(
             fast.loops

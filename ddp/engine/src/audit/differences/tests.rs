@@ -142,6 +142,19 @@ fn collectives_are_the_same_on_all_ranks_whatever_their_shares() {
 }
 
 #[test]
+fn what_ranks_give_unequally_as_announced_is_no_difference() {
+    let given = |bytes: u64, kind: &str, announced: Option<&str>| {
+        let mut ledger = rank(100, STEPS, &[(kind, "tree.rs:5", STEPS, bytes)]);
+        ledger.lines[0].announced = announced.map(str::to_string);
+        ledger
+    };
+    let differ = |kind: &str, reason| find(&[1, 2].map(|it| given(it * 4_000, kind, reason))).len();
+    assert_eq!(differ(BETWEEN_RANKS, Some("partial sums")), 0);
+    assert_eq!(differ(BETWEEN_RANKS, None), 1);
+    assert_eq!(differ(UPLOAD, Some("numbers of the step")), 1);
+}
+
+#[test]
 fn steps_alone_are_compared() {
     for phase in ["setup", "log", "evaluation", "checkpoint"] {
         let mut ledgers = vec![plain(3_200, STEPS); 2];
