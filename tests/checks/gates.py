@@ -30,6 +30,7 @@ def count(loop, name):
 # Figures of one loop; None where it has none. G is the gate.
 OF_LOOP = {
     "instructions_per_tensor": lambda loop, g: loop["with_inner"] / loop["tensor"] if loop["tensor"] else None,
+    "longest_without_tensor": lambda loop, g: loop["longest_without_tensor"],
     "instructions_per_element": lambda loop, g: loop["instructions"] / (loop["read"] / g["element_bytes"]) if loop["read"] else None,
     "load_bits": lambda loop, g: narrowest(loop, READS),
     "store_bits": lambda loop, g: narrowest(loop, WRITES),

@@ -183,11 +183,11 @@ def print_loops(results):
         for kernel, takes in sorted(result["kernels"].items()):
             for loop in takes["loops"]:
                 memory = ", ".join(f"{count} {name}" for name, count in sorted(loop["memory"].items()))
-                others = [loop["instructions"], loop["all_instructions"], loop["tensor"], loop["exponentials"], loop["barriers"], loop["in_flight"], loop["copies"]]
+                others = [loop["instructions"], loop["all_instructions"], loop["tensor"], loop["longest_without_tensor"] or "", loop["exponentials"], loop["barriers"], loop["in_flight"], loop["copies"]]
                 rows.append([kernel, "  " * loop["depth"] + loop["at"], *map(str, others), memory])
         if rows:
             print(f"\nloops of {source.name} for {architecture}")
-            print_table(["kernel", "loop", "path", "of all", "HMMA", "EX2", "BAR", "in flight", "copies", "loads and stores, bits of a lane"], rows)
+            print_table(["kernel", "loop", "path", "of all", "HMMA", "without", "EX2", "BAR", "in flight", "copies", "loads and stores, bits of a lane"], rows)
 
 
 def main():

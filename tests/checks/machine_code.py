@@ -132,7 +132,8 @@ class Kernel:
         return found
 
     def path(self, head, body, inner):
-        """The instructions of the cheapest path with the most work, through the blocks of a loop that are in no inner one."""
+        """The instructions of the cheapest path with the most work: through the blocks of a loop that are in no inner one, and with inner
+        loops once, on their way from head to end."""
         nested = set().union(*(blocks for blocks in inner.values())) if inner else set()
         best = {head: ((0, 0, 0), None)}
         ends = []
@@ -154,7 +155,8 @@ class Kernel:
         while block is not None:
             blocks.append(block)
             block = best[block][1]
-        return [self.instructions[at] for block in reversed(blocks) if block not in nested for at in self.ranges[block]]
+        whole = [(block in nested, self.instructions[at]) for block in reversed(blocks) for at in self.ranges[block]]
+        return [it for is_nested, it in whole if not is_nested], [it for _, it in whole]
 
     def line_of(self, head, body):
         """Where the loop stands in the source: file and line of the branch back to its head."""
@@ -218,6 +220,12 @@ def copies(path):
     return found
 
 
+def longest_without_tensor(path):
+    """The most instructions between two of tensor cores, over several rounds of a loop; None without tensor instructions."""
+    at = [index for index, it in enumerate(path) if it.name in TENSOR]
+    return max(after - before - 1 for before, after in zip(at, [*at[1:], at[0] + len(path)])) if at else None
+
+
 def figures_of_loop(path, whole):
     counts = {}
     for it in path:
@@ -240,12 +248,13 @@ def analyse(kernel, texts):
     loops, inner_of = [], {}
     for head, body in sorted(found.items(), key=lambda it: len(it[1])):
         inner = {other: blocks for other, blocks in found.items() if other != head and other in body}
-        path = kernel.path(head, body, inner)
+        path, with_inner = kernel.path(head, body, inner)
         own = body.difference(*inner.values())
         figures = figures_of_loop(path, sum(len(kernel.ranges[block]) for block in own))
         file, line = kernel.line_of(head, body)
         figures["at"] = f"{file}:{line}"
         figures["source"] = "".join(texts.get(file, [])[line - 1 : line]).strip()
+        figures["longest_without_tensor"] = longest_without_tensor(with_inner)
         figures["depth"] = sum(head in blocks for other, blocks in found.items() if other != head)
         # Loops inside run at least once a round.
         inner_of[head] = figures["instructions"] + sum(inner_of[other] for other in inner if not any(other in inner[it] for it in inner if it != other))
