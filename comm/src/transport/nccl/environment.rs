@@ -85,7 +85,7 @@ pub(crate) fn settings(
     all.retain(|(name, _)| lookup(name).is_none());
     if ranks != RankKind::Alone {
         all.extend(
-            log::settings(lookup, "/etc/nccl.conf")
+            log::settings(lookup, log::home(), "/etc/nccl.conf")
                 .into_iter()
                 .flatten(),
         );
