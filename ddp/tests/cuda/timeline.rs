@@ -1,9 +1,9 @@
 //! What overlaps, by the simulated GPUs' clock, which orders work and does not measure time:
 //! buckets are reduced during the backward of lower layers, and batches are copied during the
-//! previous step.
+//! previous step. And for how many multiprocessors matmuls plan.
 
 use crate::gpu;
-use crate::support::job::Folder;
+use crate::support::job::{Ended, Folder, Job, QUICK};
 
 /// A piece of work.
 #[derive(Debug, serde::Deserialize)]
@@ -21,9 +21,13 @@ impl Piece {
         self.start_ns < other.end_ns && other.start_ns < self.end_ns
     }
 
+    fn is_matmul(&self) -> bool {
+        self.what.starts_with("cublasLtMatmul")
+    }
+
     /// A matmul of a backward: of a gradient with activations, or with weights.
     fn is_of_backward(&self) -> bool {
-        self.what.starts_with("cublasLtMatmul") && !self.what.contains(" TN ")
+        self.is_matmul() && !self.what.contains(" TN ")
     }
 }
 
@@ -42,16 +46,17 @@ const BUCKET_BYTES: u64 = 4096;
 /// What each rank's GPU did when.
 fn timelines(flags: &str) -> Vec<Vec<Piece>> {
     let folder = Folder::new("timeline");
+    let job = folder.ranks(2, &format!("{WORDS} {flags}"));
+    run(&folder, job).1
+}
+
+/// Runs a job, which has to end well: what it says, and what each process's GPU did when.
+fn run(folder: &Folder, job: Job) -> (Ended, Vec<Vec<Piece>>) {
     let pattern = folder.path().join("timeline-%p");
-    let job = folder.ranks(2, &format!("{WORDS} {flags}")).on_gpus();
-    job.env(
-        "SIMCUDA_TIMELINE",
-        pattern
-            .to_str()
-            .expect("a temporary folder's name is UTF-8"),
-    )
-    .run()
-    .assert_well();
+    let pattern = pattern.to_str();
+    let pattern = pattern.expect("a temporary folder's name is UTF-8");
+    let ended = job.on_gpus().env("SIMCUDA_TIMELINE", pattern).run();
+    ended.assert_well();
     let files = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -61,14 +66,13 @@ fn timelines(flags: &str) -> Vec<Vec<Piece>> {
             .to_string_lossy()
             .starts_with("timeline-")
     });
-    timelines
-        .map(|path| {
-            let text = std::fs::read_to_string(path).unwrap();
-            text.lines()
-                .map(|line| serde_json::from_str(line).unwrap())
-                .collect()
-        })
-        .collect()
+    let read = |path| {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    (ended, timelines.map(read).collect())
 }
 
 /// How many bucket reductions overlapped backward matmuls, and how many batch copies overlapped a
@@ -87,10 +91,9 @@ fn overlaps(timeline: &[Piece]) -> [usize; 2] {
     let is_batch = |piece: &Piece| {
         piece.part == "copy" && piece.bytes == BATCH_BYTES && piece.what.contains("HtoD")
     };
-    let is_matmul = |piece: &Piece| piece.what.starts_with("cublasLtMatmul");
     [
         count(&is_reduction, &Piece::is_of_backward),
-        count(&is_batch, &is_matmul),
+        count(&is_batch, &Piece::is_matmul),
     ]
 }
 
@@ -156,4 +159,42 @@ fn graphs_run_without_node_priorities() {
     )
     .run()
     .assert_well();
+}
+
+#[test]
+fn matmuls_plan_for_the_multiprocessors_that_the_environment_names() {
+    const NAME: &str = "DDP_MATMUL_MULTIPROCESSORS";
+    let Some(_gpu) = gpu() else { return };
+    if !crate::is_simulated() {
+        return;
+    }
+    let ignored = |value| format!("{NAME}={value:?} is ignored: expected a whole number from 1");
+    for (value, expected, said) in [
+        (
+            "116",
+            Some("116"),
+            format!("matmuls plan for 116 multiprocessors ({NAME})"),
+        ),
+        ("most", None, ignored("most")),
+        ("0", None, ignored("0")),
+    ] {
+        let folder = Folder::new("multiprocessors");
+        let job = folder.alone(&format!("{QUICK} --device cuda"));
+        let (ended, timelines) = run(&folder, job.env(NAME, value));
+        let lines = ended.stderr.lines().filter(|line| line.contains(NAME));
+        let lines: Vec<_> = lines.collect();
+        assert!(
+            lines.len() == 1 && lines[0].contains(&said),
+            "{value}: {ended}"
+        );
+        // What cuBLASLt was told of each matmul.
+        let target = expected.map(|count| format!(", for {count} multiprocessors"));
+        let matmuls = timelines[0].iter().filter(|piece| piece.is_matmul());
+        let matmuls: Vec<_> = matmuls.map(|piece| &piece.what).collect();
+        assert!(!matmuls.is_empty(), "{value}");
+        for what in matmuls {
+            let told = what.find(", for ").map(|at| &what[at..]);
+            assert_eq!(told, target.as_deref(), "{value}: {what}");
+        }
+    }
 }

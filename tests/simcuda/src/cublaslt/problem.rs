@@ -203,6 +203,8 @@ pub(super) struct Problem {
     pub(super) d: Matrix,
     pub(super) bias: Option<BiasVector>,
     pub(super) aux: Option<Aux>,
+    /// How many multiprocessors the search plans for; 0: all of them.
+    pub(super) multiprocessors: i32,
 }
 
 impl Problem {
@@ -270,6 +272,7 @@ impl Problem {
             d,
             bias: None,
             aux: None,
+            multiprocessors: operation.multiprocessors,
         };
         problem.check_epilogue()?;
         problem.bias = problem.bias_vector(operation)?;
@@ -410,8 +413,12 @@ impl Problem {
         } else {
             format!(", batch {}", self.d.batch)
         };
+        let planned = match self.multiprocessors {
+            0 => String::new(),
+            count => format!(", for {count} multiprocessors"),
+        };
         format!(
-            "{}x{}x{} {}{} {} to {}, {}{batch}",
+            "{}x{}x{} {}{} {} to {}, {}{batch}{planned}",
             self.d.rows,
             self.d.columns,
             self.a.columns,
