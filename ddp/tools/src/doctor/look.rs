@@ -216,7 +216,7 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
                 None => Finding::bad("GPU", why, help),
             };
         }
-        let simulated = match gpu.name.contains("Simulated") {
+        let simulated = match gpu.is_simulated() {
             true => " (SIMULATED: its speed means nothing)",
             false => "",
         };
