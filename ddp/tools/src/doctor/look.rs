@@ -158,7 +158,7 @@ fn rdma() -> Option<Finding> {
     let rdma = Rdma::of_this_host()?;
     Some(match rdma.problem() {
         Some([why, help]) => {
-            let text = format!("{rdma}, which NCCL cannot use between hosts: {why}");
+            let text = format!("{rdma}, which may not serve NCCL between hosts: {why}");
             Finding::note("RDMA", text, help.as_str())
         }
         None => Finding::fine("RDMA", rdma.to_string()),
