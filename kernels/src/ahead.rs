@@ -40,18 +40,23 @@ pub fn compile(
         return Ok(Some((0, folder)));
     }
     say(missing.len(), &folder);
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let failed = Mutex::new(None);
     let work = || {
         while let Some(compilation) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
             // Another rank of this host may compile it meanwhile.
             let _turn = compilation.entry.turn();
-            if compilation.entry.read().is_some() {
-                continue;
+            if compilation.entry.read().is_none() {
+                match compilation.run() {
+                    Ok(image) => compilation.entry.write(&image),
+                    Err(why) => {
+                        *lock(&failed) = Some(why);
+                        continue;
+                    }
+                }
             }
-            match compilation.run() {
-                Ok(image) => compilation.entry.write(&image),
-                Err(why) => *lock(&failed) = Some(why),
-            }
+            let (name, done) = (compilation.name, done.fetch_add(1, Ordering::Relaxed) + 1);
+            tracing::info!("compiled {name}, {done} of {}", missing.len());
         }
     };
     thread::scope(|scope| {

@@ -238,6 +238,18 @@ def wrong_in_ending(spec, launcher, worker):
         yield f"a worker waits {waits} s for its ranks, and is killed after {grace}"
 
 
+def wrong_with_rdma(job):
+    """What is wrong of the file with its lines for RDMA."""
+    yield from mistakes(job, MPI_JOB) or wrong_in_mpi_job(job)
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][kind]["template"]["spec"]["containers"][0] for kind in ("Launcher", "Worker"))
+    if not any(name.startswith("rdma/") for name in worker["resources"]["limits"]):
+        yield "workers do not ask for /dev/infiniband"
+    if worker["securityContext"]["capabilities"].get("add") != ["IPC_LOCK"]:
+        yield "workers have not IPC_LOCK"
+    if "NCCL_IB_GID_INDEX" not in [variable["name"] for variable in launcher.get("env", [])]:
+        yield "the launcher does not pass on NCCL_IB_GID_INDEX"
+
+
 def stop_hook(pod):
     command = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
     return command[2] if command[:2] == ["bash", "-c"] else ""
@@ -361,6 +373,10 @@ def main():
             print(f"    FAILED: {path}: {mistake}", file=sys.stderr)
         failed = failed or bool(found)
         print(f"    {path}")
+    of_rdma = re.sub("#rdma ", "", text("launch/kubernetes/mpijob.yaml"))
+    for mistake in wrong_with_rdma(yaml.load(of_rdma, Loader)):
+        print(f"    FAILED: launch/kubernetes/mpijob.yaml with its lines for RDMA: {mistake}", file=sys.stderr)
+        failed = True
     if failed:
         return 1
     wrong = ranks_save_before_a_worker_stops(documents["launch/kubernetes/mpijob.yaml"])

@@ -206,3 +206,30 @@ fn an_environment_that_only_its_python_knows_is_searched() {
     symlink(at("links/python"), at("bin/python3")).unwrap();
     assert!(is_found(), "a chain of links");
 }
+
+/// Without it, the first minute on a new machine passes in silence.
+#[test]
+fn compiling_ahead_names_each_file_and_says_how_many_are_left() {
+    let Some(_gpu) = gpu() else {
+        return;
+    };
+    let folder = Folder::new("ahead");
+    let kernels = folder.path().join("kernels").display().to_string();
+    let warm_up = || {
+        let job = folder.alone("warm-up").on_gpus();
+        let ended = job.env("DDP_KERNEL_CACHE", &kernels).run();
+        ended.assert_well();
+        let lines = ended.stderr.lines().filter_map(|line| {
+            let (file, count) = line.split_once("compiled ")?.1.split_once(", ")?;
+            Some((file.to_string(), count.to_string()))
+        });
+        lines.collect::<Vec<_>>()
+    };
+    let (files, counts): (Vec<_>, Vec<_>) = warm_up().into_iter().unzip();
+    assert!(files.contains(&"attention_bf16.cu".into()), "{files:?}");
+    for count in 1..=files.len() {
+        let count = format!("{count} of {}", files.len());
+        assert!(counts.contains(&count), "{count}: {counts:?}");
+    }
+    assert_eq!(warm_up(), [], "all are there");
+}

@@ -26,7 +26,7 @@ use super::devices::GPUS_MAX;
 use super::gpu::{Gpu, Handle};
 use super::queue::is_capturing;
 use crate::DType;
-use crate::device::discover;
+use crate::device::{FoundGpu, discover};
 use crate::error::{Caller, Error, Line, Result};
 use crate::panics::{lock, read, write};
 pub(crate) use compiler::text_of;
@@ -207,6 +207,12 @@ impl Making {
                 }
             }
         }
+        // Said where it lasts: ranks with few cores do not compile ahead.
+        let gpu = discover().gpus.get(self.gpu.index);
+        if !gpu.is_some_and(FoundGpu::is_simulated) {
+            let name = self.source.name;
+            tracing::info!("compiling {name}, which is needed for the first time");
+        }
         let image = compilation.run().map_err(|why| self.problem(why))?;
         let handle = self
             .load(&image)
@@ -259,7 +265,7 @@ impl Making {
 
 /// A file to be compiled for one kind of GPU, and its place in the cache.
 pub(crate) struct Compilation {
-    name: &'static str,
+    pub(crate) name: &'static str,
     text: Cow<'static, str>,
     compiler: &'static Compiler,
     target: Arch,

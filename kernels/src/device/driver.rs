@@ -88,6 +88,13 @@ impl fmt::Display for CudaLibrary {
     }
 }
 
+impl FoundGpu {
+    /// Whether no such GPU exists: its name says so.
+    pub fn is_simulated(&self) -> bool {
+        self.name.contains("Simulated")
+    }
+}
+
 impl fmt::Display for FoundGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = human_bytes(usize::try_from(self.memory_bytes).unwrap_or(usize::MAX));

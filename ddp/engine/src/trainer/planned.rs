@@ -21,7 +21,10 @@ use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
 use crate::tasks;
 
-/// A context of CUDA with this program's kernels, as seen on one H200: about that much.
+/// A context of CUDA with this program's kernels, as seen on one H200: about that much. Its parts
+/// were not measured, so it is not known whether all of cuBLASLt's kernels, which a driver loads
+/// at their first use, are in it. cuBLASLt's workspace is not in it: that is a tensor, and planned
+/// as one. Tests of the plan, also on an H100, compare tensors, so they say nothing about this.
 const CONTEXT_BYTES: u64 = 600_000_000;
 /// NCCL makes 10 MiB for each connection and channel (its issue 1685): for a ring with two
 /// neighbours on 16 channels.

@@ -158,7 +158,7 @@ fn rdma() -> Option<Finding> {
     let rdma = Rdma::of_this_host()?;
     Some(match rdma.problem() {
         Some([why, help]) => {
-            let text = format!("{rdma}, which NCCL cannot use between hosts: {why}");
+            let text = format!("{rdma}, which may not serve NCCL between hosts: {why}");
             Finding::note("RDMA", text, help.as_str())
         }
         None => Finding::fine("RDMA", rdma.to_string()),
@@ -216,7 +216,7 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
                 None => Finding::bad("GPU", why, help),
             };
         }
-        let simulated = match gpu.name.contains("Simulated") {
+        let simulated = match gpu.is_simulated() {
             true => " (SIMULATED: its speed means nothing)",
             false => "",
         };

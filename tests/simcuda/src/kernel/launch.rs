@@ -259,7 +259,7 @@ impl KernelLaunch {
             dynamic_shared_bytes: self.dynamic_shared_bytes,
             arguments: second::arguments(&self.kernel().arguments, &self.arguments, &self.offsets),
             seed: self.seed,
-            errors: second::errors(),
+            errors: second::errors().filter(|&seed| seed != 0),
         }
     }
 
