@@ -222,13 +222,14 @@ impl Reduced {
         }
         self.convert(false, stream)?;
         let (travels, scatters) = (&self.travels, self.scatters());
-        // Ranks have different numbers of shards.
-        announced("partial sums of shards", || match travels.device() {
+        let exchange = || match travels.device() {
             Device::Cpu => {
                 Ok(group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?)
             }
             Device::Cuda(_) => along.exchange(group, travels, scatters, stream),
-        })?;
+        };
+        // Ranks have different numbers of shards.
+        announced("partial sums of shards", exchange)?;
         self.convert(true, stream)
     }
 }
