@@ -1,7 +1,11 @@
 //! Loops of machine code in memory. `machine_code.rs` makes them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
+
+use crate::panics::lock;
 
 /// Elements of a register.
 pub(super) const WIDTH: usize = 8;
@@ -36,8 +40,8 @@ pub(super) struct Loops {
 
 impl Loops {
     /// None of them will be found if this process may not have executable memory.
-    pub(super) fn new(loops: Vec<Loop>, code: &[u8]) -> Loops {
-        let code = (!loops.is_empty()).then(|| Code::new(code)).flatten();
+    pub(super) fn new(loops: Vec<Loop>, code: Vec<u8>) -> Loops {
+        let code = (!loops.is_empty()).then(|| Code::of(code)).flatten();
         Loops { loops, code }
     }
 
@@ -66,47 +70,45 @@ impl Loops {
         // SAFETY: the assembler wrote a function of this type there, which keeps to that convention
         // of x86-64. It reads and writes what the caller promises.
         unsafe {
-            let entry = code.memory.as_ptr().byte_add(of.start);
+            let entry = code.0.as_ptr().byte_add(of.start);
             let entry = std::mem::transmute::<*mut libc::c_void, LoopFunction>(entry);
             entry(operands.as_ptr(), 0, numbers, 4 * count);
         }
     }
 }
 
-/// Memory that holds machine code.
-#[derive(Debug)]
-struct Code {
-    memory: NonNull<libc::c_void>,
-    bytes: usize,
-}
+/// The start of memory that holds machine code, for as long as the process lives: chains of one
+/// formula have the same code whatever their sizes, so there is little of it.
+#[derive(Clone, Copy, Debug)]
+struct Code(NonNull<libc::c_void>);
 
-// SAFETY: nothing writes to the memory after `Code::new`.
+// SAFETY: nothing writes to the memory after `made`.
 unsafe impl Send for Code {}
 // SAFETY: as above.
 unsafe impl Sync for Code {}
 
+static CODES: Mutex<BTreeMap<Vec<u8>, Option<Code>>> = Mutex::new(BTreeMap::new());
+
 impl Code {
     /// None if this process may not have executable memory.
-    fn new(code: &[u8]) -> Option<Code> {
+    fn of(code: Vec<u8>) -> Option<Code> {
+        let mut codes = lock(&CODES);
+        *codes
+            .entry(code)
+            .or_insert_with_key(|code| Code::made(code))
+    }
+
+    fn made(code: &[u8]) -> Option<Code> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: new memory, at no address in particular.
         let start = unsafe { libc::mmap(null_mut(), code.len(), access, kind, -1, 0) };
         let memory = NonNull::new(start).filter(|_| start != libc::MAP_FAILED)?;
-        let bytes = code.len();
-        let memory = Code { memory, bytes };
         // SAFETY: the memory is that long, and nothing else knows of it.
         let refused = unsafe {
-            start.cast::<u8>().copy_from(code.as_ptr(), bytes);
-            libc::mprotect(start, bytes, libc::PROT_READ | libc::PROT_EXEC)
+            start.cast::<u8>().copy_from(code.as_ptr(), code.len());
+            libc::mprotect(start, code.len(), libc::PROT_READ | libc::PROT_EXEC)
         };
-        (refused == 0).then_some(memory)
-    }
-}
-
-impl Drop for Code {
-    fn drop(&mut self) {
-        // SAFETY: the memory is this value's, and no loop of it runs any more.
-        unsafe { libc::munmap(self.memory.as_ptr(), self.bytes) };
+        (refused == 0).then_some(Code(memory))
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn compile(chain: &Chain, in_order: &OperandsInOrder) -> Loops {
             });
         }
     }
-    Loops::new(loops, &code)
+    Loops::new(loops, code)
 }
 
 /// Whether a loop may have the step within it.
