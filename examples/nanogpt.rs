@@ -68,6 +68,10 @@ impl Family for NanoGpt {
         Some(self.context)
     }
 
+    fn generates(&self) -> bool {
+        true
+    }
+
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         data.check_dtype(DType::I64, "nanogpt")?;
         let tie = Tie::new();
