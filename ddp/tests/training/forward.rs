@@ -431,6 +431,60 @@ fn errors_name_operation_operands_and_line() {
     }
 }
 
+/// Errors within a module of the user's own named the line that calls the module.
+#[test]
+fn errors_within_own_modules_name_the_line_of_the_wrong_operation() {
+    fn wrong(m: &mut Scope<'_>, x: &Var) -> Var {
+        x + m.parameter("wrong", &[7], Init::Constant(0.0))
+    }
+    let line_of_add = line!() - 2;
+    fn wrong_layer(m: &mut Scope<'_>, x: &Var) -> Var {
+        m.linear("flat", &x.mean(0), 0)
+    }
+    let line_of_layer = line!() - 2;
+    let cases: [(Of, u32, &str); 6] = [
+        (wrong, line_of_add, "0"),
+        (
+            |m, x| m.layer("block", x, Formula(wrong)),
+            line_of_add,
+            "0.block",
+        ),
+        (
+            |m, x| m.within("block", |m| wrong(m, x)),
+            line_of_add,
+            "0.block",
+        ),
+        (
+            |m, x| m.within("blocks", |m| m.layer("0", x, Formula(wrong))),
+            line_of_add,
+            "0.blocks.0",
+        ),
+        (
+            |m, x| m.layer("block", x, Formula(wrong_layer)),
+            line_of_layer,
+            "0.block.flat",
+        ),
+        (
+            |m, x| {
+                m.layer(
+                    "all",
+                    x,
+                    Sequential::new().named("block", Formula(wrong_layer)),
+                )
+            },
+            line_of_layer,
+            "0.all.block.flat",
+        ),
+    ];
+    for (formula, line, place) in cases {
+        let layers = Sequential::new().then(Formula(formula));
+        let built = layers.build(&[5], Device::Cpu, ddp_kernels::Seed(1));
+        let text = built.unwrap_err().to_string();
+        let at = format!("{place} ({}:{line}): ", file!());
+        assert!(text.starts_with(&at), "{at}: {text}");
+    }
+}
+
 #[test]
 fn what_depends_on_the_batch_is_refused() {
     let layers = Sequential::new().then(Formula(|m, x| {
