@@ -2,7 +2,8 @@
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example nanogpt
-//! target/release/examples/nanogpt --model nanogpt --data book.txt --steps 200 --ranks 2
+//! target/release/examples/nanogpt --model nanogpt --data book.txt --steps 200 --ranks 2 --out run
+//! target/release/examples/nanogpt generate --checkpoint run --prompt "It was"
 //! ```
 
 use std::process::ExitCode;
