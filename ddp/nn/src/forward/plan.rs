@@ -24,7 +24,7 @@ const OPERANDS_MAX: usize = 8;
 /// What runs at once.
 #[derive(Debug)]
 pub(super) enum Action {
-    Chain(Chain),
+    Chain(Box<Chain>),
     /// Copies inputs to parts of the value, the rest of which is 0 if the flag is set.
     Join(bool, Vec<Chain>),
     Reshape,
@@ -676,7 +676,7 @@ impl Planner {
             let shape = self.shape(id).to_vec();
             let (root, view) = self.read(id, true)?;
             let chain = copy(&shape, view, ChainView::whole(&shape))?;
-            self.run(Action::Chain(chain), id, vec![id], vec![root]);
+            self.run(Action::Chain(Box::new(chain)), id, vec![id], vec![root]);
         } else {
             self.ensure(input)?;
             let action = if self.is_columns(id) {
@@ -816,7 +816,7 @@ impl Planner {
             }
             Err(error) => return Err(error.into()),
         };
-        self.run(Action::Chain(chain), of, outputs, inputs);
+        self.run(Action::Chain(Box::new(chain)), of, outputs, inputs);
         Ok(())
     }
 
