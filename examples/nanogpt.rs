@@ -2,7 +2,8 @@
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example nanogpt
-//! target/release/examples/nanogpt --model nanogpt --data book.txt --steps 200 --ranks 2
+//! target/release/examples/nanogpt --model nanogpt --data book.txt --steps 200 --ranks 2 --out run
+//! target/release/examples/nanogpt generate --checkpoint run --prompt "It was"
 //! ```
 
 use std::process::ExitCode;
@@ -66,6 +67,10 @@ impl Family for NanoGpt {
 
     fn context(&self) -> Option<usize> {
         Some(self.context)
+    }
+
+    fn generates(&self) -> bool {
+        true
     }
 
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {

@@ -153,6 +153,37 @@ fn a_transformer_by_its_formula_has_one_result_resumed_and_with_shared_optimizer
 }
 
 #[test]
+fn a_transformer_by_its_formula_generates_what_its_training_samples() {
+    const RUN: &str = "--model nanogpt,blocks=2,width=32,context=32 --data text.txt --steps 80 \
+                       --batch-size 8 --lr 0.003 --schedule constant --warmup-steps 0 --seed 5 \
+                       --progress never --ranks 2 --out run --sample one";
+    const GENERATE: &str = "generate --checkpoint run --prompt one --seed 5";
+    let folder = Folder::new("nanogpt-generates");
+    let text = "one two three ".repeat(100);
+    fs::write(folder.0.join("text.txt"), text).unwrap();
+    let say = |words: &str| {
+        let mut command = program("nanogpt");
+        command.args(words.split_whitespace());
+        let output = command.current_dir(&folder.0).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    say(RUN);
+    let generated = say(GENERATE);
+    let log = fs::read_to_string(folder.0.join("run/metrics.jsonl")).unwrap();
+    let mut samples = log
+        .lines()
+        .filter(|line| line.contains("\"event\":\"sample\""));
+    let sample = samples.next_back().expect("a sample");
+    assert!(
+        sample.contains(generated.trim_end()),
+        "{sample}\n{generated}"
+    );
+    let learned = say(&format!("{GENERATE} --temperature 0"));
+    assert!(learned.contains(" two three one two "), "{learned}");
+}
+
+#[test]
 fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
     let folder = Folder::new("own-model");
     let start = |run: &str| {

@@ -23,6 +23,7 @@ mod jobs;
 mod libraries;
 mod loader;
 mod losing;
+mod modules;
 #[cfg(feature = "mpi")]
 mod nonfinite;
 mod older;

@@ -235,7 +235,11 @@ impl Case {
     }
 
     pub(crate) fn run(&self, world: &World) -> Result<Outcome> {
-        let mut step = self.step(world)?;
+        self.run_step(world, self.step(world)?)
+    }
+
+    /// The same with a step of `step_of`.
+    pub(crate) fn run_step(&self, world: &World, mut step: Step) -> Result<Outcome> {
         let sampler = Sampler::new(self.data.rows, self.batch, 7, false)?;
         let data = self.data.clone();
         let device = self.device_of(world);

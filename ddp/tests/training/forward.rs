@@ -7,25 +7,25 @@ use std::sync::Arc;
 use ddp::models::Model;
 use ddp::nn::check::DerivativeCheck;
 use ddp::nn::{
-    CustomOp, Init, Linear, Module, Normalize, Pass, PassOptions, Result, Saved, Scope, Scratch,
-    Sequential, Var,
+    Convolution, CustomOp, Init, Linear, Module, Normalize, Pass, PassOptions, Result, Saved,
+    Scope, Scratch, Sequential, Var,
 };
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
 /// A module of one formula.
-pub(crate) struct Formula(pub(crate) Of);
+pub(crate) struct Formula<F = Of>(pub(crate) F);
 
 /// An output for `x`.
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
 
-impl fmt::Debug for Formula {
+impl<F> fmt::Debug for Formula<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Formula")
     }
 }
 
-impl Module for Formula {
+impl<F: Fn(&mut Scope<'_>, &Var) -> Var + Send + 'static> Module for Formula<F> {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         self.0(m, x)
     }
@@ -33,6 +33,15 @@ impl Module for Formula {
 
 #[track_caller]
 fn assert_derivatives(shape: &[usize], formula: Of) {
+    assert_derivatives_by(shape, formula);
+}
+
+/// As `assert_derivatives`, of a formula that may capture values.
+#[track_caller]
+fn assert_derivatives_by<F>(shape: &[usize], formula: F)
+where
+    F: Fn(&mut Scope<'_>, &Var) -> Var + Copy + Send + 'static,
+{
     for seed in 1..4 {
         let check = DerivativeCheck {
             seed,
@@ -143,6 +152,83 @@ fn shapes_and_views() {
 }
 
 #[test]
+fn windows_steps_and_padding() {
+    // Windows apart, side by side and over each other; some leave the end of the axis out.
+    for (size, step) in [(1, 1), (2, 1), (3, 2), (2, 3), (3, 3), (7, 1)] {
+        let windows = move |x: &Var, axis: isize| (x * x).windows(axis, size, step);
+        assert_derivatives_by(&[7], move |_, x| windows(x, 1));
+        assert_derivatives_by(&[7, 2], move |m, x| {
+            let y = windows(x, -2).softmax(-1);
+            y * weight(m, "w", &[size]) + x.sum(1).reshape(&[x.size(0), 1, 2, 1])
+        });
+    }
+    assert_derivatives(&[4, 5], |_, x| x.windows(1, 2, 1).windows(2, 3, 2).exp());
+    for step in [1, 2, 3, 9] {
+        assert_derivatives_by(&[7], move |_, x| x.every(-1, step) * x.every(1, step));
+        assert_derivatives_by(&[5, 2], move |_, x| x.exp().every(1, step).tanh());
+    }
+    for (before, after) in [(0, 0), (1, 0), (0, 2), (3, 1)] {
+        assert_derivatives_by(&[3], move |_, x| x.pad(1, before, after).exp());
+        assert_derivatives_by(&[3, 2], move |m, x| {
+            let padded = (x * x).pad(1, before, after);
+            padded * weight(m, "w", &[3 + before + after, 1])
+        });
+    }
+}
+
+#[test]
+fn convolutions_with_every_option() {
+    let of = |outputs, size: usize| Convolution::new(outputs, size);
+    let of_one_axis = [
+        of(3, 1),
+        of(3, 2).without_bias(),
+        of(2, 3).stride(2).padding(1),
+        of(4, 2).dilation(3).groups(2),
+        of(2, 5).padding(4).stride(3).dilation(2).groups(2),
+    ];
+    for of in of_one_axis {
+        assert_derivatives_by(&[2, 6], move |m, x| m.conv1d("c", x, of));
+    }
+    let of_two_axes = [
+        of(3, 1),
+        of(2, 3).padding(1),
+        Convolution::new(3, [3, 2]).stride([2, 1]).without_bias(),
+        Convolution::new(4, [1, 2]).padding([2, 1]).groups(2),
+        of(4, 2)
+            .dilation([2, 1])
+            .stride(2)
+            .padding([0, 1])
+            .groups(2),
+    ];
+    for of in of_two_axes {
+        assert_derivatives_by(&[2, 4, 3], move |m, x| m.conv2d("c", &x.tanh(), of));
+    }
+    // A weight that is computed.
+    assert_derivatives(&[2, 4, 3], |m, x| {
+        let weight = weight(m, "w", &[2, 2, 2, 3]).tanh();
+        x.convolve(&weight, Convolution::new(2, [2, 3])) * x.slice(2, 1..4).mean(-1)
+    });
+}
+
+#[test]
+fn pools_and_norms_of_groups() {
+    for (size, stride, padding) in [(1, 1, 0), (2, 2, 0), (2, 1, 0), (3, 2, 1), (2, 3, 1)] {
+        assert_derivatives_by(&[2, 5, 4], move |_, x| {
+            (x * x).max_pool2d(size, stride, padding)
+        });
+        assert_derivatives_by(&[2, 5, 4], move |_, x| x.exp().avg_pool2d(size, stride));
+    }
+    for groups in [1, 2, 4] {
+        for shape in [&[4][..], &[4, 3], &[4, 2, 3]] {
+            // Groups of one number are 0, whatever it is.
+            if groups < 4 || shape.len() > 1 {
+                assert_derivatives_by(shape, move |m, x| m.group_norm("n", x, groups) * x);
+            }
+        }
+    }
+}
+
+#[test]
 fn matmuls_of_two_to_four_axes_with_broadcast_and_transposed_factors() {
     assert_derivatives(&[4], |m, x| x.matmul(&weight(m, "w", &[4, 3])));
     assert_derivatives(&[4], |m, x| {
@@ -211,7 +297,8 @@ fn layers_modules_and_operations_with_their_own_backward() {
     assert_derivatives(&[4], |m, x| {
         let hidden = m.linear("up", x, 6).gelu();
         let own = m.custom(Arc::new(Scaled(0.7)), &[&hidden, &(&hidden + 1.0)]);
-        let norms = Formula(|m, x| m.layer_norm("norm", x) * m.rms_norm("rms", x));
+        let norms =
+            Formula(|m: &mut Scope<'_>, x: &Var| m.layer_norm("norm", x) * m.rms_norm("rms", x));
         let inner = m.within("inner", |m| norms.forward(m, &own));
         x + m.linear("down", &inner, x.size(-1))
     });
@@ -431,9 +518,63 @@ fn errors_name_operation_operands_and_line() {
     }
 }
 
+/// Errors within a module of the user's own named the line that calls the module.
+#[test]
+fn errors_within_own_modules_name_the_line_of_the_wrong_operation() {
+    fn wrong(m: &mut Scope<'_>, x: &Var) -> Var {
+        x + m.parameter("wrong", &[7], Init::Constant(0.0))
+    }
+    let line_of_add = line!() - 2;
+    fn wrong_layer(m: &mut Scope<'_>, x: &Var) -> Var {
+        m.linear("flat", &x.mean(0), 0)
+    }
+    let line_of_layer = line!() - 2;
+    let cases: [(Of, u32, &str); 6] = [
+        (wrong, line_of_add, "0"),
+        (
+            |m, x| m.layer("block", x, Formula(wrong)),
+            line_of_add,
+            "0.block",
+        ),
+        (
+            |m, x| m.within("block", |m| wrong(m, x)),
+            line_of_add,
+            "0.block",
+        ),
+        (
+            |m, x| m.within("blocks", |m| m.layer("0", x, Formula(wrong))),
+            line_of_add,
+            "0.blocks.0",
+        ),
+        (
+            |m, x| m.layer("block", x, Formula(wrong_layer)),
+            line_of_layer,
+            "0.block.flat",
+        ),
+        (
+            |m, x| {
+                m.layer(
+                    "all",
+                    x,
+                    Sequential::new().named("block", Formula(wrong_layer)),
+                )
+            },
+            line_of_layer,
+            "0.all.block.flat",
+        ),
+    ];
+    for (formula, line, place) in cases {
+        let layers = Sequential::new().then(Formula(formula));
+        let built = layers.build(&[5], Device::Cpu, ddp_kernels::Seed(1));
+        let text = built.unwrap_err().to_string();
+        let at = format!("{place} ({}:{line}): ", file!());
+        assert!(text.starts_with(&at), "{at}: {text}");
+    }
+}
+
 #[test]
 fn what_depends_on_the_batch_is_refused() {
-    let layers = Sequential::new().then(Formula(|m, x| {
+    let layers = Sequential::new().then(Formula(|m: &mut Scope<'_>, x: &Var| {
         x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))
     }));
     let model = layers

@@ -17,6 +17,7 @@ mod forward;
 mod golden_formulas;
 mod golden_layers;
 mod golden_losses;
+mod golden_nanogpt;
 mod golden_resnet;
 mod golden_vit;
 mod layers;

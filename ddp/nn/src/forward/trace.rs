@@ -117,7 +117,7 @@ pub(super) struct Trace {
     pub(super) again: Option<usize>,
     /// The layer that is being traced, which `TraceNode::place` is of new values.
     pub(super) place: Arc<str>,
-    /// Where the forward has called the layer that is being traced, for errors.
+    /// Where the user's code has called the layer that is being traced, for errors.
     pub(super) line: Option<&'static Location<'static>>,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
@@ -150,17 +150,26 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Errors from here on are the caller's, unless they are already those of a line above.
+    /// The caller's line; if that is in this crate or in `core`, the last line outside them.
+    #[track_caller]
+    fn users_line(&self) -> &'static Location<'static> {
+        let caller = Location::caller();
+        let libraries = [file!().trim_end_matches("forward/trace.rs"), "/rustc/"];
+        let is_users = !libraries.iter().any(|it| caller.file().starts_with(it));
+        self.line.filter(|_| !is_users).unwrap_or(caller)
+    }
+
+    /// Errors from here on, within this crate, are the caller's. Returns the line before.
     #[track_caller]
     pub(super) fn begin_line(&mut self) -> Option<&'static Location<'static>> {
-        let here = self.line.unwrap_or(Location::caller());
+        let here = self.users_line();
         self.line.replace(here)
     }
 
     /// Keeps the first error, with the layer and the line.
     #[track_caller]
     pub(super) fn keep_error(&mut self, text: String) {
-        let at = self.line.unwrap_or(Location::caller());
+        let at = self.users_line();
         let (place, file, line) = (&self.place, at.file(), at.line());
         let error = format!("{place} ({file}:{line}): {text}");
         self.error.get_or_insert(error);
