@@ -140,7 +140,7 @@ class Checks:
         """What GPUs do: a tenth of the operations and a fifteenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
-        apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
+        apart = [] if self.is_long else [word for name in "ranks losing zero split".split() for word in ("--skip", f"{name}::")]
         # Every kernel in ten commits: each case of a test is run on one of the GPUs.
         tenths = list(range(10)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 10)
         for which in tenths:
@@ -150,8 +150,8 @@ class Checks:
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
         for which in self.selected("ranks", 16):
             events, which = divmod(which, 8)
-            what, env = ["ranks::", "zero::", "split", "golden::four"], {"SIMCUDA_NCCL_EVENTS": str(events)}
-            title = f"ranks and split models, 4 simulated GPUs{', NCCL with event nodes' * events}, part {which + 1} of 8"
+            what, env = ["ranks::", "losing::", "zero::", "split", "golden::four", "orders::with_shards"], {"SIMCUDA_NCCL_EVENTS": str(events)}
+            title = f"ranks, lost ranks and split models, 4 simulated GPUs{', NCCL with event nodes' * events}, part {which + 1} of 8"
             beside(title, some, "ddp", 4, 8, which, *what, env=env)
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
         for which in self.selected("transfers", 2):
