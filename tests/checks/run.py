@@ -116,6 +116,8 @@ class Checks:
             beside(f"tests of {package}", self.programs.run, programs)
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
         beside("lock files of the fuzz targets", fuzz_locks)
+        words = "cargo package --workspace --exclude-lockfile --no-verify --allow-dirty --offline --quiet"
+        beside("packages of all crates", words.split(), waits=True)
         beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
         steps.wait_for(UNIT_TESTS_BUILT)
         self.programs.load()
