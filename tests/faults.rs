@@ -494,11 +494,7 @@ fn case() {
 
 #[test]
 fn what_goes_wrong_is_named() {
-    if !ddp_tests::gpus(2)
-        || !ddp_kernels::device::discover().gpus[0]
-            .name
-            .contains("Simulated")
-    {
+    if !ddp_tests::simulated_gpus(2) {
         return;
     }
     let mut wrong = Vec::new();

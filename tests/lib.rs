@@ -9,3 +9,17 @@ pub fn gpus(count: usize) -> bool {
     }
     enough
 }
+
+/// The same of GPUs that do on demand what real ones do not.
+pub fn simulated_gpus(count: usize) -> bool {
+    let found = gpus(count);
+    let is_simulated = || {
+        let gpus = &ddp_kernels::device::discover().gpus;
+        gpus[0].name.contains("Simulated")
+    };
+    if found && !is_simulated() {
+        ddp_slice::skip("real GPUs do not do on demand what this needs");
+        return false;
+    }
+    found
+}

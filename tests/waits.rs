@@ -425,11 +425,7 @@ fn waits_of(scene: usize, no_peer: &str) -> Vec<(String, String)> {
 
 #[test]
 fn every_wait_is_needed() {
-    if !ddp_tests::gpus(2)
-        || !ddp_kernels::device::discover().gpus[0]
-            .name
-            .contains("Simulated")
-    {
+    if !ddp_tests::simulated_gpus(2) {
         return;
     }
     /// A place that waits: how often it waits, and how often leaving a wait out was noticed.

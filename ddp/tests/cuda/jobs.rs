@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::support::job::{Ended, FAR, Folder, QUICK, all_at_once, host};
 use crate::support::metrics_log::{model_bytes, number};
 use crate::support::test_name;
-use crate::{gpu, is_simulated};
+use crate::{gpu, gpu_of, simulated_gpu_of};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 2 --log-every 3 --out OUT \
@@ -60,10 +60,7 @@ fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_on
 
 #[test]
 fn the_record_says_where_nccl_may_add_in_another_order() {
-    let Some(_gpu) = gpu() else { return };
-    if gpus() < 2 {
-        return;
-    }
+    let Some(_gpu) = gpu_of(2) else { return };
     let both = serde_json::json!(["NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE"]);
     let of_the_user = serde_json::json!(["NCCL_NVLS_ENABLE"]);
     for (flags, nvls, expected) in [
@@ -109,7 +106,7 @@ fn bits_do_not_depend_on_the_size_of_buckets() {
 
 #[test]
 fn zero_1_is_captured_as_it_runs_eagerly() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpu_of(2) else { return };
     let ranks = ddp_slice::from(&test_name(), 2..=gpus().min(3), 1);
     all_at_once(ranks, |ranks| {
         let eager = model_of(ranks, "--zero 1 --graph off --bucket-mb 0.01");
@@ -122,7 +119,7 @@ fn zero_1_is_captured_as_it_runs_eagerly() {
 
 #[test]
 fn layers_split_over_two_devices_of_each_rank_give_the_model_of_one() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpu_of(2) else { return };
     for ranks in 1..=gpus() / 2 {
         assert!(
             model_of(ranks, "--devices-per-rank 2") == model_of(ranks, ""),
@@ -197,10 +194,7 @@ fn ranks_share_a_gpu_where_that_is_asked_for() {
 
 #[test]
 fn it_is_said_once_how_nccl_connects_ranks_unless_the_user_has_its_log() {
-    if gpus() < 2 {
-        ddp_slice::skip("2 CUDA devices are needed");
-        return;
-    }
+    let Some(_gpu) = gpu_of(2) else { return };
     for (level, said) in [(None, 1), (Some("VERSION"), 0)] {
         let folder = Folder::new("connected");
         let job = folder.ranks(2, &format!("{QUICK} --device cuda")).on_gpus();
@@ -265,9 +259,7 @@ fn assert_names(ended: &Ended, exit_code: i32, rank: usize) -> String {
 
 #[test]
 fn a_rank_killed_at_any_gpu_call_ends_all() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     everywhere(|rank, place, graph| {
         let ended = fault(rank, place, "kill", &format!("{graph} {FAR}"));
         assert!(
@@ -280,9 +272,7 @@ fn a_rank_killed_at_any_gpu_call_ends_all() {
 
 #[test]
 fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     everywhere(|rank, place, graph| {
         let ended = fault(rank, place, "error", &format!("{graph} {FAR}"));
         assert!(
@@ -294,9 +284,7 @@ fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
 
 #[test]
 fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     for kind in ddp_slice::from(&test_name(), ["stop", "hang"], 1) {
         let of_gradients = AtomicUsize::new(0);
         everywhere(|rank, place, graph| {
@@ -323,7 +311,7 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
 
 #[test]
 fn a_collective_that_fails_ends_all_and_says_which() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };
     let cases = [
@@ -350,7 +338,7 @@ fn a_collective_that_fails_ends_all_and_says_which() {
 
 #[test]
 fn a_kernel_that_fails_on_one_of_two_devices_of_a_rank_ends_the_job_with_70() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };
     let words = "--data glyphs,rows=64,held-out=0 --model vit,layers=3,heads=2,width=16 --batch-size 16 --epochs 1 \
@@ -440,7 +428,7 @@ fn a_stopped_job_saves_and_resumes() {
 
 #[test]
 fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };
     for graph in ["off", "on"] {
@@ -506,7 +494,7 @@ fn a_rank_with_more_rows_of_the_short_batch_stays_in_step() {
 
 #[test]
 fn a_capture_that_fails_on_one_rank_makes_all_go_on_eagerly() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };
     let eager = Folder::new("eager");

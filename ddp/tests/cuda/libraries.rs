@@ -4,7 +4,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::gpu;
+use crate::simulated_gpu_of;
 use crate::support::job::{Folder, QUICK};
 
 /// `library` without one function.
@@ -24,13 +24,10 @@ fn without(library: &[u8], function: &str) -> Vec<u8> {
 
 #[test]
 fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
-    let Some(_gpu) = gpu() else {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
     };
     let discovery = ddp_kernels::device::discover();
-    if !discovery.gpus[0].name.contains("Simulated") {
-        return;
-    }
     let found = discovery.cublaslt.found.clone();
     let simulator = std::fs::read(found.expect("a GPU has it")).unwrap();
     let folder = Folder::new("libraries");
@@ -129,15 +126,9 @@ fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
 
 #[test]
 fn a_run_with_the_same_bits_warns_when_it_resumes_with_another_cublaslt() {
-    let Some(_gpu) = gpu() else {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
     };
-    if !ddp_kernels::device::discover().gpus[0]
-        .name
-        .contains("Simulated")
-    {
-        return;
-    }
     let folder = Folder::new("versions");
     let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 64 --threads 1 --out OUT \
                  --schedule constant --warmup-steps 0 --device cuda --same-bits 4 --resume auto --steps";
@@ -159,13 +150,10 @@ fn a_run_with_the_same_bits_warns_when_it_resumes_with_another_cublaslt() {
 /// environment. Only the program's own answer does.
 #[test]
 fn an_environment_that_only_its_python_knows_is_searched() {
-    let Some(_gpu) = gpu() else {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
     };
     let discovery = ddp_kernels::device::discover();
-    if !discovery.gpus[0].name.contains("Simulated") {
-        return;
-    }
     let folder = Folder::new("pythons");
     let at = |path: &str| folder.path().join(path);
     // NCCL is in the environment and not beside the other libraries.

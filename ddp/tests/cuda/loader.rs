@@ -14,7 +14,7 @@ use ddp_kernels::{DType, Device, Tensor, memory, stream};
 use crate::support::lines::Lines;
 use crate::support::random::uniform;
 use crate::support::training::{Rows, quietly};
-use crate::{Gpu, Setup, Training, gpu, is_simulated};
+use crate::{Gpu, Setup, Training, gpu, is_simulated, simulated_gpu_of};
 
 /// Rows of a row of `width` numbers, drawn, whose target is a class or three numbers.
 fn data(rows: u64, width: usize, classes: bool) -> Arc<dyn Dataset> {
@@ -463,10 +463,9 @@ fn ahead() {
 
 #[test]
 fn the_host_waits_for_no_young_step_and_a_copy_runs_beside_the_step_before() {
-    let Some(gpu) = gpu() else { return };
-    if !is_simulated() {
+    let Some(gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     for devices in 1..=places(&gpu).len() {
         // Only what is waited for runs.
         let (passed, text) = play("ahead", devices, &[("SIMCUDA_SCHEDULE", "lazy")]);
@@ -559,10 +558,9 @@ fn waits_of(scene: usize, file: &std::path::Path) -> Vec<(String, String)> {
 
 #[test]
 fn every_wait_of_the_loader_is_needed() {
-    let Some(_gpu) = gpu() else { return };
-    if !is_simulated() {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     let file = std::env::temp_dir().join(format!("loader-waits-{}", std::process::id()));
     // By scene and place: how often it waited, and how often a missing wait was noticed.
     let mut places: BTreeMap<(&str, String), [usize; 2]> = BTreeMap::new();

@@ -1,11 +1,12 @@
 //! Lost ranks with GPUs (`--min-ranks`): the others abort their NCCL calls, which then have no
 //! results, and continue. With `--same-bits` the model is bit-identical to that of an undisturbed
 //! run. The host is several steps ahead of the GPU, but under ZeRO-1 it waits for each step.
+//! Faults can only be planned for simulated GPUs, and each rank has its own.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::gpu;
+use crate::simulated_gpu_of;
 use crate::support::job::{Ended, Folder, Job, all_at_once, kill_ranks};
 use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
@@ -43,19 +44,6 @@ fn undisturbed() -> &'static Left {
         folder.started(2, RUN).on_gpus().run().assert_well();
         left(&folder)
     })
-}
-
-/// Faults can only be planned for simulated GPUs, and each rank has its own.
-fn has_gpus() -> bool {
-    has_gpus_for(3)
-}
-
-fn has_gpus_for(ranks: usize) -> bool {
-    let gpus = ddp_kernels::Device::usable().len() - 1;
-    gpus >= ranks
-        && ddp_kernels::device::discover().gpus[0]
-            .name
-            .contains("Simulated")
 }
 
 /// A job of three ranks that may lose some, with this seed of its GPUs.
@@ -103,7 +91,7 @@ const POINTS: [&str; 3] = ["forward", "reduction", "optimizer"];
 
 #[test]
 fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -128,7 +116,7 @@ fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
 
 #[test]
 fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(4) else {
         return;
     };
     undisturbed();
@@ -143,7 +131,6 @@ fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
             &[0, 1, 2],
         ),
     ];
-    let cases = cases.into_iter().filter(|(ranks, ..)| has_gpus_for(*ranks));
     all_at_once(
         ddp_slice::from(&test_name(), cases, 3),
         |(ranks, faults, lost)| {
@@ -157,7 +144,7 @@ fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
 
 #[test]
 fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(4) else {
         return;
     };
     undisturbed();
@@ -169,9 +156,6 @@ fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
     let cases = ddp_slice::from(&test_name(), cases, 4);
     all_at_once(cases, |(seed, point, step)| {
         let ranks = 2 + seed % 3;
-        if !has_gpus_for(ranks) {
-            return;
-        }
         let (folder, rank) = (Folder::new("losing-slice"), seed % ranks);
         let graph = GRAPHS[step % 7 / 5];
         let fault = format!("{rank}:{point}:{step}:kill");
@@ -187,7 +171,7 @@ fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
 
 #[test]
 fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(4) else {
         return;
     };
     undisturbed();
@@ -201,8 +185,9 @@ fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
         (4, 1, &[0, 2, 3]),
         (4, 3, &[1, 2]),
     ];
-    let cases = cases.into_iter().filter(|(ranks, ..)| has_gpus_for(*ranks));
-    let cases = cases.flat_map(|case| [0, 1].map(|seed| (seed, case)));
+    let cases = cases
+        .into_iter()
+        .flat_map(|case| [0, 1].map(|seed| (seed, case)));
     let cases = ddp_slice::from(&test_name(), cases, 3);
     all_at_once(cases, |(seed, (ranks, lost, late))| {
         let folder = Folder::new("losing-late");
@@ -222,7 +207,7 @@ fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
 
 #[test]
 fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     let faults = [
@@ -262,7 +247,7 @@ fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
 
 #[test]
 fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -288,7 +273,7 @@ fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
 
 #[test]
 fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -328,7 +313,7 @@ fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
 
 #[test]
 fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -346,7 +331,7 @@ fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
 
 #[test]
 fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -379,7 +364,7 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
 /// GPU, and the other host for that rank, which is not to blame.
 #[test]
 fn a_gather_of_a_step_or_for_slices_cut_anew_that_hangs_costs_no_bit_and_no_rank() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus_for(2)) else {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };
     undisturbed();
@@ -405,7 +390,7 @@ fn a_gather_of_a_step_or_for_slices_cut_anew_that_hangs_costs_no_bit_and_no_rank
 
 #[test]
 fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus_for(4)) else {
+    let Some(_gpu) = simulated_gpu_of(4) else {
         return;
     };
     undisturbed();
@@ -441,7 +426,7 @@ fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
 
 #[test]
 fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();
@@ -469,7 +454,7 @@ fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
 
 #[test]
 fn an_error_of_nccl_repeats_the_step_and_one_that_lasts_ends_the_job() {
-    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+    let Some(_gpu) = simulated_gpu_of(3) else {
         return;
     };
     undisturbed();

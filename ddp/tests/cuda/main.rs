@@ -79,6 +79,27 @@ fn gpu() -> Option<Gpu> {
     })
 }
 
+/// The same where there are at least this many GPUs.
+fn gpu_of(count: usize) -> Option<Gpu> {
+    let gpu = gpu()?;
+    let found = Device::usable().len() - 1;
+    if found < count {
+        ddp_slice::skip(&format!("{count} CUDA devices are needed, {found} found"));
+        return None;
+    }
+    Some(gpu)
+}
+
+/// The same where they are simulated.
+fn simulated_gpu_of(count: usize) -> Option<Gpu> {
+    let gpu = gpu_of(count)?;
+    if !is_simulated() {
+        ddp_slice::skip("real GPUs do not do on demand what this needs");
+        return None;
+    }
+    Some(gpu)
+}
+
 /// Whether faults can be asked of the GPUs, which have time of their own.
 fn is_simulated() -> bool {
     let gpus = &ddp_kernels::device::discover().gpus;

@@ -1,7 +1,7 @@
 //! GPUs that are too old, alone or beside others, and those below 8.0, whose kernels are compiled
 //! without newer instructions. SIMCUDA_CAPABILITY makes simulated GPUs old.
 
-use crate::gpu;
+use crate::simulated_gpu_of;
 use crate::support::job::{Ended, Folder};
 use crate::support::metrics_log::model_bytes;
 
@@ -18,17 +18,12 @@ fn run(folder: &Folder, ranks: usize, capability: &str, flags: &str) -> Ended {
     job.on_gpus().env("SIMCUDA_CAPABILITY", capability).run()
 }
 
-/// The first of two GPUs whose capability can be chosen, if there are such.
-fn simulated() -> Option<&'static str> {
-    let gpus = &ddp_kernels::device::discover().gpus;
-    let first = gpus.first().filter(|_| gpus.len() > 1)?;
-    Some(first.name.as_str()).filter(|name| name.contains("Simulated"))
-}
-
 #[test]
 fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
-    let Some(_gpu) = gpu() else { return };
-    let Some(name) = simulated() else { return };
+    let Some(_gpu) = simulated_gpu_of(2) else {
+        return;
+    };
+    let name = &ddp_kernels::device::discover().gpus[0].name;
     let why = format!("cuda:0 ({name}) has compute capability 7.0, and 7.5 is needed");
     let help = "(beside a newer GPU, set CUDA_VISIBLE_DEVICES to leave it out)";
     for (ranks, capability) in [(1, "7.0"), (1, "7.0,9.0"), (2, "7.0,9.0")] {
@@ -56,10 +51,9 @@ fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
 
 #[test]
 fn gpus_of_7_5_make_the_model_of_newer_ones_and_have_no_bf16() {
-    let Some(_gpu) = gpu() else { return };
-    if simulated().is_none() {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
-    }
+    };
     // Reducing in bf16 needs no bf16 matmul, so it is allowed.
     let model = |capability: &str, ranks: usize, flags: &str| {
         let (folder, flags) = (Folder::new("turing"), format!("--device cuda {flags}"));

@@ -1,8 +1,8 @@
 //! `ddp-train` on a GPU: what it prints, records and saves, and the codes it ends with.
 
-use crate::gpu;
 use crate::support::job::{Folder, QUICK};
 use crate::support::metrics_log::{model_bytes, number};
+use crate::{gpu, simulated_gpu_of};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
@@ -121,11 +121,10 @@ fn auto_takes_the_gpu_for_one_process() {
 
 #[test]
 fn a_model_that_does_not_fit_the_gpu_ends_with_71_and_names_what_takes_the_room() {
-    let Some(_gpu) = gpu() else { return };
-    if !is_simulated() {
-        // Nothing makes a real one small.
+    // Nothing makes a real one small.
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     let folder = Folder::new("memory");
     // 4096 · 794 values of 4 bytes are 13 MB, and so are their gradients.
     let words = QUICK.replace("--hidden 16", "--hidden 4096 --device cuda");
@@ -372,10 +371,9 @@ fn a_kernel_says_how_many_blocks_it_has_and_how_often_it_waits_for_loads() {
 
 #[test]
 fn a_timed_step_goes_through_on_simulated_gpus_and_gives_no_figures() {
-    let Some(_gpu) = gpu() else { return };
-    if !is_simulated() {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     let words = "bench mlp --explain --timed --device cuda --layers 16,32,4 --batch 48 --threads 1";
     for (value, said) in [
         ("", "figures of simulated GPUs"),
@@ -410,6 +408,7 @@ fn only_a_captured_step_is_explained() {
 fn benches_of_two_ranks_go_through_on_gpus() {
     let Some(_gpu) = gpu() else { return };
     if !ddp_kernels::device::discover().nccl.is_sound() {
+        ddp_slice::skip("no NCCL that can be used");
         return;
     }
     for bench in [

@@ -2,7 +2,7 @@
 //! buckets are reduced during the backward of lower layers, and batches are copied during the
 //! previous step. And for how many multiprocessors matmuls plan.
 
-use crate::gpu;
+use crate::simulated_gpu_of;
 use crate::support::job::{Ended, Folder, Job, QUICK};
 
 /// A piece of work.
@@ -99,11 +99,9 @@ fn overlaps(timeline: &[Piece]) -> [usize; 2] {
 
 #[test]
 fn reductions_overlap_backward_and_copies_overlap_the_previous_step() {
-    let Some(_gpu) = gpu() else { return };
-    let gpus = &ddp_kernels::device::discover().gpus;
-    if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
+    let Some(_gpu) = simulated_gpu_of(2) else {
         return;
-    }
+    };
     for graph in ["off", "on"] {
         let timelines = timelines(&format!("--graph {graph}"));
         assert_eq!(timelines.len(), 2, "one a rank");
@@ -144,13 +142,9 @@ fn reductions_overlap_backward_and_copies_overlap_the_previous_step() {
 
 #[test]
 fn graphs_run_without_node_priorities() {
-    let Some(_gpu) = gpu() else { return };
-    if !ddp_kernels::device::discover().gpus[0]
-        .name
-        .contains("Simulated")
-    {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     let folder = Folder::new("priorities");
     let job = folder.ranks(1, &format!("{WORDS} --graph on")).on_gpus();
     job.env(
@@ -164,10 +158,9 @@ fn graphs_run_without_node_priorities() {
 #[test]
 fn matmuls_plan_for_the_multiprocessors_that_the_environment_names() {
     const NAME: &str = "DDP_MATMUL_MULTIPROCESSORS";
-    let Some(_gpu) = gpu() else { return };
-    if !crate::is_simulated() {
+    let Some(_gpu) = simulated_gpu_of(1) else {
         return;
-    }
+    };
     let ignored = |value| format!("{NAME}={value:?} is ignored: expected a whole number from 1");
     for (value, expected, said) in [
         (

@@ -5,7 +5,7 @@
 use crate::support::job::{Folder, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::test_name;
-use crate::{gpu, is_simulated};
+use crate::{gpu, gpu_of, is_simulated};
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
                    --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
@@ -139,9 +139,7 @@ fn adapters_learn_as_on_the_cpu_captured_eager_and_split() {
 
 #[test]
 fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf16() {
-    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     let folder = Folder::new("sample");
     std::fs::write(folder.path().join("t.txt"), "To be. ".repeat(40)).unwrap();
     let words = "--model gpt,layers=2,heads=2,width=8,context=8 --data t.txt --steps 2 \
@@ -184,7 +182,7 @@ fn trained(folder: &Folder, ranks: usize, steps: u64, words: &str) -> (Vec<f64>,
 
 #[test]
 fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpu_of(2) else { return };
     let gpus = ddp_kernels::Device::usable().len() - 1;
     let cases = [
         (1, "--micro-batch 3"),
@@ -213,9 +211,7 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
 
 #[test]
 fn every_stage_of_zero_trains_the_same_captured_and_eager() {
-    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     // Two ranks: NCCL adds the same two numbers in any order.
     let flags = "--dtype bf16 --bucket-mb 0.01";
     let plain = trained(&with_text(), 2, 4, flags);
@@ -311,9 +307,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
 /// biases; it does not where these are on another device, or drop something.
 #[test]
 fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
-    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     let words = GPT.replace("--batch-size 8", "--batch-size 65");
     let words = words.replace("--dropout 0.1", "--dtype bf16 --optimizer sgd --steps 1");
     let run = |flags: &str| {
@@ -331,9 +325,7 @@ fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
 
 #[test]
 fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as_whole() {
-    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
-        return;
-    };
+    let Some(_gpu) = gpu_of(2) else { return };
     let (first, model) = (with_text(), with_text());
     let whole = trained(&model, 1, 6, "");
     trained(&first, 1, 2, "--devices-per-rank 2");
