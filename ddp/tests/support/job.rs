@@ -433,7 +433,7 @@ impl Job {
 impl Running {
     /// Waits until `is_so`. Fails with the job's output if the job ends before that.
     #[track_caller]
-    fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         let started = Instant::now();
         loop {
             // In this order: what is so when the job ends counts.
