@@ -14,34 +14,25 @@ fn counters_compare_across_the_wrap() {
     }
 }
 
+/// That it is woken for this: `a_waiter_is_woken_when_the_last_rank_arrives`.
 #[test]
-fn a_sleeper_is_woken_long_before_its_sleep_is_over() {
+fn a_sleeper_is_freed_where_the_counter_wraps() {
     let (value, sleepers) = (AtomicU32::new(u32::MAX), AtomicU32::new(0));
     let counter = Counter {
         value: &value,
         sleepers: &sleepers,
     };
-    let slept = std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| {
-            let started = Instant::now();
-            let mut sleeps = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
             while !counter.reached(0) {
                 counter.sleep(0, SLEEP_MAX);
-                sleeps += 1;
             }
-            (started.elapsed(), sleeps)
         });
         while sleepers.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        std::thread::sleep(Duration::from_millis(2));
         counter.raise(0);
-        sleeper.join().unwrap()
     });
-    assert!(
-        slept.0 < Duration::from_secs(60) && slept.1 < 10,
-        "{slept:?}"
-    );
     assert_eq!(sleepers.into_inner(), 0);
 }
 

@@ -1,8 +1,10 @@
 //! What happens if a rank makes another call, is late, stops, leaves or fails.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
 use super::*;
+use crate::transport::shared::futex::Counter;
 
 fn zeros(count: usize, dtype: DType) -> Tensor {
     Tensor::zeros(&[count], dtype, Device::Cpu).unwrap()
@@ -218,26 +220,61 @@ fn an_abort_wakes_all_waiters_with_the_first_cause() {
     }
 }
 
+/// Runs `wake`, which must wake a thread that sleeps on this counter: its sleep has no other end.
+fn assert_wakes(counter: Counter<'_>, wake: impl FnOnce()) {
+    let (value, thread) = (counter.value.load(Ordering::SeqCst), AtomicI32::new(0));
+    let sleep = || {
+        let end = libc::timespec {
+            tv_sec: LONG.as_secs() as libc::time_t,
+            tv_nsec: 0,
+        };
+        counter.sleepers.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: gettid only returns a number. The word lives while it is borrowed, and the
+        // kernel only reads it and the time.
+        let result = unsafe {
+            thread.store(libc::gettid(), Ordering::SeqCst);
+            let (word, end) = (counter.value.as_ptr(), &raw const end);
+            libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, value, end)
+        };
+        counter.sleepers.fetch_sub(1, Ordering::SeqCst);
+        (result, std::io::Error::last_os_error())
+    };
+    let is_asleep = || {
+        let path = format!("/proc/self/task/{}/stat", thread.load(Ordering::SeqCst));
+        std::fs::read_to_string(path).is_ok_and(|text| text.contains(") S "))
+    };
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(sleep);
+        while !is_asleep() && !sleeper.is_finished() {
+            std::thread::yield_now();
+        }
+        wake();
+        let (result, error) = sleeper.join().unwrap();
+        assert_eq!(result, 0, "{error}");
+    });
+}
+
+/// A waiter's sleeps end by themselves, too. Another sleeper on the counter that it sleeps on shows
+/// that it need not wait for that.
 #[test]
-fn a_waiter_is_freed_within_milliseconds() {
-    let ranks = super::ranks(2);
-    // The best of several: others use this machine too.
-    let best = (0..CHANNELS)
-        .map(|channel| {
-            let done = on_all(&ranks, |rank| {
-                let group = super::group(rank, channel, "main");
-                if rank.rank == 1 {
-                    std::thread::sleep(Duration::from_millis(70));
-                    let told = Instant::now();
-                    return group.barrier(&stream()).map(|()| told).unwrap();
-                }
-                group.barrier(&stream()).unwrap();
-                Instant::now()
-            });
-            done[0].saturating_duration_since(done[1])
-        })
-        .min();
-    assert!(best < Some(Duration::from_millis(20)), "{best:?}");
+fn a_waiter_is_woken_when_the_last_rank_arrives() {
+    let segment = Segment::in_process(2).unwrap();
+    let ranks = threads::ranks(&segment, None);
+    let arrive = |rank: usize| group(&ranks[rank], 0, "main").barrier(&stream()).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| arrive(0));
+        let counter = loop {
+            let at = ranks[0].board().asleep(0, 0).load(Ordering::SeqCst) as usize;
+            let [value, sleepers] = [at, at + 4].map(|at| segment.u32_at(at));
+            if at != 0 && sleepers.load(Ordering::SeqCst) == 1 {
+                break Counter { value, sleepers };
+            }
+            assert!(!waiter.is_finished(), "it never sleeps");
+            std::thread::yield_now();
+        };
+        assert_wakes(counter, || arrive(1));
+        waiter.join().unwrap();
+    });
 }
 
 #[test]
