@@ -152,7 +152,7 @@ fn ranks_that_take_different_branches_learn_who_is_missing() {
 
 #[test]
 fn ranks_that_are_asked_to_end_do_so_without_an_error() {
-    let running = Job::new(3, "fault none 0 reduce").start();
+    let mut running = Job::new(3, "fault none 0 reduce").start();
     running.wait_until_told("pid", 3);
     running.ask_to_end();
     let asked_at_ms = now_ms();
@@ -168,7 +168,7 @@ fn killing_the_launcher_ends_its_ranks() {
     running.wait_until_told("pid", 3);
     running.kill_launcher();
     let killed_at_ms = now_ms();
-    // The pipe closes when the last rank is gone.
+    // Also for the ranks.
     let ended = running.wait();
     assert!(now_ms() - killed_at_ms <= END_MAX_MS, "{ended}");
     ended.assert_clean();
@@ -257,7 +257,7 @@ fn a_job_suspended_past_its_timeout_continues() {
         Job::new(2, "steps 150"),
         Job::on_hosts(&[("left", 1), ("right", 1)], "steps 150"),
     ] {
-        let running = job.timeout_ms(1500).start();
+        let mut running = job.timeout_ms(1500).start();
         running.wait_until_told("pid", 2);
         std::thread::sleep(Duration::from_millis(100));
         running.suspend(Duration::from_millis(2000));

@@ -400,7 +400,7 @@ fn a_job_suspended_past_its_timeout_continues() {
     if !has_gpus(2) {
         return;
     }
-    let running = gpu_job(2, "fault none 0 eager").timeout_ms(1000).start();
+    let mut running = gpu_job(2, "fault none 0 eager").timeout_ms(1000).start();
     running.wait_until_told("pid", 2);
     std::thread::sleep(std::time::Duration::from_millis(1200));
     running.suspend(std::time::Duration::from_millis(1500));

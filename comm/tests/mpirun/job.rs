@@ -1,8 +1,10 @@
-//! Starts ranks under the real `mpirun`, and collects what they did.
+//! Starts ranks under the real `mpirun`, and collects what they did. All processes of a job have
+//! its folder in their environment: that identifies them, whoever their parent is.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,10 +35,11 @@ pub(crate) struct Job {
     command: Command,
 }
 
-/// A job that runs.
+/// A job that runs. Dropped before it has ended, it is killed, with all that it started.
 pub(crate) struct Running {
     mpirun: Child,
-    stderr: JoinHandle<String>,
+    /// None when nothing of the job is left.
+    stderr: Option<JoinHandle<String>>,
     folder: PathBuf,
 }
 
@@ -155,9 +158,11 @@ impl Job {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let folder =
-            std::env::temp_dir().join(format!("ddp-mpirun-test-{}-{number}", std::process::id()));
+            // Of one width, so that no path is the beginning of another.
+            std::env::temp_dir().join(format!("ddp-mpirun-test-{}-{number:04}", std::process::id()));
         std::fs::create_dir(&folder).expect("the temporary folder can be written");
         self.command.env(FOLDER, &folder);
+        hear_all_signals(&mut self.command);
         let piped = self
             .command
             .stdin(Stdio::null())
@@ -166,7 +171,7 @@ impl Job {
         let mut mpirun = piped.spawn().unwrap_or_else(|error| {
             panic!("cannot start mpirun: {error}. These tests need it while the feature mpi is on: launch/setup installs it.")
         });
-        let stderr = reader(mpirun.stderr.take());
+        let stderr = Some(reader(mpirun.stderr.take()));
         Running {
             mpirun,
             stderr,
@@ -177,6 +182,20 @@ impl Job {
     pub(crate) fn run(self) -> Ended {
         self.start().wait()
     }
+}
+
+/// Processes that a script starts in the background ignore Ctrl-C, under nohup a closed terminal,
+/// and children inherit that.
+fn hear_all_signals(command: &mut Command) {
+    let reset = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+            // SAFETY: the default action runs no code of this process.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: it only calls signal, which may be called between fork and exec.
+    unsafe { command.pre_exec(reset) };
 }
 
 fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
@@ -194,26 +213,56 @@ fn read_all(folder: &Path) -> String {
         .collect()
 }
 
+/// The processes that have this folder in their environment. Zombies have no environment.
+fn processes_of(folder: &Path) -> Vec<libc::pid_t> {
+    let mark = folder.as_os_str().as_encoded_bytes();
+    let is_ours = |pid: &libc::pid_t| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(mark.len()).any(|part| part == mark)
+    };
+    let names = std::fs::read_dir("/proc").expect("/proc can be read");
+    let pids = names
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(is_ours).collect()
+}
+
+fn kill(pids: &[libc::pid_t]) {
+    for &pid in pids {
+        // SAFETY: sends a signal to a process of a job of these tests.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+fn look_again_soon() {
+    // Sleep: what is waited for is looked at.
+    std::thread::sleep(Duration::from_millis(20));
+}
+
 impl Running {
-    /// Waits until `count` ranks have written something by this name.
-    pub(crate) fn wait_until_told(&self, name: &str, count: usize) {
-        let started = Instant::now();
-        while started.elapsed() < RUN_MAX {
-            let told = read_all(&self.folder);
-            if told
-                .lines()
-                .filter(|line| {
-                    line.strip_prefix(name)
-                        .is_some_and(|rest| rest.starts_with(": "))
-                })
-                .count()
-                >= count
-            {
+    /// Waits until `count` ranks have written something by this name. Fails with the job's output
+    /// if the job ends before that.
+    pub(crate) fn wait_until_told(&mut self, name: &str, count: usize) {
+        let (started, told) = (Instant::now(), format!("\n{name}: "));
+        loop {
+            // In this order: what ranks have written when the job ends counts.
+            let status = self.status();
+            let text = format!("\n{}", read_all(&self.folder));
+            if text.matches(&told).count() >= count {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            if status.is_some() || started.elapsed() > RUN_MAX {
+                let ended = self.end(now_ms());
+                panic!("waited for {name} until the job had ended, or for {RUN_MAX:?}: {ended}");
+            }
+            look_again_soon();
         }
-        panic!("ranks did not tell {name}");
+    }
+
+    /// How the launcher ended; None while it runs.
+    fn status(&mut self) -> Option<ExitStatus> {
+        let status = self.mpirun.try_wait();
+        status.expect("mpirun is a child of this process")
     }
 
     /// Kills the launcher, as a lack of memory would.
@@ -250,22 +299,34 @@ impl Running {
 
     pub(crate) fn wait(mut self) -> Ended {
         let started = Instant::now();
+        while self.status().is_none() && started.elapsed() < RUN_MAX {
+            look_again_soon();
+        }
+        let (is_over, ended_at_ms) = (self.status().is_some(), now_ms());
+        let mut left = processes_of(&self.folder);
+        // Ranks may end after their launcher.
+        while is_over && !left.is_empty() && started.elapsed() < RUN_MAX {
+            look_again_soon();
+            left = processes_of(&self.folder);
+        }
+        let ended = self.end(ended_at_ms);
+        assert!(is_over, "not over after {RUN_MAX:?}: {ended}");
+        assert!(left.is_empty(), "processes {left:?} are left: {ended}");
+        ended
+    }
+
+    /// Kills what is left of it. How it ended.
+    fn end(&mut self, ended_at_ms: u64) -> Ended {
         let status = loop {
-            if let Some(status) = self
-                .mpirun
-                .try_wait()
-                .expect("mpirun is a child of this process")
-            {
-                break status;
+            let left = processes_of(&self.folder);
+            match self.status().filter(|_| left.is_empty()) {
+                Some(status) => break status,
+                None => kill(&left),
             }
-            if started.elapsed() > RUN_MAX {
-                // Its ranks notice and end.
-                self.kill_launcher();
-            }
-            std::thread::sleep(Duration::from_millis(5));
+            look_again_soon();
         };
-        let ended_at_ms = now_ms();
-        let stderr = self.stderr.join().expect("the reader does not panic");
+        let stderr = self.stderr.take().map(JoinHandle::join);
+        let stderr = stderr.and_then(Result::ok).unwrap_or_default();
         let told = read_all(&self.folder);
         _ = std::fs::remove_dir_all(&self.folder);
         Ended {
@@ -273,6 +334,14 @@ impl Running {
             told,
             stderr,
             ended_at_ms,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.stderr.is_some() {
+            self.end(now_ms());
         }
     }
 }
@@ -311,21 +380,10 @@ impl Ended {
         self.assert_clean();
     }
 
-    /// No rank is left, and nothing of this job in /dev/shm.
+    /// Nothing of this job is left in /dev/shm. That no process is left was seen when it ended.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
-        let pids = self.told("pid");
-        assert!(!pids.is_empty(), "{self}");
-        for pid in pids {
-            let left =
-                || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
-            let started = Instant::now();
-            // The new parent of a rank may take a moment to reap it.
-            while left() && started.elapsed() < RUN_MAX {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            assert!(!left(), "process {pid} is left: {self}");
-        }
+        assert!(!self.told("pid").is_empty(), "{self}");
         let job = self.told("job")[0]
             .trim_matches('"')
             .parse::<u64>()
