@@ -40,7 +40,7 @@ extern "C" fn start() {
     let timeout_ms = std::env::var(TIMEOUT_MS)
         .ok()
         .and_then(|text| text.parse().ok())
-        .unwrap_or(20_000);
+        .unwrap_or(60_000);
     if role == "init only" {
         init_only();
     }
