@@ -13,7 +13,7 @@ from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Prog
 from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
-# Seconds of CPU on a Zen 4, as the table at the end of a run says: of the build, and of all that follows (600 to 900).
+# Seconds of CPU on a Zen 4, as the table at the end of a run says: of the build, and of all that follows (600 to 950).
 BUILD_S, CHECKS_S = 350, 800
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
@@ -77,7 +77,9 @@ class Checks:
         beside("documentation", documentation, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
-        beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
+        # In two of three commits, where unit tests of kernels have no turn.
+        if thirds != [0]:
+            beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
         beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
         for which in self.selected("hosts", 6):
             beside(f"tests/hosts, part {which + 1} of 6", ["tests/hosts/run", f"{which + 1}/6"], waits=True)
@@ -187,10 +189,12 @@ class Checks:
             parts = [part for part in range(12) if part % 3 == self.selected("ptx", 3)[0]]
         for part in parts:
             self.steps.beside(f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 12", self.on_ptx, 12, part, {})
-        for which in self.selected("errors of PTX", 6):
-            if which == 0:
-                what = "attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU"
-                self.steps.beside(what, self.on_ptx, 1, 0, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
+        # In one of six commits, among those of the third turn of unit tests, the least work.
+        for turn in self.selected("unit tests", 24):
+            part, is_turn = turn // 6, turn % 6 == 2
+            if is_turn:
+                what = f"attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
+                self.steps.beside(what, self.on_ptx, 4, part, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
 
     def on_ptx(self, parts, part, env, *arguments):
         """Every PARTS-th operation; skipped where NVIDIA's compiler cannot be had."""
