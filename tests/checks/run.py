@@ -189,12 +189,10 @@ class Checks:
             parts = [part for part in range(12) if part % 3 == self.selected("ptx", 3)[0]]
         for part in parts:
             self.steps.beside(f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 12", self.on_ptx, 12, part, {})
-        # In one of six commits, among those of the third turn of unit tests, the least work.
-        for turn in self.selected("unit tests", 24):
-            part, is_turn = turn // 6, turn % 6 == 2
-            if is_turn:
-                what = f"attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
-                self.steps.beside(what, self.on_ptx, 4, part, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
+        # Nothing else than what changed here can change their verdict, and kernels are compiled twice for it.
+        for part in self.selected("errors of PTX", 4) if is_changed or self.is_long else []:
+            what = f"attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
+            self.steps.beside(what, self.on_ptx, 4, part, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
 
     def on_ptx(self, parts, part, env, *arguments):
         """Every PARTS-th operation; skipped where NVIDIA's compiler cannot be had."""
