@@ -6,9 +6,9 @@
 //! and `ChainStep::Max` reduce a row to a number that later steps use: softmax and layer norm are
 //! one read and one write.
 //!
-//! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache; light steps run as
-//! machine code that is made from them (`machine_code.rs`). On a GPU it is a kernel whose text
-//! `cuda.rs` makes from the steps. Both compute in f32 with the same bits (f64 on
+//! On the CPU (`cpu.rs`) a chain runs over blocks that stay in the first cache; on x86-64 with AVX2
+//! light steps run as machine code that is made from them (`machine_code.rs`). On a GPU it is a
+//! kernel whose text `cuda.rs` makes from the steps. Both compute in f32 with the same bits (f64 on
 //! the CPU for checks). A row is summed in 32 lanes, element i in lane i % 32, and the lanes as a
 //! tree. Operands may also be bf16, which is read exactly and rounded once when stored.
 

@@ -2,10 +2,10 @@
 //!
 //! Only steps are compared, because rank 0 also saves and logs. All ranks must make the same
 //! collectives with the same bytes, unless the trainer announced that it gives ranks unequal parts,
-//! as partial sums along a tree. For other transfers, a source line may move more on a rank in
-//! proportion to its rows or to its passes through the model. Where these are equal, lines are
-//! compared exactly. A line that only some ranks have is a difference, unless the others had no
-//! rows.
+//! such as partial sums along a tree: what is announced between ranks is not compared. For other
+//! transfers, a source line may move more on a rank in proportion to its rows or to its passes
+//! through the model. Where these are equal, lines are compared exactly. A line that only some
+//! ranks have is a difference, unless the others had no rows.
 
 use std::collections::BTreeMap;
 

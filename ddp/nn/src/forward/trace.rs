@@ -154,12 +154,12 @@ impl Trace {
     #[track_caller]
     fn users_line(&self) -> &'static Location<'static> {
         let caller = Location::caller();
-        let libraries = [file!().trim_end_matches("forward/trace.rs"), "/rustc/"];
-        let is_users = !libraries.iter().any(|it| caller.file().starts_with(it));
+        let (file, own) = (caller.file(), file!().trim_end_matches("forward/trace.rs"));
+        let is_users = !file.starts_with(own) && !file.contains("/library/core/");
         self.line.filter(|_| !is_users).unwrap_or(caller)
     }
 
-    /// Errors from here on, within this crate, are the caller's. Returns the line before.
+    /// Errors of this crate's code from here on name the caller's line. Returns the line before.
     #[track_caller]
     pub(super) fn begin_line(&mut self) -> Option<&'static Location<'static>> {
         let here = self.users_line();

@@ -408,8 +408,9 @@ impl<T: Math, const SLOTS: usize> Machine<'_, T, SLOTS> {
             };
             *to = elements.cast::<f32>();
         }
-        // SAFETY: `run_with` has loops for these operands only where `T` is f32, and `blocks` runs
-        // them for lengths that fit. Each operand has `len` elements, as sliced above.
+        // SAFETY: `run_with` has loops for these operands only where `T` is f32 and the processor
+        // has AVX2, and `blocks` runs one of them for lengths that fit. Each operand has `len`
+        // elements, as sliced above.
         unsafe { loops.run(of, &operands, self.wide.as_ptr().cast(), len) };
     }
 

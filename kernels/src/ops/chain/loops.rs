@@ -54,10 +54,9 @@ impl Loops {
     /// Runs a loop over `count` elements.
     ///
     /// # Safety
-    /// `of` is one of these loops. `operands` has the elements of each of its operands, `count` of
-    /// them, a multiple of `WIDTH` above 0; those of outputs and slots may be written. `numbers`
-    /// points
-    /// to `StepNumbers`.
+    /// The processor is an x86-64 with AVX2. `of` is one of these loops. `operands` has the
+    /// elements of each of its operands, `count` of them, a multiple of `WIDTH` above 0; those of
+    /// outputs and slots may be written. `numbers` points to `StepNumbers`.
     pub(super) unsafe fn run(
         &self,
         of: &Loop,
@@ -105,10 +104,13 @@ impl Code {
         let start = unsafe { libc::mmap(null_mut(), code.len(), access, kind, -1, 0) };
         let memory = NonNull::new(start).filter(|_| start != libc::MAP_FAILED)?;
         // SAFETY: the memory is that long, and nothing else knows of it.
-        let refused = unsafe {
+        unsafe {
             start.cast::<u8>().copy_from(code.as_ptr(), code.len());
-            libc::mprotect(start, code.len(), libc::PROT_READ | libc::PROT_EXEC)
-        };
-        (refused == 0).then_some(Code(memory))
+            if libc::mprotect(start, code.len(), libc::PROT_READ | libc::PROT_EXEC) == 0 {
+                return Some(Code(memory));
+            }
+            libc::munmap(start, code.len());
+        }
+        None
     }
 }

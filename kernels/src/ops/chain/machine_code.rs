@@ -1,10 +1,10 @@
 //! Machine code of light steps on x86-64 processors with AVX2: one loop over a block that keeps
 //! values in registers, eight elements at a time.
 //!
-//! It is made for runs of steps that are one to four instructions each, and has the bits of
-//! `cpu.rs`. There each step reads and writes the first cache, which takes longer than these
-//! functions: eight of them, forward and backward over 4096 × 1024 elements, took 16 ms on a core
-//! of a Zen 4; so they take 2.8.
+//! It is made for runs of steps that are a few instructions each, and has the bits of `cpu.rs`
+//! (except NaN's). There each step reads and writes the first cache, which takes longer than these
+//! functions: eight of them, forward and backward over 4096 × 1024 elements, take 16 ms on a core
+//! of a Zen 4 as a loop each, and 2.8 as one.
 
 use std::ops::Range;
 
@@ -52,9 +52,11 @@ fn belongs(chain: &Chain, step: usize, in_order: &OperandsInOrder) -> bool {
         ChainStep::Sum(_) | ChainStep::Max(_) => false,
         _ if chain.is_row_wide[step] => true,
         ChainStep::Load(load) => in_order[load],
-        // A row that is longer than a block is stored several times, with the same bits.
+        // A row that is longer than a block is computed once for each sum, and stored at the end.
         ChainStep::Store(store, value) => {
-            !chain.is_row_wide[value] && in_order[chain.loads.len() + store]
+            let reduces = |it: &ChainStep| matches!(it, ChainStep::Sum(_) | ChainStep::Max(_));
+            let is_last = !chain.steps[step..].iter().any(reduces);
+            is_last && !chain.is_row_wide[value] && in_order[chain.loads.len() + store]
         }
         ChainStep::Apply(function, _) => matches!(
             function,

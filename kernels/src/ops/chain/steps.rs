@@ -160,7 +160,7 @@ impl ChainView {
     }
 }
 
-/// Which operands of a chain, first inputs and then outputs, are f32 in order.
+/// Which operands of a chain, first inputs and then outputs, lie in order in the dtype of its math.
 pub(super) type OperandsInOrder = [bool; OPERANDS_MAX];
 
 /// Steps over an index space.
