@@ -181,16 +181,17 @@ class Checks:
 
     def as_ptx(self):
         """Operations once more, with NVIDIA's PTX of each kernel executed beside it: a third where the commit changed what
-        that depends on, else a twelfth in every second commit; and with errors of approximate instructions."""
-        is_changed = any(changed(folder) for folder in ("kernels/src", "tests/ptx", "tests/simcuda"))
+        that depends on, else a twelfth in every second commit; some with errors of approximate instructions."""
+        is_changed = any(changed(folder) for folder in ("kernels/src", "kernels/tests", "tests/ptx", "tests/simcuda"))
         # In the commits whose way in `another_way` takes less.
         parts = [which // 2 for which in self.selected("ways", 24) if which % 2 == 0]
         if is_changed and not self.is_long:
             parts = [part for part in range(12) if part % 3 == self.selected("ptx", 3)[0]]
         for part in parts:
             self.steps.beside(f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 12", self.on_ptx, 12, part, {})
-        # Nothing else than what changed here can change their verdict, and kernels are compiled twice for it.
-        for part in self.selected("errors of PTX", 4) if is_changed or self.is_long else []:
+        # Kernels are compiled twice for it: in one of 24 commits, and where one changed them or their tests.
+        parts = [which % 4 for which in self.selected("errors of PTX", 96) if which % 24 == 5 or is_changed]
+        for part in sorted(set(parts)):
             what = f"attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
             self.steps.beside(what, self.on_ptx, 4, part, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
 
