@@ -1,6 +1,7 @@
 //! From statements to decoded instructions, or a refusal that names what is not simulated.
 
 mod arithmetic;
+mod group;
 mod memory;
 mod moves;
 mod warp;
@@ -62,6 +63,8 @@ pub(crate) struct Program {
     pub(crate) local: Vec<Owned>,
     pub(crate) local_bytes: u64,
     pub(crate) threads_max: Option<u32>,
+    /// The registers of 32 bits that are fragments of `wgmma`, and their names.
+    pub(crate) fragments: HashMap<Slot, String>,
 }
 
 /// Lays out variables with gaps.
@@ -135,13 +138,17 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
         line: 0,
     };
     let mut code = Vec::new();
-    for (statement, instruction, found) in &named.instructions {
+    for ((statement, instruction, found), touched) in named.instructions.iter().zip(places.touched)
+    {
         decoder.line = statement.line;
         decoder.names = found
             .iter()
             .map(|(name, number)| (name.clone(), places.registers[*number as usize]))
             .collect();
-        code.push(decoder.coded(statement, instruction)?);
+        code.push(Coded {
+            touched,
+            ..decoder.coded(statement, instruction)?
+        });
     }
     let end = kernel
         .statements
@@ -150,6 +157,7 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     code.push(Coded {
         op: Op::Exit,
         guard: None,
+        touched: None,
         line: end,
         source: (0, 0),
     });
@@ -176,6 +184,7 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
         local,
         local_bytes,
         threads_max: kernel.threads_max,
+        fragments: places.fragments,
     })
 }
 
@@ -193,6 +202,7 @@ fn shared_access(op: &Op) -> Option<u32> {
         Op::Atomic { place, bytes, .. } => (place, *bytes),
         Op::CopyAsync { to, bytes, .. } => (to, *bytes),
         Op::LoadMatrix { place, .. } => (place, 16),
+        Op::Wgmma(_) => return Some(16),
         _ => return None,
     };
     matches!(place.space, Space::Shared | Space::Generic).then_some(bytes)
@@ -276,6 +286,7 @@ impl Decoder<'_> {
         Ok(Coded {
             op,
             guard,
+            touched: None,
             line: statement.line,
             source: statement.source,
         })
@@ -677,6 +688,11 @@ impl Decoder<'_> {
             }
             "bar" | "barrier" => self.barrier(parts, operands),
             "membar" => Ok(parts.take_any(&["cta", "gl", "sys"]).map(|_| Op::Fence)),
+            "wgmma" => self.group(parts, operands),
+            "fence" if parts.take("proxy") => {
+                parts.take("shared::cta");
+                Ok(parts.take("async").then_some(Op::ProxyFence))
+            }
             "fence" => {
                 parts.take_any(&["sc", "acq_rel", "acquire", "release"]);
                 Ok(parts

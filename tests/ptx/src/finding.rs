@@ -41,9 +41,14 @@ pub enum Kind {
     Warp,
     /// A copy to shared memory was touched before its thread waited for it.
     Copy,
+    /// A register or shared memory of a `wgmma` was touched before it was waited for.
+    Flight,
+    /// A `wgmma` without the `wgmma.fence` or `fence.proxy.async` that it needs.
+    Fence,
     /// A load through the read-only path of bytes that the launch writes.
     ReadOnly,
-    /// `trap`, a division by zero, or a kernel that does not end.
+    /// `trap`, a division by zero, a kernel that does not end, or a matrix descriptor that is not
+    /// simulated.
     Stopped,
 }
 

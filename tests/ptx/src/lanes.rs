@@ -9,6 +9,7 @@ use crate::op::{
 use crate::shared::Access;
 use crate::state::{Copy, Effect, Ground, LANES, Warp, bits_of};
 use crate::tensor;
+use crate::wgmma;
 
 /// Results lane by lane, where `mask` has the lane: `map!(warp.w[d], mask, (a, b), |a, b| a + b)`,
 /// whose operands are arrays.
@@ -51,7 +52,7 @@ pub(crate) fn members(warp: &Warp, op: &Op) -> Option<u32> {
         | Op::Vote { members, .. }
         | Op::Match { members, .. }
         | Op::WarpBarrier { members } => Some(of(*members, warp)),
-        Op::Multiply { .. } | Op::LoadMatrix { .. } => Some(u32::MAX),
+        Op::Multiply { .. } | Op::LoadMatrix { .. } | Op::Wgmma(_) => Some(u32::MAX),
         _ => None,
     }
 }
@@ -933,6 +934,13 @@ pub(crate) fn execute(
         Op::WarpBarrier { .. } => warp.barriers += u32::from(mask != 0),
         Op::Barrier { .. } => return Ok(Effect::Barrier),
         Op::Fence => {}
+        Op::ProxyFence => ground.shared.fence_proxy(warp.first_thread, mask),
+        Op::Wgmma(op) => {
+            if mask != 0 {
+                whole_warp(warp, mask)?;
+                wgmma::execute(warp, ground, op, at)?;
+            }
+        }
         Op::Branch { target } => return Ok(Effect::Branch(*target)),
         Op::Exit => return Ok(Effect::Exit),
         Op::Trap => {

@@ -7,6 +7,7 @@ use crate::memory::Overlay;
 use crate::op::{Reduction, Register, Width};
 use crate::shared::Shared;
 use crate::state::{Ground, Site, Stop, Warp, bits_of};
+use crate::wgmma::{self, Warpgroup};
 
 /// Instructions that a warp may take in steps of 2²⁰: about a minute of one that does nothing else.
 const STEPS_MAX: u64 = 1 << 13;
@@ -159,6 +160,7 @@ pub(crate) fn run(
         global,
         parameters: &parameters,
         barriers: 0,
+        warpgroups: Vec::new(),
         errors: launch.errors,
         counts: [0; 2],
         left: STEPS_MAX,
@@ -176,6 +178,7 @@ pub(crate) fn run(
         ];
         ground.shared.reset();
         ground.barriers += 1;
+        ground.warpgroups = (0..threads / 128).map(|_| Warpgroup::default()).collect();
         for (at, warp) in warps.iter_mut().enumerate() {
             warp.start(program, &site, at as u32 * 32);
         }
@@ -213,7 +216,7 @@ fn block(
             .collect();
         if runs.is_empty() {
             if has_exited.iter().all(|has| *has) {
-                return Ok(());
+                return wgmma::ended(ground);
             }
             release(warps, ground, &mut waits, &has_exited, &mut arrived)?;
             continue;

@@ -15,6 +15,7 @@ mod state;
 mod tensor;
 mod text;
 mod warp;
+mod wgmma;
 
 pub use finding::{Finding, Kind, Refusal};
 pub use launch::{Counts, Launch};

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::finding::Refusal;
-use crate::op::{Register, Slot, Width};
+use crate::op::{Register, Slot, Touched, Width};
 use crate::text::{Content, Instruction, Operand, Statement};
 
 /// An instruction, and the number of each register that it names.
@@ -158,7 +158,7 @@ fn effects(instruction: &Instruction, names: &[(String, u32)]) -> (Vec<u32>, Vec
         let list = if is_write { &mut writes } else { &mut reads };
         list.extend(inside.iter().filter_map(number));
     }
-    if guard.is_some() {
+    if guard.is_some() || instruction.parts[0] == "wgmma" {
         // Lanes that skip it keep the value.
         reads.extend(&writes);
     }
@@ -205,6 +205,34 @@ impl Bits {
 pub(crate) struct Places {
     pub(crate) registers: Vec<Register>,
     pub(crate) counts: HashMap<Width, usize>,
+    /// The slots of fragments of `wgmma`, and the names of these registers.
+    pub(crate) fragments: HashMap<Slot, String>,
+    /// By instruction: what it does to fragments, unless it is a `wgmma`.
+    pub(crate) touched: Vec<Option<Box<Touched>>>,
+}
+
+/// The registers that `wgmma` uses after the instruction, by number.
+fn fragments(named: &Named<'_>) -> HashMap<u32, String> {
+    let of_wgmma = named
+        .instructions
+        .iter()
+        .filter(|(_, instruction, _)| instruction.parts[0] == "wgmma");
+    let mut found = HashMap::new();
+    for (_, instruction, names) in of_wgmma {
+        let mut inside = Vec::new();
+        for operand in &instruction.operands {
+            if let Operand::Vector(_) = operand {
+                names_in(operand, &mut inside);
+            }
+        }
+        found.extend(
+            names
+                .iter()
+                .filter(|(name, _)| inside.contains(name))
+                .map(|(name, number)| (*number, name.clone())),
+        );
+    }
+    found
 }
 
 /// Gives each register a slot: by the range of instructions in which it is live.
@@ -250,6 +278,11 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
                 .for_each(|register| touch(*register, at));
         }
     }
+    let fragments = fragments(named);
+    for number in fragments.keys() {
+        // What a `wgmma` uses later than its own place shares its slot with no other register.
+        ranges[*number as usize] = (0, count);
+    }
     let mut order: Vec<u32> = (0..named.widths.len() as u32).collect();
     order.sort_by_key(|register| ranges[*register as usize]);
     let mut registers = vec![
@@ -291,7 +324,27 @@ pub(crate) fn place(named: &Named<'_>) -> Result<Places, Refusal> {
         }
         counts.insert(width, ends.len());
     }
-    Ok(Places { registers, counts })
+    let slot = |number: &u32| registers[*number as usize].slot;
+    let touched = named.instructions.iter().zip(&effects);
+    let touched = touched.map(|((_, instruction, _), (writes, reads))| {
+        let of = |numbers: &[u32]| -> Vec<Slot> {
+            let known = numbers.iter().filter(|it| fragments.contains_key(it));
+            known.map(slot).collect()
+        };
+        let (reads, writes) = (of(reads), of(writes));
+        let is_ordinary = instruction.parts[0] != "wgmma";
+        (is_ordinary && !(reads.is_empty() && writes.is_empty()))
+            .then(|| Box::new(Touched { reads, writes }))
+    });
+    Ok(Places {
+        touched: touched.collect(),
+        fragments: fragments
+            .iter()
+            .map(|(number, name)| (slot(number), name.clone()))
+            .collect(),
+        registers,
+        counts,
+    })
 }
 
 type Blocks = (Vec<std::ops::Range<usize>>, Vec<[Option<usize>; 2]>);

@@ -442,11 +442,60 @@ pub(crate) enum Op {
         reduce: Option<Reduce>,
     },
     Fence,
+    /// `fence.proxy.async`.
+    ProxyFence,
+    Wgmma(Wgmma),
     Branch {
         target: u32,
     },
     Exit,
     Trap,
+}
+
+/// What a warpgroup does together.
+#[derive(Clone, Debug)]
+pub(crate) enum Wgmma {
+    Fence,
+    Multiply(Box<GroupProduct>),
+    Commit,
+    /// All but so many of the latest groups.
+    Wait {
+        but: u32,
+    },
+}
+
+/// `wgmma.mma_async.m64nNk16`, f32 += bf16.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupProduct {
+    /// N / 2 of them.
+    pub(crate) d: Box<[Slot]>,
+    pub(crate) a: Left,
+    /// A descriptor.
+    pub(crate) b: Slot,
+    /// `imm-trans-b`: N-major instead of K-major.
+    pub(crate) is_turned: bool,
+    /// `scale-d`, a predicate: without it D is not read.
+    pub(crate) adds: Slot,
+    /// One of `imm-scale-a` and `imm-scale-b` is -1.
+    pub(crate) is_negated: bool,
+}
+
+/// The left factor of a warpgroup's product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Left {
+    Registers([Slot; 4]),
+    /// A descriptor; `imm-trans-a`: M-major instead of K-major.
+    Matrix {
+        descriptor: Slot,
+        is_turned: bool,
+    },
+}
+
+/// What an ordinary instruction does to registers that are fragments of `wgmma`.
+#[derive(Clone, Debug)]
+pub(crate) struct Touched {
+    pub(crate) reads: Vec<Slot>,
+    pub(crate) writes: Vec<Slot>,
 }
 
 /// The reduction of a barrier.
@@ -465,6 +514,7 @@ pub(crate) struct Coded {
     pub(crate) op: Op,
     /// A predicate, and whether it is negated.
     pub(crate) guard: Option<(Slot, bool)>,
+    pub(crate) touched: Option<Box<Touched>>,
     pub(crate) line: u32,
     pub(crate) source: (u32, u32),
 }

@@ -3,6 +3,7 @@
 
 use crate::decode::Owned;
 use crate::finding::{Fault, Kind};
+use crate::state::bits_of;
 
 /// When a thread does something: after how many barriers of its block and of its warp.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +54,10 @@ impl Touch {
 struct Cell {
     written: Touch,
     read: Touch,
+    /// How many proxy fences there were before it was written.
+    fences: u32,
+    /// The warps whose `wgmma` in flight read here, a bit each.
+    readers: u32,
     /// A copy that was started and not waited for writes here.
     is_awaited: bool,
 }
@@ -63,6 +68,9 @@ pub(crate) struct Shared {
     cells: Vec<Cell>,
     /// log2 of the bytes of a cell.
     cell_shift: u32,
+    /// How many proxy fences there were, from 1, up to the last one of each thread and in all.
+    fenced: Vec<u32>,
+    fences: u32,
     /// Off where threads meet at barriers that only some of the block take part in.
     pub(crate) is_followed: bool,
 }
@@ -94,6 +102,8 @@ impl Shared {
             cells: vec![Cell::default(); end.div_ceil(cell_bytes as usize)],
             cell_shift: cell_bytes.trailing_zeros(),
             owned,
+            fenced: vec![1; 1024],
+            fences: 1,
             is_followed: true,
         }
     }
@@ -101,10 +111,20 @@ impl Shared {
     pub(crate) fn reset(&mut self) {
         self.bytes.fill(0xff);
         self.is_followed = true;
-        // Numbers of barriers grow over all blocks, so older touches order themselves. Copies that
-        // nobody waited for are over.
-        for cell in self.cells.iter_mut().filter(|cell| cell.is_awaited) {
-            cell.is_awaited = false;
+        self.fenced.fill(1);
+        self.fences = 1;
+        // Numbers of barriers grow over all blocks, so older touches order themselves. Copies and
+        // products that nobody waited for are over.
+        for cell in &mut self.cells {
+            (cell.is_awaited, cell.fences, cell.readers) = (false, 0, 0);
+        }
+    }
+
+    /// `fence.proxy.async` of lanes.
+    pub(crate) fn fence_proxy(&mut self, first_thread: u32, lanes: u32) {
+        self.fences += 1;
+        for lane in bits_of(lanes) {
+            self.fenced[(first_thread + lane) as usize] = self.fences;
         }
     }
 
@@ -169,9 +189,12 @@ impl Shared {
             if cell.is_awaited && access != Access::Arrive {
                 return Err(awaited(cell, address, access, moment));
             }
+            if cell.readers != 0 && !reads {
+                return Err(in_flight(cell, address, access, moment));
+            }
             if access == Access::Arrive {
                 cell.is_awaited = false;
-                cell.written = Touch::of(moment);
+                (cell.written, cell.fences) = (Touch::of(moment), self.fences);
                 continue;
             }
             if !cell.written.is_before(moment) && self.is_followed {
@@ -204,10 +227,49 @@ impl Shared {
                 cell.is_awaited = true;
             }
             if access != Access::Atomic {
-                cell.written = Touch::of(moment);
+                (cell.written, cell.fences) = (Touch::of(moment), self.fences);
             }
         }
         Ok(())
+    }
+
+    fn cells(&mut self, address: u64, bytes: u64) -> &mut [Cell] {
+        let (first, end) = (
+            address >> self.cell_shift,
+            (address + bytes) >> self.cell_shift,
+        );
+        &mut self.cells[first as usize..end as usize]
+    }
+
+    /// A `wgmma` begins to read 16 bytes, through the async proxy.
+    pub(crate) fn begin_read(&mut self, address: u64, moment: Moment) -> Result<(), Fault> {
+        self.touch(address, 16, Access::Read, moment)?;
+        let fenced = std::mem::take(&mut self.fenced);
+        let cells = self.cells(address, 16);
+        let unfenced = cells
+            .iter()
+            .find(|cell| cell.fences >= fenced[cell.written.who as usize])
+            .map(|cell| unfenced(cell.written, address, moment));
+        for cell in cells {
+            cell.readers |= 1 << (moment.thread / 32);
+        }
+        self.fenced = fenced;
+        unfenced.map_or(Ok(()), Err)
+    }
+
+    /// That `wgmma` was waited for.
+    pub(crate) fn end_read(&mut self, address: u64, moment: Moment) -> Result<(), Fault> {
+        for cell in self.cells(address, 16) {
+            cell.readers &= !(1 << (moment.thread / 32));
+        }
+        self.touch(address, 16, Access::Read, moment)
+    }
+
+    /// Another `wgmma` that is not waited for reads there, too.
+    pub(crate) fn goes_on_reading(&mut self, address: u64, moment: Moment) {
+        for cell in self.cells(address, 16) {
+            cell.readers |= 1 << (moment.thread / 32);
+        }
     }
 
     #[inline]
@@ -233,6 +295,24 @@ fn awaited(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
         cell.written.who
     );
     Fault::new(Kind::Copy, moment.thread % 32, message)
+}
+
+#[cold]
+fn in_flight(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
+    let message = format!(
+        "{access:?} of shared memory at {address:#x}, which a wgmma of warp {} reads: no wgmma.wait_group of its group has ended",
+        cell.readers.trailing_zeros()
+    );
+    Fault::new(Kind::Flight, moment.thread % 32, message)
+}
+
+#[cold]
+fn unfenced(written: Touch, address: u64, moment: Moment) -> Fault {
+    let message = format!(
+        "shared memory at {address:#x} is read through the async proxy, and thread {} of the block wrote it at instruction {} without a fence.proxy.async after that",
+        written.who, written.at
+    );
+    Fault::new(Kind::Fence, moment.thread % 32, message)
 }
 
 #[cold]

@@ -4,6 +4,7 @@ use crate::decode::{Fixed, Program};
 use crate::memory::Overlay;
 use crate::op::{Reduce, Register, Width};
 use crate::shared::{Moment, Shared};
+use crate::wgmma::{Products, Warpgroup};
 
 pub(crate) const LANES: usize = 32;
 
@@ -15,6 +16,8 @@ pub(crate) struct Ground<'a, 'b> {
     pub(crate) parameters: &'a [u8],
     /// How many barriers of the block have ended, over all blocks.
     pub(crate) barriers: u32,
+    /// Of the block: four warps each.
+    pub(crate) warpgroups: Vec<Warpgroup>,
     /// None: approximate functions are rounded once. Else they err by chance, within the ISA's
     /// bounds.
     pub(crate) errors: Option<u64>,
@@ -72,6 +75,7 @@ pub(crate) struct Warp {
     /// By lane.
     pub(crate) local: Vec<u8>,
     pub(crate) copies: Vec<Copies>,
+    pub(crate) products: Products,
 }
 
 /// The shape of a launch and the place of a block in it.
@@ -110,6 +114,7 @@ impl Warp {
             barriers: 0,
             local: vec![0; program.local_bytes as usize * LANES],
             copies: Vec::new(),
+            products: Products::default(),
         }
     }
 
@@ -127,6 +132,7 @@ impl Warp {
         self.local.fill(0xff);
         self.copies.clear();
         self.copies.resize_with(LANES, Copies::default);
+        self.products = Products::new(program);
         for (register, fixed) in &program.fixed {
             for lane in 0..LANES as u32 {
                 self.set(*register, lane, value_of(*fixed, site, first_thread, lane));

@@ -81,7 +81,9 @@ impl Warp {
         let mut at = start;
         let are_others = group != self.ready;
         for _ in 0..TURN {
-            let Coded { op, guard, .. } = &program.code[at as usize];
+            let Coded {
+                op, guard, touched, ..
+            } = &program.code[at as usize];
             let mask = match guard {
                 None => group,
                 Some((slot, is_negated)) => {
@@ -97,6 +99,13 @@ impl Warp {
                     self.place(group & !mask, at + 1);
                     return Ok(false);
                 }
+            }
+            if let Some(touched) = touched
+                && mask != 0
+            {
+                self.products
+                    .touch(program, touched, mask.trailing_zeros(), at)
+                    .map_err(|fault| (at, fault))?;
             }
             match lanes::execute(self, ground, op, mask, at).map_err(|fault| (at, fault))? {
                 Effect::Next => at += 1,
