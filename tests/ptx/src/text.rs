@@ -364,7 +364,11 @@ impl<'a> Reader<'a> {
                     Content::Variable(self.variable(declaration)?)
                 }
             },
-            Some(_) if rest[first.len()..].starts_with(':') => {
+            // `.shared::cta` is part of an opcode.
+            Some(_)
+                if rest[first.len()..].starts_with(':')
+                    && !rest[first.len()..].starts_with("::") =>
+            {
                 self.advance(first.len() + 1);
                 Content::Label(first.to_owned())
             }

@@ -311,9 +311,10 @@ fn multiply(
         warp, ground, descriptor, is_turned, columns, step.at, &mut reads,
     )?;
     let word = |slot: &Slot| warp.w[*slot as usize];
-    let mut sums: Vec<[u32; LANES]> = match step.adds {
-        true => product.d.iter().map(word).collect(),
-        false => vec![[0; LANES]; product.d.len()],
+    let mut sums: Vec<[u32; LANES]> = if step.adds {
+        product.d.iter().map(word).collect()
+    } else {
+        vec![[0; LANES]; product.d.len()]
     };
     tensor::multiply_in_group(&left, &right, product.is_negated, &mut sums);
     for (slot, sum) in product.d.iter().zip(sums) {

@@ -3,6 +3,7 @@
 
 mod arithmetic;
 mod block;
+mod group;
 mod machine;
 mod mistakes;
 mod refused;

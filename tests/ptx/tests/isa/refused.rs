@@ -16,9 +16,10 @@ fn refusal(body: &str) -> Refusal {
 fn unknown_instructions_types_and_modifiers_are_named() {
     for (instruction, named) in [
         (
-            "wgmma.fence.sync.aligned;",
-            "wgmma.fence.sync.aligned is not simulated",
+            "wgmma.fence.aligned;",
+            "wgmma.fence.aligned is not simulated",
         ),
+        ("fence.proxy.alias;", "fence.proxy.alias is not simulated"),
         ("add.rz.f32 %r1, %r2, %r3;", "add.rz.f32 is not simulated"),
         ("add.sat.s32 %r1, %r2, %r3;", "add.sat.s32 is not simulated"),
         ("add.f16x2 %r1, %r2, %r3;", "add.f16x2 is not simulated"),
@@ -54,6 +55,58 @@ fn unknown_instructions_types_and_modifiers_are_named() {
             line.map(|line| line as u32 + 1),
             "{instruction}"
         );
+    }
+}
+
+#[test]
+fn products_of_a_warpgroup_that_are_not_simulated_are_named() {
+    let d = "{%r1, %r2, %r3, %r4}";
+    let a = "{%r5, %r6, %r7, %r8}";
+    for (types, operands, named) in [
+        (
+            "m64n8k16.f16.f16.f16",
+            format!("{d}, %rd1, %rd2, 1, 1, 1, 0, 0"),
+            "these types",
+        ),
+        (
+            "m64n8k8.f32.tf32.tf32",
+            format!("{d}, %rd1, %rd2, 1, 1, 1"),
+            "these types",
+        ),
+        (
+            "m64n12k16.f32.bf16.bf16",
+            format!("{d}, %rd1, %rd2, 1, 1, 1, 0, 0"),
+            "shape m64n12k16 is not simulated",
+        ),
+        (
+            "m64n16k16.f32.bf16.bf16",
+            format!("{d}, %rd1, %rd2, 1, 1, 1, 0, 0"),
+            "an accumulator of 4 registers, expected 8",
+        ),
+        (
+            "m64n8k16.f32.bf16.bf16",
+            format!("{d}, {a}, %rd2, 1, 1, 1, 0, 0"),
+            "8 operands of these kinds",
+        ),
+        (
+            "m64n8k16.f32.bf16.bf16",
+            format!("{d}, {a}, %rd2, 1, 1, 2, 0"),
+            "expected 1 or -1",
+        ),
+        (
+            "m64n8k16.f32.bf16.bf16",
+            format!("{d}, {a}, %rd2, 1, 1, 1, 2"),
+            "expected 0 or 1",
+        ),
+        (
+            "m64n8k16.f32.bf16.bf16",
+            format!("{d}, {a}, %rd2, 2, 1, 1, 0"),
+            "expected a predicate, 0 or 1",
+        ),
+    ] {
+        let instruction = format!("wgmma.mma_async.sync.aligned.{types} {operands};");
+        let refusal = refusal(&format!("\t{instruction}\n"));
+        assert!(refusal.message.contains(named), "{instruction}: {refusal}");
     }
 }
 

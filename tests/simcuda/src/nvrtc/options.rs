@@ -13,6 +13,8 @@ pub(super) struct Options {
     pub(super) pre_includes: Vec<String>,
     /// `-DNAME=VALUE` and `-UNAME`, in their order.
     pub(super) macros: Vec<String>,
+    /// `a` or `f` of `sm_90a`, with features that later GPUs do not have; else empty.
+    pub(super) suffix: String,
 }
 
 /// (long name, short name, whether it takes a value) of options without effect here: they choose
@@ -80,6 +82,7 @@ impl Options {
             include_paths: Vec::new(),
             pre_includes: Vec::new(),
             macros: Vec::new(),
+            suffix: String::new(),
         };
         let mut rest = given.iter().map(|option| option.trim());
         while let Some(option) = rest.next() {
@@ -134,7 +137,9 @@ impl Options {
             (_, Some(number)) => (false, number),
             _ => (false, ""),
         };
-        let number: Option<u32> = number.trim_end_matches(['a', 'f']).parse().ok();
+        let digits = number.trim_end_matches(['a', 'f']);
+        self.suffix = number[digits.len()..].to_owned();
+        let number: Option<u32> = digits.parse().ok();
         let Some(number) = number.filter(|number| ARCHITECTURES.contains(number)) else {
             return Err(format!(
                 "nvrtc: error: invalid value for --gpu-architecture (-arch): {value}\n"
@@ -189,6 +194,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((options.architecture, options.is_virtual), (90, false));
+        assert_eq!(options.suffix, "a");
         assert_eq!(options.standard, "c++20");
         assert_eq!(options.include_paths, ["/cuda/include", "/other"]);
         assert_eq!(options.macros, ["-DWIDTH=4", "-DEMPTY", "-DLAST=1"]);

@@ -36,7 +36,10 @@ fn compile(
         fs::write(folder.join(format!("{number}.text")), text)?;
     }
     let own = [
-        format!("--gpu-architecture=compute_{}", options.architecture),
+        format!(
+            "--gpu-architecture=compute_{}{}",
+            options.architecture, options.suffix
+        ),
         format!("--std={}", options.standard),
         "--fmad=false".to_owned(),
         "-lineinfo".to_owned(),
