@@ -5,9 +5,10 @@ use crate::decode::{Owned, Program};
 use crate::finding::{Fault, Finding, Kind};
 use crate::memory::Overlay;
 use crate::op::{Reduction, Register, Width};
+use crate::products::Warpgroup;
 use crate::shared::Shared;
 use crate::state::{Ground, Site, Stop, Warp, bits_of};
-use crate::wgmma::{self, Warpgroup};
+use crate::wgmma;
 
 /// Instructions that a warp may take in steps of 2²⁰: about a minute of one that does nothing else.
 const STEPS_MAX: u64 = 1 << 13;

@@ -10,6 +10,7 @@ mod memory;
 mod names;
 mod number;
 mod op;
+mod products;
 mod shared;
 mod state;
 mod tensor;

@@ -3,7 +3,6 @@
 
 use crate::decode::Owned;
 use crate::finding::{Fault, Kind};
-use crate::state::bits_of;
 
 /// When a thread does something: after how many barriers of its block and of its warp.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +122,7 @@ impl Shared {
     /// `fence.proxy.async` of lanes.
     pub(crate) fn fence_proxy(&mut self, first_thread: u32, lanes: u32) {
         self.fences += 1;
-        for lane in bits_of(lanes) {
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
             self.fenced[(first_thread + lane) as usize] = self.fences;
         }
     }

@@ -3,8 +3,8 @@
 use crate::decode::{Fixed, Program};
 use crate::memory::Overlay;
 use crate::op::{Reduce, Register, Width};
+use crate::products::{Products, Warpgroup};
 use crate::shared::{Moment, Shared};
-use crate::wgmma::{Products, Warpgroup};
 
 pub(crate) const LANES: usize = 32;
 
