@@ -38,6 +38,7 @@ OF_LOOP = {
     "ldsm": lambda loop, g: count(loop, "LDSM"),
     "ldgsts": lambda loop, g: count(loop, "LDGSTS"),
     "copies": lambda loop, g: loop["copies"],
+    "groups": lambda loop, g: loop.get("groups", 0),
     "barriers": lambda loop, g: loop["barriers"],
     "bytes_in_flight": lambda loop, g: loop["in_flight"],
 }

@@ -22,7 +22,7 @@ WARPS_MAX, SHARED_MAX = {"sm_75": 32}, {"sm_75": 64 << 10, "sm_80": 164 << 10}
 # The most shared memory of a block, which it opts in to above 48 KiB.
 BLOCK_SHARED_MAX = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
 # Where launches declare dynamic shared memory, for the kernels of forward and backward: see attention/gpu.rs.
-DYNAMIC = re.compile(r'shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward: &\[([^]]*)\]')
+DYNAMIC = re.compile(r'static (\w+): Kernels = Kernels {[^}]*shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward: &\[([^]]*)\]')
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
 
@@ -44,11 +44,13 @@ def product_options():
     return re.findall(r'"([^"]+)"', re.search(r"const OPTIONS: \[&str; \d+\] = \[([^]]*)]", text)[1])
 
 
-def dynamic_shared():
+def dynamic_shared(architecture):
     """Bytes of dynamic shared memory that the product's launches give to blocks, by kernel."""
-    found = {}
+    found, other = {}, "HOPPER" if architecture != "sm_90" else "TENSOR"
     for source in SOURCES.glob("**/*.rs"):
-        for bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
+        for name, bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
+            if name.startswith(other):
+                continue
             size = sum(math.prod(map(int, factors.split("*"))) for factors in bytes_of.split("+"))
             found |= {f"{name}_{dtype}": size for name in re.findall(r"\w+", f"{forward} {backward}") for dtype in ("f32", "bf16")}
     return found
@@ -141,16 +143,18 @@ def kept(path, key, make):
 
 
 def check(nvrtc, source, architecture, options):
-    key = [source.read_text(), HEADER.read_text(), source.name, architecture, *options, (FOLDER / "wheels").read_text()]
+    # As the product does: see compiler.rs.
+    compile_for = architecture + ("a" if f"__CUDA_ARCH_FEAT_SM{architecture[3:]}_ALL" in source.read_text() else "")
+    key = [source.read_text(), HEADER.read_text(), source.name, compile_for, *options, (FOLDER / "wheels").read_text()]
     stem = f"{source.stem}-{architecture}"
     image = FOLDER / f"{stem}.cubin"
 
     def compile_it():
-        code, log, bytes_of = compile_source(nvrtc, source, architecture, options)
+        code, log, bytes_of = compile_source(nvrtc, source, compile_for, options)
         image.write_bytes(bytes_of)
         return code, log
 
-    dynamic = dynamic_shared()
+    dynamic = dynamic_shared(architecture)
 
     def analyse():
         code, log = kept(FOLDER / f"{stem}.log.json", key, compile_it)
@@ -215,6 +219,8 @@ def main():
                 order = takes.get("order", "")
                 if "ends_last(" in source.read_text() and "A" in order and not ENDS_LAST.search(order):
                     problems.append(f"{kernel} of {source} lost fences of ends_last on {architecture}: barriers, fences and atomics are {order}")
+                for read in takes.get("mixed", []):
+                    problems.append(f"{kernel} of {source} reads rows from registers that the compiler has given to something else, on {architecture}: HGMMA {read}")
                 if takes["shared"] == 0 and "extern __shared__" in source.read_text():
                     problems.append(f"{kernel} of {source} has dynamic shared memory, expected its bytes in what {SOURCES} launches: see DYNAMIC")
         for kernel in sorted({kernel for result in by_architecture for kernel in result["kernels"]}):

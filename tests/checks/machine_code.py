@@ -22,6 +22,11 @@ SPILLS = ("LDL", "STL")
 # What orders accesses: a letter each for barriers of the block, fences and atomics.
 ORDERING = {"BAR": "B", "MEMBAR": "M", "ATOM": "A", "ATOMG": "A"}
 TENSOR = ("HMMA", "WGMMA", "HGMMA", "UTCHMMA")
+# Of HGMMA.64xNx16 D, A, …: the columns of the product, and the first registers of it and of rows that are in registers.
+GROUP = re.compile(r"HGMMA\.64x(\d+)x")
+ROWS = re.compile(r"R\d+, R(\d+), ")
+# What begins with a register that it reads.
+READERS = ("ST", "RED", "ATOM", "BRA", "ISETP", "FSETP", "LDGSTS", "R2UR")
 # Memory instructions whose counts are printed.
 MEMORY = (*GLOBAL_READS, *GLOBAL_WRITES, "LDS", "LDSM", "STS", "RED", "ATOMG", *SPILLS)
 
@@ -48,11 +53,24 @@ class Instruction:
         first, _ = self.registers()
         return set() if first is None else set(range(first, first + max(1, self.bits() // 32)))
 
+    def tensor(self):
+        """How many products of 16 × 8 × 16 it makes for its warp."""
+        group = GROUP.match(self.opcode)
+        return int(group[1]) // 8 if group else int(self.name in TENSOR)
+
+    def written(self):
+        """The registers that it writes."""
+        first, _ = self.registers()
+        if first is None or self.name.startswith(READERS):
+            return range(0)
+        group = GROUP.match(self.opcode)
+        count = int(group[1]) // 2 if group else 4 if self.opcode.endswith("M88.4") else 2 if "WIDE" in self.suffixes else max(1, self.bits() // 32)
+        return range(first, first + count)
+
     def used(self):
         """Registers that it reads. The wide ones of a store or of HMMA are known by their first."""
         found = [int(number) for number in REGISTER.findall(self.operands)]
-        stores = self.name.startswith(("ST", "RED", "ATOM", "BRA", "ISETP", "FSETP"))
-        return set(found if stores else found[1:])
+        return set(found if self.name.startswith(READERS) else found[1:])
 
 
 class Kernel:
@@ -144,7 +162,7 @@ class Kernel:
             if block not in nested:
                 of = [self.instructions[at] for at in self.ranges[block]]
                 moved = sum(it.bits() for it in of if it.name in (*GLOBAL_READS, *GLOBAL_WRITES))
-                score = (score[0] + sum(it.name in TENSOR for it in of), score[1] + moved, score[2] - len(of))
+                score = (score[0] + sum(it.tensor() for it in of), score[1] + moved, score[2] - len(of))
             for after in self.follow[block]:
                 if after == head:
                     ends.append((score, block))
@@ -226,6 +244,27 @@ def longest_without_tensor(path):
     return max(after - before - 1 for before, after in zip(at, [*at[1:], at[0] + len(path)])) if at else None
 
 
+def mixed(kernel):
+    """Rows that HGMMA reads from registers which instructions of different kinds have written, as if weights of the softmax could be rows
+    of queries. NVIDIA's compilers from 12.1 to 13.0 made such code of correct PTX: they gave the weights the registers of rows that the
+    next round of the loop still needed."""
+    before, found, waiting = [{} for _ in kernel.ranges], set(), set(range(len(kernel.ranges)))
+    while waiting:
+        block = waiting.pop()
+        writers = dict(before[block])
+        for it in (kernel.instructions[at] for at in kernel.ranges[block]):
+            if it.name == "HGMMA" and (rows := ROWS.match(it.operands)):
+                found |= {it.operands for register in range(int(rows[1]), int(rows[1]) + 4) if len(writers.get(register, ())) > 1}
+            for register in it.written():
+                writers[register] = frozenset({it.name} | (writers.get(register, frozenset()) if it.guard else frozenset()))
+        for after in kernel.follow[block]:
+            joined = {register: names | before[after].get(register, frozenset()) for register, names in writers.items()}
+            if joined != {register: before[after].get(register) for register in writers}:
+                before[after].update(joined)
+                waiting.add(after)
+    return sorted(found)
+
+
 def figures_of_loop(path, whole):
     counts = {}
     for it in path:
@@ -234,10 +273,10 @@ def figures_of_loop(path, whole):
             counts[name] = counts.get(name, 0) + 1
     size = lambda names: sum(it.bits() // 8 for it in path if it.name in names)
     return {
-        "instructions": len(path), "all_instructions": whole, "tensor": sum(it.name in TENSOR for it in path), "memory": counts,
+        "instructions": len(path), "all_instructions": whole, "tensor": sum(it.tensor() for it in path), "memory": counts,
         "read": size(GLOBAL_READS), "written": size(GLOBAL_WRITES), "in_flight": in_flight(path),
         "barriers": sum(it.name == "BAR" for it in path), "exponentials": sum(it.opcode.startswith("MUFU.EX2") for it in path),
-        "copies": copies(path),
+        "copies": copies(path), "groups": sum(it.name == "HGMMA" for it in path),
     }
 
 
@@ -261,9 +300,9 @@ def analyse(kernel, texts):
         figures["with_inner"] = inner_of[head]
         loops.append((head, figures))
     loops.sort(key=lambda it: it[0])
-    tensor = sum(it.name in TENSOR for it in kernel.instructions)
+    tensor = sum(it.tensor() for it in kernel.instructions)
     order = "".join(ORDERING.get(it.name, "") for it in kernel.instructions)
-    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "loops": [figures for _, figures in loops]}
+    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "mixed": mixed(kernel), "loops": [figures for _, figures in loops]}
 
 
 def threads_of(image):

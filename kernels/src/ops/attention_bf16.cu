@@ -1,6 +1,8 @@
 // Attention in bf16 on tensor cores, for heads of a multiple of 16 columns, at most 128: see
 // attention.rs. Sums and the softmax are f32; weights and their gradients are rounded to bf16
-// before they are multiplied.
+// before they are multiplied. On Hopper the four warps of a block multiply together, by `wgmma`, which
+// alone reaches the full rate of its tensor cores; other GPUs multiply by `mma.sync`, each warp its own
+// rows. Both leave a lane the same elements of a tile.
 //
 // A block of threads keeps some rows of queries, or of keys, and goes over the others a tile at a
 // time: while it computes with one tile, the next is copied to shared memory. The heads of q that
@@ -19,12 +21,11 @@ constexpr u32 STAGES = 2;
 constexpr float LOG2 = 1.44269504f;
 constexpr float LN2 = 0.69314718f;
 
-/// Rows of the other side in a tile, in backward.
-constexpr u32 BACKWARD_STEP = 32;
-
-/// Bytes between rows in shared memory: 16 more than a row has, so that the 8 rows of 16 bytes that
-/// a warp reads at once are in 32 banks.
-INLINE constexpr u32 pitch(u32 width) { return width * 2 + 16; }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool IS_HOPPER = true;
+#else
+constexpr bool IS_HOPPER = false;
+#endif
 
 // ---- PTX ----
 
@@ -72,8 +73,62 @@ template <u32 BYTES> INLINE void start_copy(u32 to, const void* from, bool insid
 INLINE void finish_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
     asm volatile("cp.async.wait_group 0;" ::: "memory");
+    // wgmma reads through another proxy than these copies write.
+    if (IS_HOPPER) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
 }
+
+// ---- shared memory ----
+
+// The 8 packs of 16 bytes that a warp reads at once, one of each row, are in all 32 banks. On Hopper rows
+// lie in panels of 64 columns, one panel after the other, and pack p of row r is at place p ^ r % 8 of its
+// row: the layout that wgmma calls swizzled by 128 bytes. Elsewhere 16 bytes are between two rows, which
+// takes fewer registers for addresses.
+constexpr u32 PANEL = 64, PANEL_BYTES = 128;
+/// Bytes from a row to the next, and of rows of this width.
+INLINE constexpr u32 pitch(u32 width) { return IS_HOPPER ? PANEL_BYTES : width * 2 + 16; }
+INLINE constexpr u32 bytes_of(u32 rows, u32 width) { return rows * width / PANEL * PANEL_BYTES + (IS_HOPPER ? 0 : rows * 16); }
+/// Where a pack is, of so many rows.
+template <u32 WIDTH, u32 ROWS> INLINE u32 place_of(u32 row, u32 pack) {
+    if (IS_HOPPER) return (pack / 8 * ROWS + row) * PANEL_BYTES + (pack % 8 ^ row % 8) * 16;
+    return row * pitch(WIDTH) + pack * 16;
+}
+
+/// PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate operations": a matrix of swizzled
+/// rows that begin at `first`, with 1,024 bytes between groups of 8.
+INLINE u64 describe(u32 first) { return (1ull << 62) | (64ull << 32) | (64ull << 16) | (first >> 4); }
+
+/// Before products: what was written to registers is seen by them.
+INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/// Defines: sums of 64 rows, of which a warp has 16, += left · right, 64 × COLUMNS × 16; = if IS_FIRST.
+/// `left` is in registers or described; `right` describes columns, or rows if IS_TURNED. SUMS are the
+/// numbers of the operands OUTPUTS, A and so on those of what follows.
+#define MULTIPLY_GROUP(COLUMNS, OUTPUTS, SUMS, A, B, C, D, E, F, G)                                                    \
+    template <bool IS_FIRST, bool IS_TURNED>                                                                           \
+    INLINE void multiply_group(float (&c)[COLUMNS / 8][4], const u32 (&a)[4], u64 right) {                             \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" SUMS "}, {" A ", " B ", " C    \
+                     ", " D "}, " E ", " F ", 1, 1, " G ";"                                                            \
+                     : OUTPUTS                                                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "n"((int)!IS_FIRST),                    \
+                       "n"((int)IS_TURNED));                                                                           \
+    }                                                                                                                  \
+    template <bool IS_FIRST, bool IS_TURNED>                                                                           \
+    INLINE void multiply_group(float (&c)[COLUMNS / 8][4], u64 left, u64 right) {                                      \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" SUMS "}, " A ", " B ", " C     \
+                     ", 1, 1, 0, " D ";"                                                                               \
+                     : OUTPUTS                                                                                         \
+                     : "l"(left), "l"(right), "n"((int)!IS_FIRST), "n"((int)IS_TURNED));                               \
+    }
+#define FOUR(C) "+f"((C)[0]), "+f"((C)[1]), "+f"((C)[2]), "+f"((C)[3])
+#define OUTPUTS_24 FOUR(c[0]), FOUR(c[1]), FOUR(c[2]), FOUR(c[3]), FOUR(c[4]), FOUR(c[5])
+#define SUMS_24                                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+MULTIPLY_GROUP(48, OUTPUTS_24, SUMS_24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+#define OUTPUTS_32 OUTPUTS_24, FOUR(c[6]), FOUR(c[7])
+#define SUMS_32 SUMS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+MULTIPLY_GROUP(64, OUTPUTS_32, SUMS_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 
 // ---- tiles ----
 
@@ -81,6 +136,8 @@ INLINE void finish_copies() {
 template <u32 TILES, u32 COLUMNS> struct Sums {
     float at[TILES][COLUMNS][4];
 
+    /// Some of the tiles.
+    template <u32 COUNT> INLINE Sums<COUNT, COLUMNS>& from(u32 tile) { return reinterpret_cast<Sums<COUNT, COLUMNS>&>(at[tile]); }
     /// f(an element, its row of `lane_row`, its column of `lane_column`), known to the compiler.
     template <class F> INLINE void each(F f) {
         UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
@@ -91,13 +148,25 @@ template <u32 TILES, u32 COLUMNS> struct Sums {
     INLINE void clear() {
         each([](float& x, u32, u32) { x = 0.0f; });
     }
+    /// Keeps the compiler from moving writes and reads of these sums over this place.
+    INLINE void pin() {
+        each([](float& x, u32, u32) { asm volatile("" : "+f"(x)::"memory"); });
+    }
+    /// Waits for all products but the last PENDING groups, before these sums are read.
+    template <u32 PENDING = 0> INLINE void finish() {
+        if (!IS_HOPPER) return;
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+        pin();
+    }
 };
 
+/// Rows from one tile of a warp to its next. `wgmma` takes 16 rows of each warp.
+constexpr u32 TILE_ROWS = IS_HOPPER ? WARPS * 16 : 16;
 /// Where in the warp's tiles the lane's row number `row` and its column number `column` are.
-INLINE u32 lane_row(u32 row) { return row * 8 + group(); }
+INLINE u32 lane_row(u32 row) { return row / 2 * TILE_ROWS + row % 2 * 8 + group(); }
 INLINE u32 lane_column(u32 column) { return column / 2 * 8 + pair() * 2 + column % 2; }
 /// The first row of the warp in a block of threads.
-template <u32 TILES> INLINE u32 warp_row() { return threadIdx.x / WARP * TILES * 16; }
+template <u32 TILES> INLINE u32 warp_row() { return threadIdx.x / WARP * (IS_HOPPER ? 16 : TILES * 16); }
 
 /// A left operand of TILES · 16 rows and DEPTH · 16 columns.
 template <u32 TILES, u32 DEPTH> struct Left {
@@ -114,54 +183,99 @@ template <u32 TILES, u32 DEPTH> struct Left {
 
 /// The address that a lane gives for 16 × 16 elements of the rows that begin at `first`: as a left
 /// operand, or transposed as a right one; and as a right one whose columns are these rows.
-template <u32 WIDTH> INLINE u32 straight(u32 first) { return first + lane() % 16 * pitch(WIDTH) + lane() / 16 * 16; }
+template <u32 WIDTH> INLINE u32 straight(u32 first) {
+    return first + lane() % 16 * pitch(WIDTH) + (lane() / 16 ^ (IS_HOPPER ? lane() % 8 : 0)) * 16;
+}
 template <u32 WIDTH> INLINE u32 across(u32 first) {
     return first + (lane() % 8 + lane() / 16 * 8) * pitch(WIDTH) + lane() / 8 % 2 * 16;
 }
 
 /// The warp's rows, WIDTH columns, as a left operand: in registers if HELD, else read at each use.
 template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
-    u32 address;
+    static constexpr u32 ROWS = WARPS * TILES * 16;
+    /// Of the block's rows, and of the warp's.
+    u32 all, address;
     Left<TILES, HELD ? WIDTH / 16 : 1> held;
 
     /// The rows of the block begin at `first`.
     INLINE void begin(u32 first) {
-        address = straight<WIDTH>(first + warp_row<TILES>() * pitch(WIDTH));
+        all = first, address = straight<WIDTH>(first + warp_row<TILES>() * pitch(WIDTH));
         UNROLLED for (u32 i = 0; HELD && i < WIDTH / 16 * TILES; i++)
             load_tiles(held.at[i % TILES][i / TILES], place(i % TILES, i / TILES));
     }
-    INLINE u32 place(u32 tile, u32 k) const { return address + tile * 16 * pitch(WIDTH) + k * 32; }
+    INLINE u32 place(u32 tile, u32 k) const {
+        const u32 row = address + tile * TILE_ROWS * pitch(WIDTH);
+        return IS_HOPPER ? (row ^ k % 4 * 32) + panel(k) : row + k * 32;
+    }
+    /// Where the panel with column 16 k begins.
+    INLINE static constexpr u32 panel(u32 k) { return k / 4 * ROWS * PANEL_BYTES; }
 
-    /// sums += these rows · rightᵀ, where the rows of `right` begin at `right`.
-    template <u32 COLUMNS> INLINE void add_scores(Sums<TILES, COLUMNS>& sums, u32 right) const {
-        UNROLLED for (u32 k = 0; k < WIDTH / 16; k++) {
-            u32 a[TILES][4];
-            UNROLLED for (u32 t = 0; t < TILES; t++) {
-                if (!HELD) load_tiles(a[t], place(t, k));
-                UNROLLED for (u32 i = 0; HELD && i < 4; i++) a[t][i] = held.at[t][k][i];
-            }
-            UNROLLED for (u32 n = 0; n < COLUMNS; n += 2) {
-                u32 b[4];
-                load_tiles(b, across<WIDTH>(right) + n * 8 * pitch(WIDTH) + k * 32);
+    /// One product of a tile: from zero if IS_FIRST.
+    template <bool IS_FIRST, u32 COLUMNS> INLINE void add_group(float (&sums)[COLUMNS][4], u32 t, u32 k, u64 right) const {
+        if (HELD)
+            multiply_group<IS_FIRST, false>(sums, held.at[t][HELD ? k : 0], right);
+        else
+            multiply_group<IS_FIRST, false>(sums, describe(all + t * TILE_ROWS * PANEL_BYTES + panel(k) + k % 4 * 32), right);
+    }
+
+    /// sums += these rows · rightᵀ; = if IS_FIRST. The rows of `right` begin at `right`. The caller
+    /// finishes the sums.
+    template <bool IS_FIRST, u32 COLUMNS> INLINE void add_scores(Sums<TILES, COLUMNS>& sums, u32 right) const {
+        constexpr u32 RIGHT = COLUMNS * 8;
+        if constexpr (IS_HOPPER) {
+            begin_products();
+            UNROLLED for (u32 k = 0; k < WIDTH / 16; k++) {
+                const u64 columns = describe(right + k / 4 * RIGHT * PANEL_BYTES + k % 4 * 32);
                 UNROLLED for (u32 t = 0; t < TILES; t++) {
-                    multiply(sums.at[t][n], a[t], b[0], b[1]);
-                    multiply(sums.at[t][n + 1], a[t], b[2], b[3]);
+                    if (IS_FIRST && k == 0) add_group<true>(sums.at[t], t, k, columns);
+                    else add_group<false>(sums.at[t], t, k, columns);
+                }
+            }
+            end_products();
+        } else {
+            if (IS_FIRST) sums.clear();
+            UNROLLED for (u32 k = 0; k < WIDTH / 16; k++) {
+                u32 a[TILES][4];
+                UNROLLED for (u32 t = 0; t < TILES; t++) {
+                    if (!HELD) load_tiles(a[t], place(t, k));
+                    UNROLLED for (u32 i = 0; HELD && i < 4; i++) a[t][i] = held.at[t][k][i];
+                }
+                UNROLLED for (u32 n = 0; n < COLUMNS; n += 2) {
+                    u32 b[4];
+                    load_tiles(b, across<WIDTH>(right) + n * 8 * pitch(WIDTH) + k * 32);
+                    UNROLLED for (u32 t = 0; t < TILES; t++) {
+                        multiply(sums.at[t][n], a[t], b[0], b[1]);
+                        multiply(sums.at[t][n + 1], a[t], b[2], b[3]);
+                    }
                 }
             }
         }
     }
 };
 
-/// sums += left · right, whose rows begin at `right`.
+/// sums += left · right, whose rows begin at `right`. The caller finishes the sums.
 template <u32 WIDTH, u32 TILES, u32 DEPTH>
 INLINE void add_weighted(Sums<TILES, WIDTH / 8>& sums, const Left<TILES, DEPTH>& left, u32 right) {
-    UNROLLED for (u32 k = 0; k < DEPTH; k++) {
-        UNROLLED for (u32 n = 0; n < WIDTH / 8; n += 2) {
-            u32 b[4];
-            load_turned(b, straight<WIDTH>(right) + k * 16 * pitch(WIDTH) + n * 16);
-            UNROLLED for (u32 t = 0; t < TILES; t++) {
-                multiply(sums.at[t][n], left.at[t][k], b[0], b[1]);
-                multiply(sums.at[t][n + 1], left.at[t][k], b[2], b[3]);
+    constexpr u32 RIGHT = DEPTH * 16;
+    if constexpr (IS_HOPPER) {
+        begin_products();
+        UNROLLED for (u32 k = 0; k < DEPTH; k++) {
+            UNROLLED for (u32 n = 0; n < WIDTH / PANEL; n++) {
+                const u64 rows = describe(right + (n * RIGHT + k * 16) * PANEL_BYTES);
+                UNROLLED for (u32 t = 0; t < TILES; t++)
+                    multiply_group<false, true>(reinterpret_cast<float(&)[8][4]>(sums.at[t][n * 8]), left.at[t][k], rows);
+            }
+        }
+        end_products();
+    } else {
+        UNROLLED for (u32 k = 0; k < DEPTH; k++) {
+            UNROLLED for (u32 n = 0; n < WIDTH / 8; n += 2) {
+                u32 b[4];
+                load_turned(b, straight<WIDTH>(right) + k * 16 * pitch(WIDTH) + n * 16);
+                UNROLLED for (u32 t = 0; t < TILES; t++) {
+                    multiply(sums.at[t][n], left.at[t][k], b[0], b[1]);
+                    multiply(sums.at[t][n + 1], left.at[t][k], b[2], b[3]);
+                }
             }
         }
     }
@@ -188,7 +302,7 @@ template <class T, bool IS_SHARED> struct Rows {
         UNROLLED for (u32 i = 0; i < ROWS * CHUNKS / THREADS; i++) {
             const u32 row = (i * THREADS + threadIdx.x) / CHUNKS, chunk = (i * THREADS + threadIdx.x) % CHUNKS;
             const bool inside = start + row < count && chunk * 8 < width;
-            start_copy<16>(to + row * pitch(WIDTH) + chunk * 16, at(start + row) + chunk * 8, inside);
+            start_copy<16>(to + place_of<WIDTH, ROWS>(row, chunk), at(start + row) + chunk * 8, inside);
         }
     }
 
@@ -196,20 +310,23 @@ template <class T, bool IS_SHARED> struct Rows {
     /// have 16 bytes. The rows of the block begin at `start`.
     template <u32 WIDTH, u32 TILES>
     INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
-        u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
+        constexpr u32 ROWS = WARPS * TILES * 16;
+        // Products of other warps may still read these rows.
+        if (IS_HOPPER) __syncthreads();
         __syncwarp();
         UNROLLED for (u32 i = 0; i < TILES * WIDTH / 4; i++) {
             const u32 row = i % (TILES * 2), n = i / (TILES * 2);
             const float* from = sums.at[row / 2][n] + row % 2 * 2;
-            u32* to = reinterpret_cast<u32*>(rows + lane_row(row) * pitch(WIDTH) + lane_column(n * 2) * 2);
+            u32* to = reinterpret_cast<u32*>(memory + place_of<WIDTH, ROWS>(warp_row<TILES>() + lane_row(row), n) + pair() * 4);
             *to = narrow_pair(from[0] * factor[row], from[1] * factor[row]);
         }
         __syncwarp();
         UNROLLED for (u32 i = 0; i < TILES * 16 * WIDTH / 8 / WARP; i++) {
-            const u32 row = (i * WARP + lane()) / (WIDTH / 8), chunk = (i * WARP + lane()) % (WIDTH / 8);
-            const uint4 eight = *reinterpret_cast<const uint4*>(rows + row * pitch(WIDTH) + chunk * 16);
-            if (start + warp_row<TILES>() + row >= count || chunk * 8 >= width) continue;
-            *reinterpret_cast<uint4*>(at(start + warp_row<TILES>() + row) + chunk * 8) = eight;
+            const u32 number = (i * WARP + lane()) / (WIDTH / 8), chunk = (i * WARP + lane()) % (WIDTH / 8);
+            const u32 row = warp_row<TILES>() + number / 16 * TILE_ROWS + number % 16;
+            const uint4 eight = *reinterpret_cast<const uint4*>(memory + place_of<WIDTH, ROWS>(row, chunk));
+            if (start + row >= count || chunk * 8 >= width) continue;
+            *reinterpret_cast<uint4*>(at(start + row) + chunk * 8) = eight;
         }
     }
 };
@@ -294,19 +411,26 @@ template <u32 TILES> struct Softmax {
     }
 
     /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
-    /// largest score, so most tiles need no rescaling. No row depends on others.
+    /// largest score, so most tiles need no rescaling. No row depends on others. On Hopper one tile
+    /// after the other, which takes fewer registers; elsewhere they fill each other's waits.
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
-        float most[TILES * 2];
+        constexpr u32 COUNT = IS_HOPPER ? 1 : TILES;
+        UNROLLED for (u32 t = 0; t < TILES; t += COUNT)
+            add_tiles<COUNT>(scores.template from<COUNT>(t), sums.template from<COUNT>(t), scale, largest + t * 2, sum + t * 2);
+    }
+    template <u32 COUNT, u32 KEYS, u32 COLUMNS>
+    INLINE static void add_tiles(Sums<COUNT, KEYS>& scores, Sums<COUNT, COLUMNS>& sums, float scale, float* largest, float* sum) {
+        float most[COUNT * 2];
         bool is_larger = false;
-        UNROLLED for (u32 row = 0; row < TILES * 2; row++) most[row] = -infinity();
+        UNROLLED for (u32 row = 0; row < COUNT * 2; row++) most[row] = -infinity();
         scores.each([&](float& score, u32 row, u32) { most[row] = fmaxf(most[row], score); });
-        UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
+        UNROLLED for (u32 row = 0; row < COUNT * 2; row++) {
             most[row] = row_reduce(most[row], fmaxf) * scale;
             is_larger |= most[row] > largest[row] + SLACK;
         }
         if (__any_sync(WHOLE_WARP, is_larger)) {
-            float rescale[TILES * 2];
-            UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
+            float rescale[COUNT * 2];
+            UNROLLED for (u32 row = 0; row < COUNT * 2; row++) {
                 const float before = largest[row];
                 largest[row] = most[row] > before + SLACK ? most[row] : before;
                 rescale[row] = exp2_of(before - largest[row]);
@@ -325,7 +449,7 @@ template <u32 TILES> struct Softmax {
 /// the next one is copied.
 template <u32 WIDTH, u32 STEP, class Block, class Rows, class Use>
 INLINE void each_tile(const Block& block, const Rows& k, const Rows& v, u32 k_rows, u32 v_rows, const Use& use) {
-    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    constexpr u32 TILE_BYTES = bytes_of(STEP, WIDTH);
     const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
         for (u32 keys = from; keys < to; keys += STEP) {
             const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
@@ -334,7 +458,7 @@ INLINE void each_tile(const Block& block, const Rows& k, const Rows& v, u32 k_ro
                 k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
                 v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
             }
-            if (is_masked && keys >= block.last) continue;
+            if (!IS_HOPPER && is_masked && keys >= block.last) continue;
             use(keys, stage, is_masked);
         }
     };
@@ -346,7 +470,7 @@ INLINE void each_tile(const Block& block, const Rows& k, const Rows& v, u32 k_ro
     }
 }
 
-extern __shared__ uint4 block_memory[];
+extern __shared__ __align__(1024) uint4 block_memory[];
 
 // ---- kernels ----
 
@@ -354,18 +478,20 @@ extern __shared__ uint4 block_memory[];
 template <u32 WIDTH, u32 TILES, u32 STEP, bool APART>
 INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf16* k_array, const bf16* v_array, u32 q_stride,
                     u32 kv_stride, const Sizes& sizes) {
-    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    constexpr u32 TILE_BYTES = bytes_of(STEP, WIDTH);
     const Queries<TILES, STEP, APART> block(sizes);
     u8* memory = reinterpret_cast<u8*>(block_memory);
-    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), k_rows = q_rows + block.ROWS * pitch(WIDTH);
+    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), k_rows = q_rows + bytes_of(block.ROWS, WIDTH);
     const u32 v_rows = k_rows + STAGES * TILE_BYTES;
     const auto q = sizes.rows<true>(q_array, q_stride, block.line);
     const auto k = sizes.rows<false>(k_array, kv_stride, block.line), v = sizes.rows<false>(v_array, kv_stride, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows + block.stage(TILE_BYTES), block.begin);
     v.template copy<WIDTH, STEP>(v_rows + block.stage(TILE_BYTES), block.begin);
-    constexpr bool HELD = WIDTH <= 64;
-    // Wider rows are first read with the first tile, which waits for all of these copies.
+    // NVIDIA's compilers from 12.1 to 13.0 may give the registers of rows that wgmma reads in each round to
+    // the weights as well (launch/check-kernels finds that). From shared memory it takes 2% longer.
+    constexpr bool HELD = WIDTH <= 64 && !IS_HOPPER;
+    // Other rows are first read with the first tile, which waits for all of these copies.
     if (HELD) finish_copies();
     OwnRows<WIDTH, TILES, HELD> left;
     left.begin(q_rows);
@@ -374,8 +500,8 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     sums.clear();
     each_tile<WIDTH, STEP>(block, k, v, k_rows, v_rows, [&](u32 keys, u32 stage, bool is_masked) __attribute__((always_inline)) {
         Sums<TILES, STEP / 8> scores;
-        scores.clear();
-        left.add_scores(scores, k_rows + stage);
+        left.template add_scores<true>(scores, k_rows + stage);
+        scores.finish();
         if (is_masked) {
             scores.each([&](float& score, u32 row, u32 column) {
                 if (!block.attends(row, keys + lane_column(column))) score = -infinity();
@@ -385,6 +511,7 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
         Left<TILES, STEP / 16> weights;
         weights.narrow(scores);
         add_weighted<WIDTH>(sums, weights, v_rows + stage);
+        sums.finish();
     });
     const auto logs = sizes.numbers(log_sum_exp, block.line);
     float factor[TILES * 2];
@@ -409,11 +536,11 @@ struct Operands {
 
 /// dq for a block of rows of queries, and delta, the sums of dout · out over a row.
 template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
-    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    constexpr u32 TILE_BYTES = bytes_of(STEP, WIDTH);
     const Queries<TILES, STEP, APART> block(sizes);
     u8* memory = reinterpret_cast<u8*>(block_memory);
-    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), dout_rows = q_rows + block.ROWS * pitch(WIDTH);
-    const u32 k_rows = dout_rows + block.ROWS * pitch(WIDTH), v_rows = k_rows + STAGES * TILE_BYTES;
+    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), dout_rows = q_rows + bytes_of(block.ROWS, WIDTH);
+    const u32 k_rows = dout_rows + bytes_of(block.ROWS, WIDTH), v_rows = k_rows + STAGES * TILE_BYTES;
     const auto q = sizes.rows<true>(in.q, in.q_stride, block.line);
     const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, block.line);
     const auto k = sizes.rows<false>(in.k, in.kv_stride, block.line), v = sizes.rows<false>(in.v, in.kv_stride, block.line);
@@ -445,18 +572,27 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void query_gradient
     sums.clear();
     each_tile<WIDTH, STEP>(block, k, v, k_rows, v_rows, [&](u32 keys, u32 stage, bool is_masked) __attribute__((always_inline)) {
         Sums<TILES, STEP / 8> scores, gradients;
-        scores.clear();
-        left.add_scores(scores, k_rows + stage);
-        gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
-        left_dout.add_scores(gradients, v_rows + stage);
+        const auto begin_gradients = [&] {
+            gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
+        };
+        // Before products, which the compiler would have end before other sums are written.
+        if (IS_HOPPER) begin_gradients(), gradients.pin();
+        left.template add_scores<true>(scores, k_rows + stage);
+        if (!IS_HOPPER) begin_gradients();
+        left_dout.template add_scores<false>(gradients, v_rows + stage);
+        scores.template finish<1>();
         scores.each([&](float& score, u32 row, u32 column) {
             score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
             if (is_masked && !block.attends(row, keys + lane_column(column))) score = 0.0f;
+        });
+        gradients.finish();
+        scores.each([&](float& score, u32 row, u32 column) {
             score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
         });
         Left<TILES, STEP / 16> weights;
         weights.narrow(scores);
         add_weighted<WIDTH>(sums, weights, k_rows + stage);
+        sums.finish();
     });
     sizes.rows<true>(in.dq, in.dq_stride, block.line).template write<WIDTH>(block.start, sums, factor, memory);
 }
@@ -464,13 +600,13 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void query_gradient
 /// dk and dv for a block of keys: sums over the rows of queries, in their order. Scores are turned:
 /// keys are rows.
 template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(const Operands& in, const Sizes& sizes) {
-    constexpr u32 ROWS = WARPS * TILES * 16, TILE_BYTES = STEP * pitch(WIDTH);
+    constexpr u32 ROWS = WARPS * TILES * 16, TILE_BYTES = bytes_of(STEP, WIDTH);
     const u32 blocks = (sizes.time + ROWS - 1) / ROWS, line = blockIdx.x / blocks, start = blockIdx.x % blocks * ROWS;
     u8* memory = reinterpret_cast<u8*>(block_memory);
-    const u32 k_rows = (u32)__cvta_generic_to_shared(memory), v_rows = k_rows + ROWS * pitch(WIDTH);
-    const u32 q_rows = v_rows + ROWS * pitch(WIDTH), dout_rows = q_rows + STAGES * TILE_BYTES;
+    const u32 k_rows = (u32)__cvta_generic_to_shared(memory), v_rows = k_rows + bytes_of(ROWS, WIDTH);
+    const u32 q_rows = v_rows + bytes_of(ROWS, WIDTH), dout_rows = q_rows + STAGES * TILE_BYTES;
     // Of each tile STEP logarithms, then STEP sums; a thread copies one of these numbers.
-    float* numbers = reinterpret_cast<float*>(memory + 2 * ROWS * pitch(WIDTH) + 2 * STAGES * TILE_BYTES);
+    float* numbers = reinterpret_cast<float*>(memory + 2 * bytes_of(ROWS, WIDTH) + 2 * STAGES * TILE_BYTES);
     const auto q = sizes.rows<true>(in.q, in.q_stride, line);
     const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, line);
     const auto number = sizes.numbers<const float>(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
@@ -505,30 +641,37 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
             const u32 stage = (row - first) / STEP % STAGES, tile = stage * TILE_BYTES;
             finish_copies();
             if (row + STEP < end) copy(1 - stage, row + STEP);
-            if (is_masked && row + STEP <= own * sizes.sharing) continue;
+            if (!IS_HOPPER && is_masked && row + STEP <= own * sizes.sharing) continue;
             const float* logs = numbers + stage * 2 * STEP;
             u32 firsts[STEP / 4];
             UNROLLED for (u32 column = 0; APART && column < STEP / 4; column++)
                 firsts[column] = sizes.first_key(line, q.token(row + lane_column(column)));
             Sums<TILES, STEP / 8> scores, gradients;
-            scores.clear();
-            left_k.add_scores(scores, q_rows + tile);
+            const auto begin_gradients = [&] {
+                gradients.each([&](float& gradient, u32, u32 column) { gradient = -logs[STEP + lane_column(column)]; });
+            };
+            // On Hopper these products run beside the exponentials.
+            if (IS_HOPPER) begin_gradients(), gradients.pin();
+            left_k.template add_scores<true>(scores, q_rows + tile);
+            if (IS_HOPPER) left_v.template add_scores<false>(gradients, dout_rows + tile);
+            scores.template finish<1>();
             scores.each([&](float& score, u32 key, u32 column) {
                 const u32 query = row + lane_column(column);
                 score = exp2_of(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
                 if (is_masked && query < (own + lane_row(key)) * sizes.sharing) score = 0.0f;
                 if (APART && own + lane_row(key) < firsts[column]) score = 0.0f;
             });
-            Left<TILES, STEP / 16> weights;
+            Left<TILES, STEP / 16> weights, weighted;
             weights.narrow(scores);
             add_weighted<WIDTH>(dv_sums, weights, dout_rows + tile);
-            gradients.each([&](float& gradient, u32, u32 column) { gradient = -logs[STEP + lane_column(column)]; });
-            left_v.add_scores(gradients, dout_rows + tile);
+            if (!IS_HOPPER) begin_gradients(), left_v.template add_scores<false>(gradients, dout_rows + tile);
+            gradients.template finish<1>();
             gradients.each([&](float& gradient, u32 key, u32 column) {
                 gradient *= scores.at[key / 2][column / 2][key % 2 * 2 + column % 2];
             });
-            weights.narrow(gradients);
-            add_weighted<WIDTH>(dk_sums, weights, q_rows + tile);
+            weighted.narrow(gradients);
+            add_weighted<WIDTH>(dk_sums, weighted, q_rows + tile);
+            dk_sums.finish(), dv_sums.finish();
         }
     };
     if (APART) {
@@ -543,26 +686,25 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
     sizes.rows<false>(in.dv, in.dkv_stride, line).template write<WIDTH>(start, dv_sums, one, memory);
 }
 
-/// Kernels for heads of at most WIDTH columns. A warp keeps ROW_TILES tiles of 16 rows in forward,
-/// where a tile of keys has STEP, and TILES in backward: with two, what it reads from shared memory
-/// is used twice, but registers do not suffice where both gradients of 128 columns are summed, or
-/// rows of 128 columns have a first key of their own. A multiprocessor holds two blocks (one where
-/// it has 100 KiB), with 255 registers for a thread.
-#define ATTENTION(WIDTH, NAME, ROW_TILES, STEP, TILES, APART)                                                          \
-    KERNEL(THREADS COMMA 2)                                                                                            \
+/// Kernels for heads of at most WIDTH columns. A warp keeps TILES tiles of 16 rows in forward,
+/// where a tile of the other side has STEP rows, and OWN in backward: with two, what it reads from
+/// shared memory is used twice, but registers do not suffice where both gradients of 128 columns are
+/// summed, or rows of 128 columns have a first key of their own.
+#define ATTENTION(NAME, WIDTH, APART, TILES, STEP, BLOCKS, OWN, DQ_STEP, DQ_BLOCKS, DKV_STEP, DKV_BLOCKS)              \
+    KERNEL(THREADS COMMA BLOCKS)                                                                                       \
     attention_tensor_##NAME##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,         \
                                    u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width,          \
                                    u32 causal, float scale, u32 window, const i32* begins) {                           \
-        forward<WIDTH, ROW_TILES, STEP, APART>(out, log_sum_exp, q, k, v, q_stride, kv_stride, SIZES);                 \
+        forward<WIDTH, TILES, STEP, APART>(out, log_sum_exp, q, k, v, q_stride, kv_stride, SIZES);                     \
     }                                                                                                                  \
-    GRADIENT(attention_tensor_dq_##NAME, query_gradient<WIDTH COMMA TILES COMMA BACKWARD_STEP COMMA APART>)            \
-    GRADIENT(attention_tensor_dkv_##NAME, key_gradients<WIDTH COMMA TILES COMMA BACKWARD_STEP COMMA APART>)
+    GRADIENT(attention_tensor_dq_##NAME, DQ_BLOCKS, query_gradient<WIDTH COMMA OWN COMMA DQ_STEP COMMA APART>)         \
+    GRADIENT(attention_tensor_dkv_##NAME, DKV_BLOCKS, key_gradients<WIDTH COMMA OWN COMMA DKV_STEP COMMA APART>)
 #define COMMA ,
 #define SIZES                                                                                                          \
     Sizes{time,        heads,           kv_heads, width, scale, causal != 0, heads / kv_heads,                         \
           0x7fffffffu / (heads / kv_heads) + 1, window, begins}
-#define GRADIENT(NAME, FUNCTION)                                                                                       \
-    KERNEL(THREADS COMMA 2)                                                                                            \
+#define GRADIENT(NAME, BLOCKS, FUNCTION)                                                                               \
+    KERNEL(THREADS COMMA BLOCKS)                                                                                       \
     NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, float* delta, u32 dq_stride, u32 dkv_stride, const bf16* q,              \
                 const bf16* k, const bf16* v, const bf16* out, const bf16* dout, const float* log_sum_exp,             \
                 u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale,    \
@@ -570,9 +712,20 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
         FUNCTION(Operands{dq, dk, dv, delta, q, k, v, out, dout, log_sum_exp, dq_stride, dkv_stride, q_stride,         \
                           kv_stride}, SIZES);                                                                          \
     }
-ATTENTION(64, 64, 2, 64, 2, false)
-ATTENTION(128, 128, 2, 32, 1, false)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The fastest of those tried on an H200 (tests/evidence/h200.md): three or four blocks on a multiprocessor
+// for heads of 64, where one computes exponentials while others multiply.
+ATTENTION(64, 64, false, 1, 64, 4, 1, 64, 3, 48, 3)
+ATTENTION(128, 128, false, 2, 64, 2, 1, 64, 2, 64, 2)
+ATTENTION(apart_64, 64, true, 1, 64, 4, 1, 64, 3, 48, 3)
+ATTENTION(apart_128, 128, true, 1, 64, 2, 1, 64, 2, 64, 2)
+#else
+// A multiprocessor holds two blocks (one where it has 100 KiB), with 255 registers for a thread.
+constexpr u32 BACKWARD_STEP = 32;
+ATTENTION(64, 64, false, 2, 64, 2, 2, BACKWARD_STEP, 2, BACKWARD_STEP, 2)
+ATTENTION(128, 128, false, 2, 32, 2, 1, BACKWARD_STEP, 2, BACKWARD_STEP, 2)
 // For windows, and sequences of several documents.
-ATTENTION(64, apart_64, 2, 64, 2, true)
-ATTENTION(128, apart_128, 1, 32, 1, true)
+ATTENTION(apart_64, 64, true, 2, 64, 2, 2, BACKWARD_STEP, 2, BACKWARD_STEP, 2)
+ATTENTION(apart_128, 128, true, 1, 32, 2, 1, BACKWARD_STEP, 2, BACKWARD_STEP, 2)
+#endif
 #endif

@@ -82,6 +82,69 @@ SIMCUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_shared_b16, false)
 SIMCUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16, true)
 #undef SIMCUDA_LDMATRIX
 
+// PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate operations". A descriptor has an address / 16 in bits 0 to 13, and the
+// bytes / 16 from 8 rows to the next 8 in bits 32 to 45; bits 62 and 63 are 1 for rows of 128 bytes, whose packs of 16 bytes are swizzled:
+// bits 4 to 6 of an address are changed by bits 7 to 9. Other layouts are not modelled.
+inline const unsigned short* of_swizzled(unsigned long long matrix, unsigned row, unsigned column) {
+    const unsigned int first = (matrix & 0x3fff) << 4, step = (matrix >> 32 & 0x3fff) << 4;
+    const unsigned int address = first + row / 8 * step + row % 8 * 128 + column * 2;
+    return reinterpret_cast<const unsigned short*>(simcuda_shared_pointer(matrix >> 62 == 1 ? address ^ (address >> 7 & 7) << 4 : ~0u));
+}
+
+// The four warps of a group multiply 64 x 16 by 16 x N; a warp has 16 of the rows: of d as of c above for N / 8 tiles, of a in registers as
+// of a above. Rows of a matrix in shared memory are rows of a, columns of b, or with `is_turned` rows of b. Here a warp multiplies its rows
+// at once and by itself, so missing waits and fences do not show; sums are added as above.
+template <unsigned N>
+SIMCUDA_UNSEEN inline void multiply_in_group(float* const (&d)[N / 2], const unsigned (*held)[shared_words_max], unsigned long long left,
+                                             unsigned long long right, bool adds, bool is_turned, unsigned line, void* site) {
+    const unsigned int lane = simcuda_lane(), group = lane / 4, pair = lane % 4, first = threadIdx.x / 32 % 4 * 16;
+    for (unsigned int pack = lane; pack < N * 2; pack += 32) {
+        const unsigned int wide = is_turned ? N / 8 : 2;
+        simcuda_read(of_swizzled(right, pack / wide, pack % wide * 8), 16, site);
+    }
+    if (!held) simcuda_read(of_swizzled(left, first + lane / 2, lane % 2 * 8), 16, site);
+    // What is held is shared already; else all wait here.
+    if (!held) simcuda_share(line, &lane, 1);
+    auto value = [](unsigned int half) { return __uint_as_float(half << 16); };
+    for (unsigned int i = 0; i < N / 2; i++) {
+        const unsigned int row = group + i / 2 % 2 * 8, column = i / 4 * 8 + pair * 2 + i % 2;
+        float sum = adds ? *d[i] : 0.0f;
+        for (unsigned int k = 0; k < 16; k++) {
+            unsigned int a = held ? held[group * 4 + k / 2 % 4][i / 2 % 2 + k / 8 * 2] >> k % 2 * 16 & 0xffffu : *of_swizzled(left, first + row, k);
+            sum += value(a) * value(is_turned ? *of_swizzled(right, k, column) : *of_swizzled(right, column, k));
+        }
+        *d[i] = sum;
+    }
+}
+#define SIMCUDA_4(D) float &D##0, float &D##1, float &D##2, float &D##3
+#define SIMCUDA_16(D) SIMCUDA_4(D##0), SIMCUDA_4(D##1), SIMCUDA_4(D##2), SIMCUDA_4(D##3)
+#define SIMCUDA_24(D) SIMCUDA_16(D##0), SIMCUDA_4(D##1), SIMCUDA_4(D##2)
+#define SIMCUDA_32(D) SIMCUDA_16(D##0), SIMCUDA_16(D##1)
+#define SIMCUDA_4_OF(D) &D##0, &D##1, &D##2, &D##3
+#define SIMCUDA_16_OF(D) SIMCUDA_4_OF(D##0), SIMCUDA_4_OF(D##1), SIMCUDA_4_OF(D##2), SIMCUDA_4_OF(D##3)
+#define SIMCUDA_24_OF(D) SIMCUDA_16_OF(D##0), SIMCUDA_4_OF(D##1), SIMCUDA_4_OF(D##2)
+#define SIMCUDA_32_OF(D) SIMCUDA_16_OF(D##0), SIMCUDA_16_OF(D##1)
+#define SIMCUDA_WGMMA(N, COUNT)                                                                                                                 \
+    SIMCUDA_UNSEEN inline void wgmma_mma_async_sync_aligned_m64n##N##k16_f32_bf16_bf16(                                                         \
+        SIMCUDA_##COUNT(d), unsigned int a0, unsigned int a1, unsigned int a2, unsigned int a3, unsigned long long right, int adds, int, int,   \
+        int is_turned, __SIMCUDA_HERE) {                                                                                                        \
+        float* const d[] = {SIMCUDA_##COUNT##_OF(d)};                                                                                           \
+        const unsigned int own[4] = {a0, a1, a2, a3};                                                                                           \
+        multiply_in_group<N>(d, simcuda_share(line, own, 4), 0, right, adds, is_turned, line, __builtin_return_address(0));                     \
+    }                                                                                                                                           \
+    SIMCUDA_UNSEEN inline void wgmma_mma_async_sync_aligned_m64n##N##k16_f32_bf16_bf16(                                                         \
+        SIMCUDA_##COUNT(d), unsigned long long left, unsigned long long right, int adds, int, int, int, int is_turned, __SIMCUDA_HERE) {        \
+        float* const d[] = {SIMCUDA_##COUNT##_OF(d)};                                                                                           \
+        multiply_in_group<N>(d, nullptr, left, right, adds, is_turned, line, __builtin_return_address(0));                                      \
+    }
+SIMCUDA_WGMMA(48, 24)
+SIMCUDA_WGMMA(64, 32)
+#undef SIMCUDA_WGMMA
+inline void wgmma_fence_sync_aligned() {}
+inline void wgmma_commit_group_sync_aligned() {}
+inline void wgmma_wait_group_sync_aligned(int) {}
+inline void fence_proxy_async_shared_cta() {}
+
 // PTX ISA, "cp.async": .ca takes 4, 8 or 16 bytes, .cg 16; the last operand says how many are copied, and zeros fill the rest.
 SIMCUDA_UNSEEN inline void cp_async_ca_shared_global(unsigned int to, const void* from, unsigned int size_bytes, unsigned int bytes) {
     simcuda_start_copy(to, from, size_bytes, bytes, __builtin_return_address(0));

@@ -19,8 +19,9 @@ pub(in crate::ops) static TENSOR: CuFile =
 const TENSOR_TILE: usize = 16;
 const TENSOR_HEAD_SIZE_MAX: usize = 128;
 const PACK_BYTES: u64 = 16;
-/// The oldest GPUs that multiply bf16 on tensor cores.
+/// The oldest GPUs that multiply bf16 on tensor cores, and those that do so by `wgmma`.
 const TENSOR_CAPABILITY: (u32, u32) = (8, 0);
+const HOPPER_CAPABILITY: (u32, u32) = (9, 0);
 
 /// The kernels of one file for heads up to some width.
 struct Kernels {
@@ -86,6 +87,43 @@ static TENSOR_APART_128: Kernels = Kernels {
     ..TENSOR_128
 };
 
+/// On Hopper a block has its rows and two tiles of two operands without gaps: at most 384 rows, and
+/// in backward of heads of 128 columns 256 numbers.
+static HOPPER_64: Kernels = Kernels {
+    rows: [64, 64],
+    shared_bytes: 384 * 128,
+    forward: "attention_tensor_64",
+    backward: &["attention_tensor_dq_64", "attention_tensor_dkv_64"],
+    ..TENSOR_64
+};
+static HOPPER_128: Kernels = Kernels {
+    rows: [128, 64],
+    shared_bytes: 384 * 256 + 1024,
+    forward: "attention_tensor_128",
+    backward: &["attention_tensor_dq_128", "attention_tensor_dkv_128"],
+    ..TENSOR_64
+};
+static HOPPER_APART_64: Kernels = Kernels {
+    rows: [64, 64],
+    shared_bytes: 384 * 128,
+    forward: "attention_tensor_apart_64",
+    backward: &[
+        "attention_tensor_dq_apart_64",
+        "attention_tensor_dkv_apart_64",
+    ],
+    ..TENSOR_64
+};
+static HOPPER_APART_128: Kernels = Kernels {
+    rows: [64, 64],
+    shared_bytes: 384 * 256 + 1024,
+    forward: "attention_tensor_apart_128",
+    backward: &[
+        "attention_tensor_dq_apart_128",
+        "attention_tensor_dkv_apart_128",
+    ],
+    ..TENSOR_64
+};
+
 impl Kernels {
     /// Those for these heads on this GPU, where packs are read at these addresses.
     fn of(
@@ -134,13 +172,22 @@ impl Kernels {
             SAID.call_once(|| warn(&text));
         }
         let is_apart = begins.is_some() || sizes.window.is_some();
-        match (is_bf16 && reason.is_none(), head_size) {
-            (true, ..=64) if is_apart => &TENSOR_APART_64,
-            (true, _) if is_apart => &TENSOR_APART_128,
-            (true, ..=64) => &TENSOR_64,
-            (true, _) => &TENSOR_128,
-            (false, ..=64) if !is_bf16 => &PLAIN_64,
-            (false, _) => &PLAIN_256,
+        if !is_bf16 || reason.is_some() {
+            return match head_size {
+                ..=64 if !is_bf16 => &PLAIN_64,
+                _ => &PLAIN_256,
+            };
+        }
+        let [on_hopper, before]: [&Kernels; 2] = match (head_size <= 64, is_apart) {
+            (true, false) => [&HOPPER_64, &TENSOR_64],
+            (false, false) => [&HOPPER_128, &TENSOR_128],
+            (true, true) => [&HOPPER_APART_64, &TENSOR_APART_64],
+            (false, true) => [&HOPPER_APART_128, &TENSOR_APART_128],
+        };
+        if capability == HOPPER_CAPABILITY {
+            on_hopper
+        } else {
+            before
         }
     }
 

@@ -348,6 +348,9 @@ fn preprocess(
         "-D__CUDACC_VER_MINOR__=0",
     ]));
     arguments.push(format!("-D__CUDA_ARCH__={}0", options.architecture).into());
+    if options.suffix == "a" {
+        arguments.push(format!("-D__CUDA_ARCH_FEAT_SM{}_ALL", options.architecture).into());
+    }
     arguments.push(format!("-std={}", options.standard).into());
     arguments.extend(options.macros.iter().map(OsString::from));
     for folder in [scratch.0.join("headers"), shim.join("found")] {

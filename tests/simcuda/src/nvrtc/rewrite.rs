@@ -377,11 +377,21 @@ impl Scanner<'_> {
     fn assembly(&mut self, index: usize) -> usize {
         let end = self.end_of_statement(index);
         let open = index + 1 + usize::from(self.tokens.word(index + 1) == "volatile");
-        let instruction = self.tokens.word(open + 1).trim_matches('"');
+        let mut at = open + 1;
+        let mut instruction = String::new();
+        while self.tokens.word(at).starts_with('"') {
+            instruction += self.tokens.word(at).trim_matches('"');
+            at += 1;
+        }
         let instruction = instruction.trim_end_matches(';');
         let (name, rest) = instruction.split_once(' ').unwrap_or((instruction, ""));
+        if name.is_empty() {
+            // It only keeps the compiler from moving what it names.
+            let range = self.tokens.all[index].range.start..self.tokens.all[end - 1].range.end;
+            self.edits.push((range, String::new()));
+            return end - 1;
+        }
         let mut operands = Vec::new();
-        let mut at = open + 2;
         while at < end {
             if self.tokens.word(at) == "(" {
                 let behind = self.tokens.behind_bracket(at);
@@ -418,7 +428,7 @@ impl Scanner<'_> {
         }
         let range = self.tokens.all[index].range.start..self.tokens.all[end - 1].range.end;
         let lines = "\n".repeat(self.tokens.text[range.clone()].matches('\n').count());
-        let model = name.replace('.', "_");
+        let model = name.replace("::", "_").replace('.', "_");
         let call = format!("simcuda::ptx::{model}({}){lines}", given.join(", "));
         self.edits.push((range, call));
         end - 1
