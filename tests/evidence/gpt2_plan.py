@@ -20,12 +20,12 @@ import os
 Gpu = collections.namedtuple("Gpu", "tflops tbs multiprocessors ghz")
 GPUS = {"h100": Gpu(772, 3.0, 132, 1.755), "h200": Gpu(772, 4.19, 132, 1.755)}
 # Assumed, of any kernel: the share of issue slots that are used (four a clock and multiprocessor), the share of the tensor cores' peak
-# that mma.sync reaches on Hopper, µs of a load from memory and from L2, and µs between nodes of a graph.
-ISSUED, MMA_SYNC, LOAD_US, L2_US, GAP_US = 0.7, 0.62, 0.7, 0.3, 1.0
+# that wgmma reaches, as a matmul of cuBLASLt does, µs of a load from memory and from L2, and µs between nodes of a graph.
+ISSUED, WGMMA, LOAD_US, L2_US, GAP_US = 0.7, 0.81, 0.7, 0.3, 1.0
 # What to expect, at best and at worst, around what one H200 did at 32 sequences (docs/performance.md). TFLOP/s of attention, causal, with
 # heads of 64 and 1,024 tokens, each product counted; of matmuls of layers and of the head. Of other kernels, the
 # factor over their least time. ms between nodes, in all.
-FORWARD, BACKWARD, MATMULS, OTHERS, GAPS_MS = (240, 220), (285, 260), (720, 640), (1.2, 1.5), (1.5, 3)
+FORWARD, BACKWARD, MATMULS, OTHERS, GAPS_MS = (310, 290), (370, 345), (720, 640), (1.2, 1.5), (1.5, 3)
 # Multiply-adds of m16n8k16, counted as two; those of all tensor cores in a clock of a multiprocessor.
 MMA_FLOP, PEAK_FLOP = 4096, 4096
 
@@ -84,7 +84,7 @@ def kernel(group, count, bytes, file, name, work, blocks=1 << 20, serial=0):
     in_flight = lane * 32 * min(found["warps"], -(-blocks * found["threads"] // 32 // used))
     times = {
         "instructions": sum(loop["with_inner"] * times for loop, times in runs) / slots,
-        "tensor cores": tensor / (used * PEAK_FLOP * gpu.ghz * 1e6 * MMA_SYNC),
+        "tensor cores": tensor / (used * PEAK_FLOP * gpu.ghz * 1e6 * WGMMA),
         "memory": bytes / min(gpu.tbs, used * in_flight / LOAD_US / 1e6) / 1e9 if in_flight else 0,
         "chain of loads": serial and -(-serial // lane) * L2_US / 1e3,
     }
@@ -165,8 +165,7 @@ kernel("residual and norm, forward", 2 * L, 8 * R * C + 4 * C + 8 * R, "norm.cu"
 linear(C, 3 * C), linear(C, C), linear(C, F, kept=2), linear(F, C)
 width = 64 if D <= 64 else 128
 of_head = lambda kind: f"attention_tensor{kind}_{width}_bf16"
-side, step = 128, 64 if width == 64 else 32
-kernel("attention, forward", L, 8 * R * C + 4 * R * H, "attention_bf16.cu", of_head(""), tiles(side, step))
+kernel("attention, forward", L, 8 * R * C + 4 * R * H, "attention_bf16.cu", of_head(""), tiles(width, 64))
 matmul("head: logits", pieces, 2 * (piece * C + V * C + piece * V), head)
 kernel("head: loss and its gradient", pieces, 4 * piece * V + 12 * piece, "cross_entropy.cu", "cross_entropy_wide_bf16", exponentials(piece * V))
 matmul("head: weight's gradient", pieces, 2 * piece * (V + C) + 4 * V * C * (2 if pieces > 1 else 1), head)
@@ -175,9 +174,8 @@ size = 8 * R * C + 2 * C + 8 * R + 12 * sums * C
 kernel("norms, backward with the residual", 2 * L + 1, size, "norm.cu", "norm_backward_summed_bf16", rows(R), blocks=sums)
 add_sums(2 * (2 * L + 1), C)
 backward(C, 3 * C), backward(C, C, summed=True), backward(C, F), backward(F, C, folded=True, summed=True)
-side = 128 if width == 64 else 64
-kernel("attention, backward: dq", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dq"), tiles(side, 32))
-kernel("attention, backward: dk, dv", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dkv"), tiles(side, 32))
+kernel("attention, backward: dq", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dq"), tiles(64, 64))
+kernel("attention, backward: dk, dv", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dkv"), tiles(64, 48 if width == 64 else 64))
 size = 2 * R * C + 4 * T * C
 kernel("positions' gradient", 1, size, "linear.cu", "sum_rows_to_f32_bf16", each(R * C, "read", 2), blocks=T * C // 128)
 # Each of the 8 warps that sort 512 rows compares with all of them, 8 in each round of its loop.
