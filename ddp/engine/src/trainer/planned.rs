@@ -21,14 +21,14 @@ use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
 use crate::tasks;
 
-/// A context of CUDA with this program's kernels, as seen on one H200: about that much. Its parts
-/// were not measured, so it is not known whether all of cuBLASLt's kernels, which a driver loads
-/// at their first use, are in it. cuBLASLt's workspace is not in it: that is a tensor, and planned
-/// as one. Tests of the plan, also on an H100, compare tensors, so they say nothing about this.
-const CONTEXT_BYTES: u64 = 600_000_000;
-/// NCCL makes 10 MiB for each connection and channel (its issue 1685): for a ring with two
-/// neighbours on 16 channels.
-const NCCL_BYTES: u64 = 2 * 16 * (10 << 20);
+/// What a step of GPT-2 124M took of an H200 beyond its tensors and pools (tests/evidence/h200.md): a
+/// context, the code of kernels and libraries, graphs. cuBLASLt's workspace is a tensor.
+const CONTEXT_BYTES: u64 = 561_000_000;
+/// What a communicator of one rank took of an H200 (NCCL 2.28), and 10 MiB for each connection and
+/// channel (NCCL's issue 1685): for a ring with two neighbours on 16 channels.
+const NCCL_BYTES: u64 = 604_000_000 + 2 * 16 * (10 << 20);
+/// A driver's pool of memory grows by pieces of this size (H100, H200).
+const PIECE_BYTES: u64 = 32 << 20;
 
 /// Bytes of the model of a rank, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,12 +104,18 @@ pub struct StepBytes {
     pub context: u64,
     /// NCCL's buffers.
     pub nccl: u64,
+    /// The rest of the last piece that the driver's pool takes.
+    pub rest_of_piece: u64,
 }
 
 impl StepBytes {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.activations + self.batches + self.workspace + self.context + self.nccl
+        self.of_tensors() + self.context + self.nccl + self.rest_of_piece
+    }
+
+    fn of_tensors(&self) -> u64 {
+        self.activations + self.batches + self.workspace
     }
 }
 
@@ -175,6 +181,8 @@ pub(super) fn plan(
     } else {
         0
     };
+    let tensors = bytes.on_device() + step.of_tensors();
+    step.rest_of_piece = tensors.next_multiple_of(PIECE_BYTES) - tensors;
     Ok((bytes, step))
 }
 
