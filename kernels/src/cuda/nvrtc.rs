@@ -207,11 +207,16 @@ impl Making {
                 }
             }
         }
-        // Said where it lasts: ranks with few cores do not compile ahead.
+        // Ranks with few cores do not compile ahead.
+        let said = format!(
+            "compiling {}, which is needed for the first time",
+            self.source.name
+        );
         let gpu = discover().gpus.get(self.gpu.index);
-        if !gpu.is_some_and(FoundGpu::is_simulated) {
-            let name = self.source.name;
-            tracing::info!("compiling {name}, which is needed for the first time");
+        if gpu.is_some_and(FoundGpu::is_simulated) {
+            tracing::debug!("{said}");
+        } else {
+            tracing::info!("{said}");
         }
         let image = compilation.run().map_err(|why| self.problem(why))?;
         let handle = self
