@@ -107,10 +107,11 @@ class Checks:
         architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
         if architectures:
             beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
-        # In the commits of the third turn one of the eight entries of tests/checks/wheels.py, of up to 600 MB.
+        # One of the eight entries of tests/checks/wheels.py; but in two of three commits, whose unit tests take longer, one of the
+        # first two, the driver's headers: others have up to 600 MB.
         for which, third in (divmod(turn, 3) for turn in self.selected("unit tests", 24)):
-            if third == 2:
-                beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
+            which = which if third == 2 else third
+            beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 10):
             beside(f"from Python and notebooks, part {which + 1} of 10", ["tests/python/run", f"{which + 1}/10"])
