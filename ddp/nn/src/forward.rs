@@ -13,6 +13,7 @@ mod formulas;
 mod fuse;
 mod gate;
 mod kernels;
+mod losses;
 mod normed;
 mod plan;
 mod rope;
@@ -24,8 +25,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::transfer::announced;
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::Tensor;
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ use trace::Op;
 pub use convolution::{Convolution, PerAxis};
 pub use custom::CustomOp;
 pub use gate::Gate;
+pub use losses::LossFormula;
+pub(crate) use losses::first_largest;
 pub use rope::Rope;
 pub use scope::{Module, Scope};
 pub use trace::Var;
@@ -198,29 +200,16 @@ impl Traced {
         let how = PlanFor {
             is_training: mode == PassMode::Training,
             is_cpu: !like.device().is_accelerator(),
+            is_loss: false,
         };
         let plan = plan::plan(nodes, forward, ends, how)?;
-        let mut numbers = Vec::new();
-        for (id, node) in plan.nodes.iter().enumerate() {
-            let values = match &node.op {
-                Op::Numbers(values) => values.to_vec(),
-                Op::Constant(value) => vec![*value],
-                _ => continue,
-            };
-            let mut runs = plan.forward.iter().chain(&plan.backward);
-            if of_head.get(2) == Some(&id) || runs.any(|run| run.inputs.contains(&id)) {
-                let made = announced("numbers of a forward", || {
-                    let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
-                    tensor.to_dtype(pass.dtype())?.to(like.device())
-                })?;
-                numbers.push((id, made));
-            }
-        }
+        let mask = of_head.get(2).copied();
+        let numbers = running::numbers(&plan, mask, pass.dtype(), like.device())?;
         let head = left.map(|weight| {
             let Op::Parameter(weight) = plan.nodes[weight].op else {
                 unreachable!("a head's weight is a parameter")
             };
-            let mask = numbers.iter().find(|it| of_head.get(2) == Some(&it.0));
+            let mask = numbers.iter().find(|it| mask == Some(it.0));
             let mask = mask.map(|it| it.1.clone());
             LeftHead { weight, mask, cap }
         });

@@ -41,7 +41,11 @@ impl LeftHead {
     ) -> Result<()> {
         let [outputs, columns] = self.sizes(pass)?;
         let x = x.reshape(&[x.count() / columns, columns])?;
-        let (rows, targets) = (x.shape()[0], targets.flatten()?);
+        let rows = x.shape()[0];
+        let targets = match targets.count() / rows.max(1) {
+            0 | 1 => targets.flatten()?,
+            of_row => targets.reshape(&[rows, of_row])?,
+        };
         let piece = match x.device() {
             // With a cap there are three tensors of logits.
             Device::Cpu if x.dtype() == DType::BF16 && self.cap != 0.0 => ROWS_CPU_BF16 / 4,
@@ -143,7 +147,8 @@ impl LeftHead {
         pass: &mut Pass<'_>,
         [x, targets, stats]: [&Tensor; 3],
     ) -> Result<Tensor> {
-        let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
+        let [_, columns] = self.sizes(pass)?;
+        let losses = pass.take_as(&[x.count() / columns], math_dtype(x))?;
         self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
             let logits = self.capped(pass, logits)?;
             let part = loss.compute(pass, [&logits, targets, stats], None)?;

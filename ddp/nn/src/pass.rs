@@ -1,6 +1,7 @@
 //! One pass over a model: how it gets parameters and memory, what its forward leaves for its
 //! backward, and the observer that sees each computed tensor.
 
+use std::any::Any;
 use std::cell::RefCell;
 
 use ddp_kernels::{DType, Tensor, ops};
@@ -285,6 +286,11 @@ impl<'a> Pass<'a> {
         let sums = self.take_as(&ops::row_sums_of(dy), DType::F32)?;
         ops::row_block_sums_into(&sums, dy)?;
         Ok(Some(sums))
+    }
+
+    /// What runs for losses by their formula.
+    pub(crate) fn loss_plans(&mut self) -> &mut Vec<Box<dyn Any + Send>> {
+        &mut self.scratch.loss_plans
     }
 
     /// What forward leaves for backward.

@@ -1,5 +1,7 @@
 //! Memory for activations, and in decoding for the keys and values of earlier tokens.
 
+use std::any::Any;
+
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::Result;
@@ -14,6 +16,8 @@ pub struct Scratch {
     buffers: [Vec<Tensor>; 3],
     /// Which buffers `take` uses.
     pool: ScratchPool,
+    /// What runs for losses by their formula, which belongs to the device as buffers do.
+    pub(crate) loss_plans: Vec<Box<dyn Any + Send>>,
 }
 
 /// Buffers are separate by lifetime, so that a small long-lived tensor does not occupy the large
@@ -35,6 +39,7 @@ impl Scratch {
             device,
             buffers: [const { Vec::new() }; 3],
             pool: ScratchPool::Kept,
+            loss_plans: Vec::new(),
         }
     }
 

@@ -211,8 +211,9 @@ mod tests {
     use ddp_kernels::{Device, Random, Tensor, ops};
 
     use super::*;
+    use crate::CrossEntropy;
     use crate::head::ROWS_CPU;
-    use crate::loss::{CrossEntropy, STATS};
+    use crate::loss::STATS;
     use crate::models::Model;
     use crate::{Pass, PassOptions, Saved, Scratch};
 

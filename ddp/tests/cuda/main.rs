@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../claims/own_losses.rs"]
+mod own_losses;
 #[path = "../claims/ranks.rs"]
 mod ranks;
 #[path = "../claims/shards.rs"]

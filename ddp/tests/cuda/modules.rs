@@ -12,6 +12,7 @@ use ddp::optim::Rule;
 use ddp_kernels::{DType, Device, Random, Seed, Tensor};
 
 use crate::gpu;
+use crate::own_losses;
 use crate::support::random::uniform;
 use crate::support::training::{Case, Outcome, Rows, Way, on_ranks};
 
@@ -135,6 +136,26 @@ fn chains_of_own_modules_have_the_cpus_bits() {
             let [cpu, gpu] = [Device::Cpu, gpu.device].map(|it| passed(formula, columns, rows, it));
             for (what, at) in ["output", "input's gradient", "gradients"].iter().zip(0..) {
                 assert!(cpu[at] == gpu[at], "{what} of {name}, {rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn losses_by_formula_have_the_cpus_bits() {
+    let Some(gpu) = gpu() else { return };
+    for loss in 0..own_losses::losses().len() {
+        for (rows, dtype) in [(1, DType::F32), (7, DType::BF16), (2000, DType::F32)] {
+            let of = |device| own_losses::computed(loss, rows, dtype, device);
+            let bits = |tensor: &Tensor| -> Vec<u32> {
+                let floats = tensor.to(Device::Cpu).unwrap().to_dtype(DType::F32);
+                let floats = floats.unwrap().to_vec::<f32>().unwrap();
+                floats.into_iter().map(f32::to_bits).collect()
+            };
+            let [cpu, gpu] = [Device::Cpu, gpu.device].map(of);
+            for (what, at) in ["losses", "gradient", "statistics"].iter().zip(0..) {
+                let same = bits(&cpu[at]) == bits(&gpu[at]);
+                assert!(same, "{what} of loss {loss}, {rows} rows in {dtype}");
             }
         }
     }

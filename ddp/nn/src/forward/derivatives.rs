@@ -121,7 +121,7 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .chain(x[1..].iter().map(|_| None))
                 .collect()
         }
-        Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_) => vec![],
+        Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) => vec![],
         Op::Stop | Op::Part(..) | Op::Documents => vec![None; x.len()],
         // No forward has these.
         Op::Fold(_)

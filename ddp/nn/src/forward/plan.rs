@@ -144,6 +144,8 @@ pub(super) struct Planner {
 pub(super) struct PlanFor {
     pub(super) is_training: bool,
     pub(super) is_cpu: bool,
+    /// Of a loss all but the gradient of the output is in the dtype of sums.
+    pub(super) is_loss: bool,
 }
 
 /// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `PassPlan`.
@@ -183,6 +185,11 @@ pub(super) fn plan(
     };
     planner.find_kinds();
     let [_, y, _, dx] = ends;
+    if how.is_loss {
+        let layers = planner.kinds.iter_mut().enumerate();
+        let sums = layers.filter(|(id, kind)| **kind == Kind::Layers && Some(*id) != dx);
+        sums.for_each(|(_, kind)| *kind = Kind::Sums);
+    }
     planner.live = planner.find_live([y, dx]);
     let is_live = |planner: &Planner, id: &usize| planner.live[*id];
     let end = planner.nodes.len();
@@ -227,7 +234,7 @@ impl PassPlan {
     fn is_computed(&self, id: usize) -> bool {
         !matches!(
             self.nodes[id].op,
-            Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_)
+            Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_)
         )
     }
 
@@ -378,7 +385,7 @@ impl Planner {
     fn is_leaf(&self, id: usize) -> bool {
         matches!(
             self.node(id).op,
-            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Constant(_)
+            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_)
         )
     }
 

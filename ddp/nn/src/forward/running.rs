@@ -1,7 +1,8 @@
 //! Runs a plan, with memory of a pass.
 
-use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Chain};
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor};
 
 use super::plan::{Action, PassPlan, PlannedRun};
 use super::trace::{INPUTS_MAX, Op, TraceNode};
@@ -39,6 +40,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
     pub(super) fn value(&self, id: usize) -> Result<Tensor> {
         match &self.nodes[id].op {
             Op::Parameter(parameter) => Ok(self.pass.value(*parameter)?.clone()),
+            Op::Tensor(tensor) => Ok(tensor.clone()),
             Op::Numbers(_) | Op::Constant(_) => {
                 let found = self.numbers.iter().find(|it| it.0 == id);
                 Ok(found
@@ -205,4 +207,30 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
 /// A value as rows of this many columns.
 pub(super) fn rows(x: &Tensor, columns: usize) -> Result<Tensor> {
     Ok(x.reshape(&[x.count() / columns.max(1), columns])?)
+}
+
+/// The numbers that runs of a plan read, and those of `also`, by value.
+pub(super) fn numbers(
+    plan: &PassPlan,
+    also: Option<usize>,
+    dtype: DType,
+    device: Device,
+) -> Result<Vec<(usize, Tensor)>> {
+    let mut numbers = Vec::new();
+    for (id, node) in plan.nodes.iter().enumerate() {
+        let values = match &node.op {
+            Op::Numbers(values) => values.to_vec(),
+            Op::Constant(value) => vec![*value; node.shape.iter().product()],
+            _ => continue,
+        };
+        let mut runs = plan.forward.iter().chain(&plan.backward);
+        if also == Some(id) || runs.any(|run| run.inputs.contains(&id)) {
+            let made = announced("numbers of a forward", || {
+                let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
+                tensor.to_dtype(dtype)?.to(device)
+            })?;
+            numbers.push((id, made));
+        }
+    }
+    Ok(numbers)
 }

@@ -7,8 +7,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::DType;
 use ddp_kernels::ops::Attention;
+use ddp_kernels::{DType, Tensor};
 
 use super::custom::CustomOp;
 use super::trace::{Kind, Op, Trace, Var};
@@ -66,6 +66,8 @@ pub(super) struct DeclaredParameters {
     parameters: HashMap<String, (ParamId, Vec<usize>)>,
     /// Layers that draw random numbers.
     pub(super) numbers: HashMap<String, u32>,
+    /// A loss declares none.
+    pub(super) is_loss: bool,
 }
 
 /// Parameters, layers and numbers of a forward. Names are those of checkpoints; each is declared
@@ -161,7 +163,7 @@ impl Scope<'_> {
         result
     }
 
-    fn leaf(&self, op: Op, shape: &[usize], name: String) -> Var {
+    pub(super) fn leaf(&self, op: Op, shape: &[usize], name: String) -> Var {
         let mut trace = self.trace.borrow_mut();
         let id = trace.push(op, vec![], shape.to_vec());
         trace.names.push((id, name));
@@ -239,9 +241,15 @@ impl Scope<'_> {
             }
         }
         let Some((id, known)) = self.declared.parameters.get(&path) else {
-            let text = format!(
-                "parameter {path}: expected one of the first trace, got a new one; help: let no name or condition depend on the batch or the mode"
-            );
+            let (expected, help) = match self.declared.is_loss {
+                true => ("none in a loss", "declare it in the model"),
+                false => (
+                    "one of the first trace",
+                    "let no name or condition depend on the batch or the mode",
+                ),
+            };
+            let text =
+                format!("parameter {path}: expected {expected}, got a new one; help: {help}");
             return self.refused(text, shape);
         };
         if known != shape {
@@ -264,6 +272,11 @@ impl Scope<'_> {
             return self.refused(text, shape);
         }
         self.leaf(Op::Numbers(values.into()), shape, "numbers".into())
+    }
+
+    /// A tensor on the model's device, without a gradient.
+    pub(crate) fn tensor(&mut self, tensor: &Tensor, name: &str) -> Var {
+        self.leaf(Op::Tensor(tensor.clone()), tensor.shape(), name.into())
     }
 
     /// 0, 1, 2 and so on: the indices of an axis, as for a mask.
@@ -289,6 +302,9 @@ impl Scope<'_> {
             let expected =
                 format!("a probability of at least 0 and less than 1, not {probability}");
             return x.refuse("dropout", &[x], &expected, "use 0 to drop nothing");
+        }
+        if self.declared.is_loss {
+            return x.refuse("dropout", &[x], "a module", "drop elements in the model");
         }
         if let Some(build) = &mut self.build {
             let number = build.random_layer();

@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ddp_kernels::Tensor;
 use ddp_kernels::ops::{Activation, Attention, Function, Norm, Windows};
 use ddp_kernels::shape::RANK_MAX;
 
@@ -25,6 +26,8 @@ pub(super) enum Op {
     Parameter(ParamId),
     /// Numbers that the forward has written down.
     Numbers(Arc<[f64]>),
+    /// A tensor on the device, without a gradient.
+    Tensor(Tensor),
     /// One number, of shape [].
     Constant(f64),
     /// Element by element; shapes are broadcast.
@@ -109,7 +112,7 @@ pub(super) struct TraceNode {
 #[derive(Debug)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<TraceNode>,
-    /// The names of parameters, in messages.
+    /// The names of parameters and of a loss's inputs, in messages.
     pub(super) names: Vec<(usize, String)>,
     /// The first error, with the line of the formula.
     pub(super) error: Option<String>,
@@ -191,14 +194,12 @@ impl Trace {
     /// What a value is called in messages, with its shape.
     fn described(&self, id: usize) -> String {
         let TraceNode { op, shape, .. } = &self.nodes[id];
-        let name = match op {
-            Op::Input => "x".to_string(),
-            Op::Parameter(_) => {
-                let name = self.names.iter().find(|it| it.0 == id);
-                name.map_or_else(|| op.name(), |it| it.1.clone())
-            }
-            Op::Constant(value) => return format!("{value}"),
-            op => op.name(),
+        let known = self.names.iter().find(|it| it.0 == id);
+        let name = match (op, known) {
+            (_, Some((_, name))) => name.clone(),
+            (Op::Input, None) => "x".to_string(),
+            (Op::Constant(value), None) => return format!("{value}"),
+            (op, None) => op.name(),
         };
         format!("{name} {shape:?}")
     }

@@ -1,0 +1,363 @@
+//! Losses by their formula. As a module, a loss is traced once for each shape, and its gradient
+//! follows from the table of derivatives. All is computed in the dtype of sums; the gradient is
+//! rounded once. Letters: B rows, T positions, C outputs, R rows or positions.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use ddp_kernels::{Tensor, ops};
+
+use super::derivatives;
+use super::plan::{self, PassPlan, PlanFor};
+use super::running::{self, Running};
+use super::scope::{DeclaredParameters, PassMode, Scope};
+use super::trace::{Op, Trace, Var};
+use crate::error::{Error, Result};
+use crate::loss::{Loss, STATS, math_dtype};
+use crate::pass::Pass;
+
+/// A loss by its formula, which is a [`Loss`]: its gradient follows from it.
+///
+/// ```
+/// use ddp_nn::{LossFormula, Scope, Var};
+///
+/// /// As `torch.nn.HuberLoss`.
+/// #[derive(Clone, Debug, PartialEq)]
+/// struct Huber {
+///     delta: f64,
+/// }
+///
+/// impl LossFormula for Huber {
+///     fn losses(&self, _m: &mut Scope, output: &Var, target: &Var) -> Var {
+///         let error = (output - target).abs();
+///         let near = error.minimum(&error.number(self.delta));
+///         (&near * (error - &near * 0.5)).mean(-1)
+///     }
+/// }
+/// ```
+///
+/// The formula is traced, as [`Module::forward`](crate::Module::forward) is: it must be the same for
+/// equal values of the type. `target` has as many axes as `output`, of length 1 at the end where
+/// the data have fewer, so that class indices (B) are (B, 1). Integers become floats.
+///
+/// Of a model that ends in a [`Head`](crate::Head) the output is (R, C), the positions of several
+/// rows, and the targets (R, 1) or (R, C).
+pub trait LossFormula: Any + Clone + PartialEq + fmt::Debug + Send + Sync {
+    /// The loss of each row, (B), or of each position, (B, T); perhaps with axes of length 1 after
+    /// these, as `mean(-1)` leaves them. It should depend on this row alone: batches are divided
+    /// among ranks. The mean over all of them is minimized.
+    fn losses(&self, m: &mut Scope<'_>, output: &Var, target: &Var) -> Var;
+
+    /// How much each row or position counts in the mean, which is Σ weight·loss / Σ weight; 1 by
+    /// default. Those of weight 0 are ignored, whatever their loss. No gradient flows through it.
+    fn weights(&self, _m: &mut Scope<'_>, _output: &Var, _target: &Var) -> Option<Var> {
+        None
+    }
+
+    /// 1 for each row or position that is right, for the accuracy, else 0. By default those whose
+    /// largest output is at the target, if that is a class index.
+    fn correct(&self, _m: &mut Scope<'_>, _output: &Var, _target: &Var) -> Option<Var> {
+        None
+    }
+}
+
+impl<F: LossFormula> Loss for F {
+    fn compute(
+        &self,
+        pass: &mut Pass<'_>,
+        of: [&Tensor; 3],
+        gradient: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (losses, made) = run(self, pass, of, gradient.is_some())?;
+        // A chain reads the output while it writes, so it cannot write there itself.
+        if let (Some(gradient), Some(made)) = (gradient, made) {
+            gradient.copy_from(&made)?;
+        }
+        Ok(losses)
+    }
+
+    fn gradient(&self, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor> {
+        let (_, gradient) = run(self, pass, of, true)?;
+        Ok(gradient.expect("a plan with a gradient makes it"))
+    }
+}
+
+/// The first index along the last axis where `x` is largest, (…, 1).
+pub(crate) fn first_largest(m: &mut Scope<'_>, x: &Var) -> Var {
+    let count = x.size(-1);
+    let is_largest = x.equal(&x.largest(-1));
+    let indices = is_largest.select(&m.indices(count), &x.number(count as f64));
+    indices.smallest(-1)
+}
+
+/// The most plans of losses that are kept: rows of tokens have many lengths.
+const PLANS_MAX: usize = 256;
+
+/// What runs for a loss, and its values while it runs.
+struct PlannedLoss {
+    formula: Box<dyn Any + Send>,
+    mode: PassMode,
+    /// Of output and targets, as they come.
+    shapes: [Vec<usize>; 2],
+    has_gradient: bool,
+    plan: PassPlan,
+    /// Output and target.
+    inputs: [usize; 2],
+    numbers: Vec<(usize, Tensor)>,
+    values: Vec<Option<Tensor>>,
+}
+
+/// The losses (R), and the gradient of their sum if that is wanted. Adds to the statistics.
+fn run<F: LossFormula>(
+    formula: &F,
+    pass: &mut Pass<'_>,
+    [output, targets, stats]: [&Tensor; 3],
+    wants_gradient: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let (mode, dtype) = (PassMode::of(pass), math_dtype(output));
+    let plans = pass.loss_plans();
+    let known = plans.iter().position(|it| {
+        it.downcast_ref::<PlannedLoss>().is_some_and(|it| {
+            it.mode == mode
+                && it.has_gradient == wants_gradient
+                && it.shapes[0][..] == output.shape()[..]
+                && it.shapes[1][..] == targets.shape()[..]
+                && it.formula.downcast_ref() == Some(formula)
+        })
+    });
+    // The latest is last.
+    let mut kept = match known {
+        Some(at) => plans.remove(at),
+        None => {
+            let made = PlannedLoss::new(formula, mode, [output, targets], wants_gradient)?;
+            plans.drain(..(plans.len() + 1).saturating_sub(PLANS_MAX));
+            Box::new(made)
+        }
+    };
+    let planned = kept.downcast_mut::<PlannedLoss>();
+    let planned = planned.expect("it was found or made");
+    let mut targets = targets.clone();
+    if targets.dtype() != dtype {
+        let floats = pass.take_as(targets.shape(), dtype)?;
+        ops::cast_into(&floats, &targets)?;
+        targets = floats;
+    }
+    let result = planned.run(pass, [output, &targets]);
+    planned.values.fill(None);
+    pass.loss_plans().push(kept);
+    let (all, gradient) = result?;
+    let rows = all.count() / STATS;
+    let mut sums = pass.take_as(&[STATS, 1], dtype)?;
+    ops::row_sum_into(&sums, &all.reshape(&[STATS, rows])?)?;
+    if stats.dtype() != dtype {
+        let other = pass.take_as(&[STATS, 1], stats.dtype())?;
+        ops::cast_into(&other, &sums)?;
+        sums = other;
+    }
+    ops::axpy(stats, 1.0, &sums.flatten()?)?;
+    Ok((all.slice(0..rows)?, gradient))
+}
+
+impl PlannedLoss {
+    fn new<F: LossFormula>(
+        formula: &F,
+        mode: PassMode,
+        [output, targets]: [&Tensor; 2],
+        has_gradient: bool,
+    ) -> Result<PlannedLoss> {
+        let (dims, mut of_target) = (output.shape(), targets.shape().to_vec());
+        if dims.is_empty() || of_target.first() != dims.first() {
+            let expected = format!("as many rows of targets as of the output {output}");
+            let help = "give each row of the output its target";
+            return Err(Error::model("loss", expected, targets, help));
+        }
+        of_target.resize(of_target.len().max(dims.len()), 1);
+        let trace = Rc::<RefCell<Trace>>::default();
+        trace.borrow_mut().place = "loss".into();
+        let mut declared = DeclaredParameters::default();
+        declared.is_loss = true;
+        let mut m = Scope {
+            trace: trace.clone(),
+            declared: &mut declared,
+            build: None,
+            prefix: String::new(),
+            mode,
+            lora: None,
+        };
+        let x = m.leaf(Op::Input, dims, "output".into());
+        let target = m.leaf(Op::Input, &of_target, "target".into());
+        // Widens an output in bf16, and rounds its gradient. Otherwise it changes nothing, and no
+        // chain takes longer.
+        let output_var = &x * 1.0;
+        let name = (output_var.id, "output".into());
+        trace.borrow_mut().names.push(name);
+        let all = Rows::of(
+            formula,
+            &mut m,
+            &output_var,
+            &target,
+            !targets.dtype().is_float(),
+        )?;
+        let forward = trace.borrow().nodes.len();
+        let mut ends = [Some(x.id), Some(all.joined.id), None, None];
+        if has_gradient {
+            let one = output_var.number(1.0);
+            let (d, dx) = derivatives::backward(&all.losses, Some(&x), &|_| false, None);
+            // The gradient of the sum.
+            let node = &mut trace.borrow_mut().nodes[d.id];
+            (node.op, node.inputs) = (Op::Expand, vec![one.id]);
+            let Some(mut dx) = dx else {
+                let help = "comparisons and without_gradient have no derivative";
+                let expected = "a formula with a derivative by the output";
+                return Err(Error::model("loss", expected, format!("{formula:?}"), help));
+            };
+            // Not 0·NaN.
+            if let Some(ignored) = all.ignored {
+                let mut by_row = all.shape;
+                by_row.resize(dims.len(), 1);
+                dx = ignored.reshape(&by_row).select(&dx.number(0.0), &dx);
+            }
+            ends[3] = Some(dx.id);
+        }
+        let nodes = std::mem::take(&mut trace.borrow_mut().nodes);
+        let how = PlanFor {
+            is_training: has_gradient,
+            is_cpu: !output.device().is_accelerator(),
+            is_loss: true,
+        };
+        let plan = plan::plan(nodes, forward, ends, how)?;
+        Ok(PlannedLoss {
+            formula: Box::new(formula.clone()),
+            mode,
+            shapes: [output, targets].map(|it| it.shape().to_vec()),
+            has_gradient,
+            inputs: [x.id, target.id],
+            numbers: running::numbers(&plan, None, math_dtype(output), output.device())?,
+            values: vec![None; plan.nodes.len()],
+            plan,
+        })
+    }
+
+    /// What `Rows::joined` says, and the gradient if the plan has one.
+    fn run(&mut self, pass: &mut Pass<'_>, of: [&Tensor; 2]) -> Result<(Tensor, Option<Tensor>)> {
+        let PlannedLoss {
+            plan,
+            inputs,
+            numbers,
+            values,
+            ..
+        } = self;
+        let mut results = [None, None];
+        let [_, all, _, dx] = plan.ends;
+        for (end, runs) in [(all, &plan.forward), (dx, &plan.backward)] {
+            for (&id, tensor) in inputs.iter().zip(of) {
+                values[id] = Some(tensor.reshape(&plan.nodes[id].shape)?);
+            }
+            let is_backward = end == dx;
+            let mut running = Running::new(pass, plan, numbers, values, true);
+            running.all(runs, is_backward)?;
+            results[usize::from(is_backward)] = end.map(|end| running.value(end)).transpose()?;
+        }
+        let [all, gradient] = results;
+        Ok((all.expect("a plan has an output"), gradient))
+    }
+}
+
+/// What a formula gives for each row or position.
+struct Rows {
+    /// (B) or (B, T)
+    shape: Vec<usize>,
+    /// In the formula's shape: times their weights; 0 where ignored.
+    losses: Var,
+    /// 1 where ignored, if there are weights.
+    ignored: Option<Var>,
+    /// (4·R): the losses, their weights, which are right, and which count.
+    joined: Var,
+}
+
+impl Rows {
+    fn of<F: LossFormula>(
+        formula: &F,
+        m: &mut Scope<'_>,
+        output: &Var,
+        target: &Var,
+        takes_indices: bool,
+    ) -> Result<Rows> {
+        let dims = output.shape();
+        let losses = formula.losses(m, output, target);
+        let (own, shape) = (losses.shape(), by_row("losses", &losses, &dims)?);
+        // One for each of the losses, in their shape.
+        let each = |what: &str, value: &Var| -> Result<Var> {
+            let mut axes = by_row(what, value, &[&shape[..], &[1]].concat())?;
+            axes.resize(shape.len(), 1);
+            Ok(value.reshape(&axes).expand(&shape).reshape(&own))
+        };
+        let weights = formula.weights(m, output, target);
+        let weights = weights.map(|it| each("weights", &it.without_gradient()));
+        let weights = weights.transpose()?;
+        let ignored = weights.as_ref().map(|it| it.equal(&it.number(0.0)));
+        let counted = |value: Var| match &ignored {
+            Some(ignored) => ignored.select(&value.number(0.0), &value),
+            None => value,
+        };
+        let losses = counted(match &weights {
+            Some(weights) => losses * weights,
+            None => losses,
+        });
+        let flat = [shape.iter().product()];
+        let [zero, one] = [0.0, 1.0].map(|it| output.number(it).expand(&flat));
+        let (positions, classes) = (&dims[..dims.len() - 1], output.size(-1));
+        let are_classes = takes_indices
+            && classes > 1
+            && target.shape() == [positions, &[1]].concat()
+            && positions.iter().product::<usize>() == flat[0];
+        let correct = match formula.correct(m, output, target) {
+            Some(correct) => counted(each("correct", &correct)?),
+            None if are_classes => {
+                counted(each("correct", &first_largest(m, output).equal(target))?)
+            }
+            None => zero,
+        };
+        let counts = ignored.as_ref().map_or(one.clone(), |it| 1.0 - it);
+        let parts = [&losses, weights.as_ref().unwrap_or(&one), &correct, &counts];
+        let parts = parts.map(|it| it.reshape(&flat));
+        let joined = Var::concatenate(&parts.each_ref(), 0);
+        no_error(output)?;
+        Ok(Rows {
+            shape,
+            losses,
+            ignored,
+            joined,
+        })
+    }
+}
+
+/// The first error of the formula so far.
+fn no_error(value: &Var) -> Result<()> {
+    let error = value.trace.borrow_mut().error.take();
+    error.map_or(Ok(()), |error| Err(Error::Usage(error)))
+}
+
+/// The shape of `value` without axes of length 1 at the end, if it has a number for each row, or for
+/// each position, of an output of this shape.
+fn by_row(what: &str, value: &Var, output: &[usize]) -> Result<Vec<usize>> {
+    no_error(value)?;
+    let mut shape = value.shape();
+    while shape.len() > 1 && shape.ends_with(&[1]) {
+        shape.pop();
+    }
+    let most = output.len().saturating_sub(1).max(1);
+    if shape.is_empty() || shape.len() > most || !output.starts_with(&shape) {
+        let positions = match most {
+            1 => String::new(),
+            most => format!(", or for each position, {:?}", &output[..most]),
+        };
+        let expected = format!("one for each row, {:?}{positions}", &output[..1]);
+        let got = format!("shape {:?}", value.shape());
+        let help = "sum or average over the other axes, as .mean(-1) does";
+        return Err(Error::model(format!("loss: {what}"), expected, got, help));
+    }
+    Ok(shape)
+}
