@@ -25,6 +25,7 @@ use crate::ops::elementwise::GRAIN;
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::ops::linear::{add_rows, gpu};
 use crate::ops::stored::{Stored, with_stored};
+use crate::shape::RANK_MAX;
 use crate::simd::multiversion;
 use crate::storage::ContentsOrigin;
 use crate::{DType, Device, Shape, Tensor, threads};
@@ -205,7 +206,10 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
         let expected = "at least one dimension, its columns";
         return Err(call.operand_error(x, expected, "reshape it to [rows, columns]"));
     };
-    call.has_shape(out, &[rows, &[1]].concat(), "a number for each row of x")?;
+    // On the stack: a step that sums the rows of a loss does not touch the heap.
+    let mut of_rows = [1; RANK_MAX];
+    of_rows[..rows.len()].copy_from_slice(rows);
+    call.has_shape(out, &of_rows[..dims.len()], "a number for each row of x")?;
     call.same_dtype(out, x)?;
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {

@@ -206,8 +206,11 @@ impl PlannedLoss {
             let one = output_var.number(1.0);
             let (d, dx) = derivatives::backward(&all.losses, Some(&x), &|_| false, None);
             // The gradient of the sum.
-            let node = &mut trace.borrow_mut().nodes[d.id];
-            (node.op, node.inputs) = (Op::Expand, vec![one.id]);
+            {
+                let mut trace = trace.borrow_mut();
+                let node = &mut trace.nodes[d.id];
+                (node.op, node.inputs) = (Op::Expand, vec![one.id]);
+            }
             let Some(mut dx) = dx else {
                 let help = "comparisons and without_gradient have no derivative";
                 let expected = "a formula with a derivative by the output";
