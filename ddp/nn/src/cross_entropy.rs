@@ -151,6 +151,7 @@ impl PartialEq for OfProbabilities {
 
 impl LossFormula for OfProbabilities {
     fn losses(&self, m: &mut Scope<'_>, output: &Var, target: &Var) -> Var {
+        let log_p = output.log_softmax(-1);
         let mut shares = target.clone();
         if self.label_smoothing != 0.0 {
             let of_each = self.label_smoothing / output.size(-1) as f64;
@@ -159,10 +160,11 @@ impl LossFormula for OfProbabilities {
         if let Some(weights) = &self.class_weights {
             shares = shares * m.tensor(weights, "class_weights");
         }
-        -(shares * output.log_softmax(-1)).sum(-1)
+        -(shares * log_p).sum(-1)
     }
 
     fn correct(&self, m: &mut Scope<'_>, output: &Var, target: &Var) -> Option<Var> {
-        Some(first_largest(m, output).equal(&first_largest(m, target)))
+        let [chosen, expected] = first_largest(m, [output, target]);
+        Some(chosen.equal(&expected))
     }
 }

@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::{Tensor, ops};
+use ddp_kernels::{DType, Tensor, ops};
 
 use super::derivatives;
-use super::plan::{self, PassPlan, PlanFor};
+use super::plan::{self, Action, PassPlan, PlanFor, PlannedRun};
 use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
 use super::trace::{Op, Trace, Var};
@@ -84,12 +84,13 @@ impl<F: LossFormula> Loss for F {
     }
 }
 
-/// The first index along the last axis where `x` is largest, (…, 1).
-pub(crate) fn first_largest(m: &mut Scope<'_>, x: &Var) -> Var {
-    let count = x.size(-1);
-    let is_largest = x.equal(&x.largest(-1));
-    let indices = is_largest.select(&m.indices(count), &x.number(count as f64));
-    indices.smallest(-1)
+/// The first index along the last axis where each value is largest, (…, 1); the axis's length where
+/// one is NaN. All axes are as long as the first.
+pub(crate) fn first_largest<const N: usize>(m: &mut Scope<'_>, values: [&Var; N]) -> [Var; N] {
+    let count = values[0].size(-1);
+    let left: Vec<f64> = (1..=count).rev().map(|it| it as f64).collect();
+    let left = m.numbers(&left, &[count]);
+    values.map(|x| count as f64 - (x.equal(&x.largest(-1)) * &left).largest(-1))
 }
 
 /// The most plans of losses that are kept: rows of tokens have many lengths.
@@ -102,6 +103,8 @@ struct PlannedLoss {
     /// Of output and targets, as they come.
     shapes: [Vec<usize>; 2],
     has_gradient: bool,
+    /// Whether an operation needs an output in bf16 in f32. Chains read both.
+    widens: bool,
     plan: PassPlan,
     /// Output and target.
     inputs: [usize; 2],
@@ -138,26 +141,31 @@ fn run<F: LossFormula>(
     };
     let planned = kept.downcast_mut::<PlannedLoss>();
     let planned = planned.expect("it was found or made");
-    let mut targets = targets.clone();
-    if targets.dtype() != dtype {
-        let floats = pass.take_as(targets.shape(), dtype)?;
-        ops::cast_into(&floats, &targets)?;
-        targets = floats;
-    }
-    let result = planned.run(pass, [output, &targets]);
+    let targets = cast(pass, targets, dtype)?;
+    let output = match planned.widens {
+        true => cast(pass, output, dtype)?,
+        false => output.clone(),
+    };
+    let result = planned.run(pass, [&output, &targets]);
     planned.values.fill(None);
     pass.loss_plans().push(kept);
     let (all, gradient) = result?;
     let rows = all.count() / STATS;
-    let mut sums = pass.take_as(&[STATS, 1], dtype)?;
+    let sums = pass.take_as(&[STATS, 1], dtype)?;
     ops::row_sum_into(&sums, &all.reshape(&[STATS, rows])?)?;
-    if stats.dtype() != dtype {
-        let other = pass.take_as(&[STATS, 1], stats.dtype())?;
-        ops::cast_into(&other, &sums)?;
-        sums = other;
-    }
+    let sums = cast(pass, &sums, stats.dtype())?;
     ops::axpy(stats, 1.0, &sums.flatten()?)?;
     Ok((all.slice(0..rows)?, gradient))
+}
+
+/// The tensor in this dtype.
+fn cast(pass: &mut Pass<'_>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    if tensor.dtype() == dtype {
+        return Ok(tensor.clone());
+    }
+    let made = pass.take_as(tensor.shape(), dtype)?;
+    ops::cast_into(&made, tensor)?;
+    Ok(made)
 }
 
 impl PlannedLoss {
@@ -188,40 +196,15 @@ impl PlannedLoss {
         };
         let x = m.leaf(Op::Input, dims, "output".into());
         let target = m.leaf(Op::Input, &of_target, "target".into());
-        // Widens an output in bf16, and rounds its gradient. Otherwise it changes nothing, and no
-        // chain takes longer.
-        let output_var = &x * 1.0;
-        let name = (output_var.id, "output".into());
-        trace.borrow_mut().names.push(name);
-        let all = Rows::of(
-            formula,
-            &mut m,
-            &output_var,
-            &target,
-            !targets.dtype().is_float(),
-        )?;
+        let all = Rows::of(formula, &mut m, [&x, &target], !targets.dtype().is_float())?;
         let forward = trace.borrow().nodes.len();
         let mut ends = [Some(x.id), Some(all.joined.id), None, None];
         if has_gradient {
-            let one = output_var.number(1.0);
-            let (d, dx) = derivatives::backward(&all.losses, Some(&x), &|_| false, None);
-            // The gradient of the sum.
-            {
-                let mut trace = trace.borrow_mut();
-                let node = &mut trace.nodes[d.id];
-                (node.op, node.inputs) = (Op::Expand, vec![one.id]);
-            }
-            let Some(mut dx) = dx else {
+            let Some(dx) = all.gradient(&x) else {
                 let help = "comparisons and without_gradient have no derivative";
                 let expected = "a formula with a derivative by the output";
                 return Err(Error::model("loss", expected, format!("{formula:?}"), help));
             };
-            // Not 0·NaN.
-            if let Some(ignored) = all.ignored {
-                let mut by_row = all.shape;
-                by_row.resize(dims.len(), 1);
-                dx = ignored.reshape(&by_row).select(&dx.number(0.0), &dx);
-            }
             ends[3] = Some(dx.id);
         }
         let nodes = std::mem::take(&mut trace.borrow_mut().nodes);
@@ -231,7 +214,12 @@ impl PlannedLoss {
             is_loss: true,
         };
         let plan = plan::plan(nodes, forward, ends, how)?;
+        let reads_both = |run: &PlannedRun| {
+            use Action::{Chain, Join, Reshape};
+            matches!(run.action, Chain(_) | Join(..) | Reshape)
+        };
         Ok(PlannedLoss {
+            widens: !plan.forward.iter().chain(&plan.backward).all(reads_both),
             formula: Box::new(formula.clone()),
             mode,
             shapes: [output, targets].map(|it| it.shape().to_vec()),
@@ -284,11 +272,25 @@ impl Rows {
     fn of<F: LossFormula>(
         formula: &F,
         m: &mut Scope<'_>,
-        output: &Var,
-        target: &Var,
+        [output, target]: [&Var; 2],
         takes_indices: bool,
     ) -> Result<Rows> {
-        let dims = output.shape();
+        let (dims, classes) = (output.shape(), output.size(-1));
+        let positions = &dims[..dims.len() - 1];
+        let own_correct = formula.correct(m, output, target);
+        let has_own = own_correct.is_some();
+        let are_classes = takes_indices && classes > 1;
+        let are_classes = are_classes && target.shape() == [positions, &[1]].concat();
+        let of_classes = (are_classes && !has_own).then(|| {
+            let [chosen] = first_largest(m, [output]);
+            chosen.equal(target)
+        });
+        let correct = own_correct.or(of_classes).map(|it| -> Result<Var> {
+            let shape = by_row("correct", &it, &dims)?;
+            // The copy ends a chain, so that the loss is not divided between two.
+            Ok(Var::concatenate(&[&it.reshape(&shape)], 0))
+        });
+        let correct = correct.transpose()?;
         let losses = formula.losses(m, output, target);
         let (own, shape) = (losses.shape(), by_row("losses", &losses, &dims)?);
         // One for each of the losses, in their shape.
@@ -311,16 +313,8 @@ impl Rows {
         });
         let flat = [shape.iter().product()];
         let [zero, one] = [0.0, 1.0].map(|it| output.number(it).expand(&flat));
-        let (positions, classes) = (&dims[..dims.len() - 1], output.size(-1));
-        let are_classes = takes_indices
-            && classes > 1
-            && target.shape() == [positions, &[1]].concat()
-            && positions.iter().product::<usize>() == flat[0];
-        let correct = match formula.correct(m, output, target) {
+        let correct = match correct.filter(|it| has_own || it.shape() == shape) {
             Some(correct) => counted(each("correct", &correct)?),
-            None if are_classes => {
-                counted(each("correct", &first_largest(m, output).equal(target))?)
-            }
             None => zero,
         };
         let counts = ignored.as_ref().map_or(one.clone(), |it| 1.0 - it);
@@ -334,6 +328,25 @@ impl Rows {
             ignored,
             joined,
         })
+    }
+
+    /// The gradient of the sum of losses by the output, if there is one.
+    fn gradient(&self, output: &Var) -> Option<Var> {
+        let one = output.number(1.0);
+        let (d, dx) = derivatives::backward(&self.losses, Some(output), &|_| false, None);
+        {
+            let mut trace = output.trace.borrow_mut();
+            let node = &mut trace.nodes[d.id];
+            (node.op, node.inputs) = (Op::Expand, vec![one.id]);
+        }
+        // A step of a chain, which rounds it. Not 0·NaN where rows are ignored.
+        let dx = dx?;
+        let Some(ignored) = &self.ignored else {
+            return Some(dx * 1.0);
+        };
+        let mut by_row = self.shape.clone();
+        by_row.resize(output.rank(), 1);
+        Some(ignored.reshape(&by_row).select(&dx.number(0.0), &dx))
     }
 }
 
