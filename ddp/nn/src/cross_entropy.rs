@@ -9,9 +9,9 @@ use crate::forward::{LossFormula, Scope, Var, first_largest};
 use crate::loss::{Loss, math_dtype, wrong_output};
 use crate::pass::Pass;
 
-/// Softmax cross-entropy, as `torch.nn.CrossEntropyLoss`, of class indices (u8, i32 or i64), one for
-/// each row or position of the output, or of probabilities of all classes (floats, in the output's
-/// shape).
+/// Softmax cross-entropy, as `torch.nn.CrossEntropyLoss`, of class indices (u8, i32 or i64), one
+/// for each row or position of the output, or of probabilities of all classes (floats, in the
+/// output's shape).
 ///
 /// The mean of indices divides by the sum of the targets' class weights, which are 1 without
 /// `class_weights`; that of probabilities by the number of rows. A row of probabilities is right if
@@ -80,42 +80,30 @@ impl Loss for CrossEntropy {
         ops::cross_entropy(&logits, targets, out, &options, Some(stats))?;
         Ok(losses)
     }
-
-    fn gradient(&self, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor> {
-        if of[1].dtype().is_float() {
-            return self.of_probabilities(of[0], of[1])?.gradient(pass, of);
-        }
-        let gradient = pass.take_as(of[0].shape(), of[0].dtype())?;
-        self.compute(pass, of, Some(&gradient))?;
-        Ok(gradient)
-    }
 }
 
 impl CrossEntropy {
     /// The loss of probabilities, which it checks.
     fn of_probabilities(&self, output: &Tensor, targets: &Tensor) -> Result<OfProbabilities> {
-        let (shape, smoothing) = (output.shape(), self.label_smoothing);
-        let classes = classes(output)?;
-        let refuse = |expected: String, got: String, help: &str| {
-            Err(Error::model("cross entropy", expected, got, help))
-        };
+        classes(output)?;
+        let (shape, label_smoothing) = (output.shape(), self.label_smoothing);
         if targets.shape()[..] != shape[..] {
             let expected =
                 format!("probabilities of the output's shape {shape:?}, or class indices");
             let help = "give a probability for each class, or indices as i64";
-            return refuse(expected, format!("targets {targets}"), help);
+            return Err(Error::model("cross entropy", expected, targets, help));
         }
-        if !(0.0..=1.0).contains(&smoothing) {
-            let expected = "label_smoothing from 0 to 1".to_string();
-            return refuse(expected, smoothing.to_string(), "0 smooths nothing");
-        }
-        let weights = self.class_weights.as_ref();
-        if let Some(weights) = weights.filter(|it| it.shape()[..] != [classes]) {
-            let expected = format!("class weights [{classes}]");
-            return refuse(expected, weights.to_string(), "give each class a weight");
+        if !(0.0..=1.0).contains(&label_smoothing) {
+            let (expected, help) = ("label_smoothing from 0 to 1", "0 smooths nothing");
+            return Err(Error::model(
+                "cross entropy",
+                expected,
+                label_smoothing,
+                help,
+            ));
         }
         Ok(OfProbabilities {
-            label_smoothing: smoothing,
+            label_smoothing,
             class_weights: self.class_weights.clone(),
         })
     }
@@ -140,12 +128,11 @@ struct OfProbabilities {
 impl PartialEq for OfProbabilities {
     /// Weights are equal if they are the same tensor: their values are on the device.
     fn eq(&self, other: &OfProbabilities) -> bool {
-        let are_same = match (&self.class_weights, &other.class_weights) {
-            (None, None) => true,
-            (Some(a), Some(b)) => a.shares_memory_with(b) && a.count() == b.count(),
-            _ => false,
-        };
-        are_same && self.label_smoothing == other.label_smoothing
+        let [own, others] = [self, other].map(|it| it.class_weights.as_ref());
+        let are_same = own
+            .zip(others)
+            .is_some_and(|(own, other)| own.shares_memory_with(other));
+        self.label_smoothing == other.label_smoothing && (are_same || own.or(others).is_none())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Losses by their formula train the same on any number of ranks, with micro-batches and shards, and
-//! on GPUs captured as eager.
+//! Losses by their formula train the same on any number of ranks, with micro-batches and shards,
+//! and on GPUs captured as eager.
 
 use std::sync::Arc;
 
@@ -187,18 +187,21 @@ fn trained(world: &World, way: Way, loss: usize, precision: Precision) -> Result
 #[test]
 fn losses_by_formula_train_the_same_on_any_number_of_ranks() {
     let Some(_turn) = turn() else { return };
-    for precision in [Precision::F32, Precision::Bf16] {
-        for loss in 0..losses().len() {
-            let of =
-                |way, size| on_ranks(size, Some(3), |world| trained(world, way, loss, precision));
-            let one = of(ways()[0], 1).remove(0);
-            for (way, size) in worlds(&ways(), |way| 1..=way.ranks_max().min(2)) {
-                for (rank, other) in of(way, size).into_iter().enumerate() {
-                    assert!(
-                        other == one,
-                        "loss {loss}, {precision:?}, rank {rank} of {size}, {way:?}"
-                    );
-                }
+    let of_precision = |precision| (0..losses().len()).map(move |loss| (precision, loss));
+    let mut cases: Vec<_> = [Precision::F32, Precision::Bf16]
+        .into_iter()
+        .flat_map(of_precision)
+        .collect();
+    if !ways().contains(&Way::Cpu) {
+        cases = ddp_slice::from("losses by formula", cases, 2);
+    }
+    for (precision, loss) in cases {
+        let of = |way, size| on_ranks(size, Some(3), |world| trained(world, way, loss, precision));
+        let one = of(ways()[0], 1).remove(0);
+        for (way, size) in worlds(&ways(), |way| 1..=way.ranks_max().min(2)) {
+            for (rank, other) in of(way, size).into_iter().enumerate() {
+                let what = format!("loss {loss} in {precision:?}, rank {rank} of {size}, {way:?}");
+                assert!(other == one, "{what}");
             }
         }
     }

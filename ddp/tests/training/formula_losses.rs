@@ -50,15 +50,16 @@ fn run(losses: &[&dyn Loss], output: &Tensor, targets: &Tensor) -> Vec<Result<Co
     let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
     let mut ready = |_| Ok(());
     let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let wide = |it: &Tensor| -> Result<Vec<f64>> { Ok(it.to_dtype(DType::F64)?.to_vec()?) };
     let mut one = |loss: &&dyn Loss| {
         let stats = Tensor::zeros(&[4], DType::F64, CPU)?;
         let of = [output, targets, &stats];
-        let gradient = loss.gradient(&mut pass, of)?.to_vec()?;
-        let twice = output.clone().contiguous()?.empty_like()?;
+        let gradient = wide(&loss.gradient(&mut pass, of)?)?;
+        let again = output.empty_like()?;
         ops::zero(&stats)?;
-        let losses = loss.compute(&mut pass, of, Some(&twice))?;
-        assert_eq!(twice.to_vec::<f64>()?, gradient, "{loss:?}");
-        Ok(Computed([losses.to_vec()?, gradient, stats.to_vec()?]))
+        let losses = loss.compute(&mut pass, of, Some(&again))?;
+        assert_eq!(wide(&again)?, gradient, "{loss:?}");
+        Ok(Computed([wide(&losses)?, gradient, wide(&stats)?]))
     };
     losses.iter().map(&mut one).collect()
 }
@@ -306,11 +307,28 @@ impl LossFormula for Of {
 }
 
 #[test]
+fn a_matmul_in_a_loss_of_an_output_in_bf16_is_that_of_f32() {
+    let loss = Of(|m, x, t| {
+        let mixed = x.matmul(&m.numbers(&[0.5, 1.0, -1.5, 0.25, 2.0, 0.75], &[3, 2]));
+        (mixed - t).pow(2.0).mean(-1)
+    });
+    let narrow = randn(&[4, 3], 1).to_dtype(DType::BF16).unwrap();
+    let targets = randn(&[4, 2], 2).to_dtype(DType::F32).unwrap();
+    let [losses, gradient, stats] = alone(&loss, &narrow, &targets);
+    let wide = alone(&loss, &narrow.to_dtype(DType::F32).unwrap(), &targets);
+    assert_eq!([&losses, &stats], [&wide[0], &wide[2]]);
+    let rounded = floats(&wide[1], &[12]).to_dtype(DType::F32).unwrap();
+    let rounded = rounded.to_dtype(DType::BF16).unwrap().to_dtype(DType::F64);
+    assert_eq!(gradient, rounded.unwrap().to_vec::<f64>().unwrap());
+}
+
+#[test]
 fn wrong_formulas_and_targets_are_refused_with_what_helps() {
     let (output, targets) = (randn(&[4, 3], 1), randn(&[4, 3], 2));
     let of = |formula| error_of(&Of(formula), &output, &targets);
     let text = of(|_, x, t| (x - t).abs());
-    let expected = "loss: losses: expected one for each row, [4], got shape [4, 3]; help: sum";
+    let expected =
+        "loss: losses: expected one for each row, [4], or for each position, got shape [4, 3]";
     assert!(text.starts_with(expected), "{text}");
     assert!(of(|_, x, _| x.mean(-1).sum(0)).contains("got shape [1, 1]"));
     let text = of(|_, x, t| (x - t.slice(1, 0..2)).mean(-1));
@@ -323,12 +341,9 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
         "{text}"
     );
     let text = of(|m, x, _| (x * m.parameter("scale", &[1], Init::Constant(1.0))).mean(-1));
-    assert!(
-        text.contains("parameter scale: expected none in a loss"),
-        "{text}"
-    );
+    assert!(text.contains("a loss has no parameters"), "{text}");
     let text = of(|m, x, _| m.dropout("drop", x, 0.5).mean(-1));
-    assert!(text.contains("dropout: expected a module"), "{text}");
+    assert!(text.contains("a loss drops nothing"), "{text}");
     let text = of(|_, x, t| x.less(t).mean(-1));
     assert!(
         text.contains("a formula with a derivative by the output"),
@@ -350,7 +365,7 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
         ..CrossEntropy::default()
     };
     let text = error_of(&weighted, &output, &targets);
-    assert!(text.contains("class weights [3]"), "{text}");
+    assert!(text.contains("class_weights [2]"), "{text}");
     let smoothed = CrossEntropy {
         label_smoothing: 1.5,
         ..CrossEntropy::default()

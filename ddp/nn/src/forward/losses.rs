@@ -38,8 +38,8 @@ use crate::pass::Pass;
 /// }
 /// ```
 ///
-/// The formula is traced, as [`Module::forward`](crate::Module::forward) is: it must be the same for
-/// equal values of the type. `target` has as many axes as `output`, of length 1 at the end where
+/// The formula is traced, as [`Module::forward`](crate::Module::forward) is: it must be the same
+/// for equal values of the type. `target` has as many axes as `output`, of length 1 at the end where
 /// the data have fewer, so that class indices (B) are (B, 1). Integers become floats.
 ///
 /// Of a model that ends in a [`Head`](crate::Head) the output is (R, C), the positions of several
@@ -67,20 +67,55 @@ impl<F: LossFormula> Loss for F {
     fn compute(
         &self,
         pass: &mut Pass<'_>,
-        of: [&Tensor; 3],
+        [output, targets, stats]: [&Tensor; 3],
         gradient: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let (losses, made) = run(self, pass, of, gradient.is_some())?;
-        // A chain reads the output while it writes, so it cannot write there itself.
-        if let (Some(gradient), Some(made)) = (gradient, made) {
+        let (of, dtype) = ([output, targets], math_dtype(output));
+        let fits = |it: &PlannedLoss| {
+            it.has_gradient == gradient.is_some()
+                && it.dtypes == of.map(Tensor::dtype)
+                && (0..2).all(|at| it.shapes[at][..] == of[at].shape()[..])
+                && it.formula.downcast_ref() == Some(self)
+        };
+        let plans = pass.loss_plans();
+        let known = plans
+            .iter()
+            .position(|it| it.downcast_ref().is_some_and(fits));
+        // The latest is last.
+        let mut kept = match known {
+            Some(at) => plans.remove(at),
+            None => {
+                plans.drain(..(plans.len() + 1).saturating_sub(PLANS_MAX));
+                Box::new(PlannedLoss::new(self, of, gradient.is_some())?)
+            }
+        };
+        let planned: &mut PlannedLoss = kept.downcast_mut().expect("it was found or made");
+        // A chain cannot write to what it reads.
+        let in_place = gradient.filter(|it| it.shares_memory_with(output));
+        let made = match in_place {
+            Some(gradient) => Some(pass.take_as(gradient.shape(), gradient.dtype())?),
+            None => gradient.cloned(),
+        };
+        let targets = cast(pass, targets, dtype)?;
+        let read = if planned.widens {
+            dtype
+        } else {
+            output.dtype()
+        };
+        let output = cast(pass, output, read)?;
+        let joined = planned.run(pass, [&output, &targets], made.clone());
+        planned.values.fill(None);
+        pass.loss_plans().push(kept);
+        if let (Some(gradient), Some(made)) = (in_place, made) {
             gradient.copy_from(&made)?;
         }
-        Ok(losses)
-    }
-
-    fn gradient(&self, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor> {
-        let (_, gradient) = run(self, pass, of, true)?;
-        Ok(gradient.expect("a plan with a gradient makes it"))
+        let joined = joined?;
+        let rows = joined.count() / STATS;
+        let sums = pass.take_as(&[STATS, 1], dtype)?;
+        ops::row_sum_into(&sums, &joined.reshape(&[STATS, rows])?)?;
+        let sums = cast(pass, &sums, stats.dtype())?;
+        ops::axpy(stats, 1.0, &sums.flatten()?)?;
+        Ok(joined.slice(0..rows)?)
     }
 }
 
@@ -96,66 +131,18 @@ pub(crate) fn first_largest<const N: usize>(m: &mut Scope<'_>, values: [&Var; N]
 /// The most plans of losses that are kept: rows of tokens have many lengths.
 const PLANS_MAX: usize = 256;
 
-/// What runs for a loss, and its values while it runs.
+/// What runs for a loss, and its values while it runs. Its values 0 and 1 are output and targets.
 struct PlannedLoss {
     formula: Box<dyn Any + Send>,
-    mode: PassMode,
     /// Of output and targets, as they come.
     shapes: [Vec<usize>; 2],
+    dtypes: [DType; 2],
     has_gradient: bool,
     /// Whether an operation needs an output in bf16 in f32. Chains read both.
     widens: bool,
     plan: PassPlan,
-    /// Output and target.
-    inputs: [usize; 2],
     numbers: Vec<(usize, Tensor)>,
     values: Vec<Option<Tensor>>,
-}
-
-/// The losses (R), and the gradient of their sum if that is wanted. Adds to the statistics.
-fn run<F: LossFormula>(
-    formula: &F,
-    pass: &mut Pass<'_>,
-    [output, targets, stats]: [&Tensor; 3],
-    wants_gradient: bool,
-) -> Result<(Tensor, Option<Tensor>)> {
-    let (mode, dtype) = (PassMode::of(pass), math_dtype(output));
-    let plans = pass.loss_plans();
-    let known = plans.iter().position(|it| {
-        it.downcast_ref::<PlannedLoss>().is_some_and(|it| {
-            it.mode == mode
-                && it.has_gradient == wants_gradient
-                && it.shapes[0][..] == output.shape()[..]
-                && it.shapes[1][..] == targets.shape()[..]
-                && it.formula.downcast_ref() == Some(formula)
-        })
-    });
-    // The latest is last.
-    let mut kept = match known {
-        Some(at) => plans.remove(at),
-        None => {
-            let made = PlannedLoss::new(formula, mode, [output, targets], wants_gradient)?;
-            plans.drain(..(plans.len() + 1).saturating_sub(PLANS_MAX));
-            Box::new(made)
-        }
-    };
-    let planned = kept.downcast_mut::<PlannedLoss>();
-    let planned = planned.expect("it was found or made");
-    let targets = cast(pass, targets, dtype)?;
-    let output = match planned.widens {
-        true => cast(pass, output, dtype)?,
-        false => output.clone(),
-    };
-    let result = planned.run(pass, [&output, &targets]);
-    planned.values.fill(None);
-    pass.loss_plans().push(kept);
-    let (all, gradient) = result?;
-    let rows = all.count() / STATS;
-    let sums = pass.take_as(&[STATS, 1], dtype)?;
-    ops::row_sum_into(&sums, &all.reshape(&[STATS, rows])?)?;
-    let sums = cast(pass, &sums, stats.dtype())?;
-    ops::axpy(stats, 1.0, &sums.flatten()?)?;
-    Ok((all.slice(0..rows)?, gradient))
 }
 
 /// The tensor in this dtype.
@@ -171,42 +158,43 @@ fn cast(pass: &mut Pass<'_>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
 impl PlannedLoss {
     fn new<F: LossFormula>(
         formula: &F,
-        mode: PassMode,
-        [output, targets]: [&Tensor; 2],
+        of: [&Tensor; 2],
         has_gradient: bool,
     ) -> Result<PlannedLoss> {
-        let (dims, mut of_target) = (output.shape(), targets.shape().to_vec());
-        if dims.is_empty() || of_target.first() != dims.first() {
+        let [output, targets] = of;
+        let mut of_target = targets.shape().to_vec();
+        if output.shape().is_empty() || of_target.first() != output.shape().first() {
             let expected = format!("as many rows of targets as of the output {output}");
             let help = "give each row of the output its target";
             return Err(Error::model("loss", expected, targets, help));
         }
-        of_target.resize(of_target.len().max(dims.len()), 1);
+        of_target.resize(of_target.len().max(output.shape().rank()), 1);
         let trace = Rc::<RefCell<Trace>>::default();
         trace.borrow_mut().place = "loss".into();
         let mut declared = DeclaredParameters::default();
-        declared.is_loss = true;
         let mut m = Scope {
             trace: trace.clone(),
             declared: &mut declared,
             build: None,
             prefix: String::new(),
-            mode,
+            mode: match has_gradient {
+                true => PassMode::Training,
+                false => PassMode::Evaluation,
+            },
             lora: None,
         };
-        let x = m.leaf(Op::Input, dims, "output".into());
+        let x = m.leaf(Op::Input, output.shape(), "output".into());
         let target = m.leaf(Op::Input, &of_target, "target".into());
-        let all = Rows::of(formula, &mut m, [&x, &target], !targets.dtype().is_float())?;
+        let are_indices = !targets.dtype().is_float();
+        let rows = Rows::of(formula, &mut m, [&x, &target], are_indices)?;
         let forward = trace.borrow().nodes.len();
-        let mut ends = [Some(x.id), Some(all.joined.id), None, None];
-        if has_gradient {
-            let Some(dx) = all.gradient(&x) else {
-                let help = "comparisons and without_gradient have no derivative";
-                let expected = "a formula with a derivative by the output";
-                return Err(Error::model("loss", expected, format!("{formula:?}"), help));
-            };
-            ends[3] = Some(dx.id);
+        let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
+        if has_gradient && dx.is_none() {
+            let help = "comparisons and without_gradient have no derivative";
+            let expected = "a formula with a derivative by the output";
+            return Err(Error::model("loss", expected, format!("{formula:?}"), help));
         }
+        let ends = [Some(x.id), Some(rows.joined.id), None, dx.map(|dx| dx.id)];
         let nodes = std::mem::take(&mut trace.borrow_mut().nodes);
         let how = PlanFor {
             is_training: has_gradient,
@@ -219,48 +207,42 @@ impl PlannedLoss {
             matches!(run.action, Chain(_) | Join(..) | Reshape)
         };
         Ok(PlannedLoss {
-            widens: !plan.forward.iter().chain(&plan.backward).all(reads_both),
             formula: Box::new(formula.clone()),
-            mode,
-            shapes: [output, targets].map(|it| it.shape().to_vec()),
+            shapes: of.map(|it| it.shape().to_vec()),
+            dtypes: of.map(Tensor::dtype),
             has_gradient,
-            inputs: [x.id, target.id],
+            widens: !plan.forward.iter().chain(&plan.backward).all(reads_both),
             numbers: running::numbers(&plan, None, math_dtype(output), output.device())?,
             values: vec![None; plan.nodes.len()],
             plan,
         })
     }
 
-    /// What `Rows::joined` says, and the gradient if the plan has one.
-    fn run(&mut self, pass: &mut Pass<'_>, of: [&Tensor; 2]) -> Result<(Tensor, Option<Tensor>)> {
-        let PlannedLoss {
-            plan,
-            inputs,
-            numbers,
-            values,
-            ..
-        } = self;
-        let mut results = [None, None];
-        let [_, all, _, dx] = plan.ends;
-        for (end, runs) in [(all, &plan.forward), (dx, &plan.backward)] {
-            for (&id, tensor) in inputs.iter().zip(of) {
+    /// What `Rows::joined` says. Writes the gradient.
+    fn run(
+        &mut self,
+        pass: &mut Pass<'_>,
+        of: [&Tensor; 2],
+        gradient: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let (plan, values) = (&self.plan, &mut self.values);
+        for (is_backward, runs) in [(false, &plan.forward), (true, &plan.backward)] {
+            for (id, tensor) in of.into_iter().enumerate() {
                 values[id] = Some(tensor.reshape(&plan.nodes[id].shape)?);
             }
-            let is_backward = end == dx;
-            let mut running = Running::new(pass, plan, numbers, values, true);
-            running.all(runs, is_backward)?;
-            results[usize::from(is_backward)] = end.map(|end| running.value(end)).transpose()?;
+            if let (true, Some(dx)) = (is_backward, plan.ends[3]) {
+                values[dx].clone_from(&gradient);
+            }
+            Running::new(pass, plan, &self.numbers, values, true).all(runs, is_backward)?;
         }
-        let [all, gradient] = results;
-        Ok((all.expect("a plan has an output"), gradient))
+        let joined = plan.ends[1].and_then(|joined| values[joined].take());
+        Ok(joined.expect("a plan makes its output"))
     }
 }
 
-/// What a formula gives for each row or position.
+/// What a formula gives for each row or position, in the shape of its losses.
 struct Rows {
-    /// (B) or (B, T)
-    shape: Vec<usize>,
-    /// In the formula's shape: times their weights; 0 where ignored.
+    /// Times their weights; 0 where ignored.
     losses: Var,
     /// 1 where ignored, if there are weights.
     ignored: Option<Var>,
@@ -273,34 +255,26 @@ impl Rows {
         formula: &F,
         m: &mut Scope<'_>,
         [output, target]: [&Var; 2],
-        takes_indices: bool,
+        are_indices: bool,
     ) -> Result<Rows> {
-        let (dims, classes) = (output.shape(), output.size(-1));
-        let positions = &dims[..dims.len() - 1];
-        let own_correct = formula.correct(m, output, target);
-        let has_own = own_correct.is_some();
-        let are_classes = takes_indices && classes > 1;
-        let are_classes = are_classes && target.shape() == [positions, &[1]].concat();
-        let of_classes = (are_classes && !has_own).then(|| {
-            let [chosen] = first_largest(m, [output]);
-            chosen.equal(target)
-        });
-        let correct = own_correct.or(of_classes).map(|it| -> Result<Var> {
-            let shape = by_row("correct", &it, &dims)?;
-            // The copy ends a chain, so that the loss is not divided between two.
-            Ok(Var::concatenate(&[&it.reshape(&shape)], 0))
-        });
-        let correct = correct.transpose()?;
         let losses = formula.losses(m, output, target);
-        let (own, shape) = (losses.shape(), by_row("losses", &losses, &dims)?);
-        // One for each of the losses, in their shape.
-        let each = |what: &str, value: &Var| -> Result<Var> {
-            let mut axes = by_row(what, value, &[&shape[..], &[1]].concat())?;
-            axes.resize(shape.len(), 1);
-            Ok(value.reshape(&axes).expand(&shape).reshape(&own))
+        let shape = by_row(&losses)?;
+        let dims = output.shape();
+        if shape.len() > dims.len().max(2) - 1 || !dims.starts_with(&shape) {
+            let expected = format!("one for each row, [{}], or for each position", dims[0]);
+            return Err(wrong("losses", expected, &losses));
+        }
+        let (own, flat) = (losses.shape(), [shape.iter().product()]);
+        let each = |what: &str, value: Var| match by_row(&value)? == shape {
+            true => Ok(value.reshape(&own)),
+            false => Err(wrong(
+                what,
+                format!("one for each of the losses {shape:?}"),
+                &value,
+            )),
         };
         let weights = formula.weights(m, output, target);
-        let weights = weights.map(|it| each("weights", &it.without_gradient()));
+        let weights = weights.map(|it| each("weights", it.without_gradient()));
         let weights = weights.transpose()?;
         let ignored = weights.as_ref().map(|it| it.equal(&it.number(0.0)));
         let counted = |value: Var| match &ignored {
@@ -311,19 +285,23 @@ impl Rows {
             Some(weights) => losses * weights,
             None => losses,
         });
-        let flat = [shape.iter().product()];
+        // The copy ends the loss's chain, so that what follows does not take its operands.
+        let mut parts = vec![Var::concatenate(&[&losses.reshape(&flat)], 0)];
         let [zero, one] = [0.0, 1.0].map(|it| output.number(it).expand(&flat));
-        let correct = match correct.filter(|it| has_own || it.shape() == shape) {
-            Some(correct) => counted(each("correct", &correct)?),
-            None => zero,
-        };
+        let [chosen] = first_largest(m, [output]);
+        let are_classes = are_indices
+            && output.size(-1) > 1
+            && chosen.shape() == target.shape()
+            && by_row(&chosen)? == shape;
+        let by_class = are_classes.then(|| chosen.equal(target));
+        let correct = formula.correct(m, output, target).or(by_class);
+        let correct = correct.map(|it| each("correct", it)).transpose()?;
+        let correct = correct.map_or(zero, counted);
         let counts = ignored.as_ref().map_or(one.clone(), |it| 1.0 - it);
-        let parts = [&losses, weights.as_ref().unwrap_or(&one), &correct, &counts];
-        let parts = parts.map(|it| it.reshape(&flat));
-        let joined = Var::concatenate(&parts.each_ref(), 0);
-        no_error(output)?;
+        parts.extend([weights.unwrap_or(one), correct, counts].map(|it| it.reshape(&flat)));
+        let joined = Var::concatenate(&parts.iter().collect::<Vec<_>>(), 0);
+        by_row(&joined)?;
         Ok(Rows {
-            shape,
             losses,
             ignored,
             joined,
@@ -344,36 +322,26 @@ impl Rows {
         let Some(ignored) = &self.ignored else {
             return Some(dx * 1.0);
         };
-        let mut by_row = self.shape.clone();
-        by_row.resize(output.rank(), 1);
-        Some(ignored.reshape(&by_row).select(&dx.number(0.0), &dx))
+        let mut axes = ignored.shape();
+        axes.resize(output.rank(), 1);
+        Some(ignored.reshape(&axes).select(&dx.number(0.0), &dx))
     }
 }
 
-/// The first error of the formula so far.
-fn no_error(value: &Var) -> Result<()> {
-    let error = value.trace.borrow_mut().error.take();
-    error.map_or(Ok(()), |error| Err(Error::Usage(error)))
-}
-
-/// The shape of `value` without axes of length 1 at the end, if it has a number for each row, or for
-/// each position, of an output of this shape.
-fn by_row(what: &str, value: &Var, output: &[usize]) -> Result<Vec<usize>> {
-    no_error(value)?;
+/// The shape of `value` without axes of length 1 at the end, or the formula's first error.
+fn by_row(value: &Var) -> Result<Vec<usize>> {
+    if let Some(error) = value.trace.borrow_mut().error.take() {
+        return Err(Error::Usage(error));
+    }
     let mut shape = value.shape();
     while shape.len() > 1 && shape.ends_with(&[1]) {
         shape.pop();
     }
-    let most = output.len().saturating_sub(1).max(1);
-    if shape.is_empty() || shape.len() > most || !output.starts_with(&shape) {
-        let positions = match most {
-            1 => String::new(),
-            most => format!(", or for each position, {:?}", &output[..most]),
-        };
-        let expected = format!("one for each row, {:?}{positions}", &output[..1]);
-        let got = format!("shape {:?}", value.shape());
-        let help = "sum or average over the other axes, as .mean(-1) does";
-        return Err(Error::model(format!("loss: {what}"), expected, got, help));
-    }
     Ok(shape)
+}
+
+fn wrong(what: &str, expected: String, value: &Var) -> Error {
+    let got = format!("shape {:?}", value.shape());
+    let help = "sum or average over the other axes, as .mean(-1) does";
+    Error::model(format!("loss: {what}"), expected, got, help)
 }

@@ -66,8 +66,6 @@ pub(super) struct DeclaredParameters {
     parameters: HashMap<String, (ParamId, Vec<usize>)>,
     /// Layers that draw random numbers.
     pub(super) numbers: HashMap<String, u32>,
-    /// A loss declares none.
-    pub(super) is_loss: bool,
 }
 
 /// Parameters, layers and numbers of a forward. Names are those of checkpoints; each is declared
@@ -241,15 +239,9 @@ impl Scope<'_> {
             }
         }
         let Some((id, known)) = self.declared.parameters.get(&path) else {
-            let (expected, help) = match self.declared.is_loss {
-                true => ("none in a loss", "declare it in the model"),
-                false => (
-                    "one of the first trace",
-                    "let no name or condition depend on the batch or the mode",
-                ),
-            };
-            let text =
-                format!("parameter {path}: expected {expected}, got a new one; help: {help}");
+            let text = format!(
+                "parameter {path}: expected one of the first trace, got a new one; help: let no name or condition depend on the batch or the mode; a loss has no parameters"
+            );
             return self.refused(text, shape);
         };
         if known != shape {
@@ -303,9 +295,6 @@ impl Scope<'_> {
                 format!("a probability of at least 0 and less than 1, not {probability}");
             return x.refuse("dropout", &[x], &expected, "use 0 to drop nothing");
         }
-        if self.declared.is_loss {
-            return x.refuse("dropout", &[x], "a module", "drop elements in the model");
-        }
         if let Some(build) = &mut self.build {
             let number = build.random_layer();
             let before = self.declared.numbers.insert(self.prefix.clone(), number);
@@ -314,15 +303,14 @@ impl Scope<'_> {
                 return x.refuse("dropout", &[x], "a name that no other dropout has", help);
             }
         }
-        let number = self.declared.numbers.get(&self.prefix).copied();
+        let Some(&number) = self.declared.numbers.get(&self.prefix) else {
+            let help = "let no condition depend on the mode; a loss drops nothing";
+            return x.refuse("dropout", &[x], "one of the first trace", help);
+        };
         if probability == 0.0 || !self.is_training() {
             return x.clone();
         }
-        x.push(
-            Op::Dropout(number.unwrap_or(0), probability),
-            &[x],
-            x.shape(),
-        )
+        x.push(Op::Dropout(number, probability), &[x], x.shape())
     }
 
     /// Attention of (B, T, (H + 2K)·D), whose columns are those of queries, then keys, then values.
