@@ -39,8 +39,8 @@ use crate::pass::Pass;
 /// ```
 ///
 /// The formula is traced, as [`Module::forward`](crate::Module::forward) is: it must be the same
-/// for equal values of the type. `target` has as many axes as `output`, of length 1 at the end where
-/// the data have fewer, so that class indices (B) are (B, 1). Integers become floats.
+/// for equal values of the type. `target` has as many axes as `output`, of length 1 at the end
+/// where the data have fewer, so that class indices (B) are (B, 1). Integers become floats.
 ///
 /// Of a model that ends in a [`Head`](crate::Head) the output is (R, C), the positions of several
 /// rows, and the targets (R, 1) or (R, C).
@@ -106,10 +106,10 @@ impl<F: LossFormula> Loss for F {
         let joined = planned.run(pass, [&output, &targets], made.clone());
         planned.values.fill(None);
         pass.loss_plans().push(kept);
+        let joined = joined?;
         if let (Some(gradient), Some(made)) = (in_place, made) {
             gradient.copy_from(&made)?;
         }
-        let joined = joined?;
         let rows = joined.count() / STATS;
         let sums = pass.take_as(&[STATS, 1], dtype)?;
         ops::row_sum_into(&sums, &joined.reshape(&[STATS, rows])?)?;
@@ -119,8 +119,8 @@ impl<F: LossFormula> Loss for F {
     }
 }
 
-/// The first index along the last axis where each value is largest, (…, 1); the axis's length where
-/// one is NaN. All axes are as long as the first.
+/// The first index along the last axis where each value is largest, (…, 1); the axis's length
+/// where one is NaN. All axes are as long as the first.
 pub(crate) fn first_largest<const N: usize>(m: &mut Scope<'_>, values: [&Var; N]) -> [Var; N] {
     let count = values[0].size(-1);
     let left: Vec<f64> = (1..=count).rev().map(|it| it as f64).collect();
