@@ -52,7 +52,7 @@ def of_kernel(kernel, loops, gate, figure):
         return [max((narrowest(loop, READS) or 0 for loop in loops), default=0)]
     if figure == "instructions_per_element_of_all_loops":
         return [sum(OF_LOOP["instructions_per_element"](loop, gate) or 0 for loop in loops)]
-    return [kernel[figure]]  # registers, warps, tensor, spills
+    return [kernel.get(figure, 0)]  # registers, warps, tensor, spills, held
 
 
 def failures(gate, kernels):

@@ -48,8 +48,8 @@ def dynamic_shared(architecture):
     """Bytes of dynamic shared memory that the product's launches give to blocks, by kernel."""
     found, other = {}, "HOPPER" if architecture != "sm_90" else "TENSOR"
     for source in SOURCES.glob("**/*.rs"):
-        for name, bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
-            if name.startswith(other):
+        for kernels_of_gpu, bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
+            if kernels_of_gpu.startswith(other):
                 continue
             size = sum(math.prod(map(int, factors.split("*"))) for factors in bytes_of.split("+"))
             found |= {f"{name}_{dtype}": size for name in re.findall(r"\w+", f"{forward} {backward}") for dtype in ("f32", "bf16")}
@@ -195,6 +195,7 @@ def print_loops(results):
 
 
 def main():
+    machine_code.check_mixed()
     nvrtc, options = load_nvrtc(), product_options()
     sources = sorted(source for source in SOURCES.glob("**/*.cu") if NAME in source.name)
     if not sources:

@@ -253,7 +253,7 @@ def mixed(kernel):
         block = waiting.pop()
         writers = dict(before[block])
         for it in (kernel.instructions[at] for at in kernel.ranges[block]):
-            if it.name == "HGMMA" and (rows := ROWS.match(it.operands)):
+            if rows := it.name == "HGMMA" and ROWS.match(it.operands):
                 found |= {it.operands for register in range(int(rows[1]), int(rows[1]) + 4) if len(writers.get(register, ())) > 1}
             for register in it.written():
                 writers[register] = frozenset({it.name} | (writers.get(register, frozenset()) if it.guard else frozenset()))
@@ -263,6 +263,25 @@ def mixed(kernel):
                 before[after].update(joined)
                 waiting.add(after)
     return sorted(found)
+
+
+OVERWRITTEN = """
+.text.kernel:
+    /*0000*/ LDSM.16.M88.4 R4, [R0] ;
+.L_x_1:
+    /*0010*/ HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR4], R24 ;
+    /*0020*/ F2FP.BF16.F32.PACK_AB R4, R8, R9 ;
+    /*0030*/ @P0 BRA `(.L_x_1) ;
+    /*0040*/ EXIT ;
+"""
+
+
+def check_mixed():
+    """Whether `mixed` finds what it is for, and only that."""
+    for text, count in ((OVERWRITTEN, 1), (OVERWRITTEN.replace("R4, R8", "R12, R8"), 0)):
+        kernel = parse(text)["kernel"]
+        kernel.blocks()
+        assert len(mixed(kernel)) == count, f"{mixed(kernel)}, expected {count} of {text}"
 
 
 def figures_of_loop(path, whole):
@@ -301,8 +320,9 @@ def analyse(kernel, texts):
         loops.append((head, figures))
     loops.sort(key=lambda it: it[0])
     tensor = sum(it.tensor() for it in kernel.instructions)
+    held = sum(it.name == "HGMMA" and ROWS.match(it.operands) is not None for it in kernel.instructions)
     order = "".join(ORDERING.get(it.name, "") for it in kernel.instructions)
-    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "mixed": mixed(kernel), "loops": [figures for _, figures in loops]}
+    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "mixed": mixed(kernel), "held": held, "loops": [figures for _, figures in loops]}
 
 
 def threads_of(image):

@@ -2,10 +2,10 @@
 //! also where backward recomputes activations; so is a step over several devices. Losses are those
 //! of the CPU up to rounding.
 
-use crate::support::job::{Folder, all_at_once};
+use crate::support::job::{Folder, Job, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::test_name;
-use crate::{gpu, gpu_of, is_simulated};
+use crate::{gpu, gpu_of, is_simulated, simulated_gpu_of};
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
                    --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
@@ -231,27 +231,34 @@ fn every_stage_of_zero_trains_the_same_captured_and_eager() {
     assert!(shards("--zero 2 --bucket-mb 0.01") == shards(""));
 }
 
-/// Memory as the simulated driver counts it, in MB: planned without a model, and measured.
-fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
-    let folder = Folder::new("planned");
+/// A small GPT on some ranks.
+fn planned_job(folder: &Folder, ranks: usize, flags: &str) -> Job {
     std::fs::write(folder.path().join("t.txt"), "To be, or not. ".repeat(400)).unwrap();
     let model = "gpt,layers=4,heads=4,width=256,context=64,vocab=4096";
     let words = format!(
         "--model {model} --data t.txt --val-split 0.1 --batch-size {} --steps 8 --threads 1 \
-         --device cuda --data-on-device off --graph off --dry-run --out OUT {flags}",
+         --device cuda --data-on-device off --graph off --out OUT {flags}",
         2 * ranks
     );
     let job = match ranks {
         1 => folder.alone(&words),
         _ => folder.ranks(ranks, &words),
     };
-    let ended = job.on_gpus().run();
+    job.on_gpus()
+}
+
+/// `12.3 MB` or GB, in MB.
+fn mb(text: &str) -> f64 {
+    let (number, unit) = text.trim().split_once(' ').unwrap();
+    let factor = if unit.starts_with("GB") { 1000.0 } else { 1.0 };
+    factor * number.parse::<f64>().unwrap()
+}
+
+/// Memory as the simulated driver counts it, in MB: planned without a model, and measured.
+fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
+    let folder = Folder::new("planned");
+    let ended = planned_job(&folder, ranks, &format!("--dry-run {flags}")).run();
     ended.assert_well();
-    let mb = |text: &str| -> f64 {
-        let (number, unit) = text.trim().split_once(' ').unwrap();
-        let factor = if unit.starts_with("GB") { 1000.0 } else { 1.0 };
-        factor * number.parse::<f64>().unwrap()
-    };
     let line = |start: &str| {
         let mut lines = ended.stdout.lines();
         lines
@@ -300,6 +307,31 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
             -0.02 * measured < beyond && beyond < piece_mb.max(0.02 * measured),
             "{flags}: {planned} MB, {measured}"
         );
+    }
+}
+
+/// With a context, NCCL and pieces of the driver's pool as large as an H200's; not in a piece less.
+#[test]
+fn a_run_fits_in_the_memory_that_a_dry_run_plans() {
+    let Some(_gpu) = simulated_gpu_of(2) else {
+        return;
+    };
+    const OWN_MB: &str = "561,939,32";
+    for (ranks, flags) in [(1, "--dtype bf16"), (2, "--dtype bf16 --zero 1")] {
+        let folder = Folder::new("plan");
+        let plan = planned_job(&folder, ranks, &format!("--dry-run {flags}")).run();
+        plan.assert_well();
+        let mut lines = plan.stdout.lines();
+        let line = lines.find(|it| it.contains("planned GPU memory of a rank: "));
+        let (_, together) = line.unwrap().split_once("; together ").unwrap();
+        let run = |mb: f64| {
+            let folder = Folder::new("fits");
+            let mib = (mb * 1e6 / f64::from(1 << 20)).ceil().to_string();
+            let job = planned_job(&folder, ranks, flags).env("SIMCUDA_MEMORY_MB", &mib);
+            job.env("SIMCUDA_OWN_MB", OWN_MB).run()
+        };
+        run(mb(together)).assert_well();
+        run(mb(together) - 36.0).assert_fails(71);
     }
 }
 

@@ -1,8 +1,8 @@
 // Attention in bf16 on tensor cores, for heads of a multiple of 16 columns, at most 128: see
 // attention.rs. Sums and the softmax are f32; weights and their gradients are rounded to bf16
-// before they are multiplied. On Hopper the four warps of a block multiply together, by `wgmma`, which
-// alone reaches the full rate of its tensor cores; other GPUs multiply by `mma.sync`, each warp its own
-// rows. Both leave a lane the same elements of a tile.
+// before they are multiplied. On Hopper the four warps of a block multiply together, by `wgmma`,
+// which alone reaches the full rate of its tensor cores; other GPUs multiply by `mma.sync`, each
+// warp its own rows. Either way a lane has the same elements of a tile.
 //
 // A block of threads keeps some rows of queries, or of keys, and goes over the others a tile at a
 // time: while it computes with one tile, the next is copied to shared memory. The heads of q that
@@ -80,10 +80,9 @@ INLINE void finish_copies() {
 
 // ---- shared memory ----
 
-// The 8 packs of 16 bytes that a warp reads at once, one of each row, are in all 32 banks. On Hopper rows
-// lie in panels of 64 columns, one panel after the other, and pack p of row r is at place p ^ r % 8 of its
-// row: the layout that wgmma calls swizzled by 128 bytes. Elsewhere 16 bytes are between two rows, which
-// takes fewer registers for addresses.
+// A warp reads 8 packs of 16 bytes at once, one of each row, from all 32 banks. On Hopper rows lie
+// in panels of 64 columns, and pack p of row r is at place p ^ r % 8: wgmma's 128-byte swizzle.
+// Elsewhere 16 bytes are between two rows, which takes fewer registers for addresses.
 constexpr u32 PANEL = 64, PANEL_BYTES = 128;
 /// Bytes from a row to the next, and of rows of this width.
 INLINE constexpr u32 pitch(u32 width) { return IS_HOPPER ? PANEL_BYTES : width * 2 + 16; }
@@ -94,17 +93,17 @@ template <u32 WIDTH, u32 ROWS> INLINE u32 place_of(u32 row, u32 pack) {
     return row * pitch(WIDTH) + pack * 16;
 }
 
-/// PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate operations": a matrix of swizzled
-/// rows that begin at `first`, with 1,024 bytes between groups of 8.
+/// PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate operations": a matrix of
+/// swizzled rows that begin at `first`, with 1,024 bytes between groups of 8.
 INLINE u64 describe(u32 first) { return (1ull << 62) | (64ull << 32) | (64ull << 16) | (first >> 4); }
 
 /// Before products: what was written to registers is seen by them.
 INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// Defines: sums of 64 rows, of which a warp has 16, += left · right, 64 × COLUMNS × 16; = if IS_FIRST.
-/// `left` is in registers or described; `right` describes columns, or rows if IS_TURNED. SUMS are the
-/// numbers of the operands OUTPUTS, A and so on those of what follows.
+/// Defines multiply_group: c, 64 rows (16 of each warp) × COLUMNS, gets left · right added, or is
+/// set to it if IS_FIRST. `left` is in registers or a descriptor; `right` describes columns, or rows
+/// if IS_TURNED. SUMS numbers the operands of OUTPUTS; A to G number those that follow.
 #define MULTIPLY_GROUP(COLUMNS, OUTPUTS, SUMS, A, B, C, D, E, F, G)                                                    \
     template <bool IS_FIRST, bool IS_TURNED>                                                                           \
     INLINE void multiply_group(float (&c)[COLUMNS / 8][4], const u32 (&a)[4], u64 right) {                             \
@@ -218,8 +217,8 @@ template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
             multiply_group<IS_FIRST, false>(sums, describe(all + t * TILE_ROWS * PANEL_BYTES + panel(k) + k % 4 * 32), right);
     }
 
-    /// sums += these rows · rightᵀ; = if IS_FIRST. The rows of `right` begin at `right`. The caller
-    /// finishes the sums.
+    /// sums += these rows · rightᵀ; = if IS_FIRST. The rows of `right` begin at `right`. The
+    /// caller finishes the sums.
     template <bool IS_FIRST, u32 COLUMNS> INLINE void add_scores(Sums<TILES, COLUMNS>& sums, u32 right) const {
         constexpr u32 RIGHT = COLUMNS * 8;
         if constexpr (IS_HOPPER) {
@@ -488,8 +487,9 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows + block.stage(TILE_BYTES), block.begin);
     v.template copy<WIDTH, STEP>(v_rows + block.stage(TILE_BYTES), block.begin);
-    // NVIDIA's compilers from 12.1 to 13.0 may give the registers of rows that wgmma reads in each round to
-    // the weights as well (launch/check-kernels finds that). From shared memory it takes 2% longer.
+    // NVIDIA's compilers from 12.1 to 13.0 may give the registers of rows that wgmma reads in each
+    // round to the weights as well (launch/check-kernels finds that). From shared memory it takes 2%
+    // longer with 1,024 tokens, 2 to 11% with 4,096.
     constexpr bool HELD = WIDTH <= 64 && !IS_HOPPER;
     // Other rows are first read with the first tile, which waits for all of these copies.
     if (HELD) finish_copies();
@@ -713,11 +713,13 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
                           kv_stride}, SIZES);                                                                          \
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The fastest of those tried on an H200 (tests/evidence/h200.md): three or four blocks on a multiprocessor
-// for heads of 64, where one computes exponentials while others multiply.
-ATTENTION(64, 64, false, 1, 64, 4, 1, 64, 3, 48, 3)
+// Tiles by what an H200 measured (tests/evidence/h200.md): for heads of 64 three or four blocks on a
+// multiprocessor, of which one computes exponentials while others multiply. Those for windows and
+// documents (apart) follow from them.
+constexpr u32 HOPPER_STEP = 48;
+ATTENTION(64, 64, false, 1, 64, 4, 1, 64, 3, HOPPER_STEP, 3)
 ATTENTION(128, 128, false, 2, 64, 2, 1, 64, 2, 64, 2)
-ATTENTION(apart_64, 64, true, 1, 64, 4, 1, 64, 3, 48, 3)
+ATTENTION(apart_64, 64, true, 1, 64, 4, 1, 64, 3, HOPPER_STEP, 3)
 ATTENTION(apart_128, 128, true, 1, 64, 2, 1, 64, 2, 64, 2)
 #else
 // A multiprocessor holds two blocks (one where it has 100 KiB), with 255 registers for a thread.

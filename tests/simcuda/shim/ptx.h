@@ -92,8 +92,8 @@ inline const unsigned short* of_swizzled(unsigned long long matrix, unsigned row
 }
 
 // The four warps of a group multiply 64 x 16 by 16 x N; a warp has 16 of the rows: of d as of c above for N / 8 tiles, of a in registers as
-// of a above. Rows of a matrix in shared memory are rows of a, columns of b, or with `is_turned` rows of b. Here a warp multiplies its rows
-// at once and by itself, so missing waits and fences do not show; sums are added as above.
+// of a above. Rows of a matrix in shared memory are rows of a, columns of b, or with `is_turned` rows of b. Each of
+// the four warps multiplies its 16 rows at once and alone, so missing waits and fences do not show; sums are added as above.
 template <unsigned N>
 SIMCUDA_UNSEEN inline void multiply_in_group(float* const (&d)[N / 2], const unsigned (*held)[shared_words_max], unsigned long long left,
                                              unsigned long long right, bool adds, bool is_turned, unsigned line, void* site) {

@@ -32,6 +32,51 @@ pub enum OnFinding {
     Keep,
 }
 
+/// What driver and libraries take of a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnBytes {
+    /// A context, with the code of kernels.
+    pub context: u64,
+    /// The first communicator, with NCCL's kernels.
+    pub nccl: u64,
+    /// What a memory pool takes at a time.
+    pub piece: u64,
+}
+
+impl Default for OwnBytes {
+    fn default() -> Self {
+        Self {
+            context: 0,
+            nccl: 0,
+            piece: 2 << 20,
+        }
+    }
+}
+
+impl OwnBytes {
+    /// Reads `CONTEXT,NCCL,PIECE`, in MB; pieces are MiB.
+    fn parse(text: Option<&str>, memory_bytes: u64) -> Result<Self, String> {
+        let Some(text) = text else {
+            return Ok(Self::default());
+        };
+        let numbers: Result<Vec<u64>, _> =
+            text.split(',').map(|word| word.trim().parse()).collect();
+        match numbers.as_deref() {
+            Ok(&[context, nccl, piece @ 1..=1024]) if context <= memory_bytes / 1_000_000 => {
+                Ok(Self {
+                    context: context * 1_000_000,
+                    nccl: nccl.saturating_mul(1_000_000),
+                    piece: piece << 20,
+                })
+            }
+            _ => Err(format!(
+                "SIMCUDA_OWN_MB={text}: expected the MB of a context, which its memory has, and of NCCL, and \
+                 the MiB of a pool's pieces, as in 561,604,32"
+            )),
+        }
+    }
+}
+
 /// The requested machine.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -41,6 +86,8 @@ pub struct Config {
     pub capabilities: Vec<(u32, u32)>,
     /// Memory of each GPU.
     pub memory_bytes: u64,
+    /// What is not the program's of it.
+    pub own: OwnBytes,
     /// Decides every choice that CUDA leaves open.
     pub seed: u64,
     /// The schedule.
@@ -86,6 +133,7 @@ impl Default for Config {
             devices: 1,
             capabilities: vec![CAPABILITY],
             memory_bytes: 2048 << 20,
+            own: OwnBytes::default(),
             seed: 0,
             schedule: Schedule::Random,
             faults: Plan::default(),
@@ -175,6 +223,7 @@ impl Config {
             devices: devices as usize,
             capabilities: capabilities(get("SIMCUDA_CAPABILITY").as_deref())?,
             memory_bytes: memory_mb << 20,
+            own: OwnBytes::parse(get("SIMCUDA_OWN_MB").as_deref(), memory_mb << 20)?,
             seed: number("SIMCUDA_SEED", 0)?,
             schedule,
             ignore_wait: Some(number("SIMCUDA_IGNORE_WAIT", 0)?).filter(|wait| *wait > 0),
@@ -256,6 +305,7 @@ mod tests {
             ("SIMCUDA_DEVICES", "4"),
             ("SIMCUDA_CAPABILITY", "7.0,9.0"),
             ("SIMCUDA_MEMORY_MB", "16"),
+            ("SIMCUDA_OWN_MB", "9,8,1"),
             ("SIMCUDA_SEED", "7"),
             ("SIMCUDA_SCHEDULE", "lazy"),
             ("SIMCUDA_FAULTS", "no_peer"),
@@ -305,6 +355,8 @@ mod tests {
             ("SIMCUDA_DEVICES", "65", "at most 64"),
             ("SIMCUDA_CAPABILITY", "75", "expected a compute capability"),
             ("SIMCUDA_MEMORY_MB", "0", "expected 1 to"),
+            ("SIMCUDA_OWN_MB", "561,604", "expected the MB of a context"),
+            ("SIMCUDA_OWN_MB", "9000,604,32", "which its memory has"),
             ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
             ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),
             ("SIMCUDA_FAULTS", "oops", "SIMCUDA_FAULTS"),

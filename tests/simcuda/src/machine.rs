@@ -64,7 +64,7 @@ impl Machine {
         Self {
             initialised: false,
             devices,
-            memory: memory::AddressSpace::new(config.devices, config.memory_bytes),
+            memory: memory::AddressSpace::new(config.devices, config.memory_bytes, config.own),
             streams: stream::Streams::default(),
             events: event::Events::default(),
             graphs: graph::Graphs::default(),

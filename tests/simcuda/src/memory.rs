@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::config::OwnBytes;
 use crate::error::CUresult;
 
 pub use self::allocation::{Allocation, End, Moment, Owner, Turn};
@@ -75,8 +76,8 @@ pub struct Violation {
 }
 
 impl AddressSpace {
-    /// The memory of `devices` devices with `memory_bytes` each.
-    pub fn new(devices: usize, memory_bytes: u64) -> Self {
+    /// The memory of `devices` devices with `memory_bytes` each, of which contexts have their part.
+    pub fn new(devices: usize, memory_bytes: u64, own: OwnBytes) -> Self {
         let (arenas, device_range, views) = space::reserve(devices, memory_bytes);
         Self {
             arenas,
@@ -84,9 +85,9 @@ impl AddressSpace {
             views,
             allocations: BTreeMap::new(),
             forgettable: std::collections::VecDeque::new(),
-            direct_bytes: vec![0; devices],
+            direct_bytes: vec![own.context; devices],
             memory_bytes,
-            pools: pool::Pools::new(devices),
+            pools: pool::Pools::new(devices, own.piece),
             peers: HashSet::new(),
             asked_for_peers: false,
             in_flight: pinned::InFlight::default(),

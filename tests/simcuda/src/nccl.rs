@@ -25,7 +25,7 @@ mod transfer;
 mod users;
 mod waiting;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,8 @@ struct Party {
 pub struct Nccl {
     /// By number; None once it is closed.
     comms: Vec<Option<Arc<Comm>>>,
+    /// Devices that have had a communicator.
+    has_kernels: HashSet<usize>,
     /// Memory of ids that this process created.
     made: Vec<segment::Made>,
     /// By communicator and meeting.

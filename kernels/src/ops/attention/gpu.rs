@@ -19,7 +19,8 @@ pub(in crate::ops) static TENSOR: CuFile =
 const TENSOR_TILE: usize = 16;
 const TENSOR_HEAD_SIZE_MAX: usize = 128;
 const PACK_BYTES: u64 = 16;
-/// The oldest GPUs that multiply bf16 on tensor cores, and those that do so by `wgmma`.
+/// The oldest GPUs that multiply bf16 on tensor cores, and those that do so by `wgmma`: those for
+/// which nvrtc/compiler.rs compiles sm_90a, where blocks have other rows.
 const TENSOR_CAPABILITY: (u32, u32) = (8, 0);
 const HOPPER_CAPABILITY: (u32, u32) = (9, 0);
 
@@ -87,8 +88,9 @@ static TENSOR_APART_128: Kernels = Kernels {
     ..TENSOR_128
 };
 
-/// On Hopper a block has its rows and two tiles of two operands without gaps: at most 384 rows, and
-/// in backward of heads of 128 columns 256 numbers.
+/// On Hopper a block has its rows and two tiles of two operands, without gaps: at most 384 rows. dk
+/// and dv of 128 columns also have 256 numbers; those of 64 have 320 rows, which leaves room for
+/// theirs. tests/checks/kernels.py reads the names with the bytes.
 static HOPPER_64: Kernels = Kernels {
     rows: [64, 64],
     shared_bytes: 384 * 128,
@@ -178,7 +180,7 @@ impl Kernels {
                 _ => &PLAIN_256,
             };
         }
-        let [on_hopper, before]: [&Kernels; 2] = match (head_size <= 64, is_apart) {
+        let [on_hopper, elsewhere]: [&Kernels; 2] = match (head_size <= 64, is_apart) {
             (true, false) => [&HOPPER_64, &TENSOR_64],
             (false, false) => [&HOPPER_128, &TENSOR_128],
             (true, true) => [&HOPPER_APART_64, &TENSOR_APART_64],
@@ -187,7 +189,7 @@ impl Kernels {
         if capability == HOPPER_CAPABILITY {
             on_hopper
         } else {
-            before
+            elsewhere
         }
     }
 

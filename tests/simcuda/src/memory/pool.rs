@@ -4,7 +4,7 @@
 //! stream may take it at once, other streams by the dependencies that the driver finds or inserts.
 //! It stays reserved until it is trimmed or a synchronisation finds more than the release threshold
 //! reserved. While the host has not learnt that the free is done, trimming counts it as in use,
-//! which CUDA allows. Reservations are multiples of [`CHUNK_BYTES`].
+//! which CUDA allows. Reservations are whole pieces.
 
 pub mod calls;
 
@@ -16,9 +16,6 @@ use crate::race::{Actor, Clock};
 /// Pools are numbered in the order of their creation; the first ones are the devices' default
 /// pools.
 pub type PoolId = usize;
-
-/// What a pool reserves at a time.
-pub const CHUNK_BYTES: u64 = 2 << 20;
 
 /// What allocations in a pool are rounded up to.
 const GRAIN_BYTES: u64 = 512;
@@ -47,6 +44,8 @@ pub struct Pool {
     pub release_threshold: u64,
     /// Follow events, opportunistic, internal dependencies: the three attributes of reuse.
     pub reuse: [bool; 3],
+    /// What it reserves at a time.
+    piece: u64,
     used: u64,
     used_high: u64,
     /// Freed in stream order, and the host does not know yet that it is done.
@@ -73,6 +72,7 @@ pub struct Books {
 #[derive(Debug)]
 pub struct Pools {
     all: Vec<Pool>,
+    piece: u64,
     /// The pool that cuMemAllocAsync takes from, by device.
     current: Vec<PoolId>,
     /// Frees that have run, of each stream in order: how many bytes, and what the stream knew after
@@ -81,10 +81,11 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// A default pool for each device.
-    pub fn new(devices: usize) -> Self {
+    /// A default pool for each device. All reserve pieces of this many bytes.
+    pub fn new(devices: usize, piece: u64) -> Self {
         let mut pools = Self {
             all: Vec::new(),
+            piece,
             current: (0..devices).collect(),
             frees: BTreeMap::new(),
         };
@@ -104,6 +105,7 @@ impl Pools {
             max_bytes,
             release_threshold: 0,
             reuse: [true; 3],
+            piece: self.piece,
             used: 0,
             used_high: 0,
             unseen: 0,
@@ -178,7 +180,7 @@ impl Pools {
         }
         if used > pool.reserved {
             let reserved = used
-                .checked_next_multiple_of(CHUNK_BYTES)
+                .checked_next_multiple_of(pool.piece)
                 .ok_or(out_of_memory)?;
             if reserved - pool.reserved > device_free {
                 return Err(out_of_memory);
@@ -243,7 +245,7 @@ impl Pool {
 
     /// Returns unused memory, down to `keep` bytes.
     pub fn trim(&mut self, keep: u64) {
-        let needed = (self.used + self.unseen).next_multiple_of(CHUNK_BYTES);
+        let needed = (self.used + self.unseen).next_multiple_of(self.piece);
         self.reserved = self.reserved.min(needed.max(keep));
     }
 

@@ -1,13 +1,13 @@
 //! The address space: what is where, who may access it, what is reported.
 
-use super::pool::CHUNK_BYTES;
 use super::*;
 use crate::memory::allocation::Made;
 
 const MEMORY_BYTES: u64 = 64 << 20;
+const PIECE_BYTES: u64 = 2 << 20;
 
 fn space(devices: usize) -> AddressSpace {
-    AddressSpace::new(devices, MEMORY_BYTES)
+    AddressSpace::new(devices, MEMORY_BYTES, OwnBytes::default())
 }
 
 fn direct(space: &mut AddressSpace, device: usize, bytes: u64) -> Arc<Allocation> {
@@ -230,7 +230,7 @@ fn a_device_has_no_more_memory_than_it_has() {
 
 #[test]
 fn addresses_are_used_again_once_they_are_exhausted_and_never_while_they_live() {
-    let mut space = AddressSpace::new(1, 16 << 20);
+    let mut space = AddressSpace::new(1, 16 << 20, OwnBytes::default());
     let kept = direct(&mut space, 0, 1 << 20);
     let first = direct(&mut space, 0, 8 << 20);
     let stale = first.range.clone();
@@ -254,72 +254,72 @@ fn addresses_are_used_again_once_they_are_exhausted_and_never_while_they_live() 
 #[test]
 fn a_pool_reserves_in_chunks_keeps_what_is_freed_and_gives_it_back_at_a_synchronisation() {
     let mut space = space(1);
-    let first = pooled(&mut space, 0, CHUNK_BYTES);
+    let first = pooled(&mut space, 0, PIECE_BYTES);
     let second = pooled(&mut space, 0, 1);
     let books = |space: &AddressSpace| space.pools.get(0).unwrap().books();
     assert_eq!(
         (books(&space).used, books(&space).reserved),
-        (CHUNK_BYTES + 512, 2 * CHUNK_BYTES)
+        (PIECE_BYTES + 512, 2 * PIECE_BYTES)
     );
-    space.pools.give_back(0, CHUNK_BYTES);
+    space.pools.give_back(0, PIECE_BYTES);
     free(&mut space, &first);
     assert_eq!(
         (books(&space).used, books(&space).reserved),
-        (512, 2 * CHUNK_BYTES)
+        (512, 2 * PIECE_BYTES)
     );
-    assert_eq!(space.free_bytes(0), MEMORY_BYTES - 2 * CHUNK_BYTES);
+    assert_eq!(space.free_bytes(0), MEMORY_BYTES - 2 * PIECE_BYTES);
     space.release_at_synchronize();
-    assert_eq!(books(&space).reserved, CHUNK_BYTES);
+    assert_eq!(books(&space).reserved, PIECE_BYTES);
     space.pools.give_back(0, 1);
     free(&mut space, &second);
     space.release_at_synchronize();
     assert_eq!(space.free_bytes(0), MEMORY_BYTES);
     assert_eq!(
         (books(&space).used_high, books(&space).reserved_high),
-        (CHUNK_BYTES + 512, 2 * CHUNK_BYTES)
+        (PIECE_BYTES + 512, 2 * PIECE_BYTES)
     );
 }
 
 #[test]
 fn a_release_threshold_keeps_memory_over_synchronisations_so_that_steady_state_reserves_nothing() {
-    let mut pools = pool::Pools::new(1);
+    let mut pools = pool::Pools::new(1, PIECE_BYTES);
     pools.get_mut(0).unwrap().release_threshold = u64::MAX;
     for step in 0..3 {
-        for bytes in [3 * CHUNK_BYTES, CHUNK_BYTES / 2] {
+        for bytes in [3 * PIECE_BYTES, PIECE_BYTES / 2] {
             pools
                 .take(0, bytes, MEMORY_BYTES - pools.reserved_bytes(0))
                 .unwrap();
         }
-        pools.give_back(0, 3 * CHUNK_BYTES);
-        pools.give_back(0, CHUNK_BYTES / 2);
+        pools.give_back(0, 3 * PIECE_BYTES);
+        pools.give_back(0, PIECE_BYTES / 2);
         pools.trim_all();
-        assert_eq!(pools.reserved_bytes(0), 4 * CHUNK_BYTES, "step {step}");
+        assert_eq!(pools.reserved_bytes(0), 4 * PIECE_BYTES, "step {step}");
     }
-    pools.get_mut(0).unwrap().trim(CHUNK_BYTES);
-    assert_eq!(pools.reserved_bytes(0), CHUNK_BYTES);
+    pools.get_mut(0).unwrap().trim(PIECE_BYTES);
+    assert_eq!(pools.reserved_bytes(0), PIECE_BYTES);
 }
 
 #[test]
 fn a_destroyed_pool_gives_everything_back_once_its_last_allocation_is_freed() {
-    let mut pools = pool::Pools::new(1);
+    let mut pools = pool::Pools::new(1, PIECE_BYTES);
     let pool = pools.create(0, 0);
     pools.get_mut(pool).unwrap().release_threshold = u64::MAX;
     pools.set_current(0, pool);
-    pools.take(pool, CHUNK_BYTES, MEMORY_BYTES).unwrap();
-    pools.take(pool, CHUNK_BYTES, MEMORY_BYTES).unwrap();
-    pools.give_back(pool, CHUNK_BYTES);
+    pools.take(pool, PIECE_BYTES, MEMORY_BYTES).unwrap();
+    pools.take(pool, PIECE_BYTES, MEMORY_BYTES).unwrap();
+    pools.give_back(pool, PIECE_BYTES);
     pools.destroy(pool);
     assert_eq!(pools.current(0), 0);
-    assert_eq!(pools.reserved_bytes(0), CHUNK_BYTES);
-    pools.give_back(pool, CHUNK_BYTES);
+    assert_eq!(pools.reserved_bytes(0), PIECE_BYTES);
+    pools.give_back(pool, PIECE_BYTES);
     assert_eq!(pools.reserved_bytes(0), 0);
 }
 
 #[test]
 fn a_pool_with_a_limit_keeps_it() {
-    let mut pools = pool::Pools::new(1);
-    let pool = pools.create(0, CHUNK_BYTES);
-    assert!(pools.take(pool, CHUNK_BYTES, MEMORY_BYTES).is_ok());
+    let mut pools = pool::Pools::new(1, PIECE_BYTES);
+    let pool = pools.create(0, PIECE_BYTES);
+    assert!(pools.take(pool, PIECE_BYTES, MEMORY_BYTES).is_ok());
     assert_eq!(
         pools.take(pool, 1, MEMORY_BYTES),
         Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)

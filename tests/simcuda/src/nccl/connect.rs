@@ -149,6 +149,18 @@ fn wait_for(
     }
 }
 
+/// NCCL's kernels, for the first communicator of a device. They stay.
+pub(super) fn load(machine: &mut Machine, device: usize) -> Result<(), Refusal> {
+    let bytes = machine.config.own.nccl;
+    if machine.nccl.has_kernels.insert(device)
+        && machine.memory.take_directly(device, bytes).is_err()
+    {
+        let message = format!("Cuda failure 2 'out of memory' ({bytes} bytes: kernels)");
+        return Err(Refusal::new(code::UNHANDLED_CUDA_ERROR, message));
+    }
+    Ok(())
+}
+
 /// This rank's part of the connections of all algorithms.
 pub(super) fn algorithms(machine: &mut Machine, comm: &Comm) -> Result<(), Refusal> {
     let known = if comm.nvls.is_some() { 3 } else { 2 };

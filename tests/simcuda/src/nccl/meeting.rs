@@ -163,6 +163,7 @@ pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refu
         books: Mutex::default(),
         segment,
     });
+    connect::load(machine, device)?;
     let at_once = std::env::var_os("NCCL_RUNTIME_CONNECT").is_some_and(|value| value == "0");
     if at_once && ranks > 1 {
         connect::algorithms(machine, &comm)?;

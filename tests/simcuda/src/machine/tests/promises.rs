@@ -19,7 +19,6 @@ use crate::machine::testing::{cases, device, made, ok, played, refused};
 use crate::memory::calls::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemHostAlloc,
 };
-use crate::memory::pool::CHUNK_BYTES;
 use crate::memory::pool::calls::{
     cuDeviceGetDefaultMemPool, cuMemPoolGetAttribute, cuMemPoolTrimTo,
 };
@@ -250,10 +249,10 @@ cases! {
         let buffer = made(|pointer| cuMemAllocAsync(pointer, BYTES, stream));
         ok(cuMemFreeAsync(buffer, stream));
         ok(cuMemPoolTrimTo(pool, 0));
-        assert_eq!(reserved(), CHUNK_BYTES);
+        assert_eq!(reserved(), 2 << 20);
         ok(cuStreamSynchronize(null_mut()));
         ok(cuMemPoolTrimTo(pool, 0));
-        assert_eq!(reserved(), CHUNK_BYTES, "it is another stream that was waited for");
+        assert_eq!(reserved(), 2 << 20, "it is another stream that was waited for");
         ok(cuStreamSynchronize(stream));
         ok(cuMemPoolTrimTo(pool, 0));
         assert_eq!(reserved(), 0);
