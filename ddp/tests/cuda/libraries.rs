@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::support::job::{Folder, QUICK};
-use crate::{gpu, simulated_gpu_of};
+use crate::{gpu, is_simulated, simulated_gpu_of};
 
 /// `library` without one function.
 fn without(library: &[u8], function: &str) -> Vec<u8> {
