@@ -3,11 +3,14 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, Reduce, World};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
+
+/// A wait that lasts this long is tracked, which allocates (patience.rs): a busy machine has some.
+const TRACKED_MIN: Duration = Duration::from_millis(200);
 
 struct Counting;
 
@@ -65,9 +68,12 @@ fn after_the_first_round_nothing_is_allocated() {
                 .map(make)
                 .collect();
                 every_call(&group, &tensors, &stream);
-                let before = ALLOCATIONS.get();
-                (0..10).for_each(|_| every_call(&group, &tensors, &stream));
-                assert_eq!(ALLOCATIONS.get() - before, 0);
+                for _ in 0..20 {
+                    let (before, began) = (ALLOCATIONS.get(), Instant::now());
+                    every_call(&group, &tensors, &stream);
+                    let had_long_wait = began.elapsed() >= TRACKED_MIN;
+                    assert!(had_long_wait || ALLOCATIONS.get() == before);
+                }
             });
         }
     });

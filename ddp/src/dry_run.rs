@@ -126,6 +126,7 @@ fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
         ("workspace", step.workspace),
         ("CUDA's context about", step.context),
         ("NCCL about", step.nccl),
+        ("masters gathered to save about", step.gathered),
         ("whole pieces of 32 MiB about", step.rest_of_piece),
     ];
     let shown = parts.iter().filter(|(_, bytes)| *bytes > 0);

@@ -102,8 +102,8 @@ INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 INLINE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Defines multiply_group: c, 64 rows (16 of each warp) × COLUMNS, gets left · right added, or is
-/// set to it if IS_FIRST. `left` is in registers or a descriptor; `right` describes columns, or rows
-/// if IS_TURNED. SUMS numbers the operands of OUTPUTS; A to G number those that follow.
+/// set to it if IS_FIRST. `left` is in registers or a descriptor; `right` describes columns, or
+/// rows if IS_TURNED. SUMS numbers the operands of OUTPUTS; A to G number those that follow.
 #define MULTIPLY_GROUP(COLUMNS, OUTPUTS, SUMS, A, B, C, D, E, F, G)                                                    \
     template <bool IS_FIRST, bool IS_TURNED>                                                                           \
     INLINE void multiply_group(float (&c)[COLUMNS / 8][4], const u32 (&a)[4], u64 right) {                             \
@@ -488,8 +488,8 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     k.template copy<WIDTH, STEP>(k_rows + block.stage(TILE_BYTES), block.begin);
     v.template copy<WIDTH, STEP>(v_rows + block.stage(TILE_BYTES), block.begin);
     // NVIDIA's compilers from 12.1 to 13.0 may give the registers of rows that wgmma reads in each
-    // round to the weights as well (launch/check-kernels finds that). From shared memory it takes 2%
-    // longer with 1,024 tokens, 2 to 11% with 4,096.
+    // round to the weights as well (launch/check-kernels finds that). From shared memory it takes
+    // 2% longer with 1,024 tokens, 2 to 11% with 4,096.
     constexpr bool HELD = WIDTH <= 64 && !IS_HOPPER;
     // Other rows are first read with the first tile, which waits for all of these copies.
     if (HELD) finish_copies();
@@ -688,8 +688,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
 
 /// Kernels for heads of at most WIDTH columns. A warp keeps TILES tiles of 16 rows in forward,
 /// where a tile of the other side has STEP rows, and OWN in backward: with two, what it reads from
-/// shared memory is used twice, but registers do not suffice where both gradients of 128 columns are
-/// summed, or rows of 128 columns have a first key of their own.
+/// shared memory is used twice, but registers do not suffice where both gradients of 128 columns
+/// are summed, or rows of 128 columns have a first key of their own.
 #define ATTENTION(NAME, WIDTH, APART, TILES, STEP, BLOCKS, OWN, DQ_STEP, DQ_BLOCKS, DKV_STEP, DKV_BLOCKS)              \
     KERNEL(THREADS COMMA BLOCKS)                                                                                       \
     attention_tensor_##NAME##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,         \
@@ -713,8 +713,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP, bool APART> INLINE void key_gradients(
                           kv_stride}, SIZES);                                                                          \
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Tiles by what an H200 measured (tests/evidence/h200.md): for heads of 64 three or four blocks on a
-// multiprocessor, of which one computes exponentials while others multiply. Those for windows and
+// Tiles by what an H200 measured (tests/evidence/h200.md): for heads of 64 three or four blocks on
+// a multiprocessor, of which one computes exponentials while others multiply. Those for windows and
 // documents (apart) follow from them.
 constexpr u32 HOPPER_STEP = 48;
 ATTENTION(64, 64, false, 1, 64, 4, 1, 64, 3, HOPPER_STEP, 3)

@@ -434,8 +434,8 @@ fn wrong_waits(wait: &str) -> Vec<(&'static str, String)> {
 }
 
 /// Wrong versions of each kernel on tensor cores, in the orders of 20 seeds with
-/// DDP_TEST_SLICE=all, on Hopper and an older GPU in turn: the simulator must find that bytes are used
-/// before they are copied.
+/// DDP_TEST_SLICE=all, on Hopper and an older GPU in turn: the simulator must find that bytes are
+/// used before they are copied.
 #[test]
 fn a_missing_wait_or_barrier_is_found_in_every_order() {
     if !discover().gpus.iter().all(is_simulated) || devices().is_empty() {

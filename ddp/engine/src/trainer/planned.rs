@@ -21,8 +21,9 @@ use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
 use crate::tasks;
 
-/// What a step of GPT-2 124M took of an H200 beyond its tensors and pools (tests/evidence/h200.md): a
-/// context, the code of kernels and libraries, graphs. cuBLASLt's workspace is a tensor.
+/// What a step of GPT-2 124M took of an H200 beyond its tensors and pools
+/// (tests/evidence/h200.md): a context, the code of kernels and libraries, graphs. cuBLASLt's
+/// workspace is a tensor.
 const CONTEXT_BYTES: u64 = 561_000_000;
 /// What a communicator of one rank took of an H200 (NCCL 2.28), and 10 MiB for each connection and
 /// channel (NCCL's issue 1685): for a ring with two neighbours on 16 channels.
@@ -104,6 +105,8 @@ pub struct StepBytes {
     pub context: u64,
     /// NCCL's buffers.
     pub nccl: u64,
+    /// A bucket of divided masters, which ranks gather to save them.
+    pub gathered: u64,
     /// The rest of the last piece that the driver's pool takes.
     pub rest_of_piece: u64,
 }
@@ -115,7 +118,7 @@ impl StepBytes {
     }
 
     fn of_tensors(&self) -> u64 {
-        self.activations + self.batches + self.workspace
+        self.activations + self.batches + self.workspace + self.gathered
     }
 }
 
@@ -170,6 +173,9 @@ pub(super) fn plan(
             (dtype, false) => dtype.bytes() * part.len(),
             (dtype, true) => dtype.bytes() * longest.min(part.len()),
         };
+        if params.is_divided() {
+            step.gathered += (DType::F32.bytes() * longest.min(part.len())) as u64;
+        }
         // A sum of squares for each quantum.
         let squares = DType::F64.bytes() * params.chunks()?.quanta();
         let measured = DeviceDigests::new(params)?.quanta.bytes() + squares;
