@@ -113,7 +113,7 @@ impl Shared {
         self.fenced.fill(1);
         self.fences = 1;
         // Numbers of barriers grow over all blocks, so older touches order themselves. Copies and
-        // products that nobody waited for are over.
+        // products that the last block did not wait for are forgotten.
         for cell in &mut self.cells {
             (cell.is_awaited, cell.fences, cell.readers) = (false, 0, 0);
         }
