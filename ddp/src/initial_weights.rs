@@ -43,7 +43,13 @@ fn check_weights(path: &Path) -> Result<()> {
 }
 
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
-const FREE: [&str; 4] = ["dropout", "export-class", "longest-context", "recompute"];
+const FREE: [&str; 5] = [
+    "dropout",
+    "export-class",
+    "longest-context",
+    "recompute",
+    "recompute-blocks",
+];
 
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.

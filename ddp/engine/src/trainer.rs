@@ -5,6 +5,8 @@
 
 mod agree;
 mod bf16;
+mod division;
+mod fitting;
 mod matmuls;
 mod nonfinite;
 mod opening;
@@ -24,11 +26,11 @@ use ddp_kernels::ops::{bf16_order, with_bf16_order};
 use ddp_kernels::transfer::{Phase, in_phase};
 
 pub use self::bf16::{factor as bf16_factor, order_of as bf16_order_of};
+pub use self::division::{EVAL_TOKENS_MAX, step_options};
 pub use self::plan::Plan;
 pub use self::planned::{ModelBytes, StepBytes};
 pub use self::program::RunProgram;
 pub use self::resume::is_same_data;
-pub use self::setup::{EVAL_TOKENS_MAX, step_options};
 use self::training::{ReadyRun, TrainingRun};
 pub use self::trial::{Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};

@@ -1,5 +1,10 @@
 //! Numbers, times and sizes as people read them.
 
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
 /// `235,146`
 pub fn count(value: u64) -> String {
     grouped(&value.to_string())
@@ -43,6 +48,43 @@ pub fn megabytes(value: f64) -> String {
     }
 }
 
+/// A size that people give: `40GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MemorySize(pub u64);
+
+const UNITS: [(&str, u64); 6] = [
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+];
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemorySize, String> {
+        let sized = |&(unit, bytes): &(&str, u64)| {
+            let number: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+            (number * bytes as f64 >= 1.0).then_some(MemorySize((number * bytes as f64) as u64))
+        };
+        let expected = || format!("expected a size, as in 40GiB, 40GB or 500MiB, got {text}");
+        UNITS.iter().find_map(sized).ok_or_else(expected)
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = UNITS
+            .iter()
+            .find(|(_, bytes)| self.0.is_multiple_of(*bytes));
+        let &(unit, bytes) = whole.unwrap_or(&("MB", 1_000_000));
+        write!(f, "{}{unit}", self.0 as f64 / bytes as f64)
+    }
+}
+
 /// |a − b| relative to the larger one; 0 if they are equal.
 pub fn relative(a: f64, b: f64) -> f64 {
     if a == b {
@@ -64,6 +106,25 @@ mod tests {
             [plural(1, "rank"), plural(2, "rank")],
             ["1 rank", "2 ranks"]
         );
+    }
+
+    #[test]
+    fn sizes_are_read_as_they_are_written() {
+        for (text, bytes) in [
+            ("40GiB", 40 << 30),
+            ("1.5GB", 1_500_000_000),
+            ("500 MiB", 500 << 20),
+            ("2TB", 2_000_000_000_000),
+            ("0.000001MB", 1),
+        ] {
+            let size: MemorySize = text.parse().unwrap();
+            assert_eq!(size, MemorySize(bytes), "{text}");
+            assert_eq!(size.to_string().parse(), Ok(size), "{text}");
+        }
+        for text in ["40", "40G", "GiB", "-1GiB", "0MB", "nanGB", "40 GiBs"] {
+            let error = text.parse::<MemorySize>().unwrap_err();
+            assert!(error.ends_with(&format!("got {text}")), "{error}");
+        }
     }
 
     #[test]

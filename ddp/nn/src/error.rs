@@ -68,5 +68,5 @@ impl fmt::Debug for Error {
 }
 
 ddp_kernels::setting_names! {
-    WIDTH "width" HEADS "heads" IMAGE "image" DEVICES_PER_RANK "devices-per-rank"
+    RECOMPUTE "recompute" WIDTH "width" HEADS "heads" IMAGE "image" DEVICES_PER_RANK "devices-per-rank"
 }

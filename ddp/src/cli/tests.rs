@@ -56,10 +56,10 @@ fn train_is_what_happens_without_a_command() {
 
 /// Every flag of a transformer.
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
-                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block \
+                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block --recompute-blocks 2 \
                    --head-size 10 --longest-context 64 --norm-place after --qk-norm head --qkv-bias true --rope-scaling linear:2 \
                    --rope-share 0.4 --rope-skip 3 --window 32 --window-skip 4 --window-rope-base 9 --attention-scalar 5 --attention-cap 6 --logit-cap 7 --scale-embedding true --untrained-tokens 2 --export-class Qwen3ForCausalLM";
-const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
+const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14 --memory 40GiB";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
     GroupSetting {
@@ -109,6 +109,7 @@ fn every_flag_of_training_arrives() {
         batch_size: Some(64),
         batch_tokens: None,
         micro_batch: Some(8),
+        memory: None,
         steps: Some(0),
         epochs: None,
         drop_last: true,
@@ -233,6 +234,7 @@ fn every_flag_of_training_arrives() {
         norm_epsilon: 0.5,
         rope_base: 7.0,
         recompute: RecomputeKind::Block,
+        recompute_blocks: 2,
         head_size: 10,
         longest_context: 64,
         norm_place: NormPlace::After,

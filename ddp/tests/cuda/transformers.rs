@@ -289,6 +289,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
     let cases = [
         (1, ""),
         (1, "--dtype bf16 --recompute block --micro-batch 1"),
+        (1, "--dtype bf16 --recompute block --recompute-blocks 2"),
         (2, "--dtype bf16"),
         (2, "--dtype bf16 --zero 1"),
         (2, "--dtype bf16 --zero 2 --bucket-mb 1"),

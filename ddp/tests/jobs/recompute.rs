@@ -32,6 +32,8 @@ fn what_is_computed_again_has_the_same_bits_on_one_and_two_ranks() {
     let cases = [
         (1, GPT, "attention"),
         (1, GPT, "block"),
+        (1, GPT, "block --recompute-blocks 1"),
+        (1, VIT, "attention --recompute-blocks 2"),
         (1, VIT, "block"),
         (2, VIT, "attention --zero 1"),
         (2, GPT, "block --bucket-mb 0.01"),
@@ -46,6 +48,45 @@ fn what_is_computed_again_has_the_same_bits_on_one_and_two_ranks() {
             assert!(again == kept, "{ranks} ranks, {model}, {recompute}");
         }
     }
+}
+
+/// The fewest blocks that are enough, with the bits of a run that has all the memory.
+#[test]
+fn a_limit_of_memory_chooses_what_is_computed_again() {
+    let folder = with_text();
+    let flags = "--batch-size 64 --steps 1 --threads 1 --out";
+    let run =
+        |out: usize, memory: &str| folder.alone(&format!("{GPT} {flags} {out} {memory}")).run();
+    let mut needs = Vec::new();
+    let mut memory = String::new();
+    // Each allows a little less than the one before needed.
+    for number in 0.. {
+        let ended = run(number, &memory);
+        if ended.stderr.contains("if all blocks compute again") {
+            ended.assert_fails(2);
+            break;
+        }
+        ended.assert_well();
+        let bytes = |out: usize| model_bytes(&folder.path().join(out.to_string()), 1);
+        assert!(bytes(number) == bytes(0));
+        if number > 0 {
+            let (before, _) = ended.stderr.split_once(": a rank needs ").unwrap();
+            needs.push(before.rsplit("INFO ").next().unwrap().to_string());
+        }
+        let all = ended
+            .stderr
+            .rsplit_once("a rank needs ")
+            .map_or("2 GB", |it| it.1);
+        let (number, unit) = all.split_once(' ').unwrap();
+        let number: f64 = number.parse().unwrap();
+        memory = format!("--memory {}{}", number - 0.1, &unit[..2]);
+    }
+    assert_eq!(needs.first().unwrap(), "nothing is computed again");
+    assert_eq!(needs.last().unwrap(), "--recompute block in 3 of 3 blocks");
+    assert!(
+        needs.contains(&"--recompute attention in 2 of 3 blocks".into()),
+        "{needs:?}"
+    );
 }
 
 #[test]
@@ -80,6 +121,20 @@ fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
             "--data book.txt --model gpt --recompute all",
             "invalid value 'all' for '--recompute <WHAT>'",
         ),
+        (
+            "--data book.txt --model gpt --recompute block --recompute-blocks 5",
+            "--recompute-blocks 5: expected at most the 4 of the model",
+        ),
+        (
+            "--data book.txt --model gpt --recompute-blocks 2",
+            "with --recompute attention or block",
+        ),
+        (
+            "--data book.txt --model gpt --memory 1GB --recompute block",
+            "--memory 1GB: expected either --memory or --recompute",
+        ),
+        ("--data glyphs --memory 1GB", "expected a model of blocks"),
+        ("--data book.txt --model gpt --memory 1GB0", "as in 40GiB"),
     ];
     all_at_once(cases, |(flags, part)| {
         let ended = folder.alone(&format!("{flags} --out other")).run();

@@ -118,6 +118,9 @@ class Settings(TypedDict, total=False):
     graph: Optional[Literal["auto", "on", "off"]]
     """Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split over
     several [default: auto]"""
+    memory: Value
+    """Memory that a rank may use, as in 40GiB: as few blocks as possible compute again in backward
+    what it would not hold (--recompute)"""
     threads: Value
     """CPU threads of a rank [default: its share of the cores]"""
     bucket_mb: Value
@@ -252,6 +255,8 @@ class Settings(TypedDict, total=False):
     recompute: Optional[Literal["none", "attention", "block"]]
     """What backward computes again instead of keeping it: less memory, same bits, more time [default:
     none]"""
+    recompute_blocks: Value
+    """How many blocks do that, from the first on; 0 for all [default: 0]"""
     dropout: Value
     """Probability of dropping an element after an activation [default: 0]"""
     config: Value

@@ -14,7 +14,8 @@ use super::values::{
 use crate::error::{Error, Result};
 use crate::setting::{
     BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, EVAL_EVERY, FREEZE, GRAPH,
-    GROUP, INIT_FROM, LR, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+    GROUP, INIT_FROM, LR, MEMORY, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, RECOMPUTE, SCHEDULE,
+    STEPS,
 };
 
 impl Config {
@@ -25,6 +26,7 @@ impl Config {
         self.check_length()?;
         self.check_optimization()?;
         self.check_devices()?;
+        self.check_memory()?;
         let has_name = !self.out.as_os_str().is_empty();
         let name = "the name of a folder; help: choose another folder for this run";
         require(has_name, "out", "", name)?;
@@ -190,6 +192,18 @@ impl Config {
         let can_split = per_rank == 1 || !matches!(device, DeviceChoice::CudaAt(_));
         require(can_split, "device", device, &text)?;
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
+    }
+
+    /// Refuses a limit of memory for models that it changes nothing of.
+    fn check_memory(&self) -> Result<()> {
+        let Some(memory) = self.memory else {
+            return Ok(());
+        };
+        let recompute = self.model.value("recompute");
+        let text = format!("a model of blocks, as gpt or vit; help: leave {MEMORY} out");
+        require(!recompute.is_null(), "memory", memory, &text)?;
+        let text = format!("either {MEMORY} or {RECOMPUTE}; help: leave one of them out");
+        require(recompute == "none", "memory", memory, &text)
     }
 
     /// The message that a setting of the model has no effect.

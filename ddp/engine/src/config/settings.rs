@@ -19,8 +19,9 @@ use serde_json::Value;
 
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap, Packing, Precision,
-    Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    LogLevel, LoraSetting, LossOn, MemorySize, Missing, NcclChoice, OptimizerKind, Overlap,
+    Packing, Precision, Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps,
+    WHOLE_MAX, When,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -345,6 +346,9 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
+    /// Memory that a rank may use, as in 40GiB: as few blocks as possible compute again in backward
+    /// what it would not hold (`recompute`)
+    Job memory "SIZE": Option<MemorySize> = None;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 

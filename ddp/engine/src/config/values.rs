@@ -16,6 +16,7 @@ pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::tasks::{BestBy, ClassWeights};
 pub use crate::trace::TraceSteps;
+pub use crate::units::MemorySize;
 pub use ddp_comm::NcclChoice;
 pub use ddp_data::{LossOn, Missing, Packing, Resident, Scaling, TaskKind};
 pub use ddp_kernels::setting::{Form, List, Number, SettingValue};
@@ -105,7 +106,7 @@ macro_rules! read_as_printed {
     )+};
 }
 
-read_as_printed!(DeviceChoice, LoraSetting, Resume, TraceSteps);
+read_as_printed!(DeviceChoice, LoraSetting, MemorySize, Resume, TraceSteps);
 
 /// Parameters whose learning rate or weight decay differs from the others'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

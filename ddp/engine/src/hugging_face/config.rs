@@ -135,12 +135,13 @@ fn read_setting(keys: &mut Keys, spec: &mut GptSpec, words: &[&str]) -> Result<(
 }
 
 /// Settings that a folder of Hugging Face does not say, or says of the whole model.
-const UNSAID: [&str; 6] = [
+const UNSAID: [&str; 7] = [
     "context",
     "dropout",
     "export-class",
     "longest-context",
     "recompute",
+    "recompute-blocks",
     "vocab",
 ];
 

@@ -12,7 +12,7 @@ use ddp_nn::optim::Optimizer;
 use ddp_nn::params::{ParamId, Params};
 use ddp_nn::{Loss, Pass, PassOptions, Saved, Scratch};
 
-use super::setup;
+use super::division;
 use crate::config::Config;
 use crate::digest::DeviceDigests;
 use crate::elastic::agreement::Cut;
@@ -130,7 +130,7 @@ pub(super) fn plan(
     devices: &[Device],
 ) -> Result<(ModelBytes, StepBytes)> {
     let spec = data.train.spec();
-    let mut reducer = setup::step_options(options, world).reducer;
+    let mut reducer = division::step_options(options, world).reducer;
     reducer.sizes = Some(reducer.sizes_on(devices[0]));
     let models = models(options, spec, world, devices.len(), reducer)?;
     let (ranks, groups) = (world.size(), options.groups()?);
@@ -153,9 +153,9 @@ pub(super) fn plan(
         bytes.kept_for_others += (spoiled + values) as u64;
     }
     let shards = Shards::of_rank(options.same_bits.unwrap_or(ranks), 0, ranks);
-    let [of_shard, micro] = setup::rows_of_shard(options, data, shards.of);
+    let [of_shard, micro] = division::rows_of_shard(options, data, shards.of);
     let held_out = (data.held_out.rows() as usize).div_ceil(ranks);
-    let rows_of = [micro, held_out.min(setup::eval_rows(spec))];
+    let rows_of = [micro, held_out.min(division::eval_rows(spec))];
     let loss = tasks::of(data.train.task());
     let settled = loss.settled(&options.loss_options(), data, options.data.name())?;
     let loss = loss.loss(&settled, Device::PLANNED)?;
@@ -201,7 +201,7 @@ fn models(
     reducer: ReducerOptions,
 ) -> Result<Vec<Model>> {
     let frozen = |name: &str| options.is_frozen(name);
-    let sharing = setup::sharing(reducer, world, 0);
+    let sharing = division::sharing(reducer, world, 0);
     let devices = vec![Device::PLANNED; devices];
     options
         .model_options()

@@ -1,6 +1,7 @@
 //! Everything before the first step: data, model, and the ranks' agreement that they train the
 //! same.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,14 +9,16 @@ use ddp_comm::{Group, World};
 use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
-use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
+use ddp_data::{Data, InOrder, Loader, Resident, Source};
 use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
-use ddp_nn::models::Model;
+use ddp_nn::models::{Model, ModelSpec};
 use ddp_nn::optim::{Optimizer, check_groups};
-use ddp_nn::params::{Parameter, Params, Sharing};
+use ddp_nn::params::{Parameter, Params};
 
+use super::division::{eval_rows, rows_of_shard, sharing, step_options};
+use super::fitting::fitted;
 use super::plan::Plan;
 use super::program::RunProgram;
 use super::sample::Sample;
@@ -34,24 +37,15 @@ use crate::lora;
 use crate::metrics_log;
 use crate::model::data_shape;
 use crate::ranks::WorldRanks;
-use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, ReducerOptions};
+use crate::reducer;
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, MIN_RANKS, OPTIMIZER,
     SAME_BITS, ZERO,
 };
 use crate::step::{
-    GRADIENT_GROUPS, GraphChoice, StageSpec, Step, StepOptions, gradient_group, several_in_a_shard,
+    GRADIENT_GROUPS, GraphChoice, StageSpec, Step, gradient_group, several_in_a_shard,
 };
 use crate::tasks;
-
-/// The most rows that pass through the model at a time in evaluation.
-const EVAL_ROWS_MAX: usize = 512;
-/// The most elements of their inputs, and of their outputs: 512 MiB as f32.
-const EVAL_ELEMENTS_MAX: usize = 1 << 27;
-/// The most tokens that pass through a model at a time in evaluation. Its layers need a few hundred
-/// MB for them, and its outputs are never whole.
-pub const EVAL_TOKENS_MAX: usize = 1 << 14;
 
 /// A run that is ready to train, before it has a folder. Its step is `Session::kept`.
 pub(super) struct Assembled {
@@ -74,6 +68,8 @@ pub(super) struct Assembled {
     /// Where each rank trains.
     pub(super) places: Vec<String>,
     pub(super) bf16_order: Option<Bf16Order>,
+    /// With what it computes again to fit in `memory`.
+    pub(super) model: ModelSpec,
 }
 
 /// A run, or the last checkpoint of a run that is resumed and already finished.
@@ -92,6 +88,8 @@ pub(super) struct Unbuilt {
     pub(super) places: Vec<String>,
     /// Steps that are done.
     pub(super) taken: u64,
+    /// With what it computes again to fit in `memory`.
+    pub(super) model: ModelSpec,
 }
 
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
@@ -149,6 +147,12 @@ pub(super) fn assemble(
         resumed = Some(opened);
     }
     check_batches(options, world, &data)?;
+    let fitting = match session.kept {
+        Some(_) => Cow::Borrowed(options),
+        None => fitted(options, &data, world, &devices)?,
+    };
+    let options = &*fitting;
+    let model = options.model.clone();
     let shape = data_shape(data.train.spec());
     let parameters = options.model.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
@@ -159,6 +163,7 @@ pub(super) fn assemble(
             places: devices::of_ranks(world, &devices)?,
             devices,
             taken: resumed.map_or(0, |opened| opened.state.step),
+            model,
         })));
     }
 
@@ -219,6 +224,7 @@ pub(super) fn assemble(
         kept_bytes,
         places,
         bf16_order: session.bf16_order,
+        model,
     })))
 }
 
@@ -347,34 +353,6 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
     )))
 }
 
-/// How steps are taken.
-pub fn step_options(options: &Config, world: &World) -> StepOptions {
-    let reducer = ReducerOptions {
-        sizes: options
-            .bucket_mb
-            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
-        // A host may be lost, and buckets must not change then.
-        hosts: if world.is_elastic() { 1 } else { world.hosts() },
-        dtype: options.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(options.overlap, world),
-        zero: options.zero,
-        shards: options.same_bits,
-        updates_alone: world.is_elastic() && options.zero == 0,
-        keeper_distance: match (world.is_elastic(), world.hosts()) {
-            (false, _) => 0,
-            (true, 1) => 1,
-            // Hosts have neighbouring ranks.
-            (true, hosts) => world.size().div_ceil(hosts),
-        },
-    };
-    StepOptions {
-        reducer,
-        clip_norm: options.grad_clip,
-        seed: options.seed,
-        graph: options.graph,
-    }
-}
-
 /// The model in training on this rank's devices: its layers are split over several.
 pub(super) fn step(
     options: &Config,
@@ -438,32 +416,6 @@ pub(super) fn step(
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }
 
-/// The most rows of one of this many shards, and of a micro-batch.
-pub(super) fn rows_of_shard(options: &Config, data: &Data, shards: usize) -> [usize; 2] {
-    let rows = options.batch_rows().min(data.train.rows());
-    let of_shard = rows.div_ceil(shards as u64) as usize;
-    let micro = options.micro_batch.unwrap_or(of_shard);
-    [of_shard, micro.min(of_shard)]
-}
-
-/// How rank `rank` of `world` shares the trained part. Ranks that may be lost have all of it.
-pub(super) fn sharing(reducer: ReducerOptions, world: &World, rank: usize) -> Sharing {
-    if world.is_elastic() {
-        return reducer.shares(world.ranks_max()).into();
-    }
-    reducer.sharing(rank, world.size())
-}
-
-/// Rows that pass through the model at a time in evaluation: fewer if rows are large.
-pub(super) fn eval_rows(rows: &RowSpec) -> usize {
-    if let TaskSpec::NextToken { .. } = rows.task {
-        return (EVAL_TOKENS_MAX / rows.positions().max(1)).clamp(1, EVAL_ROWS_MAX);
-    }
-    let outputs = rows.positions() * rows.task.outputs();
-    let elements = rows.inputs.elements().max(outputs);
-    (EVAL_ELEMENTS_MAX / elements.max(1)).clamp(1, EVAL_ROWS_MAX)
-}
-
 /// Refuses to freeze unknown parameters, or all of them.
 fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
     let in_order = models.iter().flat_map(|model| model.params.in_order());
@@ -497,38 +449,4 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use ddp_data::TensorSpec;
-    use ddp_kernels::DType;
-
-    use super::*;
-
-    #[test]
-    fn large_rows_are_evaluated_fewer_at_a_time() {
-        let features = |count| RowSpec::features(count, TaskSpec::numbered_classes(10));
-        assert_eq!(eval_rows(&features(784)), 512);
-        assert_eq!(eval_rows(&features(1 << 18)), 512);
-        assert_eq!(eval_rows(&features(1 << 20)), 128);
-        assert_eq!(eval_rows(&features(1 << 30)), 1);
-        // 1024 positions with 2^15 classes each.
-        let text = RowSpec {
-            inputs: TensorSpec::new(DType::I64, &[1024]),
-            targets: TensorSpec::new(DType::I64, &[1024]),
-            task: TaskSpec::numbered_classes(1 << 15),
-            image: Vec::new(),
-        };
-        assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
-        let task = TaskSpec::NextToken {
-            packed: false,
-            vocabulary: 1 << 15,
-            tokenizer: None,
-            are_bytes: false,
-        };
-        assert_eq!(eval_rows(&RowSpec { task, ..text }), 16);
-        let numbers = RowSpec::features(3, TaskSpec::Regression { outputs: 1 << 20 });
-        assert_eq!((numbers.positions(), eval_rows(&numbers)), (1, 128));
-    }
 }

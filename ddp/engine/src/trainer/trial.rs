@@ -8,9 +8,11 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device};
+use ddp_nn::models::ModelSpec;
 use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
+use super::division;
 use super::plan::Plan;
 use super::planned::{self, ModelBytes, StepBytes};
 use super::program::RunProgram;
@@ -96,6 +98,7 @@ pub fn rehearse(
     };
     let kept = session.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
+    let options = &with(options, run.model.clone());
     let mut step_bytes = StepBytes::default();
     if run.devices[0].is_accelerator() {
         step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
@@ -111,7 +114,7 @@ pub fn rehearse(
     };
     let mut model_bytes = bytes_of(kept);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
-    let [of_shard, micro] = setup::rows_of_shard(options, &run.data, world.size());
+    let [of_shard, micro] = division::rows_of_shard(options, &run.data, world.size());
     let rounds = match options.same_bits {
         Some(_) => 1,
         None => of_shard.div_ceil(micro.max(1)),
@@ -134,10 +137,18 @@ pub fn rehearse(
     }))
 }
 
+fn with(options: &Config, model: ModelSpec) -> Config {
+    Config {
+        model,
+        ..options.clone()
+    }
+}
+
 /// What is known of a run whose model was not made.
 fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehearsal> {
+    let options = &with(options, run.model.clone());
     let (model_bytes, step_bytes) = planned::plan(options, &run.data, world, &run.devices)?;
-    let shares = setup::step_options(options, world)
+    let shares = division::step_options(options, world)
         .reducer
         .shares(world.size());
     Ok(Rehearsal {

@@ -11,7 +11,7 @@ use ddp_kernels::ops::Activation;
 
 use super::family::{check_size, refuse};
 use super::rope::rope;
-use crate::error::{HEADS, Result, WIDTH};
+use crate::error::{HEADS, RECOMPUTE, Result, WIDTH};
 use crate::{
     Dropout, Gate, Linear, Module, NormOver, Normalize, Rope, Scope, SelfAttention, Sequential,
     Var, family_settings,
@@ -86,6 +86,8 @@ family_settings! {
         export_class "NAME": String = "none".into(), changes_results: false;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
+        /// How many blocks do that, from the first on; 0 for all
+        recompute_blocks "N": usize = 0, changes_results: false;
     }
 }
 
@@ -246,6 +248,15 @@ impl Blocks {
     pub(super) fn check(&self) -> Result<()> {
         let spec = &self.spec;
         check_size("layers", spec.layers, LAYERS_MAX)?;
+        let (again, is_off) = (spec.recompute_blocks, spec.recompute == RecomputeKind::None);
+        if again > spec.layers || again > 0 && is_off {
+            let expected = format!(
+                "at most the {} of the model, with {RECOMPUTE} attention or block",
+                spec.layers
+            );
+            let help = "leave it out for all blocks";
+            return Err(refuse("recompute-blocks", again, &expected, help));
+        }
         // `mlp_width` may follow from `width`, which is then the setting to name.
         for (name, size, most) in [
             ("heads", spec.heads, SIZE_MAX),
@@ -307,13 +318,22 @@ impl Blocks {
             PositionKind::Rope => Some(self.spec.rope()?),
         };
         for index in 0..self.spec.layers {
+            let mut blocks = self.clone();
+            let recomputing = match self.spec.recompute_blocks {
+                0 => self.spec.layers,
+                count => count,
+            };
+            if index >= recomputing {
+                blocks.spec.recompute = RecomputeKind::None;
+            }
+            let recompute = blocks.spec.recompute;
+            let mlp = PerceptronPart(blocks.clone());
             let attention = AttentionPart {
-                blocks: self.clone(),
+                blocks,
                 mix: self.attention(index, rope.as_ref()),
             };
-            let mlp = PerceptronPart(self.clone());
             let name = format!("blocks.{index}");
-            if self.spec.recompute == RecomputeKind::Block {
+            if recompute == RecomputeKind::Block {
                 layers.push_named(&name, Box::new(TransformerBlock(attention, mlp)));
             } else {
                 layers.push_named(&format!("{name}.attention"), Box::new(attention));

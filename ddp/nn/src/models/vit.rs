@@ -31,6 +31,8 @@ family_settings! {
         dropout "P": f64 = 0.0;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
+        /// How many blocks do that, from the first on; 0 for all
+        recompute_blocks "N": usize = 0, changes_results: false;
     }
 }
 
@@ -98,6 +100,7 @@ impl VitSpec {
             mlp: MlpKind::Gelu,
             dropout: self.dropout,
             recompute: self.recompute,
+            recompute_blocks: self.recompute_blocks,
             ..GptSpec::default()
         };
         Blocks {
