@@ -160,9 +160,10 @@ const SAME_MIN: usize = 4;
 /// Tokens as lines, each with the index of its first token in the row. A line ends after a token
 /// with a line break.
 fn lines(tokens: &[ShownToken], is_coloured: bool) -> Vec<String> {
-    let [on, off] = match is_coloured {
-        true => ["\x1b[32m", "\x1b[0m"],
-        false => ["‹", "›"],
+    let [on, off] = if is_coloured {
+        ["\x1b[32m", "\x1b[0m"]
+    } else {
+        ["‹", "›"]
     };
     let texts = |run: &[ShownToken]| match run.len() {
         SAME_MIN.. => format!("{}×{}", shown(&run[0].text), run.len()),

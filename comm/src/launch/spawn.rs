@@ -103,9 +103,12 @@ impl Spawner {
             let signal = self.signals.next(end - Instant::now());
             self.stopped_by = signal.filter(|signal| STOPS.contains(signal));
         }
-        let of_first = |signal| match self.has_run {
-            true => EXIT_STOPPED,
-            false => of_signal(signal),
+        let of_first = |signal| {
+            if self.has_run {
+                EXIT_STOPPED
+            } else {
+                of_signal(signal)
+            }
         };
         self.stopped_by.map(of_first)
     }

@@ -321,9 +321,10 @@ fn refuse(what: &str, expected: impl Display, got: impl Display, help: &str) -> 
 }
 
 fn check(holds: bool, what: &str, expected: impl Display, got: &Tensor, help: &str) -> Result<()> {
-    match holds {
-        true => Ok(()),
-        false => Err(refuse(what, expected, got, help)),
+    if holds {
+        Ok(())
+    } else {
+        Err(refuse(what, expected, got, help))
     }
 }
 

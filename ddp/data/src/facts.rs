@@ -194,9 +194,10 @@ impl Scan<'_> {
         }
         // Without rows to train on only the content is hashed.
         let is_trained_on = |row| needs_moments && (self.is_trained_on)(row);
-        let bytes_max = match needs_moments {
-            true => scan::BYTES_MAX,
-            false => scan::HASHED_BYTES_MAX,
+        let bytes_max = if needs_moments {
+            scan::BYTES_MAX
+        } else {
+            scan::HASHED_BYTES_MAX
         };
         let rows = &self.source.features;
         let read = |first, into: &mut [f32]| {
@@ -213,9 +214,10 @@ impl Scan<'_> {
         let nonfinite = |(row, column)| rows.nonfinite(row, column as usize, columns);
         agree(&self.same, found.bad.map(nonfinite).map_or(Ok(()), Err))?;
         self.must_match("features", found.hash)?;
-        let part = match found.is_complete {
-            true => "",
-            false => " (features in part)",
+        let part = if found.is_complete {
+            ""
+        } else {
+            " (features in part)"
         };
         let hashes = [facts.labels.hash, found.hash].map(u64::to_le_bytes);
         let hash = XxHash3_64::oneshot(hashes.as_flattened());

@@ -166,12 +166,13 @@ impl Normalization {
         let feature = |index: usize| {
             let (least, greatest) = (moments.least[index], moments.greatest[index]);
             // The mean of equal numbers may be off by a rounding, and so give a tiny deviation.
-            match least == greatest {
-                true => (least, 1.0),
-                false => (
+            if least == greatest {
+                (least, 1.0)
+            } else {
+                (
                     moments.mean[index] as f32,
                     scale_of((moments.squares[index] / count).sqrt()),
-                ),
+                )
             }
         };
         let (shift, scale) = (0..moments.mean.len()).map(feature).unzip();

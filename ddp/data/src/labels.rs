@@ -128,9 +128,10 @@ impl Labels {
             }
             None => {
                 let any_float = files.iter().any(|file| file.array.element.is_float());
-                let coding = match guess::are_classes(task, any_float) {
-                    true => LabelCoding::Classes,
-                    false => LabelCoding::Values,
+                let coding = if guess::are_classes(task, any_float) {
+                    LabelCoding::Classes
+                } else {
+                    LabelCoding::Values
                 };
                 Labels::with(files, coding)?
             }
@@ -210,9 +211,10 @@ impl Labels {
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
         for (file, row, range) in self.rows.pieces(first, into.len()) {
             let (array, into) = (&self.rows.arrays[file], &mut into[range]);
-            match array.element.is_float() {
-                true => read_whole_floats(array, row, into)?,
-                false => array.read_i64(row, into)?,
+            if array.element.is_float() {
+                read_whole_floats(array, row, into)?
+            } else {
+                array.read_i64(row, into)?
             }
             let class_of = |code: i64| match &self.coding {
                 LabelCoding::Texts(classes) => {

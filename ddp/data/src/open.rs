@@ -77,9 +77,12 @@ impl OpenFiles {
         let others: Vec<_> = other.paths.iter().filter_map(file).collect();
         let mut files = self.paths.iter().zip(&self.features.arrays);
         // Each model has its own copy of a table.
-        let shared = files.find(|(path, array)| match self.is_table {
-            true => file(path).is_some_and(|it| others.contains(&it)),
-            false => other.features.has(array),
+        let shared = files.find(|(path, array)| {
+            if self.is_table {
+                file(path).is_some_and(|it| others.contains(&it))
+            } else {
+                other.features.has(array)
+            }
         });
         shared.map(|(_, array)| array.name())
     }
@@ -188,16 +191,18 @@ pub(crate) fn open_files(
     };
     let cache_dir = files.request.cache_dir.as_deref();
     for (path, &is_table) in files.paths.iter().zip(&are_tables) {
-        opening.add(match is_table {
-            true => opening.table(path, None)?,
-            false => opening.arrays_of(path, files::open(path, cache_dir)?)?,
+        opening.add(if is_table {
+            opening.table(path, None)?
+        } else {
+            opening.arrays_of(path, files::open(path, cache_dir)?)?
         });
     }
     let (label_files, part) = files.labels.files();
     for path in label_files {
-        opening.add(match files::is_table(path) {
-            true => opening.table(path, Some(part))?,
-            false => opening.labels_of(path, files::open(path, cache_dir)?, part)?,
+        opening.add(if files::is_table(path) {
+            opening.table(path, Some(part))?
+        } else {
+            opening.labels_of(path, files::open(path, cache_dir)?, part)?
         });
     }
     opening.check_labels()?;
@@ -299,12 +304,13 @@ fn place_of(
 fn check_width(source: &OpenFiles, model: &Trained) -> Result<()> {
     let expected = model.row_shape.iter().product::<usize>();
     let (place, got) = (source.place(), source.features.width);
-    let (like, help) = match source.setting == DATA {
-        true => ("as the model was trained on", String::new()),
-        false => (
+    let (like, help) = if source.setting == DATA {
+        ("as the model was trained on", String::new())
+    } else {
+        (
             "as those to train on have",
             format!("; help: give rows of the same shape as {VAL_DATA}"),
-        ),
+        )
     };
     ensure!(
         expected == got,
@@ -396,9 +402,10 @@ impl Opening<'_> {
         let all = features.iter().map(Array::rows);
         let all = all.fold(0, u64::saturating_add);
         for (index, labels) in labels.iter().map(|labels| &labels.array).enumerate() {
-            let (name, rows) = match self.labels.len() == features.len() {
-                true => (features[index].name(), features[index].rows()),
-                false => (&*given, all),
+            let (name, rows) = if self.labels.len() == features.len() {
+                (features[index].name(), features[index].rows())
+            } else {
+                (&*given, all)
             };
             ensure!(
                 labels.rows() == rows,

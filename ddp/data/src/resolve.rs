@@ -46,9 +46,10 @@ pub struct FoundFiles<'a> {
 impl FoundFiles<'_> {
     /// The setting that names the labels.
     pub fn labels_setting(&self) -> SettingName<'static> {
-        match self.setting == DATA {
-            true => LABELS,
-            false => VAL_LABELS,
+        if self.setting == DATA {
+            LABELS
+        } else {
+            VAL_LABELS
         }
     }
 
@@ -122,9 +123,10 @@ pub(crate) fn resolve<'a>(
         model,
         request,
     };
-    let labels = match setting == DATA {
-        true => &request.labels,
-        false => &request.val_labels,
+    let labels = if setting == DATA {
+        &request.labels
+    } else {
+        &request.val_labels
     };
     found.labels = match labels {
         _ if model.is_some_and(|model| !model.needs_labels) => LabelPlace::Unwanted,
@@ -255,9 +257,10 @@ fn in_folder(folder: &Path, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
         found.retain(|path| !is_idx(path) || !name_of(path).contains("labels"));
     }
     let Some(first) = found.first() else {
-        let as_name = match setting.0.ends_with("labels") {
-            true => format!(", or '#{shown}' if it is the name of a column or an array"),
-            false => String::new(),
+        let as_name = if setting.0.ends_with("labels") {
+            format!(", or '#{shown}' if it is the name of a column or an array")
+        } else {
+            String::new()
         };
         bail!(
             "{setting} {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \

@@ -86,9 +86,10 @@ impl Sampler {
 
     /// The batches of an epoch: at least one.
     pub fn steps_per_epoch(&self) -> u64 {
-        match self.drop_last {
-            true => self.rows / self.batch,
-            false => self.rows.div_ceil(self.batch),
+        if self.drop_last {
+            self.rows / self.batch
+        } else {
+            self.rows.div_ceil(self.batch)
         }
     }
 
@@ -123,12 +124,11 @@ impl Sampler {
                     number,
                 );
                 let before = derive(key, WINDOW) % (full + 1);
-                match batch < full {
-                    true => {
-                        let piece = Permutation::new(full, key).row(batch);
-                        piece * size + if piece < before { 0 } else { rest }
-                    }
-                    false => before * size,
+                if batch < full {
+                    let piece = Permutation::new(full, key).row(batch);
+                    piece * size + if piece < before { 0 } else { rest }
+                } else {
+                    before * size
                 }
             }
         };
@@ -367,9 +367,10 @@ impl Split {
 
     /// How many rows are held out, or are not.
     pub(crate) fn rows(&self, are_held_out: bool) -> u64 {
-        match are_held_out {
-            true => self.held_out,
-            false => self.rows - self.held_out,
+        if are_held_out {
+            self.held_out
+        } else {
+            self.rows - self.held_out
         }
     }
 

@@ -336,9 +336,10 @@ pub(crate) fn labels(
             let block = first..(first + block_rows).min(rows.end);
             first = block.end;
             heartbeat::beat(Work::ReadsData);
-            match labels.are_classes() {
-                true => read_classes(labels, block, known, is_trained_on, &mut found)?,
-                false => read_values(labels, block, &mut found)?,
+            if labels.are_classes() {
+                read_classes(labels, block, known, is_trained_on, &mut found)?
+            } else {
+                read_values(labels, block, &mut found)?
             }
         }
         Ok(found)

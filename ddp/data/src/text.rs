@@ -156,9 +156,10 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
     };
     let vocabulary = match &options.tokenizer {
         TokenizerChoice::Bytes => Vocabulary::bytes(),
-        TokenizerChoice::File(path) => Vocabulary::read(&match path.is_dir() {
-            true => path.join(TOKENIZER_FILE),
-            false => path.clone(),
+        TokenizerChoice::File(path) => Vocabulary::read(&if path.is_dir() {
+            path.join(TOKENIZER_FILE)
+        } else {
+            path.clone()
         })?,
         TokenizerChoice::Learned(size) => {
             learned(options, *size, &mut |bytes| report(true, bytes))?

@@ -45,9 +45,10 @@ pub fn difference(expected: &[String], got: &[String]) -> String {
 /// A number, for a message: in scientific notation if it would be long.
 pub fn shown_number(number: f64) -> String {
     let is_long = number.is_finite() && number != 0.0 && !(1e-6..1e15).contains(&number.abs());
-    match is_long {
-        true => format!("{number:e}"),
-        false => number.to_string(),
+    if is_long {
+        format!("{number:e}")
+    } else {
+        number.to_string()
     }
 }
 
@@ -82,12 +83,13 @@ pub fn is_written_otherwise(text: &str) -> bool {
 fn is_date(text: &str) -> bool {
     let date = text.split(['T', ' ']).next().unwrap_or_default();
     let parts = date.split(['-', '/', '.']);
-    let digits = parts.map(
-        |part| match part.bytes().all(|byte| byte.is_ascii_digit()) {
-            true => part.len(),
-            false => 0,
-        },
-    );
+    let digits = parts.map(|part| {
+        if part.bytes().all(|byte| byte.is_ascii_digit()) {
+            part.len()
+        } else {
+            0
+        }
+    });
     let digits: Vec<usize> = digits.collect();
     matches!(digits[..], [4, 1..=2, 1..=2] | [1..=2, 1..=2, 4])
 }

@@ -110,14 +110,16 @@ impl Module for Embedding {
             let all = m.within("positions", |m| {
                 m.parameter("weight", &[context, self.columns], init)
             });
-            match m.is_decoding() || time == context {
-                true => all,
-                false => all.slice(0, 0..time),
+            if m.is_decoding() || time == context {
+                all
+            } else {
+                all.slice(0, 0..time)
             }
         });
-        let tokens = match self.has_documents {
-            true => m.documents(x),
-            false => x.clone(),
+        let tokens = if self.has_documents {
+            m.documents(x)
+        } else {
+            x.clone()
         };
         let rows = tokens.rows_of(&table, positions.as_ref(), &self.untrained);
         match self.scale {
@@ -188,9 +190,12 @@ impl Module for Head {
         // What is added to the logits of a row.
         let mask = (self.classes < self.outputs).then(|| {
             let classes = 0..self.outputs;
-            let of = |class| match class < self.classes {
-                true => 0.0,
-                false => f64::NEG_INFINITY,
+            let of = |class| {
+                if class < self.classes {
+                    0.0
+                } else {
+                    f64::NEG_INFINITY
+                }
             };
             m.numbers(&classes.map(of).collect::<Vec<_>>(), &[self.outputs])
         });

@@ -35,9 +35,10 @@ pub(crate) struct Columns<'a> {
 
 /// The columns that `name` means among `columns`: one of this name, or several with commas between.
 pub(crate) fn label_names<'a>(columns: &[String], name: &'a str) -> Vec<&'a str> {
-    match columns.iter().any(|column| column == name) {
-        true => vec![name],
-        false => name.split(',').map(str::trim).collect(),
+    if columns.iter().any(|column| column == name) {
+        vec![name]
+    } else {
+        name.split(',').map(str::trim).collect()
     }
 }
 

@@ -171,9 +171,10 @@ impl<R: Read> Records<R> {
             start.drain(..3);
         }
         let name = path.to_string_lossy().to_ascii_lowercase();
-        let delimiter = match name.trim_end_matches(".gz").ends_with(".tsv") {
-            true => b'\t',
-            false => delimiter_of(&start, is_cut).map_err(|why| refuse(path, why))?,
+        let delimiter = if name.trim_end_matches(".gz").ends_with(".tsv") {
+            b'\t'
+        } else {
+            delimiter_of(&start, is_cut).map_err(|why| refuse(path, why))?
         };
         Ok(Records::split_at(path, delimiter, start, reader, sizes))
     }

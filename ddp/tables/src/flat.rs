@@ -161,9 +161,10 @@ impl<'a> RowWriter<'a> {
             self.label(table, column)?;
         }
         self.rows += 1;
-        match self.features.len() >= PIECE_COUNT {
-            true => self.write_piece(),
-            false => Ok(()),
+        if self.features.len() >= PIECE_COUNT {
+            self.write_piece()
+        } else {
+            Ok(())
         }
     }
 
@@ -204,14 +205,15 @@ impl<'a> RowWriter<'a> {
             }
             (Cell::Number(number), None) => {
                 let got = shown(&value.text());
-                return bad(&match number.is_finite() {
-                    true => format!(
+                return bad(&if number.is_finite() {
+                    format!(
                         "expected at most {:e}, the largest f32, got {got}; help: give the column a larger unit",
                         f32::MAX
-                    ),
-                    false => format!(
+                    )
+                } else {
+                    format!(
                         "expected a finite number, got {got}; help: fill it in, or remove the row or the column"
-                    ),
+                    )
                 });
             }
             (Cell::Missing | Cell::Text(_), _) => {
@@ -374,9 +376,10 @@ impl LabelColumn {
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;
         let are_values = !are_texts && !self.all_whole;
-        let element = match are_values {
-            true => NumberType::F64,
-            false => NumberType::I64,
+        let element = if are_values {
+            NumberType::F64
+        } else {
+            NumberType::I64
         };
         let row_shape: &[usize] = if self.width > 1 { &[self.width] } else { &[] };
         out.begin("labels", element, row_shape)?;

@@ -340,9 +340,10 @@ mod reading {
 
     fn damaged(path: &Path, error: &ParquetError) -> Error {
         let text = error.to_string();
-        let why = match text.contains("Disabled feature") {
-            true => "its compression is not read; help: write it again, with zstd or snappy",
-            false => "it is damaged, or of a kind that is not read; help: write it again",
+        let why = if text.contains("Disabled feature") {
+            "its compression is not read; help: write it again, with zstd or snappy"
+        } else {
+            "it is damaged, or of a kind that is not read; help: write it again"
         };
         refuse(path, format!("{why} ({text})"))
     }
@@ -451,13 +452,19 @@ mod reading {
             R::FloatColumnReader(reader) => values(reader, count, |value| float(value.into())),
             R::DoubleColumnReader(reader) => values(reader, count, float),
             R::BoolColumnReader(reader) => values(reader, count, |value| whole(value.into())),
-            R::Int32ColumnReader(reader) => values(reader, count, |value| match is_unsigned {
-                true => whole(value.cast_unsigned().into()),
-                false => whole(value.into()),
+            R::Int32ColumnReader(reader) => values(reader, count, |value| {
+                if is_unsigned {
+                    whole(value.cast_unsigned().into())
+                } else {
+                    whole(value.into())
+                }
             }),
-            R::Int64ColumnReader(reader) => values(reader, count, |value| match is_unsigned {
-                true => Owned::Whole(value.cast_unsigned().into()),
-                false => whole(value),
+            R::Int64ColumnReader(reader) => values(reader, count, |value| {
+                if is_unsigned {
+                    Owned::Whole(value.cast_unsigned().into())
+                } else {
+                    whole(value)
+                }
             }),
             R::Int96ColumnReader(_) => Ok(None),
         }

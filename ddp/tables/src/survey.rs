@@ -62,9 +62,10 @@ impl Survey {
         let column = |plan: &ColumnPlan| SurveyedColumn {
             name: plan.name.clone(),
             values: Some(BTreeSet::new()),
-            values_max: match categorical.contains(&plan.name) {
-                true => NAMED_VALUES_MAX,
-                false => AUTO_VALUES_MAX,
+            values_max: if categorical.contains(&plan.name) {
+                NAMED_VALUES_MAX
+            } else {
+                AUTO_VALUES_MAX
             },
             ..SurveyedColumn::default()
         };
@@ -156,12 +157,13 @@ impl Survey {
             let what = described(&missing, SurveyedColumn::describe_missing);
             problems.push(format!("missing cells in {what}"));
         }
-        let help = match request.is_for_model {
-            true => format!(
+        let help = if request.is_for_model {
+            format!(
                 "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
                      mean or zero, it takes missing ones)"
-            ),
-            false => help(&texts, !missing.is_empty()),
+            )
+        } else {
+            help(&texts, !missing.is_empty())
         };
         let problems = (!problems.is_empty()).then(|| problems.join("\n  "))?;
         Some(columns.bad(format!("{problems}\n  help: {help}")))
@@ -300,9 +302,10 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     for column in &survey.columns {
         let is_named = categorical.contains(&column.name);
         let is_texts = is_auto && column.texts > 0;
-        let is_refused = match is_named {
-            true => column.values.is_none(),
-            false => is_texts && !column.may_be_categories(),
+        let is_refused = if is_named {
+            column.values.is_none()
+        } else {
+            is_texts && !column.may_be_categories()
         };
         if is_refused {
             refused.push(column);

@@ -58,9 +58,12 @@ impl<'a> Value<'a> {
     /// What it is as a feature.
     #[inline]
     pub(crate) fn cell(self) -> Cell<'a> {
-        let number_of = |value: f64| match value.is_nan() {
-            true => Cell::Missing,
-            false => Cell::Number(value),
+        let number_of = |value: f64| {
+            if value.is_nan() {
+                Cell::Missing
+            } else {
+                Cell::Number(value)
+            }
         };
         match self {
             Value::Null => Cell::Missing,

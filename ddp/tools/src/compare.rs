@@ -99,9 +99,10 @@ pub fn compare(
             let text = "without digests, of an older version: only losses are compared";
             lines.push(format!("{without} {text}"));
         }
-        lines.push(match differences.is_empty() {
-            true => "settings, data, devices, ranks and versions are the same".into(),
-            false => "what differs between them:".into(),
+        lines.push(if differences.is_empty() {
+            "settings, data, devices, ranks and versions are the same".into()
+        } else {
+            "what differs between them:".into()
         });
         let difference = |[name, a, b]: &[String; 3]| format!("  {name}: {a} in A, {b} in B");
         lines.extend(differences.iter().map(difference));

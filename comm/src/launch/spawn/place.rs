@@ -44,9 +44,10 @@ impl JobPlace {
             Some(Launcher::Slurm) => hosts == Some(place.size),
             _ => place.local_size.is_none_or(|count| count == 1),
         };
-        match is_one_on_each {
-            true => Ok(JobPlace(place)),
-            false => Err("it has started several processes on a host".into()),
+        if is_one_on_each {
+            Ok(JobPlace(place))
+        } else {
+            Err("it has started several processes on a host".into())
         }
     }
 

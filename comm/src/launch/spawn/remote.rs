@@ -296,9 +296,10 @@ fn ssh(host: &str, task: &RankCommand) -> Result<Command> {
 /// In single quotes, where a shell needs them: not every command that starts agents uses one.
 fn quoted(text: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:,@%".contains(letter);
-    match text.chars().all(is_plain) {
-        true => text.into(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if text.chars().all(is_plain) {
+        text.into()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 
@@ -350,9 +351,10 @@ fn lines(output: impl Read) -> impl Iterator<Item = String> {
 fn show(errors: ChildStderr, words: &Words) {
     for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned() + "\n";
-        match words.are_shown.load(Ordering::Relaxed) {
-            true => print_line(&line),
-            false => *words.kept.lock().unwrap_or_else(PoisonError::into_inner) += &line,
+        if words.are_shown.load(Ordering::Relaxed) {
+            print_line(&line)
+        } else {
+            *words.kept.lock().unwrap_or_else(PoisonError::into_inner) += &line
         }
     }
 }

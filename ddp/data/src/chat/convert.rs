@@ -66,9 +66,10 @@ type Coded = (Vec<u32>, [u64; 4]);
 impl Coder {
     /// That of a tokenizer's folder or file.
     pub(crate) fn open(path: &Path, loss_on: LossOn) -> Result<Coder> {
-        let path = match path.is_dir() {
-            true => path.join(TOKENIZER_FILE),
-            false => path.to_path_buf(),
+        let path = if path.is_dir() {
+            path.join(TOKENIZER_FILE)
+        } else {
+            path.to_path_buf()
         };
         let vocabulary = Vocabulary::read(&path)?;
         let folder = path.parent().unwrap_or(Path::new(""));

@@ -58,9 +58,10 @@ impl Record<'_> {
             [None, None, None, Some(Value::String(text))] => Record::Text(text),
             _ => {
                 let names: Vec<_> = object.keys().take(20).map(String::as_str).collect();
-                let help = match object.contains_key("chosen") {
-                    true => "preferences are for TRL; to learn what was chosen, name it completion",
-                    false => "rename the fields",
+                let help = if object.contains_key("chosen") {
+                    "preferences are for TRL; to learn what was chosen, name it completion"
+                } else {
+                    "rename the fields"
                 };
                 bail!(
                     "expected messages (a list of objects with role and content), prompt and completion (two texts or two \

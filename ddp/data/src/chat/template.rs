@@ -54,9 +54,10 @@ impl ChatFormat {
         };
         Ok(ChatFormat {
             end: special.get("eos_token").cloned(),
-            template: match sources.is_empty() {
-                true => None,
-                false => Some(Template::of(sources, special)?),
+            template: if sources.is_empty() {
+                None
+            } else {
+                Some(Template::of(sources, special)?)
             },
         })
     }
@@ -190,12 +191,13 @@ impl Conversation<'_> {
             written,
             answers,
         )?;
-        Ok(match self.template.has_marks {
-            true => Marked::of(&text),
-            false => Marked {
+        Ok(if self.template.has_marks {
+            Marked::of(&text)
+        } else {
+            Marked {
                 text,
                 ranges: Vec::new(),
-            },
+            }
         })
     }
 }

@@ -268,12 +268,13 @@ fn remove_abandoned(folder: &Path) {
 
 fn identity_of(path: &Path) -> io::Result<Identity> {
     let metadata = fs::metadata(path)?;
-    match metadata.is_file() {
-        true => Ok(Identity::of(&metadata)),
-        false => Err(io::Error::new(
+    if metadata.is_file() {
+        Ok(Identity::of(&metadata))
+    } else {
+        Err(io::Error::new(
             ErrorKind::InvalidInput,
             "it is not an ordinary file",
-        )),
+        ))
     }
 }
 

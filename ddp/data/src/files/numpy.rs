@@ -233,15 +233,17 @@ fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
     }
     let packed = members.iter().map(|(member, _)| member);
     let packed: Vec<&ArchiveMember> = packed.filter(|member| !member.is_stored).collect();
-    let unpacked = match packed.is_empty() {
-        true => mapped.clone(),
-        false => unpacked(file, &mut archive, &packed)?,
+    let unpacked = if packed.is_empty() {
+        mapped.clone()
+    } else {
+        unpacked(file, &mut archive, &packed)?
     };
     let mut end = 0;
     for (member, header) in &members {
-        let place = match member.is_stored {
-            true => (&mapped, member.start),
-            false => (&unpacked, end),
+        let place = if member.is_stored {
+            (&mapped, member.start)
+        } else {
+            (&unpacked, end)
         };
         add(&mut contents, file, place, header, &member.key)?;
         end += u64::from(!member.is_stored) * member.unpacked_bytes;

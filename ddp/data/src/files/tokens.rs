@@ -21,9 +21,10 @@ use crate::files::io::{other_encoding, refuse};
 pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]) -> Result<()> {
     let vocabulary = about.vocabulary.unwrap_or(1);
     // The narrower type that holds all tokens.
-    let element = match vocabulary <= 1 << 16 {
-        true => NumberType::U16,
-        false => NumberType::U32,
+    let element = if vocabulary <= 1 << 16 {
+        NumberType::U16
+    } else {
+        NumberType::U32
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));

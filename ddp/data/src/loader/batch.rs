@@ -166,9 +166,10 @@ impl Batch {
         let (mut shard, mut last) = (self.shards.first, self.shards.end - 1);
         while shard < last {
             let middle = shard.midpoint(last);
-            match self.micros_of(middle).end <= index {
-                true => shard = middle + 1,
-                false => last = middle,
+            if self.micros_of(middle).end <= index {
+                shard = middle + 1
+            } else {
+                last = middle
             }
         }
         let (rows, first) = (self.rows_of(shard), self.micros_of(shard).start);
@@ -333,9 +334,10 @@ impl Slots {
         self.next = 1 - turn;
         let slot = &mut self.slots[turn];
         let views = first_rows(&slot.memory, self.rows.len(), length)?;
-        let gather = |host: &[Tensor; 2]| match fetched {
-            true => Ok(()),
-            false => {
+        let gather = |host: &[Tensor; 2]| {
+            if fetched {
+                Ok(())
+            } else {
                 let [inputs, targets] = first_rows(host, self.rows.len(), length)?;
                 let dataset = &self.origin.dataset;
                 trace::record(GATHER, || dataset.gather(&self.rows, &inputs, &targets))

@@ -426,9 +426,10 @@ impl CopyStreams {
     /// To these GPUs: that of the inputs, that of the targets.
     pub(super) fn new([first, last]: [Device; 2]) -> Result<CopyStreams> {
         let inputs = Stream::new(first)?;
-        let targets = match last == first {
-            true => inputs.clone(),
-            false => Stream::new(last)?,
+        let targets = if last == first {
+            inputs.clone()
+        } else {
+            Stream::new(last)?
         };
         let copies = [inputs, targets];
         Ok(CopyStreams { copies })
@@ -436,9 +437,10 @@ impl CopyStreams {
 
     /// One for each device.
     pub(super) fn all(&self) -> &[Stream] {
-        let count = match self.copies[0] == self.copies[1] {
-            true => 1,
-            false => 2,
+        let count = if self.copies[0] == self.copies[1] {
+            1
+        } else {
+            2
         };
         &self.copies[..count]
     }

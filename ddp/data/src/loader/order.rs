@@ -78,9 +78,10 @@ impl Order {
             }
             self.window = Some(at);
         }
-        let listed = match shortens {
-            true => &self.sorted[chosen.start as usize..chosen.end as usize],
-            false => &[],
+        let listed = if shortens {
+            &self.sorted[chosen.start as usize..chosen.end as usize]
+        } else {
+            &[]
         };
         let start = place.positions.start;
         let row = move |position: u64| match listed.get((position - start) as usize) {

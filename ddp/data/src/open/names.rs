@@ -26,9 +26,10 @@ const TRAIN: [&str; 3] = ["", "_train", "_training"];
 const EVALUATE: [&str; 4] = ["_val", "_valid", "_validation", "_test"];
 
 fn suffixes(to_evaluate: bool) -> impl Iterator<Item = &'static str> {
-    let (first, second): (&[&str], &[&str]) = match to_evaluate {
-        true => (&EVALUATE, &TRAIN),
-        false => (&TRAIN, &EVALUATE),
+    let (first, second): (&[&str], &[&str]) = if to_evaluate {
+        (&EVALUATE, &TRAIN)
+    } else {
+        (&TRAIN, &EVALUATE)
     };
     first.iter().chain(second).copied()
 }

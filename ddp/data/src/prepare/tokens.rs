@@ -269,9 +269,10 @@ impl TokenSummary {
             1 => "1 file".to_string(),
             count => format!("{count} files"),
         };
-        let guess = match self.is_vocabulary_guessed {
-            true => format!(", so the vocabulary is taken as {}", self.vocabulary),
-            false => String::new(),
+        let guess = if self.is_vocabulary_guessed {
+            format!(", so the vocabulary is taken as {}", self.vocabulary)
+        } else {
+            String::new()
         };
         format!(
             "{} tokens a row, {} at the end of files dropped, {} tokens in {count}: {}, the largest {}{guess}",

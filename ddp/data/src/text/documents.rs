@@ -91,9 +91,10 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
     let Some((bytes, start)) = unmarked(path, options.read_bytes)? else {
         return file.give(String::new(), true);
     };
-    match ends(&[".jsonl", ".ndjson"]) {
-        true => file.field_of_lines(bytes, start),
-        false => file.text(bytes, start),
+    if ends(&[".jsonl", ".ndjson"]) {
+        file.field_of_lines(bytes, start)
+    } else {
+        file.text(bytes, start)
     }
 }
 
@@ -327,9 +328,10 @@ fn field(line: &str, name: &str) -> Result<String, String> {
 fn without_nan(line: &str) -> String {
     let (mut is_text, mut all) = (false, String::new());
     for part in line.split_inclusive('"') {
-        all += &match is_text {
-            true => part.into(),
-            false => part.replace("NaN", "0").replace("Infinity", "0"),
+        all += &if is_text {
+            part.into()
+        } else {
+            part.replace("NaN", "0").replace("Infinity", "0")
         };
         let before = part.trim_end_matches('"').bytes().rev();
         let is_escaped = before.take_while(|byte| *byte == b'\\').count() % 2 == 1;

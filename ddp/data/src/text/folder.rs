@@ -52,9 +52,10 @@ impl Folder {
             Ok(_) => names(&out)?.next().is_some(),
             Err(_) => false,
         };
-        let work = match is_whole {
-            true => out.clone(),
-            false => out.with_file_name(name),
+        let work = if is_whole {
+            out.clone()
+        } else {
+            out.with_file_name(name)
         };
         let Some(_lock) = disk::lock_folder(&work)? else {
             return Err(refuse(
@@ -86,9 +87,10 @@ impl Folder {
     /// Refuses to change a complete folder.
     pub(super) fn check_may_change(&self) -> Result<()> {
         let expected = "a new or empty folder, or one with the same tokens, got other files";
-        match self.is_whole {
-            false => Ok(()),
-            true => Err(refuse(&self.out, expected)),
+        if self.is_whole {
+            Err(refuse(&self.out, expected))
+        } else {
+            Ok(())
         }
     }
 
@@ -120,9 +122,10 @@ impl Folder {
         let shards: [BTreeSet<String>; 2] =
             counts.map(|count| (0..count).map(shard_name).collect());
         self.remove_files(|side, name| name.starts_with(SHARD) && !shards[side].contains(name))?;
-        match counts[1] == 0 && self.side(1).is_dir() {
-            true => Ok(disk::remove_folder(&self.side(1))?),
-            false => Ok(()),
+        if counts[1] == 0 && self.side(1).is_dir() {
+            Ok(disk::remove_folder(&self.side(1))?)
+        } else {
+            Ok(())
         }
     }
 
@@ -144,9 +147,10 @@ impl Folder {
 
     /// Gives the folder its name.
     pub(super) fn finish(self) -> Result<()> {
-        match self.is_whole {
-            true => Ok(()),
-            false => Ok(disk::rename(&self.work, &self.out)?),
+        if self.is_whole {
+            Ok(())
+        } else {
+            Ok(disk::rename(&self.work, &self.out)?)
         }
     }
 

@@ -169,9 +169,10 @@ impl Vocabulary {
         let Some(found) = found else {
             let all: Vec<_> = self.special.keys().map(String::as_str).collect();
             let expected = named.map_or(END_TOKENS.join(", "), |name| format!("{name:?}"));
-            let help = match all.is_empty() {
-                true => "add one to the tokenizer, or give another tokenizer".to_string(),
-                false => format!("name one of these as {END_TOKEN}"),
+            let help = if all.is_empty() {
+                "add one to the tokenizer, or give another tokenizer".to_string()
+            } else {
+                format!("name one of these as {END_TOKEN}")
             };
             bail!(
                 Usage,

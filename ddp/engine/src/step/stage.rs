@@ -280,9 +280,10 @@ impl Stage {
         };
         let (params, scratch, saved) = (&self.model.params, &mut self.scratch, &mut self.saved);
         let start = if is_new { Pass::new } else { Pass::resume };
-        let listener: &mut dyn Listener = match how.reserves {
-            true => &mut self.ignore,
-            false => &mut self.reducer,
+        let listener: &mut dyn Listener = if how.reserves {
+            &mut self.ignore
+        } else {
+            &mut self.reducer
         };
         let pass = start(params, scratch, saved, options, listener);
         (&self.model, pass.leaving_head())

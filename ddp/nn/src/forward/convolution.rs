@@ -197,9 +197,10 @@ impl Var {
         let y = y
             .reshape(&[outputs, batch, down, across])
             .permute(&[1, 0, 2, 3]);
-        match is_one {
-            true => y.reshape(&[batch, outputs, across]),
-            false => y,
+        if is_one {
+            y.reshape(&[batch, outputs, across])
+        } else {
+            y
         }
     }
 

@@ -60,13 +60,15 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
             let product = |turned: [bool; 2], factors: [&Var; 2], like: &Var| {
                 d.push(Op::MatMul(turned), &factors, like.shape())
             };
-            let da = match left {
-                false => product([false, !right], [d, b], a),
-                true => product([right, true], [b, d], a),
+            let da = if left {
+                product([right, true], [b, d], a)
+            } else {
+                product([false, !right], [d, b], a)
             };
-            let db = match right {
-                false => product([!left, false], [a, d], b),
-                true => product([true, left], [d, a], b),
+            let db = if right {
+                product([true, left], [d, a], b)
+            } else {
+                product([!left, false], [a, d], b)
             };
             all(vec![da, db])
         }

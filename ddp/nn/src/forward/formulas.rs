@@ -78,9 +78,10 @@ impl Var {
     #[track_caller]
     pub fn pow(&self, power: f64) -> Var {
         if power < 0.0 {
-            return match power == -0.5 {
-                true => self.rsqrt(),
-                false => 1.0 / self.pow(-power),
+            return if power == -0.5 {
+                self.rsqrt()
+            } else {
+                1.0 / self.pow(-power)
             };
         }
         if power == 0.5 {

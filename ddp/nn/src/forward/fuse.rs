@@ -119,9 +119,12 @@ impl Planner {
 
     /// What an operation reads, with those that run within it.
     pub(super) fn reads(&self, id: usize) -> Vec<usize> {
-        let of = |&input: &usize| match self.into[input] == Some(id) {
-            true => self.reads(input),
-            false => vec![input],
+        let of = |&input: &usize| {
+            if self.into[input] == Some(id) {
+                self.reads(input)
+            } else {
+                vec![input]
+            }
         };
         self.node(id).inputs.iter().flat_map(of).collect()
     }

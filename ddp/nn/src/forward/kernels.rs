@@ -330,9 +330,10 @@ impl Running<'_, '_, '_> {
             None => rope.table(time, x.device())?,
         };
         let (out, x) = (rows(&out)?, rows(x)?);
-        match is_back {
-            true => ops::rope_backward_into(&out, &x, &table, *heads)?,
-            false => ops::rope_into(&out, &x, &table, *heads)?,
+        if *is_back {
+            ops::rope_backward_into(&out, &x, &table, *heads)?
+        } else {
+            ops::rope_into(&out, &x, &table, *heads)?
         }
         Ok(())
     }

@@ -177,9 +177,10 @@ impl PlannedLoss {
             declared: &mut declared,
             build: None,
             prefix: String::new(),
-            mode: match has_gradient {
-                true => PassMode::Training,
-                false => PassMode::Evaluation,
+            mode: if has_gradient {
+                PassMode::Training
+            } else {
+                PassMode::Evaluation
             },
             lora: None,
         };
@@ -265,13 +266,16 @@ impl Rows {
             return Err(wrong("losses", expected, &losses));
         }
         let (own, flat) = (losses.shape(), [shape.iter().product()]);
-        let each = |what: &str, value: Var| match by_row(&value)? == shape {
-            true => Ok(value.reshape(&own)),
-            false => Err(wrong(
-                what,
-                format!("one for each of the losses {shape:?}"),
-                &value,
-            )),
+        let each = |what: &str, value: Var| {
+            if by_row(&value)? == shape {
+                Ok(value.reshape(&own))
+            } else {
+                Err(wrong(
+                    what,
+                    format!("one for each of the losses {shape:?}"),
+                    &value,
+                ))
+            }
         };
         let weights = formula.weights(m, output, target);
         let weights = weights.map(|it| each("weights", it.without_gradient()));

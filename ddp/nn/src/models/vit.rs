@@ -260,13 +260,12 @@ impl Module for PatchEmbedding {
         }
         let (side, down, across) = (of.patch, of.height / of.patch, of.width / of.patch);
         // Rows and columns of patches, then within one: channels, rows, columns.
-        let images = match of.channels_last {
-            false => x
-                .reshape(&[shape[0], of.channels, down, side, across, side])
-                .permute(&[0, 2, 4, 1, 3, 5]),
-            true => x
-                .reshape(&[shape[0], down, side, across, side, of.channels])
-                .permute(&[0, 1, 3, 5, 2, 4]),
+        let images = if of.channels_last {
+            x.reshape(&[shape[0], down, side, across, side, of.channels])
+                .permute(&[0, 1, 3, 5, 2, 4])
+        } else {
+            x.reshape(&[shape[0], of.channels, down, side, across, side])
+                .permute(&[0, 2, 4, 1, 3, 5])
         };
         let patches = images.reshape(&[shape[0], down * across, of.columns()]);
         let patches = patches.pad(1, of.leading, 0);

@@ -51,9 +51,10 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     let is_matmul = |node: &&GraphNode| node.kind == NodeKind::Matmul;
     let (count, all) = (nodes.iter().filter(is_matmul).count(), nodes.len());
     let bytes: usize = nodes.iter().map(moved).sum();
-    let width = match is_simulated(device) {
-        true => "a simulated GPU's bandwidth",
-        false => "the bandwidth of this GPU's clock and width",
+    let width = if is_simulated(device) {
+        "a simulated GPU's bandwidth"
+    } else {
+        "the bandwidth of this GPU's clock and width"
     };
     let fields = json!({
         "nodes": all,

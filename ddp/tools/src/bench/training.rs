@@ -87,9 +87,10 @@ pub fn steps(
     world: &World,
     say: Say<'_>,
 ) -> Result<()> {
-    let device = match explain && !is_timed {
-        true => begin(bench, world)?,
-        false => start(bench, world)?,
+    let device = if explain && !is_timed {
+        begin(bench, world)?
+    } else {
+        start(bench, world)?
     };
     let config = &bench.config;
     crate::step::check_graph(config.graph, device)?;
@@ -111,9 +112,10 @@ pub fn steps(
     take(&mut step)?;
     synchronize(device)?;
     // The second step, which is eager still, has its kernels compiled.
-    let nodes = match is_timed {
-        true => graph::timed(device, || take(&mut step))?,
-        false => Vec::new(),
+    let nodes = if is_timed {
+        graph::timed(device, || take(&mut step))?
+    } else {
+        Vec::new()
     };
     if explain && !is_timed {
         // Of the two slots each runs eagerly once before its step is captured.
@@ -251,9 +253,10 @@ fn batches(
     let mut random = Random::new(rank as u64);
     let rows = (mine.end - mine.start) as usize;
     // On a GPU two, like the slots of a loader.
-    let count = match device.is_accelerator() {
-        true => 2,
-        false => (ROWS / (rows * subject.unit.1 as usize).max(1)).max(2),
+    let count = if device.is_accelerator() {
+        2
+    } else {
+        (ROWS / (rows * subject.unit.1 as usize).max(1)).max(2)
     };
     let micro_rows = match subject.micro_batch {
         0 => rows,

@@ -56,9 +56,10 @@ impl Finding {
 
     /// A note, or what is fine.
     pub(super) fn note_if(is_note: bool, topic: &str, text: String, help: &str) -> Finding {
-        match is_note {
-            true => Finding::note(topic, text, help),
-            false => Finding::fine(topic, text),
+        if is_note {
+            Finding::note(topic, text, help)
+        } else {
+            Finding::fine(topic, text)
         }
     }
 }

@@ -216,9 +216,10 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
                 None => Finding::bad("GPU", why, help),
             };
         }
-        let simulated = match gpu.is_simulated() {
-            true => " (SIMULATED: its speed means nothing)",
-            false => "",
+        let simulated = if gpu.is_simulated() {
+            " (SIMULATED: its speed means nothing)"
+        } else {
+            ""
         };
         Finding::fine("GPU", format!("{gpu}{simulated}"))
     }));

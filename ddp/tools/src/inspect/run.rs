@@ -17,9 +17,10 @@ use crate::units::{duration, plural};
 /// Inspects the run in `out`.
 pub(super) fn found(out: &Path) -> Result<Inspected> {
     let log = out.join(EVENTS_FILE);
-    let run = match log.exists() {
-        true => Run::read_log(out, |_| true)?,
-        false => Run::default(),
+    let run = if log.exists() {
+        Run::read_log(out, |_| true)?
+    } else {
+        Run::default()
     };
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
@@ -98,9 +99,10 @@ fn listed(checkpoints: &[Checked]) -> (String, Value) {
         }
     }
     let lines: Vec<String> = lines.iter().map(|line| shown(line)).collect();
-    match lines.is_empty() {
-        true => ("none".into(), json.into()),
-        false => (lines.join("\n"), json.into()),
+    if lines.is_empty() {
+        ("none".into(), json.into())
+    } else {
+        (lines.join("\n"), json.into())
     }
 }
 

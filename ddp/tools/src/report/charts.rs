@@ -296,9 +296,12 @@ mod tests {
     #[test]
     fn spikes_stay_and_order_too() {
         for count in [POINTS_MAX + 1, 12_345, 100_000] {
-            let value = |step: usize| match step == count / 3 {
-                true => 1e9,
-                false => (step as f64).sin(),
+            let value = |step: usize| {
+                if step == count / 3 {
+                    1e9
+                } else {
+                    (step as f64).sin()
+                }
             };
             let points: Vec<_> = (0..count)
                 .map(|step| (step as u64, Some(value(step))))

@@ -151,9 +151,10 @@ fn texts(run: &Run) -> String {
     };
     let texts: String = run.texts.iter().rev().take(TEXTS_MAX).map(text).collect();
     let about = "The prompt (bold) and what the model wrote after it, at the latest evaluations.";
-    match texts.is_empty() {
-        true => texts,
-        false => note(about) + &texts,
+    if texts.is_empty() {
+        texts
+    } else {
+        note(about) + &texts
     }
 }
 

@@ -69,13 +69,17 @@ pub(crate) fn results(run: &Run) -> Figures {
     all.add("Bits per byte", of_eval("bits_per_byte"), "held out");
     let loss = run.of_end("loss").or_else(|| steps.last("loss"));
     all.add("Training loss", number(loss), "of the last logged step");
-    let rate = |field: &str| match has_ended {
-        true => number(run.of_end(field)),
-        false => number(steps.last(field)),
+    let rate = |field: &str| {
+        if has_ended {
+            number(run.of_end(field))
+        } else {
+            number(steps.last(field))
+        }
     };
-    let note = match has_ended {
-        true => "all ranks, evaluations included",
-        false => "all ranks, now",
+    let note = if has_ended {
+        "all ranks, evaluations included"
+    } else {
+        "all ranks, now"
     };
     match rate("tokens_per_s") {
         None => all.add("Samples a second", rate("samples_per_s"), note),

@@ -97,9 +97,10 @@ pub(super) fn versions(run: &Run) -> String {
         ("ranks".to_string(), ranks),
     ];
     if run.ranks() > 1 {
-        let when = match world.overlap {
-            true => "during backward",
-            false => "after backward",
+        let when = if world.overlap {
+            "during backward"
+        } else {
+            "after backward"
         };
         let buckets = plural(world.buckets, "bucket");
         let text = format!("{buckets} over {}, reduced {when}", world.transport);

@@ -76,9 +76,12 @@ pub(super) fn lines(followed: &Followed) -> Vec<String> {
     lines.extend(events(run));
     let text = run.texts.last();
     lines.extend(text.map(|text| format!("sample: {}", sample(text))));
-    let line = |Figure { name, value, note }| match String::is_empty(&note) {
-        true => format!("{name}: {value}"),
-        false => format!("{name}: {value} ({note})"),
+    let line = |Figure { name, value, note }| {
+        if String::is_empty(&note) {
+            format!("{name}: {value}")
+        } else {
+            format!("{name}: {value} ({note})")
+        }
     };
     lines.extend(figures(run).into_iter().map(line));
     lines

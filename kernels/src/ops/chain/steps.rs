@@ -202,9 +202,12 @@ impl Chain {
         [loads, stores]: [Vec<ChainView>; 2],
     ) -> Result<Chain> {
         let by = Caller::new(name);
-        let check = |what: &str, got: usize, most: usize| match got <= most {
-            true => Ok(()),
-            false => Err(by.value(what, format!("at most {most}"), got)),
+        let check = |what: &str, got: usize, most: usize| {
+            if got <= most {
+                Ok(())
+            } else {
+                Err(by.value(what, format!("at most {most}"), got))
+            }
         };
         check("steps", steps.len(), STEPS_MAX)?;
         check("operands", loads.len() + stores.len(), OPERANDS_MAX)?;

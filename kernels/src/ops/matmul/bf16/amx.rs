@@ -568,9 +568,10 @@ fn pack<S: AmxElement>(
     let mut one = |half: usize, step: usize| {
         let (line, k) = (lines.start + half * LINES, along.start + step * ALONG);
         let (count, depth) = (LINES.min(lines.end - line), ALONG.min(along.end - k));
-        let first = match from.transposed {
-            true => k * stride + line,
-            false => line * stride + k,
+        let first = if from.transposed {
+            k * stride + line
+        } else {
+            line * stride + k
         };
         let tiles = &mut to[(half / 2 * steps + step) * 2 * S::PARTS + half % 2..];
         let tiles = &mut tiles[..2 * S::PARTS - 1];
