@@ -11,7 +11,7 @@ use ddp::nn::{
     Activate, Init, Linear, Module, Mse, Pass, PassOptions, Result, Saved, Scope, Scratch,
     Sequential, Var,
 };
-use ddp::optim::{AdamW, Schedule, Shape};
+use ddp::optim::{AdamW, Schedule, ScheduleShape};
 use ddp::step::Step;
 
 /// Each row (C), normalized to mean 0 and variance 1, times a gain plus a bias.
@@ -90,7 +90,7 @@ fn main() -> ddp::Result<()> {
         .batch_size(64)
         .shuffle(Seed(1))
         .build(&world)?;
-    let schedule = Schedule::new(Shape::Cosine, 0.05, 0.0, 10, STEPS)?;
+    let schedule = Schedule::new(ScheduleShape::Cosine, 0.05, 0.0, 10, STEPS)?;
     let (mut first_loss, mut loss) = (None, 0.0);
     for step0 in 0..STEPS {
         step.run(loader.load(step0)?, schedule.learning_rate(step0))?;

@@ -12,7 +12,7 @@ use ddp::comm::{Options, World};
 use ddp::data::{Dataset, Loader, RowSpec, TaskSpec};
 use ddp::kernels::{Seed, Tensor};
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
-use ddp::optim::{AdamW, Schedule, Shape};
+use ddp::optim::{AdamW, Schedule, ScheduleShape};
 use ddp::step::Step;
 
 /// Points on three spirals. A row is a pure function of its number, so all ranks have the same
@@ -91,7 +91,7 @@ fn train(world: &World) -> ddp::Result<()> {
         .build_in_order(world)?;
     // Every rank creates the same groups in the same order.
     let evaluation = world.group("evaluation")?;
-    let schedule = Schedule::new(Shape::Cosine, 0.02, 0.0, 20, STEPS)?;
+    let schedule = Schedule::new(ScheduleShape::Cosine, 0.02, 0.0, 20, STEPS)?;
     for step0 in 0..STEPS {
         step.run(loader.load(step0)?, schedule.learning_rate(step0))?;
         if (step0 + 1) % 200 == 0 {

@@ -13,7 +13,7 @@ use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Lora;
 use ddp_nn::lora::{LORA_A, LORA_B};
 use ddp_nn::models::{DataShape, ModelSpec};
-use ddp_nn::optim::Group;
+use ddp_nn::optim::ParameterGroup;
 use ddp_nn::params::{Parameter, Params};
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,7 @@ impl FromStr for LoraSetting {
                 "dropout" => read.dropout = within(part, value, 0.0..1.0)?,
                 "rslora" => read.rslora = value.parse().map_err(|_| wrong(part))?,
                 "from" if !value.is_empty() => read.from = Some(value.into()),
-                "on" if Group::new(value, None, None).is_ok() && !value.is_empty() => {
+                "on" if ParameterGroup::new(value, None, None).is_ok() && !value.is_empty() => {
                     read.on.push(value.into());
                 }
                 _ => return Err(wrong(part)),
@@ -204,8 +204,8 @@ fn units(model: &ModelSpec, layer: &str, parts: &[usize]) -> Vec<Unit> {
 /// Whether `on` means the layer called `layer` here and `name` in transformers. The ends of names
 /// suffice, as in PEFT: q_proj.
 fn matches(on: &str, layer: &str, name: &str) -> bool {
-    let patterns = [on, &format!("*.{on}")].map(|it| Group::new(it, None, None));
-    let is_one = |pattern: &Group| pattern.matches(layer) || pattern.matches(name);
+    let patterns = [on, &format!("*.{on}")].map(|it| ParameterGroup::new(it, None, None));
+    let is_one = |pattern: &ParameterGroup| pattern.matches(layer) || pattern.matches(name);
     on == ALL_LINEAR || patterns.iter().flatten().any(is_one)
 }
 

@@ -20,8 +20,10 @@ mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::Clip;
-pub use rule::{Decayed, Declared, Group, Method, Muon, Piece, Rule, SettingOf, check_groups};
-pub use schedule::{Schedule, Shape};
+pub use rule::{
+    Decayed, Declared, Method, Muon, ParameterGroup, Piece, Rule, SettingOf, check_groups,
+};
+pub use schedule::{Schedule, ScheduleShape};
 
 use std::ops::Range;
 
@@ -126,7 +128,7 @@ pub enum UpdatePart {
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
-    groups: Vec<Group>,
+    groups: Vec<ParameterGroup>,
     variants: Vec<Variant>,
     owned: Vec<Range<usize>>,
     /// What it updates.
@@ -166,7 +168,7 @@ impl Optimizer {
     /// second ones, which it keeps for another rank: so both have the same values and moments.
     pub fn of_groups(
         rule: Rule,
-        groups: &[Group],
+        groups: &[ParameterGroup],
         params: &Params,
         [ranges, kept]: [&[Range<usize>]; 2],
     ) -> Result<Optimizer> {
@@ -239,7 +241,7 @@ impl Optimizer {
     /// names and lengths of the moments so far.
     fn add_run(
         &mut self,
-        groups: &[Group],
+        groups: &[ParameterGroup],
         params: &Params,
         (method, range): (Method, Range<usize>),
         sizes: &mut Vec<(&'static str, usize)>,

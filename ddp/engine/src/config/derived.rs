@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ddp_data::text::TOKENIZER_FILE;
 use ddp_data::{DataRequest, TableSettings};
-use ddp_nn::optim::{Group, Rule};
+use ddp_nn::optim::{ParameterGroup, Rule};
 
 use super::Config;
 use super::values::Packing;
@@ -89,11 +89,15 @@ impl Config {
     }
 
     /// The groups of parameters, whose rates are factors of the peak.
-    pub(crate) fn groups(&self) -> Result<Vec<Group>> {
+    pub(crate) fn groups(&self) -> Result<Vec<ParameterGroup>> {
         let peak = self.peak_lr();
         let groups = self.group.0.iter().map(|group| {
             let rate = group.lr.map(|lr| lr / peak);
-            Ok(Group::new(&group.pattern, rate, group.weight_decay)?)
+            Ok(ParameterGroup::new(
+                &group.pattern,
+                rate,
+                group.weight_decay,
+            )?)
         });
         groups.collect()
     }

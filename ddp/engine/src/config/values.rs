@@ -20,7 +20,7 @@ pub use crate::units::MemorySize;
 pub use ddp_comm::NcclChoice;
 pub use ddp_data::{LossOn, Missing, Packing, Resident, Scaling, TaskKind};
 pub use ddp_kernels::setting::{Form, List, Number, SettingValue};
-pub use ddp_nn::optim::{Decayed, OptimizerKind, Shape as Schedule};
+pub use ddp_nn::optim::{Decayed, OptimizerKind, ScheduleShape as Schedule};
 pub use ddp_nn::params::Precision;
 
 /// Seconds that `timeout-s` takes.

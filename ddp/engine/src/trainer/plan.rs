@@ -3,7 +3,7 @@
 use ddp_data::setting::VAL_SPLIT;
 use ddp_data::{Data, DataSpec, Sampler};
 use ddp_kernels::setting::Choice;
-use ddp_nn::optim::{Group, Schedule};
+use ddp_nn::optim::{ParameterGroup, Schedule};
 
 use crate::checkpoint::Plateau;
 use crate::config::{BestBy, Config, Length};
@@ -147,7 +147,7 @@ impl Config {
 /// Whether `pattern` matches the parameter `name` or a layer that it is of.
 fn is_of(pattern: &str, name: &str) -> bool {
     let pattern = pattern.trim_end_matches('.');
-    let patterns = [pattern, &format!("{pattern}.*")].map(|it| Group::new(it, None, None));
+    let patterns = [pattern, &format!("{pattern}.*")].map(|it| ParameterGroup::new(it, None, None));
     patterns.iter().flatten().any(|it| it.matches(name))
 }
 

@@ -10,7 +10,7 @@ use ddp_comm::World;
 use ddp_data::{Data, LabelName};
 use ddp_kernels::Device;
 use ddp_kernels::setting::Choice;
-use ddp_nn::optim::Shape;
+use ddp_nn::optim::ScheduleShape;
 
 use super::plan::Plan;
 use crate::checkpoint::{self, Opened, Plateau, State};
@@ -272,7 +272,7 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
     let mut changes = Vec::new();
     let shape = options.schedule;
     let (steps, warmup_steps) = (state.schedule.steps, state.schedule.warmup_steps);
-    if plan.steps != steps && shape != Shape::Constant {
+    if plan.steps != steps && shape != ScheduleShape::Constant {
         let setting = match options.length() {
             Length::Steps(_) => STEPS.to_string(),
             Length::Epochs(_) => format!("{EPOCHS}, in steps"),

@@ -187,7 +187,7 @@ impl PlannedLoss {
         let x = m.leaf(Op::Input, output.shape(), "output".into());
         let target = m.leaf(Op::Input, &of_target, "target".into());
         let are_indices = !targets.dtype().is_float();
-        let rows = Rows::of(formula, &mut m, [&x, &target], are_indices)?;
+        let rows = LossRows::of(formula, &mut m, [&x, &target], are_indices)?;
         let forward = trace.borrow().nodes.len();
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {
@@ -219,7 +219,7 @@ impl PlannedLoss {
         })
     }
 
-    /// What `Rows::joined` says. Writes the gradient.
+    /// What `LossRows::joined` says. Writes the gradient.
     fn run(
         &mut self,
         pass: &mut Pass<'_>,
@@ -242,7 +242,7 @@ impl PlannedLoss {
 }
 
 /// What a formula gives for each row or position, in the shape of its losses.
-struct Rows {
+struct LossRows {
     /// Times their weights; 0 where ignored.
     losses: Var,
     /// 1 where ignored, if there are weights.
@@ -251,13 +251,13 @@ struct Rows {
     joined: Var,
 }
 
-impl Rows {
+impl LossRows {
     fn of<F: LossFormula>(
         formula: &F,
         m: &mut Scope<'_>,
         [output, target]: [&Var; 2],
         are_indices: bool,
-    ) -> Result<Rows> {
+    ) -> Result<LossRows> {
         let losses = formula.losses(m, output, target);
         let shape = by_row(&losses)?;
         let dims = output.shape();
@@ -305,7 +305,7 @@ impl Rows {
         parts.extend([weights.unwrap_or(one), correct, counts].map(|it| it.reshape(&flat)));
         let joined = Var::concatenate(&parts.iter().collect::<Vec<_>>(), 0);
         by_row(&joined)?;
-        Ok(Rows {
+        Ok(LossRows {
             losses,
             ignored,
             joined,

@@ -181,7 +181,7 @@ pub(super) fn check_range(name: &str, value: f64, end: f64) -> Result<()> {
 
 /// Parameters whose names match a pattern, and what differs for them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub struct ParameterGroup {
     /// Of names such as `blocks.0.mlp.up.weight`: `*` is any text, `?` any character.
     pattern: Pattern,
     /// The learning rate, as a factor of the rule's; None for the rule's own.
@@ -190,9 +190,13 @@ pub struct Group {
     pub weight_decay: Option<f64>,
 }
 
-impl Group {
+impl ParameterGroup {
     /// A group. The error says what is wrong with the pattern or a number.
-    pub fn new(pattern: &str, rate: Option<f64>, weight_decay: Option<f64>) -> Result<Group> {
+    pub fn new(
+        pattern: &str,
+        rate: Option<f64>,
+        weight_decay: Option<f64>,
+    ) -> Result<ParameterGroup> {
         let numbers = [("learning rate", rate), ("weight decay", weight_decay)];
         for (name, value) in numbers {
             check_range(
@@ -201,7 +205,7 @@ impl Group {
                 f64::INFINITY,
             )?;
         }
-        Ok(Group {
+        Ok(ParameterGroup {
             pattern: Pattern::new(pattern).map_err(|error| {
                 Error::Usage(format!(
                     "the group {pattern}: {error}; help: * is any text, ? any character"
@@ -219,12 +223,15 @@ impl Group {
 }
 
 /// The number of the first group that matches `name`.
-fn group_of(groups: &[Group], name: &str) -> Option<usize> {
+fn group_of(groups: &[ParameterGroup], name: &str) -> Option<usize> {
     groups.iter().position(|group| group.matches(name))
 }
 
 /// Refuses a group that no trained parameter belongs to. `params` are the parts of the model.
-pub fn check_groups<'a>(groups: &[Group], params: impl Iterator<Item = &'a Params>) -> Result<()> {
+pub fn check_groups<'a>(
+    groups: &[ParameterGroup],
+    params: impl Iterator<Item = &'a Params>,
+) -> Result<()> {
     let all: Vec<_> = params.flat_map(Params::in_order).collect();
     let trained = all.iter().filter(|parameter| parameter.is_trained());
     let names: Vec<&str> = trained.map(|parameter| parameter.name.as_str()).collect();
@@ -264,7 +271,11 @@ pub(super) struct Variant {
 }
 
 /// What the update of `parameter` takes, and whether weight decay applies.
-pub(super) fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
+pub(super) fn variant_of(
+    rule: &Rule,
+    groups: &[ParameterGroup],
+    parameter: &Parameter,
+) -> (Variant, bool) {
     let method = rule.method(parameter);
     let decays = rule.decayed == Decayed::All || parameter.decays;
     let group = group_of(groups, &parameter.name).map(|index| &groups[index]);
@@ -279,7 +290,7 @@ pub(super) fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -
 }
 
 /// The variants of all trained parameters.
-pub(super) fn variants(rule: &Rule, groups: &[Group], params: &Params) -> Vec<Variant> {
+pub(super) fn variants(rule: &Rule, groups: &[ParameterGroup], params: &Params) -> Vec<Variant> {
     let mut all = Vec::new();
     for parameter in params.list().iter().filter(|p| p.is_trained()) {
         let (variant, _) = variant_of(rule, groups, parameter);

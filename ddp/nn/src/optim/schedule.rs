@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 choices! {
     /// The course of the learning rate after the warm-up.
     #[derive(Default)]
-    pub enum Shape {
+    pub enum ScheduleShape {
         /// The peak until the end
         #[default]
         Constant = "constant",
@@ -38,13 +38,13 @@ choices! {
     }
 }
 
-/// `Shape::Wsd` falls over one in this many steps.
+/// `ScheduleShape::Wsd` falls over one in this many steps.
 const WSD_DECAY: u64 = 5;
 
 /// A learning rate for every step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    shape: Shape,
+    shape: ScheduleShape,
     peak: f64,
     minimum: f64,
     warmup_steps: u64,
@@ -54,7 +54,7 @@ pub struct Schedule {
 impl Schedule {
     /// A schedule with 0 <= minimum <= peak, both finite, and no more warm-up steps than steps.
     pub fn new(
-        shape: Shape,
+        shape: ScheduleShape,
         peak: f64,
         minimum: f64,
         warmup_steps: u64,
@@ -109,10 +109,10 @@ impl Schedule {
         let straight = |x: f64| 1.0 - x;
         let falling = total.saturating_sub(top);
         match shape {
-            Shape::Constant => peak,
-            Shape::Linear => down(step - top, falling, straight),
-            Shape::Cosine => down(step - top, falling, |x| 0.5 * (1.0 + (PI * x).cos())),
-            Shape::Wsd => {
+            ScheduleShape::Constant => peak,
+            ScheduleShape::Linear => down(step - top, falling, straight),
+            ScheduleShape::Cosine => down(step - top, falling, |x| 0.5 * (1.0 + (PI * x).cos())),
+            ScheduleShape::Wsd => {
                 let decay = (total / WSD_DECAY).max(1).min(falling);
                 down(step.saturating_sub(total - decay), decay, straight)
             }
@@ -137,7 +137,7 @@ mod tests {
             .prop_map(|(shape, total, warm, peak, low)| {
                 let warmup = (total as f64 * warm * 1.01) as u64;
                 Schedule::new(
-                    Shape::ALL[shape].0,
+                    ScheduleShape::ALL[shape].0,
                     peak,
                     peak * low,
                     warmup.min(total),
@@ -176,12 +176,12 @@ mod tests {
             let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
             let top = warmup_steps.max(1);
             prop_assert_eq!(schedule.learning_rate(top - 1), peak);
-            let end = if shape == Shape::Constant || total_steps == top { peak } else { minimum };
+            let end = if shape == ScheduleShape::Constant || total_steps == top { peak } else { minimum };
             prop_assert_eq!(schedule.learning_rate(total_steps - 1), end);
-            let after = if shape == Shape::Constant { peak } else { minimum };
+            let after = if shape == ScheduleShape::Constant { peak } else { minimum };
             prop_assert_eq!(schedule.learning_rate(total_steps), after);
             prop_assert_eq!(schedule.learning_rate(u64::MAX), after);
-            let falls_at_once = matches!(shape, Shape::Linear | Shape::Cosine) && top < total_steps;
+            let falls_at_once = matches!(shape, ScheduleShape::Linear | ScheduleShape::Cosine) && top < total_steps;
             // Half a cosine over 2000 steps falls by 6e-7 of its height in the first of them.
             if falls_at_once && minimum < 0.99 * peak {
                 prop_assert!(schedule.learning_rate(top) < peak, "the peak is held twice");
@@ -194,7 +194,7 @@ mod tests {
             let top = warmup_steps.max(1);
             let falling = total_steps - top;
             let steps = match shape {
-                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(falling),
+                ScheduleShape::Wsd => (total_steps / WSD_DECAY).max(1).min(falling),
                 _ => falling,
             };
             // A straight line falls by its height over its steps, half a cosine by at most π/2
@@ -226,28 +226,28 @@ mod tests {
             );
         };
         close(
-            rates(Shape::Constant, 10, &[1, 5, 10, 11, 110]),
+            rates(ScheduleShape::Constant, 10, &[1, 5, 10, 11, 110]),
             &[0.1, 0.5, 1.0, 1.0, 1.0],
         );
         close(
-            rates(Shape::Linear, 10, &[9, 10, 35, 60, 110]),
+            rates(ScheduleShape::Linear, 10, &[9, 10, 35, 60, 110]),
             &[0.9, 1.0, 0.8, 0.6, 0.2],
         );
         close(
-            rates(Shape::Cosine, 10, &[9, 10, 60, 110]),
+            rates(ScheduleShape::Cosine, 10, &[9, 10, 60, 110]),
             &[0.9, 1.0, 0.6, 0.2],
         );
         let first = 0.6 + 0.4 * (PI / 100.0).cos();
-        close(rates(Shape::Cosine, 10, &[11]), &[first]);
+        close(rates(ScheduleShape::Cosine, 10, &[11]), &[first]);
         // Without a warm-up the first step has the peak: 109 steps are left.
         close(
-            rates(Shape::Linear, 0, &[1, 2, 110]),
+            rates(ScheduleShape::Linear, 0, &[1, 2, 110]),
             &[1.0, 1.0 - 0.8 / 109.0, 0.2],
         );
         // The last fifth of 110 steps: 22.
         let w = |gone: f64| 0.2 + 0.8 * (1.0 - gone / 22.0);
         close(
-            rates(Shape::Wsd, 10, &[10, 60, 88, 89, 109, 110, 111]),
+            rates(ScheduleShape::Wsd, 10, &[10, 60, 88, 89, 109, 110, 111]),
             &[1.0, 1.0, 1.0, w(1.0), w(21.0), 0.2, 0.2],
         );
     }
@@ -268,7 +268,10 @@ mod tests {
                     (total - k) as f64 / (total - warmup) as f64,
                 )
             };
-            for (shape, expected) in [(Shape::Cosine, cosine), (Shape::Linear, linear)] {
+            for (shape, expected) in [
+                (ScheduleShape::Cosine, cosine),
+                (ScheduleShape::Linear, linear),
+            ] {
                 let schedule = Schedule::new(shape, 1.0, 0.0, warmup, total).unwrap();
                 let got = schedule.learning_rate(k - 1);
                 assert!((got - expected).abs() < 1e-15, "{shape:?}, step {k}: {got}");
@@ -279,7 +282,7 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_refused_by_name() {
         let error = |peak, minimum, warmup, total| {
-            Schedule::new(Shape::Cosine, peak, minimum, warmup, total)
+            Schedule::new(ScheduleShape::Cosine, peak, minimum, warmup, total)
                 .unwrap_err()
                 .to_string()
         };
@@ -296,7 +299,7 @@ mod tests {
             error(0.1, 0.0, 6, 5),
             "warm-up steps: expected at most all steps, 5, got 6"
         );
-        let error = "cosin".parse::<Shape>().unwrap_err();
+        let error = "cosin".parse::<ScheduleShape>().unwrap_err();
         assert!(error.contains("constant, linear, cosine, wsd"), "{error}");
     }
 }

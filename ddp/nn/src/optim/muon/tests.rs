@@ -4,7 +4,7 @@ use ddp_kernels::Device;
 
 use super::*;
 use crate::models::Model;
-use crate::optim::{Decayed, Group, Optimizer};
+use crate::optim::{Decayed, Optimizer, ParameterGroup};
 use crate::{Linear, Sequential};
 
 const RATE: f64 = 0.1;
@@ -278,7 +278,7 @@ fn parts_of_a_weight_are_orthogonalised_one_by_one() {
 #[test]
 fn a_group_changes_the_numbers_of_its_parameters_alone() {
     for rule in [Rule::adamw(), Rule::sgd(0.9), rule()] {
-        let after = |groups: &[Group]| {
+        let after = |groups: &[ParameterGroup]| {
             let params = params(4, 6, DType::F32);
             params.list().iter().for_each(|p| {
                 ops::fill_into(params.gradient(p.id).unwrap(), 0.5).unwrap();
@@ -289,7 +289,7 @@ fn a_group_changes_the_numbers_of_its_parameters_alone() {
             ["0.weight", "0.bias", "1.weight", "1.bias"]
                 .map(|name| numbers(params.master(params.find(name).unwrap().id)))
         };
-        let group = |pattern, rate, decay| Group::new(pattern, rate, decay).unwrap();
+        let group = |pattern, rate, decay| ParameterGroup::new(pattern, rate, decay).unwrap();
         let plain = after(&[]);
         // The first group that matches counts.
         let still = [
@@ -318,7 +318,7 @@ fn groups_that_nothing_belongs_to_are_refused() {
     let refusal = |patterns: &[&str]| {
         let groups = patterns
             .iter()
-            .map(|pattern| Group::new(pattern, Some(2.0), None).unwrap());
+            .map(|pattern| ParameterGroup::new(pattern, Some(2.0), None).unwrap());
         let groups: Vec<_> = groups.collect();
         crate::optim::check_groups(&groups, [&params].into_iter()).map_err(|e| e.to_string())
     };
@@ -332,7 +332,7 @@ fn groups_that_nothing_belongs_to_are_refused() {
     let text = refusal(&["*", "0.*"]).unwrap_err();
     assert!(text.contains("an earlier group has 0.weight"), "{text}");
     assert!(
-        Group::new("a[", None, None)
+        ParameterGroup::new("a[", None, None)
             .unwrap_err()
             .to_string()
             .contains("the group a[")
