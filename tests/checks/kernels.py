@@ -28,6 +28,8 @@ SHARED_UNIT, SHARED_OWN = 128, 1024
 
 # Of a kernel whose last block goes on (`ends_last` of common.cuh): a barrier, a fence, the atomics, a fence, a barrier.
 ENDS_LAST = re.compile("BM+A+M+B")
+# Accesses to words that the host reads or writes while the kernel runs (`volatile`): relaxed ones of scope sys.
+OF_HOST = {"progress_begin": 7, "progress_end": 1, "clip_scale_f32": 1, "vote_stopped_f32": 1}
 
 
 def load_nvrtc():
@@ -220,6 +222,9 @@ def main():
                 order = takes.get("order", "")
                 if "ends_last(" in source.read_text() and "A" in order and not ENDS_LAST.search(order):
                     problems.append(f"{kernel} of {source} lost fences of ends_last on {architecture}: barriers, fences and atomics are {order}")
+                of_host = takes.get("of_host", 0)
+                if of_host < OF_HOST.get(kernel, 0):
+                    problems.append(f"{kernel} of {source} has {of_host} accesses of scope sys on {architecture}, expected {OF_HOST[kernel]}")
                 for read in takes.get("mixed", []):
                     problems.append(f"{kernel} of {source} reads rows from registers that the compiler has given to something else, on {architecture}: HGMMA {read}")
                 if takes["shared"] == 0 and "extern __shared__" in source.read_text():

@@ -321,8 +321,10 @@ def analyse(kernel, texts):
     loops.sort(key=lambda it: it[0])
     tensor = sum(it.tensor() for it in kernel.instructions)
     held = sum(it.name == "HGMMA" and ROWS.match(it.operands) is not None for it in kernel.instructions)
+    # Accesses that the host sees, or that see the host's, while the kernel runs.
+    of_host = sum({"STRONG", "SYS"} <= set(it.suffixes) for it in kernel.instructions)
     order = "".join(ORDERING.get(it.name, "") for it in kernel.instructions)
-    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "mixed": mixed(kernel), "held": held, "loops": [figures for _, figures in loops]}
+    return {"instructions": len(kernel.instructions), "tensor": tensor, "order": order, "mixed": mixed(kernel), "held": held, "of_host": of_host, "loops": [figures for _, figures in loops]}
 
 
 def threads_of(image):
