@@ -4,7 +4,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::support::job::{Folder, QUICK};
+use crate::support::job::{Folder, QUICK, Running};
 use crate::{gpu, is_simulated, simulated_gpu_of};
 
 /// `library` without one function.
@@ -193,6 +193,43 @@ fn an_environment_that_only_its_python_knows_is_searched() {
     symlink(at("far/bin/python3.12"), at("links/python")).unwrap();
     symlink(at("links/python"), at("bin/python3")).unwrap();
     assert!(is_found(), "a chain of links");
+}
+
+/// As ranks of a host, two jobs need the same files at the same time.
+#[test]
+fn processes_of_a_host_compile_each_file_once() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = Folder::new("once");
+    let kernels = folder.path().join("kernels").display().to_string();
+    let jobs = [1, 2].map(|out| {
+        let words = format!(
+            "--data glyphs,rows=64,held-out=8 --hidden 8 --steps 1 --device cuda --out {out} --log-level debug"
+        );
+        let job = folder.alone(&words).on_gpus();
+        let job = job.env("DDP_KERNEL_CACHE", &kernels);
+        // Simulated GPUs compile as slowly as real ones.
+        job.env("SIMCUDA_CACHE", &format!("{kernels}-of-simulator-{out}")).start()
+    });
+    let mut files = Vec::new();
+    for ended in jobs.map(Running::wait) {
+        ended.assert_well();
+        let lines = ended.stderr.lines();
+        let of_line = |line: &str| {
+            Some(
+                line.split_once("compiling ")?
+                    .1
+                    .split_once(", which")?
+                    .0
+                    .to_string(),
+            )
+        };
+        files.extend(lines.filter_map(of_line));
+    }
+    assert!(files.contains(&"adamw.cu".into()), "{files:?}");
+    let all = files.len();
+    files.sort();
+    files.dedup();
+    assert_eq!(files.len(), all, "{files:?}");
 }
 
 /// Without it, the first minute on a new machine passes in silence: where few cores compile what a
