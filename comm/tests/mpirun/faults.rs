@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::job::{END_MAX_MS, FOLLOWS, Job, LEAVES, SLEEPS, STARTS_ONLY};
+use crate::job::{
+    END_MAX_MS, EXPIRES_MS, Ended, FOLLOWS, Job, LEAVES, SLEEPS, STARTS_ONLY, all_at_once,
+};
 use crate::rank::{JOIN_TIMEOUT_MS, now_ms};
 
 /// Ends a job of three by a fault on its last rank while the others reduce, and while they compute.
@@ -93,12 +95,12 @@ fn a_rank_that_just_leaves_ends_all() {
 
 #[test]
 fn a_stopped_rank_is_named_when_time_is_up() {
-    for size in [2, 3] {
-        let ended = Job::new(size, "fault stop 1 reduce").timeout_ms(2000).run();
+    let job = |size| Job::new(size, "fault stop 1 reduce").timeout_ms(EXPIRES_MS);
+    for ended in all_at_once([2, 3].map(job)) {
         let cause = ended.assert_ended_with(77);
         let expected = [
             "all_reduce sum of \"gradient\" f32[1000]",
-            "rank 1 did not arrive within 2 s",
+            "rank 1 did not arrive within 5 s",
             "group gradients",
         ];
         assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
@@ -107,13 +109,11 @@ fn a_stopped_rank_is_named_when_time_is_up() {
 
 #[test]
 fn a_rank_that_is_stopped_on_any_host_is_named() {
-    let fault = |rank: usize| format!("fault stop {rank} reduce");
     let hosts = [("left", 2), ("right", 1)];
-    for (rank, job) in [
-        (1, Job::on_hosts(&hosts, &fault(1))),
-        (2, Job::on_hosts(&hosts, &fault(2))),
-    ] {
-        let ended = job.timeout_ms(1000).run();
+    let job = |rank: usize| {
+        Job::on_hosts(&hosts, &format!("fault stop {rank} reduce")).timeout_ms(EXPIRES_MS)
+    };
+    for (rank, ended) in [1, 2].into_iter().zip(all_at_once([1, 2].map(job))) {
         let cause = ended.assert_ended_with(77);
         assert!(
             cause.contains(&format!("rank {rank} did not arrive within ")),
@@ -141,11 +141,12 @@ fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
 
 #[test]
 fn ranks_that_take_different_branches_learn_who_is_missing() {
-    let ended = Job::new(2, "fault skip 1 reduce").timeout_ms(1000).run();
+    let job = Job::new(2, "fault skip 1 reduce").timeout_ms(EXPIRES_MS);
+    let ended = job.run();
     assert!(
         ended
             .assert_ended_with(77)
-            .contains("did not arrive within 1 s"),
+            .contains("did not arrive within 5 s"),
         "{ended}"
     );
 }
@@ -209,10 +210,9 @@ fn a_rank_killed_on_one_host_ends_the_others() {
     }
 }
 
-/// Checks the one line of a job that ends while it starts, after its timeout of 3 s.
+/// Checks the one line of a job that has ended while it started.
 #[track_caller]
-fn assert_never_began(job: Job, expected: &str) {
-    let ended = job.timeout_ms(3000).run();
+fn assert_never_began(ended: &Ended, expected: &str) {
     assert_eq!(ended.exit_code, Some(77), "{ended}");
     let [cause] = ended.causes()[..] else {
         panic!("one line says why: {ended}")
@@ -222,80 +222,84 @@ fn assert_never_began(job: Job, expected: &str) {
 
 #[test]
 fn a_rank_that_never_starts_mpi_ends_the_job() {
-    let said = "not all ranks started MPI within 3 s; help: check";
-    for hosts in [
+    let said = "not all ranks started MPI within 5 s; help: check";
+    let hosts = [
         &[(SLEEPS, 1), ("", 2)][..],
         &[(FOLLOWS, 1), (LEAVES, 1), (FOLLOWS, 1)],
-    ] {
-        let job = Job::on_hosts(hosts, "facts").env(JOIN_TIMEOUT_MS, "3000");
-        assert_never_began(job, said);
+    ];
+    let job = |hosts| {
+        let job = Job::on_hosts(hosts, "facts").timeout_ms(EXPIRES_MS);
+        job.env(JOIN_TIMEOUT_MS, &EXPIRES_MS.to_string())
+    };
+    for ended in all_at_once(hosts.map(job)) {
+        assert_never_began(&ended, said);
     }
 }
 
 #[test]
 fn a_rank_that_stops_in_the_bootstrap_is_named_once() {
-    let said =
-        "cannot exchange addresses between ranks: rank 1 did not come within 3 s; help: check";
-    let hosts = [("", 1), (STARTS_ONLY, 1), ("", 1)];
-    assert_never_began(Job::on_hosts(&hosts, "facts"), said);
-    let said =
-        "cannot exchange addresses between ranks: rank 0 did not come within 3 s; help: check";
-    let hosts = [(STARTS_ONLY, 1), ("", 2)];
-    assert_never_began(Job::on_hosts(&hosts, "facts"), said);
+    let hosts = [
+        &[(STARTS_ONLY, 1), ("", 2)][..],
+        &[("", 1), (STARTS_ONLY, 1), ("", 1)],
+    ];
+    let job = |hosts| Job::on_hosts(hosts, "facts").timeout_ms(EXPIRES_MS);
+    for (rank, ended) in all_at_once(hosts.map(job)).iter().enumerate() {
+        let said = format!(
+            "cannot exchange addresses between ranks: rank {rank} did not come within 5 s; help: check"
+        );
+        assert_never_began(ended, &said);
+    }
 }
 
 #[test]
 fn a_rank_that_never_ends_mpi_ends_the_job() {
-    let ended = Job::new(3, "stays 1").timeout_ms(1000).run();
+    let ended = Job::new(3, "stays 1").timeout_ms(EXPIRES_MS).run();
     let cause = ended.assert_ended_with(77);
-    assert!(cause.contains("MPI did not end within 1 s: "), "{ended}");
+    assert!(cause.contains("MPI did not end within 5 s: "), "{ended}");
 }
 
 #[test]
 fn a_job_suspended_past_its_timeout_continues() {
     for job in [
-        Job::new(2, "steps 150"),
-        Job::on_hosts(&[("left", 1), ("right", 1)], "steps 150"),
+        Job::new(2, "steps"),
+        Job::on_hosts(&[("left", 1), ("right", 1)], "steps"),
     ] {
-        let mut running = job.timeout_ms(1500).start();
-        running.wait_until_told("pid", 2);
-        std::thread::sleep(Duration::from_millis(100));
-        running.suspend(Duration::from_millis(2000));
+        let mut running = job.timeout_ms(EXPIRES_MS).start();
+        running.wait_until_told("steps", 2);
+        running.suspend(Duration::from_millis(EXPIRES_MS + 1000));
+        running.let_end();
         running.wait().assert_well();
     }
 }
 
 /// Ranks on one host, and on two, where another rank of the slow one's host waits as well.
-fn slow(kind: &str) -> [Job; 2] {
+fn slow(kind: &str) -> [Ended; 2] {
     let role = format!("slow {kind}");
     let hosts = [("left", 2), ("right", 2)];
-    [Job::new(2, &role), Job::on_hosts(&hosts, &role)].map(|job| job.timeout_ms(2000))
+    let jobs = [Job::new(2, &role), Job::on_hosts(&hosts, &role)];
+    all_at_once(jobs.map(|job| job.timeout_ms(EXPIRES_MS)))
 }
 
 #[test]
 fn a_rank_that_shows_progress_is_waited_for_beyond_the_timeout() {
-    slow("none")
-        .into_iter()
-        .for_each(|job| job.run().assert_well());
+    slow("none").iter().for_each(Ended::assert_well);
 }
 
 #[test]
 fn a_rank_that_showed_progress_is_named_when_it_dies_or_stops() {
-    for job in slow("kill") {
-        let ended = job.run();
+    for ended in slow("kill") {
         let cause = ended.assert_ended_with(137);
         assert!(
             cause.contains("ended without reporting an error"),
             "{ended}"
         );
     }
-    for (job, rank) in slow("stop").into_iter().zip([1, 3]) {
-        let ended = job.run();
+    for (ended, rank) in slow("stop").into_iter().zip([1, 3]) {
         let cause = ended.assert_ended_with(77);
         let named = "barrier (call 1 of group control, at ";
         assert!(cause.contains(named), "{ended}");
         assert!(
-            cause.contains(&format!("rank {rank} did not arrive within 2 s")),
+            cause.contains(&format!("rank {rank} did not arrive within 5 s")),
             "{ended}"
         );
     }

@@ -8,7 +8,7 @@ use ddp_kernels::graph::Graph;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor, ops};
 
-use crate::rank::{commit, cpu_ms, now_ms, raise, tell};
+use crate::rank::{commit, now_ms, raise, steps, tell, tell_cpu_share, wait_to_be_ended};
 
 /// Lengths of the slices of a rank: one element, an odd number, and more than a block.
 const SLICES: [usize; 3] = [1, 333, 20_000];
@@ -36,6 +36,7 @@ pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
         ["apart"] => apart(world),
         ["early"] => early(world),
         ["outlive"] => outlive(world),
+        ["steps"] => steps_until_told(world),
         ["uncaptured"] => uncaptured(world),
         ["fault", kind, rank, how] => {
             fault(world, kind, rank.parse().unwrap_or(0), how == "captured")
@@ -397,7 +398,7 @@ fn agree(world: &World) -> Result<()> {
 fn never(world: &World, rank: &str) -> Result<()> {
     if rank == world.rank().to_string() {
         tell("fault", now_ms());
-        std::thread::sleep(Duration::from_secs(600));
+        wait_to_be_ended();
     }
     world.gpu_group("gradients", device(world)).map(drop)
 }
@@ -406,12 +407,24 @@ fn never(world: &World, rank: &str) -> Result<()> {
 fn stops_joining(world: &World, rank: &str) -> Result<()> {
     if rank == world.rank().to_string() {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(2));
+            // The thread on which NCCL connects this rank.
+            while !has_thread("nccl start") {
+                // Sleep: what is waited for is looked at.
+                std::thread::sleep(Duration::from_millis(5));
+            }
             tell("fault", now_ms());
             raise(libc::SIGSTOP);
         });
     }
     world.gpu_group("gradients", device(world)).map(drop)
+}
+
+/// Whether this process has a thread of this name.
+fn has_thread(name: &str) -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").expect("this is Linux");
+    let names = threads.flatten().map(|thread| thread.path().join("comm"));
+    let mut names = names.filter_map(|path| std::fs::read_to_string(path).ok());
+    names.any(|found| found.trim() == name)
 }
 
 /// Ranks that make different groups.
@@ -440,6 +453,7 @@ fn early(world: &World) -> Result<()> {
     buckets.step()?;
     buckets.stream.synchronize()?;
     if world.rank() == 1 {
+        // Sleep: the other rank waits by then, or comes to it.
         std::thread::sleep(Duration::from_millis(300));
         // No rank receives this, so its device is never done.
         buckets
@@ -468,7 +482,7 @@ fn outlive(world: &World) -> Result<()> {
     graph.launch()?;
     stream.synchronize()?;
     if world.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(600));
+        wait_to_be_ended();
     }
     tell("fault", now_ms());
     graph.launch()?;
@@ -509,9 +523,8 @@ fn idle(world: &World) -> Result<()> {
         world.gpu_group("second", device(world))?,
     );
     world.barrier()?;
-    let before = cpu_ms();
-    std::thread::sleep(Duration::from_secs(2));
-    tell("cpu_ms", cpu_ms() - before);
+    // Sleep: what the groups' threads use meanwhile is measured.
+    tell_cpu_share(|| std::thread::sleep(Duration::from_secs(2)));
     drop((first, second));
     world.barrier()
 }
@@ -551,7 +564,7 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
                 "host" => {
                     buckets.reduce(&all[0])?;
                     stream.synchronize()?;
-                    std::thread::sleep(Duration::from_secs(600));
+                    wait_to_be_ended();
                 }
                 "tidy" => {
                     // Ends in order while the others continue.
@@ -567,7 +580,15 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
         }
         step()?;
         buckets.stream.synchronize()?;
-        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+/// Steps until the test lets the job end.
+fn steps_until_told(world: &World) -> Result<()> {
+    let buckets = Buckets::new(world, &[1000, 1000, 500])?;
+    steps(&buckets.group, || {
+        buckets.step()?;
+        Ok(buckets.stream.synchronize()?)
+    })
 }

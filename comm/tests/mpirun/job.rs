@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, now_ms};
+use crate::rank::{END, FOLDER, ROLE, TIMEOUT_MS, now_ms};
 
 /// The end of patience with a job after its fault. Ranks that nothing ends go on for ten minutes.
 pub(crate) const END_MAX_MS: u64 = 60_000;
+/// A timeout that is to expire. Healthy ranks show progress in less, also on a busy machine.
+pub(crate) const EXPIRES_MS: u64 = 5000;
 /// Longer than any job takes, also where NCCL takes its 60 s to join ranks. A job that
 /// hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(300);
@@ -184,6 +186,11 @@ impl Job {
     }
 }
 
+/// Runs jobs at the same time: for those that wait.
+pub(crate) fn all_at_once<const N: usize>(jobs: [Job; N]) -> [Ended; N] {
+    jobs.map(Job::start).map(Running::wait)
+}
+
 /// Processes that a script starts in the background ignore Ctrl-C, under nohup a closed terminal,
 /// and children inherit that.
 fn hear_all_signals(command: &mut Command) {
@@ -282,13 +289,20 @@ impl Running {
         let signal = |pid: libc::pid_t, signal: i32| {
             // SAFETY: sends a signal to a process of this job, which has not ended.
             unsafe { libc::kill(pid, signal) };
+            // Sleep: a rank that runs may come to wait for one that does not.
             std::thread::sleep(Duration::from_millis(100));
         };
         pids.iter().for_each(|&pid| signal(pid, libc::SIGSTOP));
+        // Sleep: ranks are to continue, whatever time it takes.
         std::thread::sleep(pause);
         pids.iter()
             .rev()
             .for_each(|&pid| signal(pid, libc::SIGCONT));
+    }
+
+    /// Lets ranks end that make steps (`rank::steps`).
+    pub(crate) fn let_end(&self) {
+        std::fs::write(self.folder.join(END), "").expect("the folder has room");
     }
 
     /// Ends the job as a scheduler does when its time is up.

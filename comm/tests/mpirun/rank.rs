@@ -3,7 +3,8 @@
 
 use std::fmt::Debug;
 use std::io::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ddp_comm::{Error, Field, Group, NcclChoice, Options, Reduce, Remedy, Result, World};
 use ddp_kernels::dtype::bf16;
@@ -16,6 +17,8 @@ use crate::gpu_rank;
 /// The role of the rank, and its arguments.
 pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
 pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
+/// The file of the folder with which the test lets ranks end that make steps.
+pub(crate) const END: &str = "end";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
 pub(crate) const JOIN_TIMEOUT_MS: &str = "DDP_TEST_JOIN_TIMEOUT_MS";
 /// Set where there are fewer GPUs than ranks, as `launch/gpu-check` does: ranks may share them.
@@ -95,15 +98,24 @@ fn init_only() -> ! {
     }
     // SAFETY: MPI reads no arguments if they are null, and this is the only thread.
     unsafe { MPI_Init(std::ptr::null_mut(), std::ptr::null_mut()) };
+    wait_to_be_ended()
+}
+
+/// Does nothing until the job ends this process.
+pub(crate) fn wait_to_be_ended() -> ! {
+    // Sleep: longer than the test waits for the end of the job.
     std::thread::sleep(Duration::from_secs(600));
-    std::process::exit(0)
+    std::process::exit(1)
+}
+
+/// A file of the job's folder, which all its ranks and the test see.
+fn in_folder(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder")).join(name)
 }
 
 /// Writes a line for the test to read to this rank's file: mpirun mixes what ranks print.
 pub(crate) fn tell(what: &str, value: impl Debug) {
-    let folder =
-        std::path::PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder"));
-    let file = folder.join(std::process::id().to_string());
+    let file = in_folder(&std::process::id().to_string());
     let mut file = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
@@ -118,8 +130,18 @@ pub(crate) fn now_ms() -> u64 {
         .map_or(0, |since| since.as_millis() as u64)
 }
 
+/// Tells the processor time that this process uses from here to the end of `body`, as a share of the
+/// time that passes.
+pub(crate) fn tell_cpu_share<T>(body: impl FnOnce() -> T) -> T {
+    let (began, before_ms) = (Instant::now(), cpu_ms());
+    let result = body();
+    let passed_ms = began.elapsed().as_millis() as f64;
+    tell("cpu share", (cpu_ms() - before_ms) as f64 / passed_ms);
+    result
+}
+
 /// The processor time that this process has used on all its threads.
-pub(crate) fn cpu_ms() -> u64 {
+fn cpu_ms() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -174,16 +196,22 @@ fn play(role: &str, world: &World) -> Result<()> {
         ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
         ["late", rank] => {
             world.barrier()?;
-            let (is_late, before) = (rank == world.rank().to_string(), cpu_ms());
-            if is_late {
+            let other_waits = in_folder("waits");
+            if rank == world.rank().to_string() {
+                while !other_waits.exists() {
+                    // Sleep: what is waited for is looked at.
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                // Sleep: the other rank would spin meanwhile if it did not sleep.
                 std::thread::sleep(Duration::from_secs(2));
+                return world.barrier();
             }
-            world.barrier()?;
-            if !is_late {
-                tell("cpu_ms", cpu_ms() - before);
-                // At the end the roles are reversed: the other rank waits in `drop`.
-                std::thread::sleep(Duration::from_millis(500));
-            }
+            tell_cpu_share(|| {
+                std::fs::write(&other_waits, "").expect("the folder has room");
+                world.barrier()
+            })?;
+            // Sleep: now the late rank waits, in `drop`.
+            std::thread::sleep(Duration::from_millis(500));
             Ok(())
         }
         ["handled"] => {
@@ -194,25 +222,22 @@ fn play(role: &str, world: &World) -> Result<()> {
         ["stays", rank] => {
             if rank == world.rank().to_string() {
                 world.barrier()?;
-                std::thread::sleep(Duration::from_secs(600));
+                wait_to_be_ended();
             }
             Ok(())
         }
-        ["steps", count] => {
+        ["steps"] => {
             let (group, stream) = (world.group("gradients")?, Stream::default_of(Device::Cpu)?);
             let tensor = Tensor::ones(&[1000], DType::F32, Device::Cpu)?.named("gradient");
-            for _ in 0..count.parse().unwrap_or(0) {
-                group.all_reduce(&tensor, Reduce::Sum, &stream)?;
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Ok(())
+            steps(&group, || group.all_reduce(&tensor, Reduce::Sum, &stream))
         }
         // The last rank works for longer than the timeout, and shows it.
         ["slow", kind] => {
             world.barrier()?;
             if world.rank() + 1 == world.size() {
-                for _ in 0..40 {
+                for _ in 0..60 {
                     heartbeat::beat(Work::ReadsData);
+                    // Sleep: all of them take longer than the timeout, `EXPIRES_MS`.
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 tell("fault", now_ms());
@@ -222,6 +247,18 @@ fn play(role: &str, world: &World) -> Result<()> {
         }
         _ => panic!("no such role: {role}"),
     }
+}
+
+/// Makes steps, of which the test is told, until it lets the job end (`Running::let_end`).
+pub(crate) fn steps(group: &Group, step: impl Fn() -> Result<()>) -> Result<()> {
+    step()?;
+    tell("steps", group.rank());
+    while !group.all_agree(in_folder(END).exists())? {
+        // Sleep: leaves the cores to other tests.
+        std::thread::sleep(Duration::from_millis(5));
+        step()?;
+    }
+    Ok(())
 }
 
 fn facts(world: &World) -> Result<()> {
@@ -424,13 +461,11 @@ fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
             Reduce::Sum
         };
         if step >= 20 && others == "compute" {
-            std::thread::sleep(Duration::from_secs(600));
+            wait_to_be_ended();
         }
         group.all_reduce(&tensor, reduce, &stream)?;
-        std::thread::sleep(Duration::from_millis(2));
     }
-    std::thread::sleep(Duration::from_secs(600));
-    Ok(())
+    wait_to_be_ended()
 }
 
 /// Ends or stops this process.

@@ -4,7 +4,7 @@
 //! with a message.
 
 use super::{gpu_job, has_gpus, has_simulated_gpus};
-use crate::job::Ended;
+use crate::job::{EXPIRES_MS, Ended};
 use crate::rank::JOIN_TIMEOUT_MS;
 
 /// Checks that another rank reports that rank 1 of three did not arrive at `bucket`.
@@ -14,7 +14,7 @@ fn assert_late(ended: &Ended, bucket: usize) -> &str {
     let bucket = format!("all_reduce sum of \"bucket {bucket}\" f32[1000]");
     for part in [
         &*bucket,
-        "rank 1 did not arrive within 2 s",
+        "rank 1 did not arrive within 5 s",
         "group gradients, at ",
         "gpu_rank.rs:",
     ] {
@@ -30,7 +30,7 @@ fn a_rank_that_never_arrives_is_named_after_the_timeout() {
     }
     let job = |kind: &str, how: &str| {
         gpu_job(3, &format!("fault {kind} 1 {how}"))
-            .timeout_ms(2000)
+            .timeout_ms(EXPIRES_MS)
             .run()
     };
     let host = job("host", "eager");
@@ -77,11 +77,11 @@ fn a_rank_that_never_joins_is_named() {
     if !has_gpus(3) {
         return;
     }
-    let ended = gpu_job(3, "never 1").timeout_ms(1500).run();
+    let ended = gpu_job(3, "never 1").timeout_ms(EXPIRES_MS).run();
     assert!(
         ended
             .assert_ended_with(77)
-            .contains("rank 1 did not arrive within 1.5 s"),
+            .contains("rank 1 did not arrive within 5 s"),
         "{ended}"
     );
 }
@@ -91,16 +91,16 @@ fn ranks_that_join_more_slowly_than_the_timeout_are_waited_for() {
     if !has_simulated_gpus(2) {
         return;
     }
-    let slow = |role: &str| {
-        gpu_job(2, role)
-            .timeout_ms(1000)
-            .env("SIMCUDA_JOIN_MS", "2500")
+    let slow = |join_ms: u64| {
+        gpu_job(2, "fault none 0 eager")
+            .timeout_ms(EXPIRES_MS)
+            .env("SIMCUDA_JOIN_MS", &join_ms.to_string())
     };
-    slow("fault none 0 eager").run().assert_well();
-    let limited = slow("fault none 0 eager").env(JOIN_TIMEOUT_MS, "1500");
+    slow(EXPIRES_MS + 1000).run().assert_well();
+    let limited = slow(60_000).env(JOIN_TIMEOUT_MS, &EXPIRES_MS.to_string());
     let ended = limited.run();
     let cause = ended.assert_ended_with(77);
-    let expected = "all ranks have come, but NCCL did not connect them within 1.5 s";
+    let expected = "all ranks have come, but NCCL did not connect them within 5 s";
     assert!(cause.contains(expected), "{ended}");
 }
 
@@ -122,12 +122,12 @@ fn a_rank_that_stops_while_ranks_join_is_named() {
     if !has_simulated_gpus(3) {
         return;
     }
-    let job = gpu_job(3, "stops joining 1").timeout_ms(1500);
-    let ended = job.env("SIMCUDA_JOIN_MS", "20000").run();
+    let job = gpu_job(3, "stops joining 1").timeout_ms(EXPIRES_MS);
+    let ended = job.env("SIMCUDA_JOIN_MS", "60000").run();
     let cause = ended.assert_ended_with(77);
     assert!(cause.contains("join group gradients with cuda:"), "{ended}");
     assert!(
-        cause.contains("rank 1 did not arrive within 1.5 s"),
+        cause.contains("rank 1 did not arrive within 5 s"),
         "{ended}"
     );
 }
@@ -135,8 +135,8 @@ fn a_rank_that_stops_while_ranks_join_is_named() {
 /// A job of two in which NCCL fails by `plan`.
 fn fails(plan: &str, how: &str) -> Ended {
     gpu_job(2, &format!("fault none 0 {how}"))
-        .timeout_ms(2000)
-        .env(JOIN_TIMEOUT_MS, "2000")
+        .timeout_ms(EXPIRES_MS)
+        .env(JOIN_TIMEOUT_MS, &EXPIRES_MS.to_string())
         .env("SIMCUDA_FAULTS", plan)
         .run()
 }
@@ -159,7 +159,7 @@ fn a_call_that_hangs_in_a_graph_is_named_with_its_bucket_and_place() {
         let cause = ended.assert_ended_with(77);
         for part in [
             "all_reduce sum of \"bucket 1\" f32[1000]",
-            "not done within 2 s",
+            "not done within 5 s",
             "gpu_rank.rs:",
             place,
         ] {
@@ -241,7 +241,7 @@ fn an_error_at_the_start_ends_the_job_there() {
         (
             "rank1:nccl@1=hang",
             77,
-            &["warm-up all_reduce", "not done within 2 s"],
+            &["warm-up all_reduce", "not done within 5 s"],
         ),
         ("rank1:nccl@3=flip", 70, &["of bf16 is wrong: element"]),
         // Send and receive are the last call: either rank may report that it hangs.
@@ -250,7 +250,7 @@ fn an_error_at_the_start_ends_the_job_there() {
             77,
             &[
                 "\"warm-up send\" f32[1024]",
-                "send or receive number 1 on the device: not done within 2 s",
+                "send or receive number 1 on the device: not done within 5 s",
             ],
         ),
     ] {
