@@ -518,6 +518,7 @@ fn hung_work_blocks_only_its_waiters() {
     for _ in 0..50 {
         assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_NOT_READY);
         assert_eq!(cuStreamQuery(hung), CUresult::CUDA_ERROR_NOT_READY);
+        // Sleep: nothing may happen meanwhile.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert!(!waiting.is_finished());

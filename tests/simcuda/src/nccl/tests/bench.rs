@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Release;
+use std::time::Instant;
 
 use cudarc::driver::sys::CUstream;
 
@@ -126,6 +127,7 @@ pub(super) struct Rank {
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) id: UniqueIdByValue,
+    pub(super) began: Instant,
 }
 
 impl Rank {
@@ -184,6 +186,7 @@ pub(super) fn start(
             rank,
             ranks,
             id: UniqueIdByValue { internal: id },
+            began: Instant::now(),
         });
         return None;
     }

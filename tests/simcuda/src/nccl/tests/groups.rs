@@ -358,6 +358,7 @@ cases! {
             device(1);
             ok(cuStreamSynchronize(waited as CUstream));
         });
+        // Sleep: it waits by then; if it begins later, it waits as little.
         std::thread::sleep(Duration::from_millis(100));
         let (comm, stream) = (second.comms[0] as usize, second.streams[0] as usize);
         let calling = std::thread::spawn(move || {
@@ -367,7 +368,8 @@ cases! {
         let end = Instant::now() + Duration::from_secs(60);
         while !(waiting.is_finished() && calling.is_finished()) {
             assert!(Instant::now() < end, "the wait keeps the machine to itself");
-            std::thread::sleep(Duration::from_millis(1));
+            // Sleep: what is waited for is looked at.
+        std::thread::sleep(Duration::from_millis(1));
         }
         first.synchronize();
         second.synchronize();

@@ -27,6 +27,7 @@ pub(super) fn hangs(stream: CUstream) {
     let end = Instant::now() + Duration::from_millis(300);
     while Instant::now() < end {
         assert_eq!(cuStreamQuery(stream), CUresult::CUDA_ERROR_NOT_READY);
+        // Sleep: nothing may happen meanwhile.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -49,12 +50,15 @@ fn sign(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("simcuda-{name}-{}", &id[16..48]))
 }
 
-fn wait_for_sign(path: &Path) {
+/// Waits for a sign that is for this rank alone, and removes it.
+fn take_sign(path: &Path) {
     let end = Instant::now() + Duration::from_secs(60);
     while !path.exists() {
-        assert!(Instant::now() < end, "the other rank does not get on");
+        assert!(Instant::now() < end, "the other rank does not continue");
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(1));
     }
+    std::fs::remove_file(path).unwrap();
 }
 
 fn differing(rank: usize, to: u64, comm: *mut Comm, stream: CUstream, how: &str) {
@@ -114,11 +118,13 @@ fn calls_that_do_not_match_hang_until_they_are_aborted() {
             let how = std::env::var("SIMCUDA_TEST_HOW").unwrap();
             differing(own.rank, to, comm, stream, &how);
             if (how.as_str(), own.rank) == ("nothing", 1) {
-                // The other one may wait for as long as it likes.
-                std::thread::sleep(Duration::from_millis(600));
+                take_sign(&sign("nothing"));
                 return done(ncclCommAbort(comm));
             }
             hangs(stream);
+            if how == "nothing" {
+                std::fs::write(sign("nothing"), "").unwrap();
+            }
             done(ncclCommAbort(comm));
             assert_eq!(cuStreamSynchronize(stream), SUCCESS);
             // A sender receives nothing, and both believe to be the root, in place.
@@ -188,6 +194,7 @@ fn calls_that_do_not_match_are_told_unless_that_is_switched_off() {
             // The finding ends the process; without it nothing would.
             let end = Instant::now() + Duration::from_secs(60);
             while cuStreamQuery(stream) != SUCCESS && Instant::now() < end {
+                // Sleep: what is waited for is looked at.
                 std::thread::sleep(Duration::from_millis(5));
             }
             done(ncclCommAbort(comm));
@@ -215,20 +222,16 @@ fn a_device_takes_part_while_its_host_waits_elsewhere() {
             let count = 3 << 20;
             let to = upload(&vec![1.0; count]);
             done(all_reduce(to, to, count, comm, stream));
-            let path = sign("background");
+            let sign = |rank: usize| sign(&format!("background-{rank}"));
             if own.rank == 0 {
                 assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-                std::fs::write(&path, "").unwrap();
+                (1..3).for_each(|rank| std::fs::write(sign(rank), "").unwrap());
             } else {
-                wait_for_sign(&path);
+                take_sign(&sign(own.rank));
             }
             assert_eq!(cuStreamSynchronize(stream), SUCCESS);
             assert!(download(to, count) == vec![3.0; count]);
             done(ncclCommDestroy(comm));
-            if own.rank == 0 {
-                std::thread::sleep(Duration::from_millis(50));
-                std::fs::remove_file(&path).unwrap();
-            }
         });
         let Some(ended) = ended else { return };
         all_clean(&ended);
@@ -244,13 +247,15 @@ fn a_rank_that_asks_without_waiting_is_served_too() {
         done(all_reduce(to, to, 64, comm, stream));
         let path = sign("queries");
         if own.rank == 0 {
+            let end = Instant::now() + Duration::from_secs(60);
             while cuStreamQuery(stream) != SUCCESS {
+                assert!(Instant::now() < end, "the device does not continue");
+                // Sleep: what is waited for is looked at.
                 std::thread::sleep(Duration::from_millis(1));
             }
             std::fs::write(&path, "").unwrap();
         } else {
-            wait_for_sign(&path);
-            std::fs::remove_file(&path).unwrap();
+            take_sign(&path);
         }
         assert_eq!(cuStreamSynchronize(stream), SUCCESS);
         done(ncclCommDestroy(comm));
@@ -275,6 +280,7 @@ fn a_host_that_hangs_does_not_keep_its_device_from_what_was_queued() {
         let end = Instant::now() + Duration::from_secs(60);
         while !IS_DONE.load(Ordering::SeqCst) {
             assert!(Instant::now() < end, "the device does not continue");
+            // Sleep: what is waited for is looked at.
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(cuStreamSynchronize(stream), SUCCESS);
@@ -380,6 +386,7 @@ fn a_rank_that_waits_for_others_can_still_be_ended() {
             return;
         }
         let waiting = std::thread::spawn(move || own.start() as usize);
+        // Sleep: it waits by then, and may not end.
         std::thread::sleep(Duration::from_millis(300));
         assert!(!waiting.is_finished());
         // The machine is free meanwhile.

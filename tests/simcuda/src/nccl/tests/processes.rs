@@ -47,6 +47,7 @@ fn the_first_collective_returns_once_every_rank_has_made_it() {
         let (from, to) = (upload(&[1.0; 8]), upload(&[0.0; 8]));
         let now = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
         if own.rank == 1 {
+            // Sleep: the other one has called by then, and may not have returned.
             std::thread::sleep(Duration::from_millis(300));
             println!("time: {}", now());
         }
