@@ -22,6 +22,6 @@ pub(crate) fn on_ranks<R: Send>(
     seed: Option<u64>,
     body: impl Fn(&World) -> R + Sync,
 ) -> Vec<R> {
-    let worlds = World::threads(size, seed, Duration::from_secs(10)).unwrap();
+    let worlds = World::threads(size, seed, Duration::from_secs(60)).unwrap();
     on_threads(worlds, |world| body(&world))
 }

@@ -106,6 +106,7 @@ mod tests {
     fn a_wait_counts_elapsed_time() {
         let started = Instant::now();
         let mut waited = Waited::new();
+        // Sleep: it is the time that counts.
         std::thread::sleep(Duration::from_millis(20));
         let total = waited.after(Duration::from_millis(20));
         assert!(total >= Duration::from_millis(20) && total <= started.elapsed());

@@ -18,7 +18,7 @@ fn fields(value: &str) -> Vec<Field> {
 
 /// The outcome of each rank of a job whose ranks bring these fields.
 fn on_ranks(of_ranks: Vec<Vec<Field>>) -> Vec<Result<()>> {
-    let worlds = World::threads(of_ranks.len(), None, Duration::from_secs(5)).unwrap();
+    let worlds = World::threads(of_ranks.len(), None, Duration::from_secs(60)).unwrap();
     let ranks = worlds.into_iter().zip(of_ranks).collect();
     on_threads(ranks, |(world, fields): (World, Vec<Field>)| {
         world.handshake(&fields)

@@ -253,7 +253,7 @@ fn what_a_rank_sees_arrives_as_it_was_sent() {
 /// The outcome of each rank of a world of threads, given how many GPUs it asks for and whether it
 /// would share.
 fn outcomes(asked: &[(usize, bool)]) -> Vec<Result<Result<GpuTable, Shortage>>> {
-    let worlds = World::threads(asked.len(), None, Duration::from_secs(5)).unwrap();
+    let worlds = World::threads(asked.len(), None, Duration::from_secs(60)).unwrap();
     let ranks = worlds.into_iter().zip(asked).collect();
     on_threads(ranks, |(world, &(per_rank, share))| {
         world.assign_gpus(per_rank, share)

@@ -1,7 +1,7 @@
 use super::*;
 
 fn spawner() -> Spawner {
-    Spawner::new("test", Duration::from_secs(60), Duration::from_secs(1))
+    Spawner::new("test", Duration::from_secs(60), Duration::from_secs(5))
 }
 
 fn task(program: &str, arguments: &[&str]) -> RankCommand {

@@ -37,6 +37,7 @@ fn a_peer_that_is_stopped_is_killed_and_one_that_leaves_is_not() {
 fn a_body_past_its_deadline_is_abandoned() {
     let started = Instant::now();
     within(Duration::from_millis(20), || {
+        // Sleep: this body does not end.
         std::thread::sleep(Duration::from_secs(3600))
     });
     assert!(started.elapsed() < Duration::from_secs(60));

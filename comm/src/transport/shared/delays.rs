@@ -1,6 +1,8 @@
 //! Random delays for ranks, from a seed: tests use them to make ranks arrive in every order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(test)]
+use std::sync::{Mutex, mpsc::Receiver};
 use std::time::Duration;
 
 /// The longest pause.
@@ -10,9 +12,9 @@ const PAUSE_US_MAX: u64 = 120;
 #[derive(Debug)]
 pub(crate) struct Delays {
     state: AtomicU64,
-    /// How many points to pass, and how long to stop at the next.
+    /// How many points to pass, and what to wait for at the next: the end of the sender.
     #[cfg(test)]
-    stop: Option<(AtomicU64, Duration)>,
+    stop: Option<(AtomicU64, Mutex<Receiver<()>>)>,
 }
 
 impl Delays {
@@ -25,21 +27,21 @@ impl Delays {
         }
     }
 
-    /// No pauses except a long one after `places` points.
+    /// No pauses except one after `places` points, until the sender of `end` is dropped.
     #[cfg(test)]
-    pub(super) fn stopping(places: u64, for_a_time: Duration) -> Delays {
+    pub(super) fn stopping(places: u64, end: Receiver<()>) -> Delays {
         Delays {
             state: AtomicU64::new(0),
-            stop: Some((AtomicU64::new(places), for_a_time)),
+            stop: Some((AtomicU64::new(places), Mutex::new(end))),
         }
     }
 
     /// Mostly does nothing; sometimes yields, spins or sleeps.
     pub(super) fn pause(&self) {
         #[cfg(test)]
-        if let Some((places, for_a_time)) = &self.stop {
+        if let Some((places, end)) = &self.stop {
             if places.fetch_sub(1, Ordering::Relaxed) == 0 {
-                std::thread::sleep(*for_a_time);
+                _ = end.lock().expect("one thread waits").recv();
             }
             return;
         }

@@ -34,6 +34,8 @@ fn each<T: Send>(stars: Vec<Star>, body: impl Fn(Star) -> T + Sync) -> Vec<T> {
 }
 
 const LONG: Duration = Duration::from_secs(60);
+/// Long enough for all ranks to come that will, also on a busy machine.
+const SHORT: Duration = Duration::from_secs(5);
 
 #[test]
 fn every_rank_gets_the_values_of_all_in_the_order_agreed() {
@@ -53,7 +55,7 @@ fn every_rank_gets_the_values_of_all_in_the_order_agreed() {
 
 #[test]
 fn a_late_rank_is_named_by_rank_0_alone() {
-    let errors = each(stars(4, Duration::from_millis(100)), |mut star| {
+    let errors = each(stars(4, SHORT), |mut star| {
         if star.rank == 2 {
             // Stays until the others have given up.
             wait_for(LONG, &mut star.sockets, |sockets| sockets[0].take());
@@ -62,7 +64,7 @@ fn a_late_rank_is_named_by_rank_0_alone() {
         Some(star.exchange(&json!(1)).unwrap_err())
     });
     let text = errors[0].as_ref().unwrap().to_string();
-    assert!(text.contains("rank 2 did not come within 0.1 s"), "{text}");
+    assert!(text.contains("rank 2 did not come within 5 s"), "{text}");
     for silent in [&errors[1], &errors[3]] {
         assert!(matches!(silent, Some(Error::PeerFailed(_))), "{silent:?}");
     }
@@ -140,7 +142,7 @@ fn meetings(timeout: Duration) -> Meetings {
 
 #[test]
 fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
-    let at = meetings(Duration::from_secs(3));
+    let at = meetings(SHORT);
     let at = Meetings { size: 3, ..at };
     let patient = Meetings {
         timeout: Duration::from_secs(600),
@@ -164,9 +166,9 @@ fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
 #[test]
 fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
     use std::io::Write;
-    let at = meetings(Duration::from_secs(30));
+    let at = meetings(LONG);
     let late = Meetings {
-        timeout: Duration::from_millis(500),
+        timeout: SHORT,
         listener: at.listener.try_clone().unwrap(),
         client: Arc::clone(&at.client),
         launcher: Arc::clone(&at.launcher),

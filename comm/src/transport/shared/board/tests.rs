@@ -92,6 +92,7 @@ fn a_waiter_is_woken_by_a_failure() {
     assert_eq!(board.wait_for_abort(Duration::from_millis(3)), None);
     let seen = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| board.wait_for_abort(Duration::from_secs(600)));
+        // Sleep: the waiter waits by then; one that begins later sees the failure too.
         std::thread::sleep(Duration::from_millis(10));
         board.fail(&cause(0, "enough"));
         waiter.join().unwrap()

@@ -4,6 +4,8 @@ use super::*;
 use crate::transport::tcp::Secret;
 
 const LONG: Duration = Duration::from_secs(60);
+/// Long enough for an answer, also on a busy machine.
+const SHORT: Duration = Duration::from_secs(5);
 
 fn key(rank: usize, secret: Option<&str>) -> JobKey {
     JobKey::new("job", Secret::new(secret), rank, 3)
@@ -98,7 +100,7 @@ fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
     let caller = std::thread::spawn(move || {
         let other = JobKey::new("job of two", Secret::new(None), 1, 2);
         // It asks until this time is over, at least once.
-        call(address, &other, Duration::from_secs(1))
+        call(address, &other, SHORT)
     });
     serve(&mut listener, &[1], |listener| !listener.notes.is_empty());
     let gathered = listener.gather(&[1], Duration::from_millis(500), "here");
@@ -118,7 +120,7 @@ fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
 fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
     let (mut listener, address) = host(None);
     // Rank 7 asks until its time is over, at least once.
-    let callers = [(7, Duration::from_millis(300)), (1, LONG), (1, LONG)]
+    let callers = [(7, SHORT), (1, LONG), (1, LONG)]
         .map(|(rank, limit)| std::thread::spawn(move || call(address, &key(rank, None), limit)));
     let are_answered = |_: &Acceptor| callers.iter().all(|caller| caller.is_finished());
     serve(&mut listener, &[1, 2], are_answered);
