@@ -19,6 +19,7 @@ fn allowed_of_the_worker() -> String {
             "the workers: {:?}",
             allowed()
         );
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

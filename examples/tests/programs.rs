@@ -9,8 +9,12 @@ use std::time::{Duration, Instant};
 
 /// Longer than any wait here takes on a busy machine.
 const WAIT_MAX: Duration = Duration::from_secs(100);
-/// Steps of a run: enough to be killed among them.
-const STEPS: u64 = 1200;
+/// Steps of a run: some after the step in which ranks hold.
+const STEPS: u64 = 300;
+
+/// Ranks hold in a step after the first checkpoint, which is written meanwhile, until they are
+/// killed.
+const HOLDS: (&str, &str) = ("DDP_TEST_FAULT", "0:forward:150:hold,1:forward:150:hold");
 
 /// An example, which `cargo test` has built beside this test.
 fn program(name: &str) -> Command {
@@ -48,6 +52,7 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(start.elapsed() < WAIT_MAX, "waited for {what}");
+        // Sleep: what is waited for is looked at.
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -88,16 +93,17 @@ fn a_program_with_its_own_family_has_every_command_and_resumes_after_a_kill() {
                        --batch-size 32 --schedule constant --warmup-steps 0 --checkpoint-every 100 \
                        --progress never --ranks 2";
     let folder = Folder::new("my-train");
-    let start = |run: &str, rest: &str| {
+    let start = |run: &str, rest: &str, variables: &[(&str, &str)]| {
         let words = format!("{RUN} --steps {STEPS} {rest}");
         let mut command = program("my_train");
+        command.envs(variables.iter().copied());
         command.args(words.split_whitespace()).arg("--out");
         command.arg(folder.0.join(run)).spawn().unwrap()
     };
     let (whole, killed) = (folder.0.join("whole"), folder.0.join("killed"));
-    ends_well(start("whole", ""));
+    ends_well(start("whole", "", &[]));
 
-    let mut child = start("killed", "");
+    let mut child = start("killed", "", &[HOLDS]);
     wait_for("a checkpoint", || has_checkpoint(&killed).then_some(()));
     let ranks = wait_for("two ranks", || {
         Some(children(child.id())).filter(|all| all.len() == 2)
@@ -105,7 +111,7 @@ fn a_program_with_its_own_family_has_every_command_and_resumes_after_a_kill() {
     kill(&ranks[1]);
     let status = child.wait().unwrap();
     assert!([Some(77), Some(137)].contains(&status.code()), "{status}");
-    ends_well(start("killed", "--resume auto"));
+    ends_well(start("killed", "--resume auto", &[]));
     assert!(model(&whole, STEPS) == model(&killed, STEPS));
 
     let say = |words: &[&str]| {
@@ -186,7 +192,7 @@ fn a_transformer_by_its_formula_generates_what_its_training_samples() {
 #[test]
 fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
     let folder = Folder::new("own-model");
-    let start = |run: &str| {
+    let start = |run: &str, holds: &[(&str, &str)]| {
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -203,18 +209,19 @@ fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
                 ("MASTER_ADDR", "127.0.0.1".into()),
                 ("MASTER_PORT", port.to_string()),
             ];
-            command.envs(variables).spawn().unwrap()
+            command.envs(variables).envs(holds.iter().copied());
+            command.spawn().unwrap()
         })
     };
     let (whole, killed) = (folder.0.join("whole"), folder.0.join("killed"));
-    start("whole").into_iter().for_each(ends_well);
+    start("whole", &[]).into_iter().for_each(ends_well);
 
-    let mut ranks = start("killed");
+    let mut ranks = start("killed", &[HOLDS]);
     wait_for("a checkpoint", || has_checkpoint(&killed).then_some(()));
     kill(&ranks[1].id().to_string());
     assert!(!ranks[1].wait().unwrap().success());
     assert_eq!(ranks[0].wait().unwrap().code(), Some(77));
-    start("killed").into_iter().for_each(ends_well);
+    start("killed", &[]).into_iter().for_each(ends_well);
     assert!(model(&whole, STEPS) == model(&killed, STEPS));
     let log = fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
     assert!(

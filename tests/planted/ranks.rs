@@ -95,8 +95,7 @@ const FOUND_WITHIN: Duration = Duration::from_secs(60);
 
 /// Runs `body` as each rank, with a group of all ranks and a stream for communication.
 fn on_ranks(body: impl Fn(&World, &Group, &Stream) -> Result<()> + Sync) {
-    let worlds =
-        World::threads(RANKS, None, Duration::from_secs(30)).expect("ranks can be threads");
+    let worlds = World::threads(RANKS, None, FOUND_WITHIN).expect("ranks can be threads");
     std::thread::scope(|scope| {
         for world in worlds {
             let body = &body;
@@ -201,7 +200,7 @@ fn collectives_in_another_order(version: Version) {
                 .try_for_each(|bucket| expect(world, RANKS as f32, bucket))
         })?;
         if version == Wrong {
-            // Without a pause the program could end before the watch has checked.
+            // Sleep: the watch checks meanwhile, and ends this process.
             std::thread::sleep(FOUND_WITHIN);
         }
         Ok(())

@@ -51,6 +51,7 @@ impl CustomOp for Slow {
         dx: &[&Tensor],
     ) -> ddp::nn::Result<()> {
         let started = Instant::now();
+        // Sleep: this backward takes time, of which no bucket above may need any.
         std::thread::sleep(self.takes);
         *self.backward.lock().unwrap() = Some((started, Instant::now()));
         Ok(dx[0].copy_from(dy)?)

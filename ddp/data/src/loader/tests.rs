@@ -131,7 +131,7 @@ fn two_slots_alternate_so_that_gathering_overlaps_the_step() {
     .unwrap();
     let first = loader.load(0).unwrap().x.clone();
     let before = rows_of(&first);
-    // The second is gathered by now, or is being.
+    // Sleep: the second is gathered by now, or is being.
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!(rows_of(&first), before);
     let second = loader.load(1).unwrap().x.clone();

@@ -393,17 +393,16 @@ mod tests {
             );
         };
         refused(LockedLog::empty(scratch.path()).unwrap_err());
+        let began = Instant::now();
         refused(LockedLog::find(scratch.path(), false).unwrap_err());
-        let ends = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
-            drop(handle);
-        });
+        assert!(began.elapsed() >= ENDING_MAX, "the run may be ending");
+        drop(handle);
         let held = find(scratch.path());
-        ends.join().unwrap();
         drop(MetricsLog::resume(scratch.path(), "", held, 1, None).unwrap());
         // That of a lost host is released later.
         let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1, None).unwrap();
         let ends = std::thread::spawn(move || {
+            // Sleep: a run that is ending has released it by then.
             std::thread::sleep(ENDING_MAX + Duration::from_millis(500));
             drop(first);
         });

@@ -149,10 +149,10 @@ mod tests {
                 let mut poll = StopPoll::new(&world, world.catch_stop(), 10).unwrap();
                 let mut polls = vec![];
                 for step in 11..200 {
+                    // Sleep: ranks differ in speed.
                     std::thread::sleep(Duration::from_millis(world.rank() as u64));
-                    let before = poll.next;
                     assert_eq!(poll.requested(step, step % 50 == 0, &world).unwrap(), None);
-                    polls.extend((poll.next != before).then_some(step));
+                    polls.extend((poll.last.1 == step).then_some(step));
                 }
                 polls
             };
@@ -165,10 +165,7 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
                 .collect()
         });
-        assert!(
-            heard[0][0] == 11 && heard[0].contains(&50) && heard[0].len() < 150,
-            "{heard:?}"
-        );
+        assert!(heard[0][0] == 11 && heard[0].contains(&50), "{heard:?}");
         assert!(heard.iter().all(|polls| *polls == heard[0]), "{heard:?}");
     }
 }

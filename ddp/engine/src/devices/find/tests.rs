@@ -255,7 +255,7 @@ fn a_missing_or_broken_library_is_reported_with_help() {
 
 #[test]
 fn the_cpu_is_used_only_if_all_ranks_choose_it() {
-    let worlds = World::threads(2, None, std::time::Duration::from_secs(5)).unwrap();
+    let worlds = World::threads(2, None, std::time::Duration::from_secs(60)).unwrap();
     let found = |choices: [DeviceChoice; 2]| -> Vec<Result<Vec<Device>>> {
         std::thread::scope(|scope| {
             let ask = |(world, choice)| scope.spawn(move || find_devices(choice, 1, false, world));
