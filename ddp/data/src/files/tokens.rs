@@ -213,7 +213,11 @@ fn every_second_is_below<T: PartialOrd>(limit: T, numbers: &[T]) -> bool {
     all >= 32 && high * 10 >= all * 9 && low * 4 <= all * 3
 }
 
-/// An error if the first tokens look as if they were of a wider type.
+/// How many distinct tokens show whether bytes are swapped. The lower halves of so many numbers are
+/// spread, and their upper halves are small because low numbers are frequent.
+const TELLING: usize = 32;
+
+/// An error if the first tokens look as if they were of a wider type, or big-endian.
 fn check_type(array: &Array, is_stated: bool) -> Result<()> {
     let (element, name) = (array.element, array.name());
     let limit = if is_stated { 1 } else { TINY };
@@ -225,6 +229,16 @@ fn check_type(array: &Array, is_stated: bool) -> Result<()> {
         !every_second_is_below(limit, &first),
         "cannot read {name}: expected {element} tokens without a header, got numbers of which every second one is \
          below {limit}, as in u32 tokens or wider ones; help: {help}"
+    );
+    first.sort_unstable();
+    first.dedup();
+    let bits = 4 * element.bytes();
+    let upper: i64 = first.iter().map(|token| token >> bits).sum();
+    let lower: i64 = first.iter().map(|token| token & ((1 << bits) - 1)).sum();
+    ensure!(
+        first.len() < TELLING || upper <= 2 * lower,
+        "cannot read {name}: expected little-endian {element} tokens without a header, got numbers whose bytes seem to \
+         be swapped; help: write them as '<u2' or '<u4', or with np.save, which keeps their order of bytes"
     );
     Ok(())
 }

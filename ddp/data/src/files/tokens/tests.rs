@@ -169,6 +169,66 @@ fn u32_tokens_are_not_read_as_u16() {
 }
 
 #[test]
+fn swapped_bytes_of_tokens_are_told_unless_a_header_names_their_order() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("train.bin");
+    // Low numbers are frequent, as in the vocabularies that merging pairs makes.
+    let tokens = |below: u64| {
+        (0..3000u64).map(move |index| {
+            let random = ((index * 2_654_435_761) >> 7) % 1000;
+            (random * random * random * below / 1_000_000_000) as u32
+        })
+    };
+    let opened = |stated, bytes: Vec<u8>| {
+        fs::write(&path, bytes).unwrap();
+        open_tokens(&path, stated, None)
+    };
+    for below in [64, 256, 1024, 32_000, 50_257] {
+        let little = tokens(below).flat_map(|token| (token as u16).to_le_bytes());
+        let big = || tokens(below).flat_map(|token| (token as u16).to_be_bytes());
+        assert_eq!(opened(None, little.collect()).unwrap().tokens.rows(), 3000);
+        for stated in [None, Some(NumberType::U16)] {
+            let error = opened(stated, big().collect()).unwrap_err();
+            assert_eq!(error.exit_code(), 65, "{below}");
+            let text = error.to_string();
+            assert!(
+                text.contains("bytes seem to be swapped; help: "),
+                "{below}: {text}"
+            );
+        }
+    }
+    for below in [66_000, 128_256, 4_000_000] {
+        let little = tokens(below).flat_map(u32::to_le_bytes).collect();
+        let file = opened(Some(NumberType::U32), little).unwrap();
+        assert_eq!(file.tokens.rows(), 3000);
+        let big = tokens(below).flat_map(u32::to_be_bytes).collect();
+        let error = opened(Some(NumberType::U32), big).unwrap_err();
+        assert!(error.to_string().contains("swapped"), "{error}");
+    }
+    // The few that a file of separators begins with say nothing.
+    let few = [50_256u16, 50_256, 11, 50_256].repeat(1000);
+    let few = few.into_iter().flat_map(u16::to_le_bytes).collect();
+    assert_eq!(opened(None, few).unwrap().tokens.rows(), 4000);
+    // NumPy's files say in which order their bytes are.
+    let mut header = String::from("{'descr': '>u2', 'fortran_order': False, 'shape': (3000,), }");
+    header += &" ".repeat(117 - header.len());
+    let start = [
+        b"\x93NUMPY\x01\x00",
+        &118u16.to_le_bytes()[..],
+        header.as_bytes(),
+        b"\n",
+    ]
+    .concat();
+    let path = scratch.path().join("train.npy");
+    let numbers = tokens(50_257).flat_map(|token| (token as u16).to_be_bytes());
+    fs::write(&path, start.into_iter().chain(numbers).collect::<Vec<u8>>()).unwrap();
+    let file = open_tokens(&path, None, None).unwrap();
+    let mut read = vec![0; 3000];
+    file.tokens.read_i64(0, &mut read).unwrap();
+    assert!(read.into_iter().eq(tokens(50_257).map(i64::from)));
+}
+
+#[test]
 fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
     let scratch = Scratch::new();
     let path = scratch.path().join("train.bin");
