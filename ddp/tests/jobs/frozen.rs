@@ -10,6 +10,8 @@ use crate::support::job::{Folder, QUICK, Running, all_at_once};
 /// More steps than any test waits for.
 const ENDLESS: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 \
                        --steps 100000000 --log-every 1000000 --threads 1 --out OUT";
+/// Both ranks hold before they read data, until the test lets step 0 continue.
+const SETUP_HOLDS: &str = "0:setup:0:hold,1:setup:0:hold";
 /// The end of patience with a job.
 const PATIENCE: Duration = Duration::from_secs(100);
 
@@ -64,8 +66,11 @@ fn a_job_of_which_all_processes_are_stopped_ends_or_starts_them_again() {
         } else {
             format!("{ENDLESS} --timeout-s 5")
         };
-        let mut running = folder.started(2, &words).start();
+        let job = folder.started(2, &words);
+        // They come no further before they are stopped; those that are started again do.
+        let mut running = job.env("DDP_TEST_FAULT", SETUP_HOLDS).start();
         stop_both(&mut running);
+        running.go_on(0);
         let ended = running.wait();
         let code = if is_elastic { 0 } else { 77 };
         assert_eq!(ended.exit_code(), Some(code), "{ended}");
@@ -80,22 +85,16 @@ fn a_job_of_which_all_processes_are_stopped_ends_or_starts_them_again() {
 
 #[test]
 fn a_rank_that_is_stopped_just_after_it_has_met_the_others_is_replaced() {
-    // How far it comes differs.
-    all_at_once(0..4, |_| {
+    all_at_once(0..2, |rank| {
         let folder = Folder::new("frozen-met");
         let words = format!("{QUICK} --min-ranks 2 --restarts 9 --timeout-s 5");
-        let mut running = folder.started(2, &words).start();
-        let pid = until(&mut running, |it| process(it, 1));
-        until(&mut running, |_| {
-            let pid = pid?;
-            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-            let name = |it: std::fs::DirEntry| std::fs::read_to_string(it.path().join("comm"));
-            let mut names = threads.flatten().filter_map(|it| name(it).ok());
-            // It begins when the ranks have met.
-            names.any(|name| name.trim() == "watch").then(|| stop(pid))
-        });
-        let ended = running.wait();
+        let job = folder.started(2, &words);
+        // The process that replaces it comes to the second meeting.
+        let fault = format!("{rank}:meeting:1:stop");
+        let ended = job.env("DDP_TEST_FAULT", &fault).run();
         assert_eq!(ended.exit_code(), Some(0), "{ended}");
+        let told = format!("rank {rank} killed because it showed no progress: starting it again");
+        assert!(ended.stderr.contains(&told), "{ended}");
     });
 }
 
@@ -125,6 +124,34 @@ fn limits_have_to_suffice_for_the_loss_of_a_rank() {
     let ended = folder.in_shell("ulimit -n 20", &words).run();
     assert_eq!(ended.exit_code(), Some(71), "{ended}");
     assert!(ended.stderr.contains("(ulimit -n)"), "{ended}");
+}
+
+/// The least virtual memory in bytes that ranks need, as they say when they have less.
+fn memory_bytes_min(words: &str) -> u64 {
+    let folder = Folder::new("frozen-memory-min");
+    let ended = folder.in_shell("ulimit -v 300000", words).run();
+    assert_eq!(ended.exit_code(), Some(71), "{ended}");
+    let (_, rest) = ended
+        .stderr
+        .split_once("expected a limit of at least ")
+        .unwrap();
+    let (bytes, _) = rest.split_once(" bytes of virtual memory").unwrap();
+    bytes.parse().unwrap()
+}
+
+#[test]
+fn memory_has_to_suffice_for_the_loss_of_a_rank() {
+    let words = format!("{QUICK} --ranks 3");
+    let elastic = format!("{words} --min-ranks 1 --restarts 9");
+    let [once, twice] = [&words, &elastic].map(|words| memory_bytes_min(words));
+    // Ranks that meet again have the memory of two meetings for a moment.
+    assert!(once < twice, "{once} {twice}");
+    let limit = format!("ulimit -v {}", (once + twice) / 2048);
+    let folder = Folder::new("frozen-memory");
+    let ended = folder.in_shell(&limit, &elastic).run();
+    assert_eq!(ended.exit_code(), Some(71), "{ended}");
+    assert!(ended.stderr.contains("(ulimit -v)"), "{ended}");
+    folder.in_shell(&limit, &words).run().assert_well();
 }
 
 #[test]

@@ -225,6 +225,7 @@ impl Session {
             // A rank that was started before this one writes it now.
             self.metrics_log = None;
         }
+        faults::at_step(FaultPoint::Meeting, world.generation())?;
         if world.generation() < 2 {
             self.has_begun = Some(false);
             return Ok(None);
@@ -239,7 +240,6 @@ impl Session {
         // A new rank that did not get its state is as one that has just come.
         self.kept.take_if(|kept| kept.awaits_state);
         self.kept.iter_mut().for_each(|kept| kept.gives = None);
-        faults::at_step(FaultPoint::Meeting, world.generation())?;
         let mine = Said {
             report: self.kept.as_ref().map(Kept::report).unwrap_or_default(),
             has_data: self.data.is_some(),
