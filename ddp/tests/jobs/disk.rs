@@ -196,6 +196,17 @@ fn a_small_disk_fills_up_in_saving() {
 }
 
 #[test]
+fn a_small_disk_that_fills_up_starts_no_rank_again() {
+    let folder = Folder::new("small-elastic");
+    let words = format!("{LONG} --ranks 2 --min-ranks 1 --restarts 9");
+    let Some(ended) = on_a_small_disk(&folder, 64, &words) else {
+        return;
+    };
+    assert_stopped_in_saving(&folder, &ended);
+    assert!(!ended.stderr.contains("starting it again"), "{ended}");
+}
+
+#[test]
 fn a_run_resumes_from_checkpoints_that_filled_the_disk() {
     // 600 kB each: two have room.
     let words = format!("{LONG} --checkpoint-every 20 --keep 9 --threads 1");
