@@ -15,7 +15,7 @@ use crate::{Gpu, gpu};
 /// evaluations. The host seldom waits for a device, because that would impose an order. Eight
 /// steps: each of the loader's two slots runs eagerly once, is captured once, and is launched.
 pub(crate) const TRAINING: &str = "--data glyphs,rows=192,held-out=8 --hidden 16 --batch-size 24 --micro-batch 6 --bucket-mb 0.02 \
-                                   --grad-clip 0.1 --epochs 1 --log-every 100 --eval-every 5 --threads 1 --timeout-s 10 --out OUT \
+                                   --grad-clip 0.1 --epochs 1 --log-every 100 --eval-every 5 --threads 1 --timeout-s 60 --out OUT \
                                    --device cuda";
 pub(crate) const STEPS: u64 = 8;
 

@@ -131,7 +131,7 @@ fn other_flags_are_another_configuration() {
 fn what_is_a_ranks_own_may_differ() {
     let folder = Folder::new("own");
     let second = format!(
-        "{} --threads 2 --progress never --log-level debug --timeout-s 30",
+        "{} --threads 2 --progress never --log-level debug --timeout-s 60",
         QUICK.replace("OUT", "OUT-2")
     );
     let ended = folder
