@@ -576,6 +576,8 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
             if ["count", "order", "skip"].contains(&kind) {
                 buckets.reduce(&all[2])?;
                 stream.synchronize()?;
+                // The watch remembers only so many calls: no others follow.
+                wait_to_be_ended();
             }
         }
         step()?;

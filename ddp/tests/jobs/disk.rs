@@ -240,11 +240,11 @@ fn a_run_resumes_from_checkpoints_that_filled_the_disk() {
 #[test]
 fn a_record_that_is_removed_while_it_is_written_is_missed() {
     let folder = Folder::new("removed");
-    let mut running = folder
-        .alone(&QUICK.replace("--epochs 1", "--epochs 60"))
-        .start();
-    running.wait_for(r#"{"event":"step","step":2,"#);
+    let job = folder.alone(QUICK);
+    let running = job.env("DDP_TEST_FAULT", "0:forward:3:hold").start();
+    running.wait_for_fault("0:forward:3");
     std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
+    running.go_on(3);
     let ended = running.wait();
     let cause = ended.assert_fails(74);
     assert!(

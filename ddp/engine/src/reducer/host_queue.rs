@@ -283,6 +283,6 @@ mod tests {
             let stream = Stream::default_of(Device::Cpu).unwrap();
             job::sum(&tensors[2], &second.group("gradients").unwrap(), &stream)
         });
-        is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+        is_done.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }
