@@ -130,8 +130,8 @@ pub(crate) fn now_ms() -> u64 {
         .map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Tells the processor time that this process uses from here to the end of `body`, as a share of the
-/// time that passes.
+/// Tells the processor time that this process uses while `body` runs, as a share of the time that
+/// passes.
 pub(crate) fn tell_cpu_share<T>(body: impl FnOnce() -> T) -> T {
     let (began, before_ms) = (Instant::now(), cpu_ms());
     let result = body();
