@@ -19,11 +19,12 @@ fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (En
         .env("DDP_TEST_FAULT", &format!("{rank}:{place}:3:{kind}"))
         .run();
     let log = folder.metrics_log();
-    // Two steps are in the metrics log and none after the fault, except one that rank 0 may log
-    // while another rank fails.
+    // Two steps are in the metrics log and none after the fault. While another rank fails, rank 0
+    // may log one more, or may not have logged the second one yet.
     let steps = log.of_steps("step");
+    let least = if rank == 0 { 2 } else { 1 };
     assert!(
-        steps.starts_with(&[1.0, 2.0]) && steps.len() <= 3,
+        [1.0, 2.0, 3.0].starts_with(&steps) && steps.len() >= least,
         "{steps:?}: {ended}"
     );
     assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
