@@ -1,9 +1,9 @@
 //! Loads, stores and copies of lanes, in every state space.
 
 use crate::decode::{LOCAL_WINDOW, Owned, SHARED_WINDOW, WINDOW_BYTES};
-use crate::finding::{Fault, Kind};
-use crate::memory::{Bytes, Denied};
-use crate::op::{Element, Place, Register, Width};
+use crate::finding::{Detail, Fault, Kind};
+use crate::memory::{Bytes, How};
+use crate::op::{Element, Place, Register, Strength, Strong, Width};
 use crate::shared::Access;
 use crate::state::{Ground, Warp, bits_of};
 use crate::text::Space;
@@ -35,19 +35,18 @@ fn resolved(space: Space, address: u64) -> (Space, u64) {
     }
 }
 
-fn denied(denied: Denied, lane: u32) -> Fault {
-    match denied {
-        Denied::Bounds(message) => Fault::new(Kind::OutOfBounds, lane, message),
-        Denied::ReadOnly(message) => Fault::new(Kind::ReadOnly, lane, message),
-    }
-}
-
+#[cold]
 fn misaligned(space: Space, address: u64, bytes: u32, lane: u32) -> Fault {
-    Fault::new(
-        Kind::Misaligned,
-        lane,
-        format!("{bytes} bytes at {address:#x} of {space:?} memory"),
-    )
+    let message = format!("{bytes} bytes at {address:#x} of {space:?} memory");
+    let mut fault = Fault::new(Kind::Misaligned, lane, message);
+    if space == Space::Global {
+        fault.detail = Some(Box::new(Detail {
+            bytes: Some(address..address.saturating_add(u64::from(bytes))),
+            does: "touched",
+            other: None,
+        }));
+    }
+    fault
 }
 
 /// Where local memory of a lane is, if the variable there is large enough.
@@ -58,7 +57,7 @@ fn local(
     bytes: u32,
     lane: u32,
 ) -> Result<usize, Fault> {
-    let end = address + u64::from(bytes);
+    let end = address.saturating_add(u64::from(bytes));
     if owned
         .iter()
         .any(|owned| owned.start <= address && end <= owned.start + owned.bytes)
@@ -72,48 +71,70 @@ fn local(
     ))
 }
 
-/// The bytes that a lane reads, in any space but local memory, which is the warp's.
+/// Where the bytes are that a lane accesses, after a check, in memory that can be written.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-pub(crate) fn read<'g>(
-    warp: &Warp,
-    ground: &'g mut Ground<'_, '_>,
+fn place(
+    warp: &mut Warp,
+    ground: &mut Ground<'_, '_>,
     lane: u32,
     (space, address): (Space, u64),
     bytes: u32,
-    read_only: bool,
-    access: Access,
+    how: How,
+    strong: Strong,
     at: u32,
-) -> Result<&'g [u8], Fault> {
+) -> Result<*mut u8, Fault> {
     match space {
-        Space::Global => ground
-            .global
-            .read(address, bytes, read_only)
-            .map_err(|it| denied(it, lane)),
+        Space::Global => {
+            let moment = warp.moment(ground, lane, at);
+            let strength = strong.strength;
+            let place = ground.global.touch(address, bytes, how, strength, moment)?;
+            if strength != Strength::Weak {
+                match how {
+                    How::Write => ground.global.publish(address, moment, strong, false),
+                    _ => ground.global.observe(address, moment, strong),
+                }
+            }
+            Ok(place)
+        }
         Space::Shared => {
             let moment = warp.moment(ground, lane, at);
+            let access = match how {
+                How::Write => Access::Write,
+                _ => Access::Read,
+            };
             ground
                 .shared
                 .touch(address, u64::from(bytes), access, moment)?;
-            Ok(ground.shared.bytes(address, bytes))
+            Ok(ground.shared.place(address))
         }
-        Space::Param => {
-            let end = address + u64::from(bytes);
-            let found = ground.parameters.get(address as usize..end as usize);
-            found.ok_or_else(|| {
-                Fault::new(
-                    Kind::OutOfBounds,
-                    lane,
-                    format!("{bytes} bytes at {address} of the parameters"),
-                )
-            })
+        Space::Local => {
+            let program = ground.program;
+            let at = local(&program.local, program.local_bytes, address, bytes, lane)?;
+            Ok(warp.local[at..at + bytes as usize].as_mut_ptr())
         }
         _ => Err(Fault::new(
             Kind::OutOfBounds,
             lane,
-            "constant memory, which these kernels do not have",
+            format!("{space:?} memory, which these kernels do not have, or do not write"),
         )),
     }
+}
+
+/// The bytes of a parameter.
+fn parameter<'a>(
+    ground: &'a Ground<'_, '_>,
+    address: u64,
+    bytes: u32,
+    lane: u32,
+) -> Result<&'a [u8], Fault> {
+    let found = address
+        .checked_add(u64::from(bytes))
+        .and_then(|end| ground.parameters.get(address as usize..end as usize));
+    found.ok_or_else(|| {
+        let message = format!("{bytes} bytes at {address} of the parameters");
+        Fault::new(Kind::OutOfBounds, lane, message)
+    })
 }
 
 /// The space and address that a lane accesses there, if it is aligned.
@@ -129,49 +150,6 @@ pub(crate) fn target(
         return Err(misaligned(space, address, bytes, lane));
     }
     Ok((space, address))
-}
-
-#[inline(always)]
-pub(crate) fn write(
-    warp: &mut Warp,
-    ground: &mut Ground<'_, '_>,
-    lane: u32,
-    place: &Place,
-    bytes: &[u8],
-    access: Access,
-    at: u32,
-) -> Result<(), Fault> {
-    let (space, address) = target(warp, place, lane, bytes.len() as u32)?;
-    match space {
-        Space::Global => ground
-            .global
-            .write(address, bytes)
-            .map_err(|it| denied(it, lane)),
-        Space::Shared => {
-            let moment = warp.moment(ground, lane, at);
-            ground
-                .shared
-                .touch(address, bytes.len() as u64, access, moment)?;
-            ground.shared.store(address, bytes);
-            Ok(())
-        }
-        Space::Local => {
-            let to = local(
-                &ground.program.local,
-                ground.program.local_bytes,
-                address,
-                bytes.len() as u32,
-                lane,
-            )?;
-            warp.local[to..to + bytes.len()].copy_from_slice(bytes);
-            Ok(())
-        }
-        _ => Err(Fault::new(
-            Kind::OutOfBounds,
-            lane,
-            "a space that cannot be written",
-        )),
-    }
 }
 
 /// An element of what was read.
@@ -192,46 +170,51 @@ pub(crate) fn value(bytes: &[u8], element: Element) -> u64 {
     }
 }
 
+/// Copies what is at `from`, which is so many bytes, a power of two up to 32.
+///
+/// # Safety
+/// So many bytes can be read there.
+#[inline(always)]
+unsafe fn copied(from: *const u8, bytes: u32) -> Bytes {
+    let mut to = [0; 32];
+    // SAFETY: as the caller says; a constant size becomes one move.
+    unsafe {
+        match bytes {
+            1 => to[0] = *from,
+            2 => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), 2),
+            4 => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), 4),
+            8 => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), 8),
+            16 => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), 16),
+            _ => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), bytes as usize),
+        }
+    }
+    to
+}
+
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub(crate) fn load(
     warp: &mut Warp,
     ground: &mut Ground<'_, '_>,
     mask: u32,
-    place: &Place,
+    from: &Place,
     element: Element,
-    read_only: bool,
+    (how, strong): (How, Strong),
     to: &[Register],
     at: u32,
 ) -> Result<(), Fault> {
     let (size, bytes) = (element.bytes as usize, element.bytes * to.len() as u32);
     for lane in bits_of(mask) {
-        let target = target(warp, place, lane, bytes)?;
-        if target.0 == Space::Local {
-            let from = local(
-                &ground.program.local,
-                ground.program.local_bytes,
-                target.1,
-                bytes,
-                lane,
-            )?;
-            for (index, register) in to.iter().enumerate() {
-                let start = from + index * size;
-                let value = value(&warp.local[start..start + size], element);
-                warp.set(*register, lane, value);
-            }
-            continue;
-        }
-        let found = read(
-            warp,
-            ground,
-            lane,
-            target,
-            bytes,
-            read_only,
-            Access::Read,
-            at,
-        )?;
+        let target = target(warp, from, lane, bytes)?;
+        let found = if target.0 == Space::Param {
+            let mut found = [0; 32];
+            found[..bytes as usize].copy_from_slice(parameter(ground, target.1, bytes, lane)?);
+            found
+        } else {
+            let from = place(warp, ground, lane, target, bytes, how, strong, at)?;
+            // SAFETY: `place` has checked that so many bytes are there.
+            unsafe { copied(from, bytes) }
+        };
         match (to, size) {
             ([register], 4) if register.width == Width::W => {
                 warp.w[register.slot as usize][lane as usize] = value(&found[..4], element) as u32;
@@ -246,32 +229,39 @@ pub(crate) fn load(
     Ok(())
 }
 
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub(crate) fn store(
     warp: &mut Warp,
     ground: &mut Ground<'_, '_>,
     mask: u32,
-    place: &Place,
+    to: &Place,
     element: Element,
+    strong: Strong,
     from: &[Register],
     at: u32,
 ) -> Result<(), Fault> {
     let size = element.bytes as usize;
+    let count = size * from.len();
     for lane in bits_of(mask) {
         let mut bytes: Bytes = [0; 32];
         for (index, register) in from.iter().enumerate() {
             let value = warp.get(*register, lane).to_le_bytes();
             bytes[index * size..(index + 1) * size].copy_from_slice(&value[..size]);
         }
-        write(
+        let target = target(warp, to, lane, count as u32)?;
+        let to = place(
             warp,
             ground,
             lane,
-            place,
-            &bytes[..size * from.len()],
-            Access::Write,
+            target,
+            count as u32,
+            How::Write,
+            strong,
             at,
         )?;
+        // SAFETY: `place` has checked that so many bytes are there.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count) };
     }
     Ok(())
 }
@@ -295,24 +285,16 @@ pub(crate) fn finish_copies(
             due.append(&mut copies.open);
         }
         for copy in due {
-            let mut bytes = [0; 32];
-            // Pieces that are aligned: what is given may be any number of bytes.
-            let mut done = 0;
-            while done < copy.given {
-                let piece = 1
-                    << (copy.given - done).ilog2().min(if done == 0 {
-                        4
-                    } else {
-                        done.trailing_zeros()
-                    });
-                let found = ground
-                    .global
-                    .read(copy.from + u64::from(done), piece, false)
-                    .map_err(|it| denied(it, lane))?;
-                bytes[done as usize..(done + piece) as usize].copy_from_slice(found);
-                done += piece;
-            }
             let moment = warp.moment(ground, lane, at);
+            let mut bytes = [0; 32];
+            for (address, piece) in copy.pieces() {
+                let global = &mut ground.global;
+                let from = global.touch(address, piece, How::Read, Strength::Weak, moment)?;
+                // SAFETY: `touch` has checked that so many bytes are there.
+                let found = unsafe { copied(from, piece) };
+                let done = (address - copy.from) as usize;
+                bytes[done..done + piece as usize].copy_from_slice(&found[..piece as usize]);
+            }
             ground
                 .shared
                 .touch(copy.to, u64::from(copy.bytes), Access::Arrive, moment)?;

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 
 use crate::finding::Refusal;
 use crate::names;
-use crate::op::{Coded, Op, Place, Register, Slot, Vote, Width};
+use crate::op::{Coded, Op, Place, Register, Slot, Strength, Strong, Vote, Width};
+use crate::pointers;
 use crate::text::{Content, Instruction, KernelText, Operand, Space, Statement, Variable};
 
 /// Generic addresses of shared and local memory begin here; global ones are their own.
@@ -60,11 +61,32 @@ pub(crate) struct Program {
     pub(crate) dynamic_at: u64,
     /// The smallest access that may be to shared memory.
     pub(crate) cell_bytes: u32,
+    /// The same of global memory, at most 16.
+    pub(crate) global_cell_bytes: u32,
+    pub(crate) holds_pointers: bool,
     pub(crate) local: Vec<Owned>,
     pub(crate) local_bytes: u64,
     pub(crate) threads_max: Option<u32>,
     /// The registers of 32 bits that are fragments of `wgmma`, and their names.
     pub(crate) fragments: HashMap<Slot, String>,
+}
+
+impl Program {
+    /// Of variables, without gaps.
+    pub(crate) fn shared_bytes(&self) -> u64 {
+        self.shared.iter().map(|owned| owned.bytes).sum()
+    }
+}
+
+/// The name in the source of a variable that C++ has mangled: `tile` of `_ZZ7reversePfE4tile`.
+fn plain(name: &str) -> &str {
+    let inner = name.rmatch_indices('E').find_map(|(at, _)| {
+        let rest = &name[at + 1..];
+        let end = rest.find(|c: char| !c.is_ascii_digit())?;
+        let count: usize = rest[..end].parse().ok()?;
+        (rest.len() - end == count).then_some(&rest[end..])
+    });
+    inner.filter(|_| name.starts_with("_Z")).unwrap_or(name)
 }
 
 /// Lays out variables with gaps.
@@ -73,7 +95,7 @@ fn lay_out<'a>(variables: impl Iterator<Item = &'a Variable>) -> (Vec<Owned>, u6
     for variable in variables {
         at = at.next_multiple_of(variable.alignment.max(1));
         owned.push(Owned {
-            name: variable.name.clone(),
+            name: plain(&variable.name).to_owned(),
             start: at,
             bytes: variable.bytes,
         });
@@ -113,11 +135,9 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     let (local, local_bytes) = lay_out(of(Space::Local, false));
     let mut symbols = HashMap::new();
     for (space, owned) in [(Space::Shared, &shared), (Space::Local, &local)] {
-        symbols.extend(
-            owned
-                .iter()
-                .map(|owned| (owned.name.clone(), (space, owned.start))),
-        );
+        let names = of(space, false).map(|variable| variable.name.clone());
+        let places = owned.iter().map(|owned| (space, owned.start));
+        symbols.extend(names.zip(places));
     }
     symbols.extend(
         of(Space::Shared, true).map(|open| (open.name.clone(), (Space::Shared, dynamic_at))),
@@ -174,6 +194,13 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
             .filter_map(|coded| shared_access(&coded.op))
             .min()
             .unwrap_or(16),
+        global_cell_bytes: code
+            .iter()
+            .filter_map(|coded| global_access(&coded.op))
+            .min()
+            .unwrap_or(4)
+            .min(16),
+        holds_pointers: pointers::are_held(&named),
         code,
         counts: decoder.counts,
         fixed,
@@ -188,6 +215,25 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     })
 }
 
+/// The bytes of an access that may be to global memory.
+fn global_access(op: &Op) -> Option<u32> {
+    let (place, bytes) = match op {
+        Op::Load {
+            place, element, to, ..
+        } => (place, element.bytes * to.len() as u32),
+        Op::Store {
+            place,
+            element,
+            from,
+            ..
+        } => (place, element.bytes * from.len() as u32),
+        Op::Atomic { place, bytes, .. } => (place, *bytes),
+        Op::CopyAsync { from, bytes, .. } => (from, *bytes),
+        _ => return None,
+    };
+    matches!(place.space, Space::Global | Space::Generic).then_some(bytes)
+}
+
 /// The bytes of an access that may be to shared memory.
 fn shared_access(op: &Op) -> Option<u32> {
     let (place, bytes) = match op {
@@ -198,6 +244,7 @@ fn shared_access(op: &Op) -> Option<u32> {
             place,
             element,
             from,
+            ..
         } => (place, element.bytes * from.len() as u32),
         Op::Atomic { place, bytes, .. } => (place, *bytes),
         Op::CopyAsync { to, bytes, .. } => (to, *bytes),
@@ -687,17 +734,31 @@ impl Decoder<'_> {
                 }))
             }
             "bar" | "barrier" => self.barrier(parts, operands),
-            "membar" => Ok(parts.take_any(&["cta", "gl", "sys"]).map(|_| Op::Fence)),
+            "membar" => Ok(parts.take_any(&["cta", "gl", "sys"]).map(|scope| {
+                Op::Fence(Strong {
+                    strength: if scope == "cta" {
+                        Strength::Block
+                    } else {
+                        Strength::Device
+                    },
+                    acquires: true,
+                    releases: true,
+                })
+            })),
             "wgmma" => self.group(parts, operands),
             "fence" if parts.take("proxy") => {
                 parts.take("shared::cta");
                 Ok(parts.take("async").then_some(Op::ProxyFence))
             }
             "fence" => {
-                parts.take_any(&["sc", "acq_rel", "acquire", "release"]);
-                Ok(parts
-                    .take_any(&["cta", "cluster", "gpu", "sys"])
-                    .map(|_| Op::Fence))
+                let semantics = parts.take_any(&["sc", "acq_rel", "acquire", "release"]);
+                Ok(Self::scope(parts).map(|strength| {
+                    Op::Fence(Strong {
+                        strength,
+                        acquires: semantics != Some("release"),
+                        releases: semantics != Some("acquire"),
+                    })
+                }))
             }
             "bra" => {
                 parts.take("uni");

@@ -1,6 +1,9 @@
 //! What goes wrong: a text that cannot be run, and a kernel that does what the ISA forbids.
 
 use std::fmt;
+use std::ops::Range;
+
+use crate::moment::Other;
 
 /// Why a text is not run: the line of the PTX and the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +32,11 @@ impl fmt::Display for Refusal {
 /// Kinds of mistakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An access outside of every allocation or variable.
+    /// An access outside of every allocation or variable, or outside of what its pointer may reach.
     OutOfBounds,
     /// An address that is no multiple of the access's size.
     Misaligned,
-    /// Two threads of a block touch the same bytes, one of them writes, and nothing orders them.
+    /// Two threads touch the same bytes, one of them writes, and nothing orders them.
     Race,
     /// Threads miss each other at a barrier.
     Barrier,
@@ -47,6 +50,8 @@ pub enum Kind {
     Fence,
     /// A load through the read-only path of bytes that the launch writes.
     ReadOnly,
+    /// A read of global memory that nothing wrote.
+    NeverWritten,
     /// `trap`, a division by zero, a kernel that does not end, or a matrix descriptor that is not
     /// simulated.
     Stopped,
@@ -69,6 +74,8 @@ pub struct Finding {
     pub thread: [u32; 3],
     /// What happened.
     pub message: String,
+    /// The bytes of global memory that it is about, and what the thread did there: `read`, `wrote`.
+    pub access: Option<Box<(Range<u64>, &'static str)>>,
 }
 
 impl fmt::Display for Finding {
@@ -96,6 +103,17 @@ pub(crate) struct Fault {
     pub(crate) kind: Kind,
     pub(crate) lane: u32,
     pub(crate) message: String,
+    pub(crate) detail: Option<Box<Detail>>,
+}
+
+/// What a fault is about, for those that need more words.
+#[derive(Debug)]
+pub(crate) struct Detail {
+    /// Of global memory.
+    pub(crate) bytes: Option<Range<u64>>,
+    pub(crate) does: &'static str,
+    /// Who else touched it.
+    pub(crate) other: Option<Other>,
 }
 
 impl Fault {
@@ -104,6 +122,7 @@ impl Fault {
             kind,
             lane,
             message: message.into(),
+            detail: None,
         }
     }
 }

@@ -1,14 +1,17 @@
 //! What instructions do to the lanes that execute them.
 
-use crate::access::{address, finish_copies, load, read, store, target, value, write};
+use crate::access::{address, finish_copies, load, store, target};
 use crate::finding::{Fault, Kind};
+use crate::memory::How;
 use crate::number::{self, Approximate, bf16, bits, flushed};
 use crate::op::{
-    Atomic, Compare, Compared, Element, Float, Int, Logic, Op, Register, Shuffle, Slot, Vote, Width,
+    Atomic, Compare, Compared, Float, Int, Logic, Op, Register, Shuffle, Slot, Strength, Vote,
+    Width,
 };
 use crate::shared::Access;
 use crate::state::{Copy, Effect, Ground, LANES, Warp, bits_of};
 use crate::tensor;
+use crate::text::Space;
 use crate::wgmma;
 
 /// Results lane by lane, where `mask` has the lane: `map!(warp.w[d], mask, (a, b), |a, b| a + b)`,
@@ -736,51 +739,72 @@ pub(crate) fn execute(
             place,
             element,
             read_only,
+            strong,
             to,
-        } => load(warp, ground, mask, place, *element, *read_only, to, at)?,
+        } => {
+            let how = if *read_only { How::ReadOnly } else { How::Read };
+            load(warp, ground, mask, place, *element, (how, *strong), to, at)?
+        }
         Op::Store {
             place,
             element,
+            strong,
             from,
-        } => store(warp, ground, mask, place, *element, from, at)?,
+        } => store(warp, ground, mask, place, *element, *strong, from, at)?,
         Op::Atomic {
             op,
             place,
             bytes,
+            strong,
             d,
             b,
             c,
         } => {
-            for lane in bits_of(mask) {
-                let target = target(warp, place, lane, *bytes)?;
-                let element = Element {
-                    bytes: *bytes,
-                    is_signed: false,
-                };
-                let old = value(
-                    read(
-                        warp,
-                        ground,
-                        lane,
-                        target,
+            for lane in ordered(mask, ground.is_downward) {
+                let (space, address) = target(warp, place, lane, *bytes)?;
+                let moment = warp.moment(ground, lane, at);
+                let from = match space {
+                    Space::Global => ground.global.touch(
+                        address,
                         *bytes,
-                        false,
-                        Access::Atomic,
-                        at,
+                        How::Atomic,
+                        strong.strength,
+                        moment,
                     )?,
-                    element,
-                );
+                    Space::Shared => {
+                        ground
+                            .shared
+                            .touch(address, u64::from(*bytes), Access::Atomic, moment)?;
+                        ground.shared.place(address)
+                    }
+                    _ => {
+                        let message = "an atomic on memory that is neither global nor shared";
+                        return Err(Fault::new(Kind::OutOfBounds, lane, message));
+                    }
+                };
+                let mut word = [0; 8];
+                // SAFETY: `touch` has checked that so many bytes are there.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from, word.as_mut_ptr(), *bytes as usize);
+                }
+                let old = u64::from_le_bytes(word);
                 let c = c.map(|c| warp.get(c, lane));
                 let new = modified(*op, *bytes, old, warp.get(*b, lane), c);
-                write(
-                    warp,
-                    ground,
-                    lane,
-                    place,
-                    &new.to_le_bytes()[..*bytes as usize],
-                    Access::Atomic,
-                    at,
-                )?;
+                // SAFETY: as above.
+                unsafe {
+                    let word = new.to_le_bytes();
+                    std::ptr::copy_nonoverlapping(word.as_ptr(), from, *bytes as usize);
+                }
+                if space == Space::Global {
+                    // ISA: `red` reads, but is no acquire pattern.
+                    if d.is_some() {
+                        ground.global.observe(address, moment, *strong);
+                    }
+                    // What nobody can see to have happened publishes nothing.
+                    if new != old {
+                        ground.global.publish(address, moment, *strong, true);
+                    }
+                }
                 if let Some(d) = d {
                     warp.set(*d, lane, old);
                 }
@@ -806,6 +830,12 @@ pub(crate) fn execute(
                     return Err(Fault::new(Kind::Misaligned, lane, message));
                 }
                 let moment = warp.moment(ground, lane, at);
+                // It reads from now on, until it arrives.
+                for (address, bytes) in copy.pieces() {
+                    ground
+                        .global
+                        .touch(address, bytes, How::Read, Strength::Weak, moment)?;
+                }
                 ground
                     .shared
                     .touch(copy.to, u64::from(*bytes), Access::Start, moment)?;
@@ -931,9 +961,21 @@ pub(crate) fn execute(
             }
         }
         Op::ActiveMask { d } => map!(warp.w[d], mask, (x = [mask; LANES]), x),
-        Op::WarpBarrier { .. } => warp.barriers += u32::from(mask != 0),
+        Op::WarpBarrier { .. } => {
+            // What members did before is before what any of them does next.
+            let next = bits_of(mask).map(|lane| warp.barriers[lane as usize] + 1);
+            let next = next.max().unwrap_or(0);
+            for lane in bits_of(mask) {
+                warp.barriers[lane as usize] = next;
+            }
+        }
         Op::Barrier { .. } => return Ok(Effect::Barrier),
-        Op::Fence => {}
+        Op::Fence(strong) => {
+            for lane in bits_of(mask) {
+                let moment = warp.moment(ground, lane, at);
+                ground.global.order.fence(moment, *strong);
+            }
+        }
         Op::ProxyFence => ground.shared.fence_proxy(warp.first_thread, mask),
         Op::Wgmma(op) => {
             if mask != 0 {
@@ -1007,6 +1049,16 @@ fn extend(warp: &mut Warp, mask: u32, is_signed: bool, bits: u32, d: Register, a
             }
         }
     }
+}
+
+/// Lanes in the order in which their atomics are carried out.
+fn ordered(mask: u32, is_downward: bool) -> impl Iterator<Item = u32> {
+    let turned = if is_downward {
+        mask.reverse_bits()
+    } else {
+        mask
+    };
+    bits_of(turned).map(move |lane| if is_downward { 31 - lane } else { lane })
 }
 
 /// The lane that a shuffle reads from, and whether it is in the segment.

@@ -2,9 +2,11 @@
 //! barriers.
 
 use crate::decode::{Owned, Program};
-use crate::finding::{Fault, Finding, Kind};
-use crate::memory::Overlay;
+use crate::finding::{Detail, Fault, Finding, Kind};
+use crate::memory::{Footprint, Global, GlobalMemory, Shadows};
+use crate::moment::{Moment, Other, Who, is_of_block, who_of};
 use crate::op::{Reduction, Register, Width};
+use crate::order::Order;
 use crate::products::Warpgroup;
 use crate::shared::Shared;
 use crate::state::{Ground, Site, Stop, Warp, bits_of};
@@ -24,11 +26,24 @@ pub struct Launch {
     pub dynamic_shared_bytes: u32,
     /// The values of the parameters, each as long as its type.
     pub arguments: Vec<Vec<u8>>,
-    /// The order of blocks and warps.
+    /// The order of blocks, warps and atomics.
     pub seed: u64,
+    /// How many accesses to global memory are compared with those of other threads.
+    pub compared_max: u64,
     /// None: `ex2.approx` and other approximate functions are rounded once, as if they were exact.
     /// Else they err within the bounds of the ISA, by this seed.
     pub errors: Option<u64>,
+}
+
+/// What a launch did.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How much it executed, or the first mistake, at which it stopped.
+    pub result: Result<Counts, Finding>,
+    /// What it touched, up to there.
+    pub touched: Footprint,
+    /// The first read of global memory that nothing wrote, after which it went on.
+    pub unwritten: Option<Finding>,
 }
 
 /// How much was executed.
@@ -74,19 +89,125 @@ pub(crate) struct Teller<'a> {
 }
 
 impl Teller<'_> {
-    fn finding(&self, site: &Site, thread: u32, at: u32, fault: Fault) -> Finding {
+    fn source(&self, at: u32) -> Option<String> {
+        let (file, line) = self.program.code.get(at as usize)?.source;
+        let (_, name) = self.files.iter().find(|(number, _)| *number == file)?;
+        Some(format!("{name}:{line}"))
+    }
+
+    fn line(&self, at: u32) -> u32 {
         let coded = self.program.code.get(at as usize);
-        let (file, line) = coded.map_or((0, 0), |coded| coded.source);
-        let name = self.files.iter().find(|(number, _)| *number == file);
-        let [x, y, _] = site.block;
+        coded.map_or(0, |coded| coded.line)
+    }
+
+    fn finding(&self, site: &Site, thread: u32, at: u32, fault: Fault, order: &Order) -> Finding {
+        let mut message = fault.message;
+        let mut access = None;
+        if let Some(detail) = fault.detail {
+            access = detail.bytes.map(|bytes| Box::new((bytes, detail.does)));
+            if let Some(other) = detail.other {
+                message.push_str(&self.beside(site, &other, order));
+            }
+        }
         Finding {
             kind: fault.kind,
             kernel: self.program.name.clone(),
-            line: coded.map_or(0, |coded| coded.line),
-            source: name.map(|(_, name)| format!("{name}:{line}")),
+            line: self.line(at),
+            source: self.source(at),
             block: site.at,
-            thread: [thread % x, thread / x % y, thread / x / y],
-            message: fault.message,
+            thread: thread_at(site, thread),
+            message,
+            access,
+        }
+    }
+
+    /// The other side of a race.
+    fn beside(&self, site: &Site, other: &Other, order: &Order) -> String {
+        let block = place_of(order.block_of(other.stamp), site.grid);
+        let who = match who_of(other.stamp) {
+            Who::Thread(thread) => {
+                let thread = triple(thread_at(site, thread));
+                format!("thread {thread} of block {}", triple(block))
+            }
+            Who::Warp(warp) => format!("several threads of warp {warp} of block {}", triple(block)),
+            Who::Block => format!("several threads of block {}", triple(block)),
+            Who::Blocks => "threads of several blocks".to_owned(),
+        };
+        let place = match self.source(other.at) {
+            Some(source) => format!(" at {source}"),
+            None => format!(" in line {} of its PTX", self.line(other.at)),
+        };
+        let missing = if is_of_block(other.stamp) && block == site.at {
+            "no barrier is between them"
+        } else {
+            "nothing orders the blocks of a launch"
+        };
+        format!(", {who} {} some of them{place}, and {missing}", other.does)
+    }
+}
+
+fn triple([x, y, z]: [u32; 3]) -> String {
+    format!("({x}, {y}, {z})")
+}
+
+/// The index of the thread of this number in its block.
+fn thread_at(site: &Site, thread: u32) -> [u32; 3] {
+    let [x, y, _] = site.block;
+    [thread % x, thread / x % y, thread / x / y]
+}
+
+/// The index of the block of this number.
+fn place_of(number: u64, grid: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(grid[0]), u64::from(grid[1]));
+    [
+        (number % x) as u32,
+        (number / x % y) as u32,
+        (number / x / y) as u32,
+    ]
+}
+
+/// An order of things that are done one after another.
+#[derive(Clone, Copy)]
+enum Turns {
+    Forward,
+    Backward,
+    /// The i-th is `i * step + first`: step and the number of all have no common divisor.
+    Scattered {
+        step: u64,
+        first: u64,
+    },
+}
+
+impl Turns {
+    fn of(count: u64, random: &mut Random) -> Turns {
+        match random.below(3) {
+            0 => Turns::Forward,
+            1 => Turns::Backward,
+            _ => {
+                let divides = |mut a: u64, mut b: u64| {
+                    while b != 0 {
+                        (a, b) = (b, a % b);
+                    }
+                    a
+                };
+                let mut step = random.below(count) | 1;
+                while divides(step, count) != 1 {
+                    step += 1;
+                }
+                let first = random.below(count);
+                Turns::Scattered { step, first }
+            }
+        }
+    }
+
+    fn at(self, index: u64, count: u64) -> u64 {
+        match self {
+            Turns::Forward => index,
+            Turns::Backward => count - 1 - index,
+            Turns::Scattered { step, first } => {
+                let place = u128::from(index) * u128::from(step) + u128::from(first);
+                (place % u128::from(count)) as u64
+            }
         }
     }
 }
@@ -95,54 +216,104 @@ impl Teller<'_> {
 pub(crate) fn run(
     teller: &Teller<'_>,
     launch: &Launch,
-    global: &mut Overlay<'_>,
-) -> Result<Counts, Finding> {
+    memory: &dyn GlobalMemory,
+    shadows: &mut Shadows,
+) -> Outcome {
     let program = teller.program;
-    let threads = launch
-        .block
-        .iter()
-        .map(|size| u64::from(*size))
-        .product::<u64>();
-    let blocks = launch
-        .grid
-        .iter()
-        .map(|size| u64::from(*size))
-        .product::<u64>();
-    let shared_bytes = program
-        .shared
-        .iter()
-        .map(|owned| owned.bytes as u32)
-        .sum::<u32>()
-        + launch.dynamic_shared_bytes;
+    let cell_bytes = program.global_cell_bytes;
+    let mut global = Global::new(memory, shadows, cell_bytes, launch.compared_max);
     let mut site = Site {
         grid: launch.grid,
         block: launch.block,
         at: [0; 3],
         dynamic_shared_bytes: launch.dynamic_shared_bytes,
-        shared_bytes,
+        shared_bytes: program.shared_bytes() as u32 + launch.dynamic_shared_bytes,
     };
-    let refuse =
-        |message: String| teller.finding(&site, 0, 0, Fault::new(Kind::Stopped, 0, message));
+    let mut last = global.first_moment();
+    let result = match fitting(teller, launch) {
+        Err(message) => {
+            let fault = Fault::new(Kind::Stopped, 0, message);
+            site.block = site.block.map(|size| size.max(1));
+            Err(teller.finding(&site, 0, 0, fault, &global.order))
+        }
+        Ok(parameters) => blocks(
+            teller,
+            launch,
+            &parameters,
+            &mut site,
+            &mut global,
+            &mut last,
+        ),
+    };
+    let mut later = |moment: Moment, kind, message, bytes, does| {
+        let block = global.order.block_at(moment.block);
+        site.at = place_of(block, launch.grid);
+        let mut fault = Fault::new(kind, moment.thread % 32, message);
+        fault.detail = Some(Box::new(Detail {
+            bytes: Some(bytes),
+            does,
+            other: None,
+        }));
+        teller.finding(&site, moment.thread, moment.at, fault, &global.order)
+    };
+    let unwritten = global.unwritten.clone().map(|(moment, bytes, does)| {
+        let (count, start) = (bytes.end - bytes.start, bytes.start);
+        let message = format!("{does} {count} bytes at {start:#x}, which nothing wrote");
+        later(moment, Kind::NeverWritten, message, bytes, does)
+    });
+    let stale = global.stale().map(|(moment, bytes)| {
+        let message = format!(
+            "bytes from {:#x} to {:#x} are written, and read through the read-only path",
+            bytes.start, bytes.end
+        );
+        later(moment, Kind::ReadOnly, message, bytes, "used")
+    });
+    Outcome {
+        result: result.and_then(|counts| stale.map_or(Ok(counts), Err)),
+        touched: global.end(last),
+        unwritten,
+    }
+}
+
+/// The parameters of a launch that fits the kernel.
+fn fitting(teller: &Teller<'_>, launch: &Launch) -> Result<Vec<u8>, String> {
+    let program = teller.program;
+    let product = |sizes: [u32; 3]| sizes.iter().map(|size| u64::from(*size)).product::<u64>();
+    let (threads, blocks) = (product(launch.block), product(launch.grid));
     if blocks == 0 || threads == 0 || threads > 1024 {
-        return Err(refuse(format!(
-            "a launch of {blocks} blocks of {threads} threads"
-        )));
+        return Err(format!("a launch of {blocks} blocks of {threads} threads"));
     }
     if let Some(most) = program
         .threads_max
         .filter(|most| threads > u64::from(*most))
     {
-        return Err(refuse(format!(
+        return Err(format!(
             "blocks of {threads} threads, and .maxntid allows {most}"
-        )));
+        ));
     }
-    let Some(parameters) = parameters(program, &launch.arguments) else {
+    parameters(program, &launch.arguments).ok_or_else(|| {
         let given: Vec<usize> = launch.arguments.iter().map(Vec::len).collect();
         let needed: Vec<u64> = program.parameters.iter().map(|(_, bytes)| *bytes).collect();
-        return Err(refuse(format!(
-            "arguments of {given:?} bytes, and the kernel's parameters have {needed:?}"
-        )));
-    };
+        format!("arguments of {given:?} bytes, and the kernel's parameters have {needed:?}")
+    })
+}
+
+/// Runs the blocks of a launch; `last` becomes its last moment.
+fn blocks(
+    teller: &Teller<'_>,
+    launch: &Launch,
+    parameters: &[u8],
+    site: &mut Site,
+    global: &mut Global<'_>,
+    last: &mut u32,
+) -> Result<Counts, Finding> {
+    let program = teller.program;
+    let threads = site.block.iter().product::<u32>();
+    let blocks = site
+        .grid
+        .iter()
+        .map(|size| u64::from(*size))
+        .product::<u64>();
     let dynamic = Owned {
         name: "dynamic shared memory".to_owned(),
         start: program.dynamic_at,
@@ -155,36 +326,40 @@ pub(crate) fn run(
     let mut warps: Vec<Warp> = (0..threads.div_ceil(32))
         .map(|_| Warp::new(program))
         .collect();
+    let mut random = Random(launch.seed);
+    let turns = Turns::of(blocks, &mut random);
+    let of_warps = Turns::of(u64::from(threads), &mut random);
     let mut ground = Ground {
         program,
         shared: &mut shared,
+        barriers: global.first_moment(),
         global,
-        parameters: &parameters,
-        barriers: 0,
+        parameters,
         warpgroups: Vec::new(),
+        is_downward: match of_warps {
+            Turns::Forward => false,
+            Turns::Backward => true,
+            Turns::Scattered { first, .. } => first % 2 == 1,
+        },
         errors: launch.errors,
         counts: [0; 2],
         left: STEPS_MAX,
     };
-    let mut random = Random(launch.seed);
-    // Blocks in an order that a seed chooses: all from some block on, forward or backward.
-    let (first, is_backward) = (random.below(blocks), random.below(2) == 1);
-    for number in 0..blocks {
-        let number = (first + if is_backward { blocks - number } else { number }) % blocks;
-        let (x, y) = (u64::from(launch.grid[0]), u64::from(launch.grid[1]));
-        site.at = [
-            (number % x) as u32,
-            (number / x % y) as u32,
-            (number / x / y) as u32,
-        ];
+    for index in 0..blocks {
+        let number = turns.at(index, blocks);
+        site.at = place_of(number, site.grid);
         ground.shared.reset();
         ground.barriers += 1;
+        ground.global.order.begin_block(ground.barriers, number);
         ground.warpgroups = (0..threads / 128).map(|_| Warpgroup::default()).collect();
         for (at, warp) in warps.iter_mut().enumerate() {
-            warp.start(program, &site, at as u32 * 32);
+            warp.start(program, site, at as u32 * 32);
         }
-        block(&mut warps, &mut ground, &mut random)
-            .map_err(|(thread, at, fault)| teller.finding(&site, thread, at, fault))?;
+        let done = block(&mut warps, &mut ground, of_warps, &mut random);
+        *last = ground.barriers;
+        done.map_err(|(thread, at, fault)| {
+            teller.finding(site, thread, at, fault, &ground.global.order)
+        })?;
     }
     Ok(Counts {
         instructions: ground.counts[0],
@@ -205,6 +380,7 @@ struct Waits {
 fn block(
     warps: &mut [Warp],
     ground: &mut Ground<'_, '_>,
+    turns: Turns,
     random: &mut Random,
 ) -> Result<(), (u32, u32, Fault)> {
     let mut waits: Vec<Option<Waits>> = vec![None; warps.len()];
@@ -222,8 +398,15 @@ fn block(
             release(warps, ground, &mut waits, &has_exited, &mut arrived)?;
             continue;
         }
-        let first = random.below(runs.len() as u64) as usize;
-        runs.rotate_left(first);
+        match turns {
+            Turns::Forward => {}
+            Turns::Backward => runs.reverse(),
+            // From some warp on, another one each time.
+            Turns::Scattered { .. } => {
+                let first = random.below(runs.len() as u64) as usize;
+                runs.rotate_left(first);
+            }
+        }
         for number in runs {
             let warp = &mut warps[number];
             match warp
@@ -246,7 +429,7 @@ fn block(
                     if arrives_only {
                         arrived[id as usize] += 32;
                         warp.pass_barrier();
-                        ground.shared.is_followed = false;
+                        ground.follow_no_more();
                     } else {
                         waits[number] = Some(Waits {
                             stop,
@@ -285,12 +468,26 @@ fn release(
         if !is_complete {
             continue;
         }
+        // CUDA: all threads of a block come to the same __syncthreads().
+        let is_elsewhere = |at: &&usize| waits[**at].is_some_and(|other| other.at != first.at);
+        if first.threads.is_none()
+            && let Some(at) = here.iter().find(is_elsewhere)
+            && let Some(other) = waits[*at]
+        {
+            let message = format!(
+                "barrier {id} has threads that wait at another instruction, {} of the program, here {}",
+                other.at, first.at
+            );
+            let fault = Fault::new(Kind::Barrier, 0, message);
+            return Err((warps[*at].first_thread, other.at, fault));
+        }
         arrived[id as usize] = 0;
         reduce(warps, &here, waits);
         if is_whole {
             ground.barriers += 1;
+            ground.global.order.end_barrier();
         } else {
-            ground.shared.is_followed = false;
+            ground.follow_no_more();
         }
         for at in here {
             warps[at].pass_barrier();

@@ -1,209 +1,563 @@
-//! Global memory as a launch sees it: a copy, made page by page when a page is first touched, so
-//! that what the launch writes can be compared with what something else writes.
+//! Global memory while a launch runs on it: where addresses lead, which bytes the launch touches,
+//! and who touched them last.
+//!
+//! What is kept of an allocation stays for later launches, so that it need not be cleared: marks
+//! are taken after each launch, and moments of older launches are before those of newer ones.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-/// Where global memory is. Addresses are those that kernels use.
-pub trait Source {
-    /// The allocation that holds `address`.
-    fn allocation(&self, address: u64) -> Option<Range<u64>>;
+use crate::finding::{Detail, Fault, Kind};
+use crate::moment::Moment;
+use crate::op::{Strength, Strong};
+use crate::order::{Cell, Order};
 
-    /// The bytes at `address`, all within one allocation.
-    fn read(&self, address: u64, to: &mut [u8]);
+/// The memory of a device, as kernels of a launch see it.
+///
+/// # Safety
+/// The bytes of each [`Window`] stay where they are, to be read and written, until the launch ends.
+/// Nothing in this process holds a reference to them meanwhile.
+pub unsafe trait GlobalMemory {
+    /// What an address leads to; None: nothing that the kernel may touch by it.
+    fn find(&self, address: u64) -> Option<Window>;
+
+    /// The first part of `range`, which is within one allocation, that nothing wrote before this
+    /// launch.
+    fn unwritten(&self, _range: &Range<u64>) -> Option<Range<u64>> {
+        None
+    }
 }
 
-const PAGE_BYTES: u64 = 4096;
-const PAGE_WORDS: usize = PAGE_BYTES as usize / 64;
-
-struct Page {
-    bytes: [u8; PAGE_BYTES as usize],
-    written: [u64; PAGE_WORDS],
-    /// Read through the read-only path.
-    read_only: [u64; PAGE_WORDS],
+/// An allocation, at the addresses by which a kernel reaches it.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// These addresses.
+    pub range: Range<u64>,
+    /// Its own first address, the same in all windows on it.
+    pub start: u64,
+    /// Its bytes.
+    pub data: *mut u8,
 }
 
-struct Window {
+/// The bytes that a launch touched, each list sorted within an allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Read.
+    pub reads: Vec<Range<u64>>,
+    /// Written. Bytes both read and written are in both lists.
+    pub writes: Vec<Range<u64>>,
+    /// Changed by atomics, which do not race with each other.
+    pub atomics: Vec<Range<u64>>,
+}
+
+/// Of 64 bytes, a bit each: read, written, changed by an atomic, known to have been written before
+/// the launch, read through the read-only path.
+type Marks = [u64; 5];
+const READ: usize = 0;
+const WRITTEN: usize = 1;
+const ATOMIC: usize = 2;
+const KNOWN: usize = 3;
+const READ_ONLY: usize = 4;
+
+/// Marks of one page of memory, 4096 bytes.
+const PAGE_MARKS: usize = 64;
+/// Of how many allocations something is kept for launches to come.
+const KEPT: usize = 128;
+/// The question whether something was written is asked for so many bytes at a time.
+const ASKED_BYTES: u64 = 1 << 14;
+/// A launch that starts later begins to count anew.
+const MOMENT_MAX: u32 = 1 << 31;
+
+/// What is kept of an allocation.
+#[derive(Debug)]
+struct Shadow {
     range: Range<u64>,
-    pages: Vec<Option<Box<Page>>>,
+    marks: Vec<Marks>,
+    /// Which pages have marks.
+    pages: Vec<u8>,
+    /// By the bytes of a cell: 1, 2, 4, 8 and 16.
+    cells: [Vec<Cell>; 5],
+    /// The launch that used it last.
+    used: u64,
 }
 
-/// The copy.
-pub struct Overlay<'a> {
-    source: &'a dyn Source,
-    windows: Vec<Window>,
-    latest: usize,
+impl Shadow {
+    fn new(range: Range<u64>) -> Shadow {
+        let groups = ((range.end - 1) / 64 - range.start / 64 + 1) as usize;
+        Shadow {
+            marks: vec![[0; 5]; groups],
+            pages: vec![0; groups.div_ceil(PAGE_MARKS)],
+            cells: Default::default(),
+            range,
+            used: 0,
+        }
+    }
+
+    /// Moves marks to the lists, and clears them.
+    fn take(&mut self, footprint: &mut Footprint) {
+        let mut runs = [Run::default(); 3];
+        let first = self.range.start / 64 * 64;
+        for (page, is_marked) in self.pages.iter_mut().enumerate() {
+            if *is_marked == 0 {
+                continue;
+            }
+            *is_marked = 0;
+            let groups = page * PAGE_MARKS..((page + 1) * PAGE_MARKS).min(self.marks.len());
+            for group in groups {
+                let marks = std::mem::take(&mut self.marks[group]);
+                let into = [
+                    &mut footprint.reads,
+                    &mut footprint.writes,
+                    &mut footprint.atomics,
+                ];
+                for ((word, run), ranges) in marks.into_iter().zip(&mut runs).zip(into) {
+                    run.add(first + group as u64 * 64, word, ranges);
+                }
+            }
+        }
+        let into = [
+            &mut footprint.reads,
+            &mut footprint.writes,
+            &mut footprint.atomics,
+        ];
+        for (run, ranges) in runs.iter_mut().zip(into) {
+            run.finish(ranges);
+        }
+    }
+}
+
+/// A range that may still grow.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: u64,
+    end: u64,
+}
+
+impl Run {
+    /// Adds the bytes from `at` on whose bits are set.
+    fn add(&mut self, at: u64, mut word: u64, ranges: &mut Vec<Range<u64>>) {
+        while word != 0 {
+            let first = word.trailing_zeros();
+            let length = (word >> first).trailing_ones();
+            let start = at + u64::from(first);
+            if start != self.end {
+                self.finish(ranges);
+                self.start = start;
+            }
+            self.end = start + u64::from(length);
+            word &= u64::MAX.checked_shl(first + length).unwrap_or(0);
+        }
+    }
+
+    fn finish(&mut self, ranges: &mut Vec<Range<u64>>) {
+        if self.start < self.end {
+            ranges.push(self.start..self.end);
+        }
+        *self = Self::default();
+    }
+}
+
+/// What launches keep of global memory for those after them. One launch uses it at a time.
+#[derive(Debug)]
+pub struct Shadows {
+    allocations: HashMap<(u64, u64), Shadow>,
+    launch: u64,
+    /// The next launch begins at this moment.
+    moment: u32,
+}
+
+impl Default for Shadows {
+    fn default() -> Self {
+        // 0 is in new cells: nobody has it.
+        Self {
+            allocations: HashMap::new(),
+            launch: 0,
+            moment: 1,
+        }
+    }
+}
+
+impl Shadows {
+    fn begin(&mut self) -> u32 {
+        self.launch += 1;
+        if self.moment > MOMENT_MAX {
+            for shadow in self.allocations.values_mut() {
+                shadow.cells = Default::default();
+            }
+            self.moment = 1;
+        }
+        self.moment
+    }
+}
+
+/// How an instruction accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Read,
+    /// Through the read-only path.
+    ReadOnly,
+    Write,
+    /// Read and changed at once.
+    Atomic,
+}
+
+/// An open window.
+struct Sight {
+    window: Window,
+    shadow: usize,
+    /// Some of it was never written before this launch.
+    is_partial: bool,
+}
+
+/// Global memory during a launch.
+pub(crate) struct Global<'a> {
+    memory: &'a dyn GlobalMemory,
+    shadows: &'a mut Shadows,
+    sights: Vec<Sight>,
+    open: Vec<Shadow>,
+    /// The window that an instruction used last.
+    latest: [u16; 256],
+    pub(crate) order: Order,
+    /// log2 of the bytes of a cell.
+    cell_shift: u32,
+    /// The first read of memory that nothing wrote.
+    pub(crate) unwritten: Option<(Moment, Range<u64>, &'static str)>,
+    /// The first access that makes bytes both written and read through the read-only path, and the
+    /// allocation.
+    stale: Option<(Moment, usize)>,
 }
 
 /// The largest access of one instruction.
 pub(crate) type Bytes = [u8; 32];
 
-/// Why an access is not possible.
-#[derive(Debug)]
-pub(crate) enum Denied {
-    /// Nothing is at this address, or the allocation ends before the access does.
-    Bounds(String),
-    /// Bytes that were written are read through the read-only path, or the other way round.
-    ReadOnly(String),
+impl How {
+    fn does(self) -> &'static str {
+        match self {
+            How::Read | How::ReadOnly => "read",
+            How::Write => "wrote",
+            How::Atomic => "updated (atomic)",
+        }
+    }
 }
 
-fn mask_of(offset: u64, bytes: u64) -> (usize, u64) {
-    (
-        (offset / 64) as usize,
-        (u64::MAX >> (64 - bytes)) << (offset % 64),
-    )
+fn plural(bytes: u32) -> &'static str {
+    if bytes == 1 { "" } else { "s" }
 }
 
-impl<'a> Overlay<'a> {
-    /// Nothing copied yet.
-    pub fn new(source: &'a dyn Source) -> Overlay<'a> {
-        Overlay {
-            source,
-            windows: Vec::new(),
-            latest: 0,
+/// A mistake with an access to global memory.
+#[cold]
+pub(crate) fn wrong(
+    kind: Kind,
+    lane: u32,
+    how: How,
+    address: u64,
+    bytes: u32,
+    why: String,
+) -> Fault {
+    let does = how.does();
+    let mut fault = Fault::new(
+        kind,
+        lane,
+        format!("{does} {bytes} byte{} at {address:#x}{why}", plural(bytes)),
+    );
+    fault.detail = Some(Box::new(Detail {
+        bytes: Some(address..address.saturating_add(u64::from(bytes))),
+        does,
+        other: None,
+    }));
+    fault
+}
+
+impl<'a> Global<'a> {
+    /// `cell_bytes`: a power of two up to 16 that divides the size of every access. So many
+    /// accesses are compared with others.
+    pub(crate) fn new(
+        memory: &'a dyn GlobalMemory,
+        shadows: &'a mut Shadows,
+        cell_bytes: u32,
+        accesses_max: u64,
+    ) -> Global<'a> {
+        let first = shadows.begin();
+        Global {
+            memory,
+            shadows,
+            sights: Vec::new(),
+            open: Vec::new(),
+            latest: [u16::MAX; 256],
+            order: Order::new(first, accesses_max),
+            cell_shift: cell_bytes.trailing_zeros(),
+            unwritten: None,
+            stale: None,
         }
     }
 
-    #[inline]
-    fn window(&mut self, address: u64, bytes: u64) -> Result<usize, Denied> {
-        let holds = |window: &Window| window.range.contains(&address);
-        if !self.windows.get(self.latest).is_some_and(holds) {
-            self.latest = match self.windows.iter().position(holds) {
-                Some(known) => known,
-                None => self.open(address)?,
+    /// The moment at which the launch begins.
+    pub(crate) fn first_moment(&self) -> u32 {
+        self.shadows.moment
+    }
+
+    /// Who first made bytes both written and read through the read-only path, and the first of all
+    /// these bytes.
+    pub(crate) fn stale(&self) -> Option<(Moment, Range<u64>)> {
+        let (moment, number) = self.stale?;
+        let shadow = &self.open[number];
+        let first = shadow.range.start / 64 * 64;
+        let (mut run, mut found) = (Run::default(), Vec::new());
+        for (group, marks) in shadow.marks.iter().enumerate() {
+            let word = marks[READ_ONLY] & (marks[WRITTEN] | marks[ATOMIC]);
+            run.add(first + group as u64 * 64, word, &mut found);
+        }
+        run.finish(&mut found);
+        found.into_iter().next().map(|bytes| (moment, bytes))
+    }
+
+    /// Ends the launch, whose last moment is given.
+    pub(crate) fn end(mut self, moment: u32) -> Footprint {
+        self.shadows.moment = moment + 1;
+        self.open.sort_by_key(|shadow| shadow.range.start);
+        let mut footprint = Footprint::default();
+        for mut shadow in self.open.drain(..) {
+            shadow.take(&mut footprint);
+            shadow.used = self.shadows.launch;
+            let key = (shadow.range.start, shadow.range.end);
+            self.shadows.allocations.insert(key, shadow);
+        }
+        let allocations = &mut self.shadows.allocations;
+        while allocations.len() > KEPT {
+            let oldest = allocations
+                .iter()
+                .min_by_key(|(key, shadow)| (shadow.used, **key));
+            let Some(key) = oldest.map(|(key, _)| *key) else {
+                break;
             };
+            allocations.remove(&key);
         }
-        let range = &self.windows[self.latest].range;
-        if address + bytes > range.end {
-            let (length, past) = (range.end - range.start, address + bytes - range.end);
-            return Err(Denied::Bounds(format!(
-                "{bytes} bytes at {address:#x}, which end {past} bytes past the end of the {length} bytes allocated at {:#x}",
-                range.start
-            )));
+        footprint
+    }
+
+    #[inline(always)]
+    fn sight(
+        &mut self,
+        at: u32,
+        lane: u32,
+        address: u64,
+        bytes: u32,
+        how: How,
+    ) -> Result<usize, Fault> {
+        let latest = usize::from(self.latest[at as usize & 255]);
+        if let Some(sight) = self.sights.get(latest) {
+            let range = &sight.window.range;
+            let (offset, length) = (address.wrapping_sub(range.start), range.end - range.start);
+            if offset < length && u64::from(bytes) <= length - offset {
+                return Ok(latest);
+            }
         }
-        Ok(self.latest)
+        self.look(at, lane, address, bytes, how)
     }
 
     #[cold]
-    fn open(&mut self, address: u64) -> Result<usize, Denied> {
-        let none = || Denied::Bounds(format!("address {address:#x}, where nothing is allocated"));
-        let range = self
-            .source
-            .allocation(address)
-            .filter(|range| range.contains(&address))
-            .ok_or_else(none)?;
-        let count = (range.end - 1) / PAGE_BYTES - range.start / PAGE_BYTES + 1;
-        let pages = (0..count).map(|_| None).collect();
-        self.windows.push(Window { range, pages });
-        Ok(self.windows.len() - 1)
-    }
-
-    #[inline]
-    fn page(&mut self, window: usize, address: u64) -> &mut Page {
-        let window = &mut self.windows[window];
-        let number = address / PAGE_BYTES;
-        let slot = &mut window.pages[(number - window.range.start / PAGE_BYTES) as usize];
-        if slot.is_none() {
-            *slot = Some(copied(self.source, &window.range, number));
+    fn look(
+        &mut self,
+        at: u32,
+        lane: u32,
+        address: u64,
+        bytes: u32,
+        how: How,
+    ) -> Result<usize, Fault> {
+        let known = self
+            .sights
+            .iter()
+            .position(|sight| sight.window.range.contains(&address));
+        let Some(number) = known.or_else(|| self.open(address)) else {
+            let why = ", which is outside of every allocation".to_owned();
+            return Err(wrong(Kind::OutOfBounds, lane, how, address, bytes, why));
+        };
+        let range = &self.sights[number].window.range;
+        let end = address + u64::from(bytes);
+        if end > range.end {
+            let (length, past) = (range.end - range.start, end - range.end);
+            let why = format!(
+                ", which end {past} bytes past the end of the {length} bytes allocated at {:#x}",
+                range.start
+            );
+            return Err(wrong(Kind::OutOfBounds, lane, how, address, bytes, why));
         }
-        slot.as_mut().expect("it was just made")
+        self.latest[at as usize & 255] = number as u16;
+        Ok(number)
     }
 
-    /// Reads up to 32 bytes, aligned to their size.
-    #[inline]
-    pub(crate) fn read(
+    #[cold]
+    fn open(&mut self, address: u64) -> Option<usize> {
+        let window = self.memory.find(address)?;
+        let range = window.start..window.start + (window.range.end - window.range.start);
+        let known = self.open.iter().position(|shadow| shadow.range == range);
+        let shadow = known.unwrap_or_else(|| {
+            let key = (range.start, range.end);
+            let mut shadow = match self.shadows.allocations.entry(key) {
+                Entry::Occupied(kept) => kept.remove(),
+                Entry::Vacant(_) => Shadow::new(range.clone()),
+            };
+            let cells = &mut shadow.cells[self.cell_shift as usize];
+            if self.order.left > 0 && cells.is_empty() {
+                let count = ((range.end - 1) >> self.cell_shift) - (range.start >> self.cell_shift);
+                *cells = vec![[0; 3]; count as usize + 1];
+            }
+            self.open.push(shadow);
+            self.open.len() - 1
+        });
+        self.sights.push(Sight {
+            is_partial: self.memory.unwritten(&range).is_some(),
+            window,
+            shadow,
+        });
+        // Windows beyond these are found anew each time.
+        Some(self.sights.len() - 1)
+    }
+
+    /// Checks an access of a lane, and notes it. The bytes are where the pointer leads, and no more
+    /// than `bytes`, a power of two that divides the address.
+    #[inline(always)]
+    pub(crate) fn touch(
         &mut self,
         address: u64,
         bytes: u32,
-        read_only: bool,
-    ) -> Result<&[u8], Denied> {
-        let window = self.window(address, u64::from(bytes))?;
-        let page = self.page(window, address);
-        let at = address % PAGE_BYTES;
-        if read_only {
-            let (word, mask) = mask_of(at, u64::from(bytes));
-            if page.written[word] & mask != 0 {
-                return Err(Denied::ReadOnly(format!(
-                    "{bytes} bytes at {address:#x} are read through the read-only path, and this launch has written them"
-                )));
-            }
-            page.read_only[word] |= mask;
-        }
-        Ok(&page.bytes[at as usize..at as usize + bytes as usize])
-    }
-
-    /// Writes up to 32 bytes, aligned to their size.
-    #[inline]
-    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Denied> {
-        let window = self.window(address, bytes.len() as u64)?;
-        let page = self.page(window, address);
-        let at = address % PAGE_BYTES;
-        let (word, mask) = mask_of(at, bytes.len() as u64);
-        if page.read_only[word] & mask != 0 {
-            return Err(Denied::ReadOnly(format!(
-                "{} bytes at {address:#x} are written, and this launch has read them through the read-only path",
-                bytes.len()
-            )));
-        }
-        page.written[word] |= mask;
-        page.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    /// What was written: address and bytes of each stretch, which never cross a multiple of 64.
-    pub fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.windows
-            .iter()
-            .flat_map(|window| {
-                let first = window.range.start / PAGE_BYTES;
-                window
-                    .pages
-                    .iter()
-                    .enumerate()
-                    .filter_map(move |(at, page)| {
-                        Some(((first + at as u64) * PAGE_BYTES, page.as_deref()?))
-                    })
-            })
-            .flat_map(|(address, page)| {
-                page.written
-                    .iter()
-                    .enumerate()
-                    .flat_map(move |(word, mask)| {
-                        stretches(*mask).map(move |range| {
-                            let (start, end) = (word * 64 + range.start, word * 64 + range.end);
-                            (address + start as u64, &page.bytes[start..end])
-                        })
-                    })
-            })
-    }
-}
-
-/// Ranges of bits that are set.
-fn stretches(mut mask: u64) -> impl Iterator<Item = Range<usize>> {
-    std::iter::from_fn(move || {
-        if mask == 0 {
-            return None;
-        }
-        let start = mask.trailing_zeros();
-        let length = (mask >> start).trailing_ones();
-        mask &= if start + length == 64 {
+        how: How,
+        strength: Strength,
+        now: Moment,
+    ) -> Result<*mut u8, Fault> {
+        let lane = now.thread % 32;
+        let number = self.sight(now.at, lane, address, bytes, how)?;
+        let sight = &self.sights[number];
+        let offset = address - sight.window.range.start;
+        let own = sight.window.start + offset;
+        let shadow = &mut self.open[sight.shadow];
+        let group = (own / 64 - shadow.range.start / 64) as usize;
+        let bits = (u64::MAX >> (64 - bytes)) << (own % 64);
+        shadow.pages[group / PAGE_MARKS] = 1;
+        let marks = &mut shadow.marks[group];
+        // Of a read or an atomic: bytes of which it is not known that anything wrote them.
+        let questioned = if how == How::Write {
             0
         } else {
-            u64::MAX << (start + length)
+            bits & !(marks[WRITTEN] | marks[ATOMIC] | marks[KNOWN])
         };
-        Some(start as usize..(start + length) as usize)
-    })
-}
+        let is_stale = match how {
+            How::Read => {
+                marks[READ] |= bits;
+                false
+            }
+            How::ReadOnly => {
+                marks[READ] |= bits;
+                marks[READ_ONLY] |= bits;
+                (marks[WRITTEN] | marks[ATOMIC]) & bits != 0
+            }
+            How::Write => {
+                marks[WRITTEN] |= bits;
+                marks[READ_ONLY] & bits != 0
+            }
+            How::Atomic => {
+                marks[ATOMIC] |= bits;
+                marks[READ_ONLY] & bits != 0
+            }
+        };
+        if is_stale && self.stale.is_none() {
+            self.stale = Some((now, sight.shadow));
+        }
+        // Safe arithmetic: the offset is within the window.
+        let data = sight.window.data.wrapping_add(offset as usize);
+        if questioned != 0 && sight.is_partial {
+            self.ask(number, own..own + u64::from(bytes), questioned, how, now);
+        }
+        if self.order.left > 0 {
+            self.compare(number, own, bytes, how, strength, now)?;
+        }
+        Ok(data)
+    }
 
-#[cold]
-fn copied(source: &dyn Source, range: &Range<u64>, number: u64) -> Box<Page> {
-    let mut page = Box::new(Page {
-        bytes: [0; PAGE_BYTES as usize],
-        written: [0; PAGE_WORDS],
-        read_only: [0; PAGE_WORDS],
-    });
-    let start = range.start.max(number * PAGE_BYTES);
-    let end = range.end.min((number + 1) * PAGE_BYTES);
-    let at = (start % PAGE_BYTES) as usize;
-    source.read(start, &mut page.bytes[at..at + (end - start) as usize]);
-    page
+    /// Asks whether bytes that are read were ever written, and notes the first that were not. The
+    /// launch goes on.
+    #[cold]
+    fn ask(&mut self, number: usize, bytes: Range<u64>, questioned: u64, how: How, now: Moment) {
+        let shadow = &mut self.open[self.sights[number].shadow];
+        let own = bytes.start;
+        let asked = own..(own + ASKED_BYTES).min(shadow.range.end);
+        let until = self
+            .memory
+            .unwritten(&asked)
+            .map_or(asked.end, |part| part.start);
+        // The next question is about what follows.
+        let mut at = own;
+        while at < until {
+            let next = until.min((at | 63) + 1);
+            let group = (at / 64 - shadow.range.start / 64) as usize;
+            shadow.marks[group][KNOWN] |= (u64::MAX >> (64 - (next - at))) << (at % 64);
+            shadow.pages[group / PAGE_MARKS] = 1;
+            at = next;
+        }
+        let known = shadow.marks[(own / 64 - shadow.range.start / 64) as usize][KNOWN];
+        if questioned & !known != 0 && self.unwritten.is_none() {
+            self.unwritten = Some((now, bytes, how.does()));
+        }
+    }
+
+    #[inline(never)]
+    fn compare(
+        &mut self,
+        number: usize,
+        own: u64,
+        bytes: u32,
+        how: How,
+        strength: Strength,
+        now: Moment,
+    ) -> Result<(), Fault> {
+        self.order.left -= 1;
+        if now.warp > 0xffff {
+            self.order.stop();
+            return Ok(());
+        }
+        let shadow = &mut self.open[self.sights[number].shadow];
+        let base = shadow.range.start >> self.cell_shift;
+        let first = (own >> self.cell_shift) - base;
+        let end = ((own + u64::from(bytes)) >> self.cell_shift) - base;
+        let cells = &mut shadow.cells[self.cell_shift as usize];
+        let Some(cells) = cells.get_mut(first as usize..end as usize) else {
+            return Ok(());
+        };
+        let compared = match how {
+            How::Read | How::ReadOnly => self.order.read(cells, now, strength),
+            How::Write | How::Atomic => self.order.write(cells, now, strength),
+        };
+        compared.map_err(|other| {
+            let why = String::new();
+            let mut fault = wrong(Kind::Race, now.thread % 32, how, own, bytes, why);
+            if let Some(detail) = &mut fault.detail {
+                detail.other = Some(other);
+            }
+            fault
+        })
+    }
+
+    /// The address of an allocation's byte itself, whichever window leads to it.
+    fn own(&self, at: u32, address: u64) -> u64 {
+        let latest = usize::from(self.latest[at as usize & 255]);
+        self.sights.get(latest).map_or(address, |sight| {
+            let range = &sight.window.range;
+            address
+                .wrapping_sub(range.start)
+                .wrapping_add(sight.window.start)
+        })
+    }
+
+    /// A strong read of an address that was just touched.
+    pub(crate) fn observe(&mut self, address: u64, now: Moment, strong: Strong) {
+        let own = self.own(now.at, address);
+        self.order.observe(own, now, strong);
+    }
+
+    /// A strong write.
+    pub(crate) fn publish(&mut self, address: u64, now: Moment, strong: Strong, is_atomic: bool) {
+        let own = self.own(now.at, address);
+        self.order.publish(own, now, strong, is_atomic);
+    }
 }

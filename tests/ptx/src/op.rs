@@ -103,6 +103,32 @@ pub(crate) enum Compare {
     Nan,
 }
 
+/// How far a strong access is one for other threads: those of its block, or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// Not strong.
+    Weak,
+    Block,
+    /// `.gpu` and wider scopes.
+    Device,
+}
+
+/// What an access or a fence means for the order of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Strong {
+    pub(crate) strength: Strength,
+    pub(crate) acquires: bool,
+    pub(crate) releases: bool,
+}
+
+impl Strong {
+    pub(crate) const WEAK: Strong = Strong {
+        strength: Strength::Weak,
+        acquires: false,
+        releases: false,
+    };
+}
+
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
@@ -364,17 +390,20 @@ pub(crate) enum Op {
         place: Place,
         element: Element,
         read_only: bool,
+        strong: Strong,
         to: Box<[Register]>,
     },
     Store {
         place: Place,
         element: Element,
+        strong: Strong,
         from: Box<[Register]>,
     },
     Atomic {
         op: Atomic,
         place: Place,
         bytes: u32,
+        strong: Strong,
         d: Option<Register>,
         b: Register,
         c: Option<Register>,
@@ -441,7 +470,7 @@ pub(crate) enum Op {
         arrives_only: bool,
         reduce: Option<Reduce>,
     },
-    Fence,
+    Fence(Strong),
     /// `fence.proxy.async`.
     ProxyFence,
     Wgmma(Wgmma),

@@ -2,18 +2,8 @@
 //! the kernel's smallest access) who touched it last and when.
 
 use crate::decode::Owned;
-use crate::finding::{Fault, Kind};
-
-/// When a thread does something: after how many barriers of its block and of its warp.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) block: u32,
-    pub(crate) warp: u32,
-    /// In its block.
-    pub(crate) thread: u32,
-    /// The instruction.
-    pub(crate) at: u32,
-}
+use crate::finding::{Detail, Fault, Kind};
+use crate::moment::{self, Moment, Other};
 
 /// A lane's number stands for its thread; these for several.
 const MANY_OF_WARP: u32 = 1 << 10;
@@ -87,6 +77,16 @@ pub(crate) enum Access {
     Arrive,
 }
 
+impl Access {
+    fn did(self) -> &'static str {
+        match self {
+            Access::Read => "read",
+            Access::Atomic => "updated (atomic)",
+            Access::Write | Access::Start | Access::Arrive => "wrote",
+        }
+    }
+}
+
 impl Shared {
     /// `cell_bytes`: a power of two that divides the size of every access.
     pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32) -> Shared {
@@ -135,8 +135,9 @@ impl Shared {
                 format!("{bytes} bytes at {address:#x} of shared memory"),
             ));
         }
-        let holds =
-            |owned: &&Owned| owned.start <= address && address + bytes <= owned.start + owned.bytes;
+        let holds = |owned: &&Owned| {
+            owned.start <= address && address.saturating_add(bytes) <= owned.start + owned.bytes
+        };
         if self.owned.iter().any(|owned| holds(&owned)) {
             return Ok(());
         }
@@ -197,7 +198,8 @@ impl Shared {
                 continue;
             }
             if !cell.written.is_before(moment) && self.is_followed {
-                return Err(race(cell.written, "writes", address, access, moment));
+                let written = cell.written;
+                return Err(self.race(written, "wrote", (address, bytes), access, moment));
             }
             if reads {
                 let last = cell.read;
@@ -219,7 +221,8 @@ impl Shared {
                 continue;
             }
             if !cell.read.is_before(moment) && self.is_followed {
-                return Err(race(cell.read, "reads", address, access, moment));
+                let read = cell.read;
+                return Err(self.race(read, "read", (address, bytes), access, moment));
             }
             // The numbers of reads that were ordered are done with.
             if access == Access::Start {
@@ -278,8 +281,9 @@ impl Shared {
         found
     }
 
-    pub(crate) fn bytes(&self, address: u64, bytes: u32) -> &[u8] {
-        &self.bytes[address as usize..address as usize + bytes as usize]
+    /// Where a byte is.
+    pub(crate) fn place(&mut self, address: u64) -> *mut u8 {
+        self.bytes[address as usize..].as_mut_ptr()
     }
 
     pub(crate) fn store(&mut self, address: u64, bytes: &[u8]) {
@@ -290,7 +294,8 @@ impl Shared {
 #[cold]
 fn awaited(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
     let message = format!(
-        "{access:?} of shared memory at {address:#x}, to which thread {} of the block copies: no wait for that copy has ended",
+        "{} shared memory at {address:#x}, while a copy by cp.async is in flight to it: thread {} of the block started it and has not waited for its group",
+        access.did(),
         cell.written.who
     );
     Fault::new(Kind::Copy, moment.thread % 32, message)
@@ -299,7 +304,8 @@ fn awaited(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
 #[cold]
 fn in_flight(cell: &Cell, address: u64, access: Access, moment: Moment) -> Fault {
     let message = format!(
-        "{access:?} of shared memory at {address:#x}, which a wgmma of warp {} reads: no wgmma.wait_group of its group has ended",
+        "{} shared memory at {address:#x}, which a wgmma of warp {} reads: no wgmma.wait_group of its group has ended",
+        access.did(),
         cell.readers.trailing_zeros()
     );
     Fault::new(Kind::Flight, moment.thread % 32, message)
@@ -314,16 +320,46 @@ fn unfenced(written: Touch, address: u64, moment: Moment) -> Fault {
     Fault::new(Kind::Fence, moment.thread % 32, message)
 }
 
-#[cold]
-fn race(touch: Touch, does: &str, address: u64, access: Access, moment: Moment) -> Fault {
-    let who = match touch.who {
-        who if who & MANY != 0 => "several threads of the block".to_owned(),
-        who if who & MANY_OF_WARP != 0 => format!("several threads of warp {}", (who & 0x3e0) / 32),
-        who => format!("thread {who} of the block"),
-    };
-    let message = format!(
-        "{access:?} of shared memory at {address:#x}, which {who} {does} at instruction {} with no barrier between",
-        touch.at
-    );
-    Fault::new(Kind::Race, moment.thread % 32, message)
+impl Shared {
+    /// Where an address is, in words.
+    fn describe(&self, address: u64) -> String {
+        let holds = |owned: &&Owned| (owned.start..owned.start + owned.bytes).contains(&address);
+        match self.owned.iter().find(holds) {
+            Some(owned) => format!("byte {} of {}", address - owned.start, owned.name),
+            None => format!("{address:#x} of shared memory"),
+        }
+    }
+
+    #[cold]
+    fn race(
+        &self,
+        touch: Touch,
+        does: &'static str,
+        (address, bytes): (u64, u64),
+        access: Access,
+        moment: Moment,
+    ) -> Fault {
+        let did = access.did();
+        let place = self.describe(address);
+        let mut fault = Fault::new(
+            Kind::Race,
+            moment.thread % 32,
+            format!("{did} {bytes} bytes from {place} on"),
+        );
+        let who = match touch.who {
+            who if who & MANY != 0 => moment::OF_BLOCK,
+            who if who & MANY_OF_WARP != 0 => moment::OF_WARP + (who & 0x3e0) / 32,
+            who => who,
+        };
+        fault.detail = Some(Box::new(Detail {
+            bytes: None,
+            does: did,
+            other: Some(Other {
+                stamp: u64::from(touch.block) << 32 | u64::from(who) << 5,
+                at: touch.at,
+                does,
+            }),
+        }));
+        fault
+    }
 }

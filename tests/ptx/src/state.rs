@@ -1,10 +1,11 @@
 //! The state of a warp: the registers of its lanes, where each lane is, and what it may touch.
 
 use crate::decode::{Fixed, Program};
-use crate::memory::Overlay;
+use crate::memory::Global;
+use crate::moment::Moment;
 use crate::op::{Reduce, Register, Width};
 use crate::products::{Products, Warpgroup};
-use crate::shared::{Moment, Shared};
+use crate::shared::Shared;
 
 pub(crate) const LANES: usize = 32;
 
@@ -12,18 +13,29 @@ pub(crate) const LANES: usize = 32;
 pub(crate) struct Ground<'a, 'b> {
     pub(crate) program: &'a Program,
     pub(crate) shared: &'a mut Shared,
-    pub(crate) global: &'a mut Overlay<'b>,
+    pub(crate) global: &'a mut Global<'b>,
     pub(crate) parameters: &'a [u8],
-    /// How many barriers of the block have ended, over all blocks.
+    /// How many barriers of the block have ended, over all blocks and launches.
     pub(crate) barriers: u32,
     /// Of the block: four warps each.
     pub(crate) warpgroups: Vec<Warpgroup>,
+    /// Lanes carry out atomics from the last to the first.
+    pub(crate) is_downward: bool,
     /// None: approximate functions are rounded once. Else they err by chance, within the ISA's
     /// bounds.
     pub(crate) errors: Option<u64>,
     /// Instructions of warps and of lanes.
     pub(crate) counts: [u64; 2],
     pub(crate) left: u64,
+}
+
+impl Ground<'_, '_> {
+    /// Threads met at a barrier that only some of the block take part in: what that orders is not
+    /// followed.
+    pub(crate) fn follow_no_more(&mut self) {
+        self.shared.is_followed = false;
+        self.global.order.stop();
+    }
 }
 
 /// Why a warp does not go on.
@@ -49,6 +61,23 @@ pub(crate) struct Copy {
     pub(crate) given: u32,
 }
 
+impl Copy {
+    /// What it reads, in pieces that are powers of two and aligned to their size.
+    pub(crate) fn pieces(self) -> impl Iterator<Item = (u64, u32)> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            if done == self.given {
+                return None;
+            }
+            let left = (self.given - done).ilog2();
+            let aligned = if done == 0 { 4 } else { done.trailing_zeros() };
+            let (address, bytes) = (self.from + u64::from(done), 1 << left.min(aligned));
+            done += bytes;
+            Some((address, bytes))
+        })
+    }
+}
+
 /// The copies of one lane: of no group yet, and by group.
 #[derive(Default, Debug)]
 pub(crate) struct Copies {
@@ -70,8 +99,8 @@ pub(crate) struct Warp {
     pub(crate) threads: u32,
     pub(crate) live: u32,
     pub(crate) first_thread: u32,
-    /// How many barriers of the warp have ended.
-    pub(crate) barriers: u32,
+    /// How many barriers of the warp have ended, by lane.
+    pub(crate) barriers: [u32; LANES],
     /// By lane.
     pub(crate) local: Vec<u8>,
     pub(crate) copies: Vec<Copies>,
@@ -111,7 +140,7 @@ impl Warp {
             threads: 0,
             live: 0,
             first_thread: 0,
-            barriers: 0,
+            barriers: [0; LANES],
             local: vec![0; program.local_bytes as usize * LANES],
             copies: Vec::new(),
             products: Products::default(),
@@ -123,7 +152,7 @@ impl Warp {
         let count = (site.block.iter().product::<u32>() - first_thread).min(LANES as u32);
         self.threads = u32::MAX >> (32 - count);
         (self.live, self.ready, self.waiting, self.at_barrier) = (self.threads, self.threads, 0, 0);
-        (self.at, self.first_thread, self.barriers) = ([0; LANES], first_thread, 0);
+        (self.at, self.first_thread, self.barriers) = ([0; LANES], first_thread, [0; LANES]);
         // A register that nothing has written holds what is no sensible number or index.
         self.p.fill(u32::MAX);
         self.h.fill([u16::MAX; LANES]);
@@ -163,10 +192,11 @@ impl Warp {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn moment(&self, ground: &Ground<'_, '_>, lane: u32, at: u32) -> Moment {
         Moment {
             block: ground.barriers,
-            warp: self.barriers,
+            warp: self.barriers[lane as usize],
             thread: self.first_thread + lane,
             at,
         }

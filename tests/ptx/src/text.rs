@@ -10,6 +10,8 @@ pub(crate) struct Text {
     pub(crate) files: Vec<(u32, String)>,
     pub(crate) variables: Vec<Variable>,
     pub(crate) kernels: Vec<KernelText>,
+    /// `sm_90a`.
+    pub(crate) target: String,
 }
 
 /// One `.entry`.
@@ -191,7 +193,12 @@ impl<'a> Reader<'a> {
             }
             let directive = word(rest);
             match directive {
-                ".version" | ".target" | ".address_size" => drop(self.line_rest()),
+                ".target" => {
+                    let names = self.line_rest().trim_start_matches(".target");
+                    let first = names.split(',').next().unwrap_or_default();
+                    text.target = first.trim().to_owned();
+                }
+                ".version" | ".address_size" => drop(self.line_rest()),
                 ".file" => {
                     let mut words = self.line_rest().split_whitespace().skip(1);
                     if let (Some(Ok(number)), Some(path)) =

@@ -1,14 +1,9 @@
 //! Kernels: modules, functions, launches, and the exact ranges that a launch touches. A kernel's
-//! code is a shared library made by `nvrtc`; it contains the runtime of `../shim`, which runs the
-//! threads and watches their accesses.
+//! code is PTX; `ddp-ptx` runs its threads and watches their accesses.
 
 mod launch;
 mod library;
 mod message;
-mod pinned;
-mod second;
-mod shadow;
-mod symbols;
 // Some tests mean a list with one range, not the numbers in it.
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init)]
@@ -21,9 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUstream};
 
+use ddp_ptx::Kernel;
+
 use self::launch::KernelLaunch;
-use self::library::{Kernel, Library};
-pub(crate) use self::symbols::SHARED_PREFIX;
+use self::library::{Library, THREADS_MAX};
 use crate::error::CUresult;
 use crate::graph::capture;
 use crate::machine::{self, Machine, Out, put};
@@ -46,16 +42,9 @@ struct Function {
     module: usize,
     /// The context that was current when the module was loaded.
     device: usize,
-    library: Arc<Library>,
-    kernel: usize,
+    kernel: Arc<Kernel>,
     /// The value of CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
     dynamic_shared_max: AtomicU32,
-}
-
-impl Function {
-    fn kernel(&self) -> &Kernel {
-        &self.library.kernels[self.kernel]
-    }
 }
 
 /// All modules with their devices, and functions, by handle. Handles are numbers that no allocator
@@ -173,11 +162,11 @@ pub unsafe extern "C" fn cuModuleGetFunction(
             .get(&module)
             .cloned()
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        let kernel = library.find(&name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let kernel = library.find(&name)?;
         let known = handles
             .functions
             .iter()
-            .find(|(_, known)| known.module == module && known.kernel == kernel);
+            .find(|(_, known)| known.module == module && known.kernel.name() == name);
         if let Some((handle, _)) = known {
             return put(to, *handle);
         }
@@ -186,13 +175,12 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         capture::forbid(machine, "cuModuleGetFunction, which loads the kernel,")?;
         let handle = handles.take();
         put(to, handle)?;
-        let dynamic_shared_max = AtomicU32::new(default_dynamic_shared(&library.kernels[kernel]));
+        let dynamic_shared_max = AtomicU32::new(default_dynamic_shared(&kernel));
         handles.functions.insert(
             handle,
             Arc::new(Function {
                 module,
                 device,
-                library,
                 kernel,
                 dynamic_shared_max,
             }),
@@ -210,8 +198,13 @@ pub extern "C" fn cuModuleGetFunctionCount(count: Out<'_, u32>, module: usize) -
             .modules
             .get(&module)
             .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        put(count, library.kernels.len() as u32)
+        put(count, library.count() as u32)
     })
+}
+
+/// The most threads of its blocks.
+fn threads_max(kernel: &Kernel) -> u32 {
+    kernel.threads_max().unwrap_or(THREADS_MAX).min(THREADS_MAX)
 }
 
 fn default_dynamic_shared(kernel: &Kernel) -> u32 {
@@ -230,9 +223,9 @@ pub extern "C" fn cuFuncGetAttribute(
         let function = function(handle)?;
         let is = |wanted: Attribute| attribute == wanted as u32;
         let answer = if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
-            function.kernel().threads_max as c_int
+            threads_max(&function.kernel) as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) {
-            function.kernel().static_shared_bytes() as c_int
+            function.kernel.static_shared_bytes() as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
             function.dynamic_shared_max.load(Ordering::Relaxed) as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS) {
@@ -258,7 +251,7 @@ pub extern "C" fn cuFuncSetAttribute(handle: usize, attribute: u32, value: c_int
     machine::call("cuFuncSetAttribute", |_| {
         let function = function(handle)?;
         if attribute == Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32 {
-            let room = SHARED_BYTES_MAX.saturating_sub(function.kernel().static_shared_bytes());
+            let room = SHARED_BYTES_MAX.saturating_sub(function.kernel.static_shared_bytes());
             let bytes = u32::try_from(value)
                 .ok()
                 .filter(|bytes| u64::from(*bytes) <= room);
@@ -298,12 +291,12 @@ pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             .ok()
             .filter(|threads| *threads > 0)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        if threads > u64::from(function.kernel().threads_max)
+        if threads > u64::from(threads_max(&function.kernel))
             || dynamic_shared_bytes as u64 > SHARED_BYTES_MAX
         {
             return put(count, 0);
         }
-        let shared = function.kernel().static_shared_bytes()
+        let shared = function.kernel.static_shared_bytes()
             + dynamic_shared_bytes as u64
             + SHARED_BYTES_RESERVED;
         let by_threads = THREADS_PER_MULTIPROCESSOR / threads.next_multiple_of(32);
@@ -339,10 +332,10 @@ fn check_shape(
     }
     // Exceeding the device's limit is an invalid value; exceeding __launch_bounds__ is "too few
     // resources".
-    if threads > u64::from(library::THREADS_MAX) {
+    if threads > u64::from(THREADS_MAX) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    if threads > u64::from(function.kernel().threads_max) {
+    if threads > u64::from(threads_max(&function.kernel)) {
         return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     }
     Ok(())
@@ -355,36 +348,22 @@ fn check_shape(
 unsafe fn copy_arguments(
     kernel: &Kernel,
     parameters: *const *const c_void,
-) -> Result<(Vec<u128>, Vec<usize>), CUresult> {
-    if kernel.arguments.is_empty() {
-        return Ok((Vec::new(), Vec::new()));
-    }
-    if parameters.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let (mut values, mut offsets) = (Vec::new(), Vec::new());
-    for (index, (bytes, alignment)) in kernel.arguments.iter().enumerate() {
-        if *alignment > align_of::<u128>() {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+) -> Result<Vec<Vec<u8>>, CUresult> {
+    let mut arguments = Vec::new();
+    for (index, bytes) in kernel.parameters().enumerate() {
+        if parameters.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // SAFETY: the caller has as many pointers as the kernel has arguments.
         let source = unsafe { *parameters.add(index) };
         if source.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        let offset = values.len();
-        values.resize(offset + bytes.div_ceil(size_of::<u128>()), 0);
-        // SAFETY: the caller's value has this size; the room behind `offset` was just made for it.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                source.cast::<u8>(),
-                values[offset..].as_mut_ptr().cast::<u8>(),
-                *bytes,
-            )
-        };
-        offsets.push(offset);
+        // SAFETY: the caller's value has this size.
+        let value = unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes as usize) };
+        arguments.push(value.to_vec());
     }
-    Ok((values, offsets))
+    Ok(arguments)
 }
 
 /// See the driver's documentation. `extra` is not simulated.
@@ -410,23 +389,21 @@ pub unsafe extern "C" fn cuLaunchKernel(
         let function = function(handle)?;
         check_shape(&function, grid, block, dynamic_shared_bytes)?;
         // SAFETY: the documentation asks for a pointer to each argument.
-        let (arguments, offsets) = unsafe { copy_arguments(function.kernel(), parameters)? };
+        let arguments = unsafe { copy_arguments(&function.kernel, parameters)? };
         let stream = stream::resolve(machine, stream)?;
         // A function belongs to the context that loaded it.
         if stream::device_of(machine, stream) != function.device {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
         stream::check_current(machine, function.device, || {
-            format!("kernel {}", function.kernel().name)
+            format!("kernel {}", function.kernel.name())
         })?;
         let launch = KernelLaunch {
-            library: Arc::clone(&function.library),
-            kernel: function.kernel,
+            kernel: Arc::clone(&function.kernel),
             grid,
             block,
             dynamic_shared_bytes,
             arguments,
-            offsets,
             seed: next_seed(machine),
             runs: AtomicU64::new(0),
         };

@@ -1,15 +1,11 @@
-//! NVRTC: "compiling" device source runs g++ with the shim included (`../shim`); the CUBIN is the
-//! resulting library, which `kernel` loads. What g++ accepts and NVRTC refuses is refused here
-//! where that is cheap: host headers are not found.
+//! NVRTC: what the product compiles, NVIDIA's NVRTC compiles to PTX, in a process of its own. The
+//! CUBIN is that PTX in an envelope, which `kernel` loads.
 
 mod compiler;
 mod options;
 mod program;
-mod real;
-mod rewrite;
 #[cfg(test)]
 mod tests;
-mod token;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -21,14 +17,11 @@ pub(crate) use self::compiler::Compiled;
 use self::compiler::Failed;
 use self::options::Options;
 pub(crate) use self::program::Program;
-pub(crate) use self::real::FLAGS as PTX_LENGTH;
-#[cfg(test)]
-pub(crate) use self::real::joined;
 use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Out};
 
-/// The start of a text image, which stands for PTX. The library follows in hexadecimal.
-pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in hexadecimal\n";
+/// What a CUBIN begins with; the length of its PTX follows in 8 bytes, then the PTX.
+pub(crate) const CUBIN_HEADER: &[u8; 8] = b"SIMCUBIN";
 
 #[derive(Clone, Debug)]
 struct Outcome {
@@ -65,9 +58,8 @@ fn programs() -> MutexGuard<'static, Programs> {
 #[cfg(test)]
 pub(crate) fn compile_now(program: &Program, options: &[&str]) -> Result<Compiled, String> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    let options = Options::parse(&options)?;
-    compiler::compile(program, &options).map_err(|failed| match failed {
-        Failed::Program(log) | Failed::Machine(log) => log,
+    compiler::compile(program, &Options::new(&options)).map_err(|failed| match failed {
+        Failed::Program(_, log) | Failed::Machine(log) => log,
     })
 }
 
@@ -155,26 +147,47 @@ unsafe fn give(to: *mut c_char, bytes: &[u8]) -> Result<(), Status> {
     Ok(())
 }
 
-/// The image as text.
-fn ptx(image: &[u8]) -> Vec<u8> {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = PTX_HEADER.as_bytes().to_vec();
-    text.extend(image.iter().flat_map(|byte| {
-        [
-            DIGITS[usize::from(byte >> 4)],
-            DIGITS[usize::from(byte & 15)],
-        ]
-    }));
-    text.push(0);
-    text
+impl Compiled {
+    /// The PTX as a text that ends with a zero.
+    fn text(&self) -> Vec<u8> {
+        [self.ptx.trim_end_matches('\0').as_bytes(), b"\0"].concat()
+    }
+
+    /// The PTX in an envelope.
+    pub(crate) fn cubin(&self) -> Vec<u8> {
+        let bytes = (self.ptx.len() as u64).to_le_bytes();
+        [CUBIN_HEADER, &bytes[..], self.ptx.as_bytes()].concat()
+    }
+}
+
+fn told(failed: Failed) -> (Status, String) {
+    match failed {
+        // The same numbers as in the interface.
+        Failed::Program(code, log) => {
+            let invalid = code == Status::NVRTC_ERROR_INVALID_OPTION as i32;
+            let status = if invalid {
+                Status::NVRTC_ERROR_INVALID_OPTION
+            } else {
+                Status::NVRTC_ERROR_COMPILATION
+            };
+            (status, log)
+        }
+        Failed::Machine(log) => {
+            eprint!("{log}");
+            (Status::NVRTC_ERROR_INTERNAL_ERROR, log)
+        }
+    }
 }
 
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcVersion(major: Out<'_, c_int>, minor: Out<'_, c_int>) -> Status {
-    call("nvrtcVersion", |_| {
-        put(major, 13)?;
-        put(minor, 0)
+    call("nvrtcVersion", |held| {
+        let (of_major, of_minor) = held
+            .without(compiler::version)
+            .map_err(|failed| told(failed).0)?;
+        put(major, of_major)?;
+        put(minor, of_minor)
     })
 }
 
@@ -363,35 +376,26 @@ pub unsafe extern "C" fn nvrtcCompileProgram(
 }
 
 fn compile(program: &Program, given: &[String]) -> (Status, String, Option<Outcome>) {
-    let options = match Options::parse(given) {
-        Ok(options) => options,
-        Err(log) => return (Status::NVRTC_ERROR_INVALID_OPTION, log, None),
+    let options = Options::new(given);
+    let compiled = match compiler::compile(program, &options) {
+        Ok(compiled) => compiled,
+        Err(failed) => {
+            let (status, log) = told(failed);
+            return (status, log, None);
+        }
     };
-    match compiler::compile(program, &options) {
-        Ok(compiled) => {
-            let named = |(expression, name): (&String, &String)| {
-                Some((
-                    expression.clone(),
-                    std::ffi::CString::new(name.as_str()).ok()?,
-                ))
-            };
-            let lowered = compiled.lowered.iter().filter_map(named).collect();
-            (
-                Status::NVRTC_SUCCESS,
-                String::new(),
-                Some(Outcome {
-                    compiled,
-                    is_virtual: options.is_virtual,
-                    lowered,
-                }),
-            )
-        }
-        Err(Failed::Program(log)) => (Status::NVRTC_ERROR_COMPILATION, log, None),
-        Err(Failed::Machine(log)) => {
-            eprint!("{log}");
-            (Status::NVRTC_ERROR_INTERNAL_ERROR, log, None)
-        }
-    }
+    let named = |(expression, name): (&String, &String)| {
+        Some((
+            expression.clone(),
+            std::ffi::CString::new(name.as_str()).ok()?,
+        ))
+    };
+    let outcome = Outcome {
+        lowered: compiled.lowered.iter().filter_map(named).collect(),
+        is_virtual: options.is_virtual,
+        compiled,
+    };
+    (Status::NVRTC_SUCCESS, String::new(), Some(outcome))
 }
 
 /// See NVRTC's documentation.
@@ -407,7 +411,7 @@ pub extern "C" fn nvrtcGetProgramLogSize(program: usize, size: Out<'_, usize>) -
 pub unsafe extern "C" fn nvrtcGetProgramLog(program: usize, log: *mut c_char) -> Status {
     call("nvrtcGetProgramLog", |_| {
         with(program, |entry| {
-            // A zero inside would end the text early; g++ writes none.
+            // A zero inside would end the text early; NVRTC writes none.
             let text = [entry.log.as_bytes(), b"\0"].concat();
             // SAFETY: the caller has room for what nvrtcGetProgramLogSize says.
             unsafe { give(log, &text) }
@@ -425,7 +429,7 @@ pub extern "C" fn nvrtcGetCUBINSize(program: usize, size: Out<'_, usize>) -> Sta
                 if outcome.is_virtual {
                     0
                 } else {
-                    outcome.compiled.image.len()
+                    outcome.compiled.cubin().len()
                 },
             )
         })
@@ -441,7 +445,7 @@ pub unsafe extern "C" fn nvrtcGetCUBIN(program: usize, cubin: *mut c_char) -> St
                 return Err(Status::NVRTC_ERROR_INVALID_PROGRAM);
             }
             // SAFETY: the caller has room for what nvrtcGetCUBINSize says.
-            unsafe { give(cubin, &outcome.compiled.image) }
+            unsafe { give(cubin, &outcome.compiled.cubin()) }
         })
     })
 }
@@ -450,9 +454,7 @@ pub unsafe extern "C" fn nvrtcGetCUBIN(program: usize, cubin: *mut c_char) -> St
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetPTXSize(program: usize, size: Out<'_, usize>) -> Status {
     call("nvrtcGetPTXSize", |_| {
-        with_outcome(program, |outcome| {
-            put(size, ptx(&outcome.compiled.image).len())
-        })
+        with_outcome(program, |outcome| put(size, outcome.compiled.text().len()))
     })
 }
 
@@ -462,7 +464,7 @@ pub unsafe extern "C" fn nvrtcGetPTX(program: usize, text: *mut c_char) -> Statu
     call("nvrtcGetPTX", |_| {
         with_outcome(program, |outcome| {
             // SAFETY: the caller has room for what nvrtcGetPTXSize says.
-            unsafe { give(text, &ptx(&outcome.compiled.image)) }
+            unsafe { give(text, &outcome.compiled.text()) }
         })
     })
 }

@@ -54,8 +54,6 @@ pub struct Views {
 impl Views {
     /// How many there are.
     pub const COUNT: usize = 16;
-    /// The view of reads by `__ldg`.
-    pub const OF_LDG: usize = Self::COUNT - 1;
 
     /// Bytes from the first view to the end of the last.
     pub fn bytes(&self) -> u64 {

@@ -2,12 +2,39 @@
 
 use super::{Decoder, Parts, width_of};
 use crate::finding::Refusal;
-use crate::op::{Atomic, Element, Op, Register, Width};
+use crate::op::{Atomic, Element, Op, Register, Strength, Strong, Width};
 use crate::text::{Operand, Space, type_bytes};
 
 impl Decoder<'_> {
+    /// A scope, by which strong accesses and fences are for some threads; None: there is none.
+    pub(super) fn scope(parts: &mut Parts<'_>) -> Option<Strength> {
+        Some(match parts.take_any(&["cta", "cluster", "gpu", "sys"])? {
+            "gpu" | "sys" => Strength::Device,
+            // Blocks of a cluster count as apart.
+            _ => Strength::Block,
+        })
+    }
+
+    /// What an access means for the order of others; ISA: `volatile` is `relaxed` with the widest
+    /// scope, and an atomic that names nothing is `relaxed` with scope `gpu`.
+    pub(super) fn strong(parts: &mut Parts<'_>, is_atomic: bool) -> Strong {
+        let semantics = [
+            "weak", "relaxed", "acquire", "release", "acq_rel", "volatile",
+        ];
+        let semantics = parts.take_any(&semantics);
+        let scope = Self::scope(parts);
+        match semantics {
+            None | Some("weak") if !is_atomic => Strong::WEAK,
+            semantics => Strong {
+                strength: scope.unwrap_or(Strength::Device),
+                acquires: matches!(semantics, Some("acquire" | "acq_rel")),
+                releases: matches!(semantics, Some("release" | "acq_rel")),
+            },
+        }
+    }
+
     /// State space and cache hints of a load or store; the bool: through the read-only path.
-    pub(super) fn space(parts: &mut Parts<'_>) -> (Space, bool) {
+    pub(super) fn space(parts: &mut Parts<'_>) -> (Space, bool, Strong) {
         let space =
             match parts.take_any(&["global", "shared", "shared::cta", "local", "param", "const"]) {
                 Some("global") => Space::Global,
@@ -17,8 +44,7 @@ impl Decoder<'_> {
                 Some(_) => Space::Const,
                 None => Space::Generic,
             };
-        parts.take_any(&["weak", "relaxed", "acquire", "release", "volatile"]);
-        parts.take_any(&["cta", "cluster", "gpu", "sys"]);
+        let strong = Self::strong(parts, false);
         let read_only = parts.take("nc");
         parts.take_any(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
         let hints = [
@@ -30,7 +56,7 @@ impl Decoder<'_> {
         ];
         parts.take_any(&hints);
         parts.take_any(&["L2::64B", "L2::128B", "L2::256B"]);
-        (space, read_only)
+        (space, read_only, strong)
     }
 
     /// How many elements, each of how many bytes.
@@ -55,7 +81,7 @@ impl Decoder<'_> {
         let Some((count, element)) = Self::shape(parts) else {
             return Ok(None);
         };
-        let (space, read_only) = Self::space(parts);
+        let (space, read_only, strong) = Self::space(parts);
         let list = Self::vector(&operands[0]);
         let to: Result<Box<[Register]>, Refusal> =
             list.iter().map(|part| self.any_result(part)).collect();
@@ -68,6 +94,7 @@ impl Decoder<'_> {
             place,
             element,
             read_only,
+            strong,
             to,
         }))
     }
@@ -80,7 +107,7 @@ impl Decoder<'_> {
         let Some((count, element)) = Self::shape(parts) else {
             return Ok(None);
         };
-        let (space, _) = Self::space(parts);
+        let (space, _, strong) = Self::space(parts);
         let width = match element.bytes {
             8 => Width::D,
             4 => Width::W,
@@ -100,6 +127,7 @@ impl Decoder<'_> {
         Ok((fits && is_writable).then_some(Op::Store {
             place,
             element,
+            strong,
             from,
         }))
     }
@@ -114,9 +142,8 @@ impl Decoder<'_> {
         let Some(width) = width_of(kind) else {
             return Ok(None);
         };
-        parts.take_any(&["relaxed", "acquire", "release", "acq_rel"]);
-        parts.take_any(&["cta", "cluster", "gpu", "sys"]);
-        let (space, _) = Self::space(parts);
+        let strong = Self::strong(parts, true);
+        let (space, ..) = Self::space(parts);
         let is_signed = kind.starts_with('s');
         let names = ["add", "exch", "cas", "min", "max", "and", "or", "xor"];
         let op = match parts.take_any(&names) {
@@ -176,6 +203,7 @@ impl Decoder<'_> {
             op,
             place,
             bytes: width.bits() / 8,
+            strong,
             d,
             b,
             c,

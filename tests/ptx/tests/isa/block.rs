@@ -1,6 +1,6 @@
 //! Blocks: barriers, shared and local memory, copies, special registers.
 
-use ddp_ptx::{Launch, Module, Overlay};
+use ddp_ptx::{Launch, Module, Shadows};
 
 use crate::machine::{self, bytes_of, kernel, launch, per_thread, threads, words_of};
 
@@ -227,15 +227,8 @@ fn what_a_launch_executes_is_counted() {
         .kernel("k")
         .and_then(Result::ok)
         .expect("it is simulated");
-    let source = machine::Memory(std::cell::RefCell::new(vec![0; 4]));
-    let mut overlay = Overlay::new(&source);
-    let shape = Launch {
-        arguments: vec![machine::START.to_le_bytes().to_vec()],
-        ..threads(1)
-    };
-    let counts = kernel
-        .run(&shape, &mut overlay)
-        .unwrap_or_else(|finding| panic!("{finding}"));
+    let outcome = machine::run(&text, &mut [0; 4], &threads(1), &mut Shadows::default());
+    let counts = outcome.result.unwrap_or_else(|finding| panic!("{finding}"));
     // ld.param, st.global, ret.
     assert_eq!((counts.instructions, counts.thread_instructions), (3, 3));
     assert_eq!(kernel.parameters().collect::<Vec<_>>(), [8]);

@@ -398,7 +398,7 @@ fn the_four_warps_of_a_warpgroup_execute_the_same() {
             "{text}"
         );
     }
-    let apart = format!("\t@%p3 bar.sync 0;\n{COMMIT}\t@!%p3 bar.sync 0;\n");
+    let apart = format!("\t@%p3 bar.sync 0, 128;\n{COMMIT}\t@!%p3 bar.sync 0, 128;\n");
     assert_eq!(kind(COMMIT, &apart), Err(Kind::Warp));
 }
 

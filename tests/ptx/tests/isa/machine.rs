@@ -1,52 +1,91 @@
 //! Memory and launches for these tests.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
-use ddp_ptx::{Finding, Launch, Module, Overlay, Source};
+use ddp_ptx::{Finding, GlobalMemory, Launch, Module, Outcome, Shadows, Window};
 
 /// Where the only allocation begins.
 pub(crate) const START: u64 = 0x10_0000;
 
-/// One allocation.
-pub(crate) struct Memory(pub(crate) RefCell<Vec<u8>>);
+/// Where the same allocation is found, too.
+pub(crate) const AGAIN: u64 = 0x20_0000;
 
-impl Source for Memory {
-    fn allocation(&self, _: u64) -> Option<Range<u64>> {
-        Some(START..START + self.0.borrow().len() as u64)
+/// One allocation.
+pub(crate) struct Memory {
+    data: *mut u8,
+    bytes: u64,
+    /// What nothing has written, counted from its start.
+    unwritten: Option<Range<u64>>,
+}
+
+impl Memory {
+    pub(crate) fn new(memory: &mut [u8], unwritten: Option<Range<u64>>) -> Memory {
+        Memory {
+            data: memory.as_mut_ptr(),
+            bytes: memory.len() as u64,
+            unwritten,
+        }
+    }
+}
+
+// SAFETY: the vector that `new` got is borrowed by the functions below until the launch is over.
+unsafe impl GlobalMemory for Memory {
+    fn find(&self, address: u64) -> Option<Window> {
+        [START, AGAIN].into_iter().find_map(|start| {
+            let range = start..start + self.bytes;
+            range.contains(&address).then_some(Window {
+                range,
+                start: START,
+                data: self.data,
+            })
+        })
     }
 
-    fn read(&self, address: u64, to: &mut [u8]) {
-        let start = (address - START) as usize;
-        to.copy_from_slice(&self.0.borrow()[start..start + to.len()]);
+    fn unwritten(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let part = self.unwritten.clone()?;
+        let start = (START + part.start).max(range.start);
+        let end = (START + part.end).min(range.end);
+        (start < end).then_some(start..end)
     }
 }
 
 pub(crate) const HEAD: &str = ".version 9.0\n.target sm_90\n.address_size 64\n";
 
-/// Runs kernel `k`, whose one parameter is the address of `memory`; what it wrote is in it
-/// afterwards.
-pub(crate) fn launch(text: &str, memory: &mut Vec<u8>, launch: &Launch) -> Result<(), Finding> {
+/// Runs kernel `k`, whose parameters are the address of `memory` and, if it has a second, another
+/// address of it.
+pub(crate) fn run(
+    text: &str,
+    memory: &mut [u8],
+    launch: &Launch,
+    shadows: &mut Shadows,
+) -> Outcome {
+    run_on(text, &Memory::new(memory, None), launch, shadows)
+}
+
+pub(crate) fn run_on(
+    text: &str,
+    memory: &Memory,
+    launch: &Launch,
+    shadows: &mut Shadows,
+) -> Outcome {
     let module = Module::parse(text).unwrap_or_else(|refusal| panic!("{refusal}\n{text}"));
     let kernel = module.kernel("k").expect("the test has it");
     let kernel = kernel.unwrap_or_else(|refusal| panic!("{refusal}\n{text}"));
-    let source = Memory(RefCell::new(std::mem::take(memory)));
-    let mut overlay = Overlay::new(&source);
+    let addresses = [START, AGAIN].map(|address| address.to_le_bytes().to_vec());
+    let count = kernel.parameters().count();
     let launch = Launch {
-        arguments: vec![START.to_le_bytes().to_vec()],
+        arguments: addresses.into_iter().take(count.clamp(1, 2)).collect(),
+        compared_max: u64::MAX,
         ..launch.clone()
     };
-    let result = kernel.run(&launch, &mut overlay);
-    let written: Vec<(u64, Vec<u8>)> = overlay
-        .written()
-        .map(|(at, bytes)| (at, bytes.to_vec()))
-        .collect();
-    *memory = source.0.into_inner();
-    for (at, bytes) in written {
-        let start = (at - START) as usize;
-        memory[start..start + bytes.len()].copy_from_slice(&bytes);
-    }
-    result.map(drop)
+    kernel.run(&launch, memory, shadows)
+}
+
+/// Runs kernel `k`; what it wrote is in `memory` afterwards.
+pub(crate) fn launch(text: &str, memory: &mut [u8], launch: &Launch) -> Result<(), Finding> {
+    run(text, memory, launch, &mut Shadows::default())
+        .result
+        .map(drop)
 }
 
 /// A kernel `k` of this body, in which %rd0 is the address of memory, with enough registers.

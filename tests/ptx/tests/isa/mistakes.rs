@@ -60,6 +60,12 @@ fn a_reduction_and_its_mistakes() {
         Err(Kind::Barrier)
     );
     assert_eq!(kind("bar.sync 0;", "bar.sync 0, 160;"), Err(Kind::Barrier));
+    // CUDA: all threads come to one __syncthreads(). ISA: warps that say how many threads there are
+    // may come to several.
+    let two = "setp.lt.u32 %p4, %r0, 32;\n\t@%p4 bar.sync 0;\n\t@!%p4 bar.sync 0;";
+    assert_eq!(kind("bar.sync 0;", two), Err(Kind::Barrier));
+    let counted = two.replace("bar.sync 0;", "bar.sync 0, 128;");
+    assert_eq!(kind("bar.sync 0;", &counted), Ok(127 * 64));
     // All lanes write the partial sum.
     assert_eq!(kind("@%p2 st.shared", "st.shared"), Err(Kind::Race));
     // Addresses: beyond the array, between its elements, where nothing is allocated.
@@ -240,7 +246,7 @@ fn arguments_and_shapes_must_fit_the_kernel() {
     let text = kernel("", "").replace(")\n{", ")\n.maxntid 64, 1, 1\n{");
     let finding = launch(
         &text,
-        &mut vec![0; 4],
+        &mut [0; 4],
         &Launch {
             grid: [1, 1, 1],
             block: [65, 1, 1],
@@ -252,7 +258,7 @@ fn arguments_and_shapes_must_fit_the_kernel() {
     let text = kernel("", "").replace("k_param_0\n)", "k_param_0,\n\t.param .u32 k_param_1\n)");
     let finding = launch(
         &text,
-        &mut vec![0; 4],
+        &mut [0; 4],
         &Launch {
             grid: [1, 1, 1],
             block: [1, 1, 1],

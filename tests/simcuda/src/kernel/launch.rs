@@ -1,21 +1,16 @@
-//! One launch as a piece of work: a copy of the arguments, and the call into the kernel's library.
+//! One launch as a piece of work: a copy of the arguments, and the PTX that `ddp-ptx` executes.
 
-use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::io::Write as _;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use super::library::{Kernel, Library, RawFailure, RawLaunch, Span, THREADS_MAX, Window};
-use super::message::{Scene, kind};
-use super::pinned::Opened;
-use super::second;
-use super::shadow::{Shadows, cells_of};
+use ddp_ptx::{GlobalMemory, Kernel, Launch, Outcome, Shadows, Window};
+
+use super::message::Scene;
 use crate::work::{Address, Failure, Memory, Reads, Touched, Views, Work};
 
-/// The stack of one thread of a block. The lowest page is inaccessible.
-const STACK_BYTES: usize = 128 << 10;
-const GUARD_BYTES: usize = 4096;
 /// A launch with so few blocks leaves room for another kernel: devices have at least as many
 /// multiprocessors.
 const BLOCKS_BESIDE_MAX: u32 = 8;
@@ -25,196 +20,91 @@ const INTRA_ACCESSES_MAX: u64 = 1 << 20;
 
 /// A launch.
 pub(super) struct KernelLaunch {
-    pub(super) library: Arc<Library>,
-    pub(super) kernel: usize,
+    pub(super) kernel: Arc<Kernel>,
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) dynamic_shared_bytes: u32,
-    /// The values of the arguments, each at a multiple of 16 bytes.
-    pub(super) arguments: Vec<u128>,
-    /// Where each begins, in units of 16 bytes.
-    pub(super) offsets: Vec<usize>,
+    pub(super) arguments: Vec<Vec<u8>>,
     pub(super) seed: u64,
     /// How often it ran: a graph runs it repeatedly, each time in another order.
     pub(super) runs: AtomicU64,
 }
 
-/// Shared by all launches.
-#[derive(Default)]
-struct Grounds {
-    shadows: Shadows,
-    stacks: Option<Stacks>,
-}
+/// Shared by all launches, of which one runs at a time.
+static SHADOWS: OnceLock<Mutex<Shadows>> = OnceLock::new();
 
-/// One set of stacks for all libraries: one launch runs at a time.
-struct Stacks(*mut u8);
-
-// SAFETY: memory that is used by whoever holds the lock of the grounds.
-unsafe impl Send for Stacks {}
-
-impl Stacks {
-    fn new() -> Option<Self> {
-        let bytes = STACK_BYTES * THREADS_MAX as usize;
-        // SAFETY: a fresh mapping anywhere, and closed pages within it, of which nothing is used
-        // yet.
-        unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let base = libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            );
-            if base == libc::MAP_FAILED {
-                return None;
-            }
-            for stack in 0..THREADS_MAX as usize {
-                libc::mprotect(
-                    base.cast::<u8>().add(stack * STACK_BYTES).cast(),
-                    GUARD_BYTES,
-                    libc::PROT_NONE,
-                );
-            }
-            Some(Self(base.cast()))
-        }
-    }
-}
-
-static GROUNDS: OnceLock<Mutex<Grounds>> = OnceLock::new();
-
-/// An allocation of the arguments, in a view of its own.
-struct Sight {
-    range: Range<Address>,
-    /// Its reads may go through a cache that does not see the launch's writes.
-    is_cached: bool,
-}
-
-/// What a launch asks while it runs.
-struct Finder<'a> {
+/// The memory that a launch may touch. Each allocation of its arguments has a view of its own, from
+/// the first on: so an address says which argument it was computed from.
+struct Sights<'a> {
     device: usize,
     memory: &'a dyn Memory,
     views: Views,
-    /// From view 1 on.
-    sights: Vec<Sight>,
-    shadows: &'a mut Shadows,
-    with_cells: bool,
-    opened: BTreeMap<Address, Opened>,
+    ranges: Vec<Range<Address>>,
 }
 
-impl Finder<'_> {
-    /// Gives each pointer among the arguments the view of its allocation, from which the kernel's
-    /// addresses then stem. Pointers of one allocation stay comparable. A kernel that may store or
-    /// load pointers gets its arguments as they are: others see what it stores.
-    fn aim(&mut self, kernel: &Kernel, arguments: &mut [u128], offsets: &[usize]) {
-        if kernel.holds_pointers {
+impl Sights<'_> {
+    /// Gives each pointer among the arguments the view of its allocation. Pointers of one
+    /// allocation stay comparable. A kernel that stores or loads pointers gets its arguments as
+    /// they are: others see what it stores.
+    fn aim(&mut self, kernel: &Kernel, arguments: &mut [Vec<u8>]) {
+        if kernel.holds_pointers() {
             return;
         }
-        for (index, ((bytes, _), offset)) in kernel.arguments.iter().zip(offsets).enumerate() {
-            let is_cached = kernel.cached >> index.min(63) & 1 == 1;
-            for word in 0..bytes / 8 {
-                let (place, shift) = (&mut arguments[offset + word / 2], word % 2 * 64);
-                let address = (*place >> shift) as u64;
-                if let Some(view) = self.view_for(address, is_cached) {
-                    let moved = self.views.at(view, address);
-                    *place = *place & !(u128::from(u64::MAX) << shift) | u128::from(moved) << shift;
-                }
+        let words = arguments
+            .iter_mut()
+            .flat_map(|argument| argument.as_chunks_mut::<8>().0);
+        for word in words {
+            let address = u64::from_le_bytes(*word);
+            if let Some(view) = self.view_for(address) {
+                *word = self.views.at(view, address).to_le_bytes();
             }
         }
     }
 
     /// The view for a pointer; None if it is not one, or if no view is left.
-    fn view_for(&mut self, address: Address, is_cached: bool) -> Option<usize> {
+    fn view_for(&mut self, address: Address) -> Option<usize> {
         if address.wrapping_sub(self.views.low) >= self.views.each_bytes {
             return None;
         }
         let at = |address| self.memory.allocation(self.device, address).ok();
-        let own = at(address);
         // The end of an array is compared with pointers into it, and nothing is read there.
-        let is_end = own.is_none();
-        let range = own.or_else(|| at(address - 1))?;
-        let is_same =
-            |sight: &Sight| sight.range == range && (is_end || sight.is_cached == is_cached);
-        if let Some(known) = self.sights.iter().position(is_same) {
-            return Some(known + 1);
+        let range = at(address).or_else(|| at(address - 1))?;
+        let known = self.ranges.iter().position(|known| *known == range);
+        if known.is_none() && self.ranges.len() + 1 < Views::COUNT {
+            self.ranges.push(range);
+            return Some(self.ranges.len());
         }
-        self.sights.push(Sight { range, is_cached });
-        let view = self.sights.len();
-        if view == Views::OF_LDG {
-            self.sights.pop();
-            return None;
-        }
-        Some(view)
+        known.map(|known| known + 1)
     }
 
-    /// The allocation that `view` may reach at an address of view 0, and whether it is cached.
-    fn sight(&self, view: usize, address: Address) -> Option<(Range<Address>, bool)> {
-        if view == 0 || view == Views::OF_LDG {
-            let range = self.memory.allocation(self.device, address).ok()?;
-            return Some((range, view != 0));
-        }
-        let sight = self.sights.get(view - 1)?;
-        let is_in_it = sight.range.contains(&address);
-        is_in_it.then(|| (sight.range.clone(), sight.is_cached))
-    }
-
-    fn find(&mut self, address: Address) -> Option<Window> {
+    /// The allocation of the pointer from which an access strayed.
+    fn strayed(&self, address: Address) -> Option<Range<Address>> {
         let (view, address) = self.views.split(address);
-        let (range, is_cached) = self.sight(view, address)?;
-        if self.memory.host_pointer(range.start) as u64 != range.start
-            && !self.opened.contains_key(&range.start)
-        {
-            self.opened.insert(range.start, Opened::new(&range));
-        }
-        let parts = self.shadows.of(&range, self.with_cells, is_cached)?;
-        let is_partial = self.memory.unwritten(&range).is_some();
-        let none = std::ptr::null_mut();
-        Some(Window {
-            low: self.views.at(view, range.start),
-            length_bytes: range.end - range.start,
-            marks: parts.marks,
-            pages: parts.pages,
-            cells: parts.cells,
-            read_marks: if is_partial { none } else { parts.marks },
+        let range = self.ranges.get(view.checked_sub(1)?)?;
+        (!range.contains(&address)).then(|| range.clone())
+    }
+}
+
+// SAFETY: an allocation stays while a launch that may touch it runs: the machine's lock is held.
+// Its bytes are nobody's references. A host that touches pinned memory meanwhile has a race of its
+// own.
+unsafe impl GlobalMemory for Sights<'_> {
+    fn find(&self, address: u64) -> Option<Window> {
+        let (view, own) = self.views.split(address);
+        let range = match view.checked_sub(1) {
+            None => self.memory.allocation(self.device, own).ok()?,
+            Some(index) => self.ranges.get(index)?.clone(),
+        };
+        range.contains(&own).then(|| Window {
+            range: self.views.at(view, range.start)..self.views.at(view, range.end),
+            start: range.start,
+            data: self.memory.host_pointer(range.start),
         })
     }
-}
 
-/// The allocation of the pointer from which a failed access strayed.
-fn strayed(failure: &RawFailure, finder: &Finder<'_>) -> Option<Range<Address>> {
-    let (view, address) = finder.views.split(failure.address);
-    let sight = finder.sights.get(view.checked_sub(1)?)?;
-    let has_left = failure.kind == kind::ADDRESS && !sight.range.contains(&address);
-    has_left.then(|| sight.range.clone())
-}
-
-/// The runtime asks which memory is at an address.
-unsafe extern "C" fn find(context: *mut c_void, address: u64, window: *mut Window) -> u32 {
-    // SAFETY: the context is the finder that `run` gave, which lives as long as the launch and is
-    // used by nobody else meanwhile; the window is the runtime's to be filled.
-    unsafe {
-        match (*context.cast::<Finder<'_>>()).find(address) {
-            Some(found) => {
-                window.write(found);
-                1
-            }
-            None => 0,
-        }
+    fn unwritten(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        self.memory.unwritten(range)
     }
-}
-
-/// The runtime asks up to where bytes of an allocation were written before.
-unsafe extern "C" fn written_until(context: *mut c_void, address: u64, end: u64) -> u64 {
-    // SAFETY: as in `find`.
-    let (memory, views) = unsafe {
-        let finder = &*context.cast::<Finder<'_>>();
-        (finder.memory, finder.views)
-    };
-    let (view, first) = views.split(address);
-    memory
-        .unwritten(&(first..first + (end - address)))
-        .map_or(end, |part| views.at(view, part.start))
 }
 
 /// SIMCUDA_INTRA: how many accesses of a launch are looked at for races between its threads.
@@ -227,6 +117,12 @@ fn intra_accesses_max() -> u64 {
     })
 }
 
+/// SIMCUDA_APPROXIMATE: the seed by which approximate instructions err.
+fn errors() -> Option<u64> {
+    static SEED: OnceLock<Option<u64>> = OnceLock::new();
+    *SEED.get_or_init(|| std::env::var("SIMCUDA_APPROXIMATE").ok()?.parse().ok())
+}
+
 /// A pseudo-random number from two numbers.
 fn mix(seed: u64, run: u64) -> u64 {
     let mixed =
@@ -234,43 +130,41 @@ fn mix(seed: u64, run: u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-impl KernelLaunch {
-    fn kernel(&self) -> &Kernel {
-        &self.library.kernels[self.kernel]
-    }
+/// How long the processor has worked for this thread.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a local variable.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
 
+impl KernelLaunch {
     fn blocks(&self) -> u64 {
         self.grid.iter().map(|size| u64::from(*size)).product()
     }
 
-    fn pointers(&self, arguments: &[u128]) -> Vec<*mut c_void> {
-        // The runtime reads them only.
-        self.offsets
-            .iter()
-            .map(|offset| arguments[*offset..].as_ptr().cast_mut().cast())
-            .collect()
-    }
-
-    /// The same launch, for the PTX of the kernel.
-    fn as_ptx(&self) -> ddp_ptx::Launch {
-        ddp_ptx::Launch {
-            grid: self.grid,
-            block: self.block,
-            dynamic_shared_bytes: self.dynamic_shared_bytes,
-            arguments: second::arguments(&self.kernel().arguments, &self.arguments, &self.offsets),
-            seed: self.seed,
-            errors: second::errors().filter(|&seed| seed != 0),
-        }
-    }
-
-    fn out_of_memory(&self) -> Failure {
-        let message = format!(
-            "{}: the simulator has no memory for stacks and shadows",
-            self.describe()
+    /// A line in the file that SIMCUDA_KERNELS names.
+    fn note(&self, outcome: &Outcome, took: Duration) {
+        let Some(path) = std::env::var_os("SIMCUDA_KERNELS") else {
+            return;
+        };
+        let counts = outcome.result.as_ref().copied().unwrap_or_default();
+        let line = format!(
+            "{}\t{}\t{}\t{}\n",
+            self.kernel.name(),
+            counts.instructions,
+            counts.thread_instructions,
+            took.as_nanos(),
         );
-        Failure {
-            code: crate::error::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-            message,
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            eprintln!("simcuda: SIMCUDA_KERNELS={}: {error}", path.display());
         }
     }
 }
@@ -283,7 +177,7 @@ impl Work for KernelLaunch {
         };
         format!(
             "kernel {}<<<{}, {}>>>",
-            self.kernel().name,
+            self.kernel.name(),
             size(self.grid),
             size(self.block)
         )
@@ -295,102 +189,49 @@ impl Work for KernelLaunch {
         memory: &dyn Memory,
         touched: &mut Touched,
     ) -> Result<(), Failure> {
-        let opinion = self.library.second.as_ref().map(|second| {
-            let launch = self.as_ptx();
-            second.execute(&self.kernel().name, &launch, device, memory)
-        });
-        let mut grounds = GROUNDS
+        let mut shadows = SHADOWS
             .get_or_init(Mutex::default)
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Grounds { shadows, stacks } = &mut *grounds;
-        if stacks.is_none() {
-            *stacks = Stacks::new();
-        }
-        let stacks = stacks.as_ref().ok_or_else(|| self.out_of_memory())?.0;
-        let first_serial = shadows.begin(self.blocks());
-        let accesses_max = if first_serial.is_some() {
-            intra_accesses_max()
-        } else {
-            0
-        };
-        let with_cells = accesses_max > 0;
-        let shared_cells = if with_cells {
-            let of_static = self.kernel().shared.iter().map(Span::bytes);
-            let sizes = of_static.chain([u64::from(self.dynamic_shared_bytes)]);
-            shadows.shared_cells(sizes.map(cells_of).sum())
-        } else {
-            std::ptr::null_mut()
-        };
-        let mut finder = Finder {
+        let mut sights = Sights {
             device,
             memory,
             views: memory.views(),
-            sights: Vec::new(),
-            shadows,
-            with_cells,
-            opened: BTreeMap::new(),
+            ranges: Vec::new(),
         };
         let mut arguments = self.arguments.clone();
-        finder.aim(self.kernel(), &mut arguments, &self.offsets);
-        let views = finder.views;
-        let mut pointers = self.pointers(&arguments);
-        let mut launch = RawLaunch {
-            kernel: self.kernel().raw,
-            arguments: pointers.as_mut_ptr(),
+        sights.aim(&self.kernel, &mut arguments);
+        let launch = Launch {
             grid: self.grid,
             block: self.block,
             dynamic_shared_bytes: self.dynamic_shared_bytes,
-            intra: u32::from(with_cells),
-            intra_accesses_max: accesses_max,
+            arguments,
             seed: mix(self.seed, self.runs.fetch_add(1, Ordering::Relaxed)),
-            first_serial: first_serial.unwrap_or(1),
-            spare: 0,
-            shared: self.kernel().shared.as_ptr(),
-            shared_spans: self.kernel().shared.len() as u64,
-            shared_cells,
-            stacks,
-            stack_bytes: STACK_BYTES as u64,
-            views_low: views.low,
-            views_bytes: views.bytes(),
-            view_bytes: views.each_bytes,
-            context: (&raw mut finder).cast(),
-            find,
-            written_until,
-            failure: RawFailure::default(),
-            unwritten: RawFailure::default(),
-            accesses: 0,
+            compared_max: intra_accesses_max(),
+            errors: errors(),
         };
-        // SAFETY: the launch is filled with what lives until it is over; the kernel is of this
-        // library; the lock of the grounds makes it the only launch.
-        unsafe { self.library.run(&mut launch) };
-        finder.opened.clear();
-        let stale = finder.shadows.end(touched);
-        let strayed = strayed(&launch.failure, &finder);
-        for failure in [&mut launch.failure, &mut launch.unwritten] {
-            if failure.kind != kind::INDEX {
-                failure.address = views.split(failure.address).1;
-            }
-        }
+        let start = thread_time();
+        let outcome = self.kernel.run(&launch, &sights, &mut shadows);
+        self.note(&outcome, thread_time() - start);
+        touched.reads.extend(outcome.touched.reads);
+        touched.writes.extend(outcome.touched.writes);
+        touched.atomics.extend(outcome.touched.atomics);
         let scene = Scene {
             describe: self.describe(),
-            library: &self.library,
-            kernel: self.kernel(),
-            grid: self.grid,
-            block: self.block,
-            dynamic_shared_bytes: self.dynamic_shared_bytes,
             device,
             memory,
-            strayed,
+            views: sights.views,
         };
-        touched.unwritten = scene.unwritten(&launch.unwritten);
-        let failure = scene.failure(&launch.failure);
-        let failure = failure.or_else(|| stale.map(|bytes| scene.stale(&bytes)));
-        let failure = failure.or_else(|| {
-            let name = &self.kernel().name;
-            opinion?.compare(&self.describe(), name, memory, touched)
-        });
-        failure.map_or(Ok(()), Err)
+        touched.unwritten = outcome
+            .unwritten
+            .and_then(|finding| scene.unwritten(&finding));
+        outcome.result.map(drop).map_err(|finding| {
+            let address = finding.access.as_deref().map(|(bytes, _)| bytes.start);
+            scene.failure(
+                &finding,
+                address.and_then(|address| sights.strayed(address)),
+            )
+        })
     }
 
     fn reads(&self) -> Reads {

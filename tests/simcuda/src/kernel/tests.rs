@@ -2,14 +2,9 @@
 
 mod bounds;
 mod checks;
-mod copies;
 mod entry;
 mod fences;
-mod halves;
-mod language;
 mod order;
-mod second;
-mod tensor;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,7 +88,7 @@ pub(super) fn library_with(program: &Program) -> Arc<Library> {
     )
     .unwrap_or_else(|log| panic!("the kernel does not compile:\n{log}"));
     // SAFETY: the image is whole.
-    Arc::new(unsafe { Library::load(compiled.image.as_ptr(), 90) }.expect("the image loads"))
+    Arc::new(unsafe { Library::load(compiled.cubin().as_ptr(), 90) }.expect("the image loads"))
 }
 
 /// A launch to be.
@@ -103,7 +98,7 @@ pub(super) struct Shot {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) dynamic_shared_bytes: u32,
-    pub(super) arguments: Vec<u128>,
+    pub(super) arguments: Vec<u64>,
     pub(super) seed: u64,
 }
 
@@ -121,10 +116,7 @@ pub(super) fn shot(
         grid: [grid, 1, 1],
         block: [block, 1, 1],
         dynamic_shared_bytes: 0,
-        arguments: arguments
-            .iter()
-            .map(|argument| u128::from(*argument))
-            .collect(),
+        arguments: arguments.to_vec(),
         seed: 0,
     }
 }
@@ -144,23 +136,21 @@ impl Shot {
         let kernel = self
             .library
             .find(self.name)
-            .expect("the kernel is exported");
-        assert_eq!(
-            self.library.kernels[kernel].arguments.len(),
-            self.arguments.len(),
-            "arguments of {}",
-            self.name
-        );
+            .expect("the kernel is exported and simulated");
+        let sizes: Vec<u64> = kernel.parameters().collect();
+        let given = self.arguments.len();
+        assert_eq!(sizes.len(), given, "arguments of {}", self.name);
+        let arguments = sizes.iter().zip(&self.arguments);
         let launch = KernelLaunch {
             kernel,
             grid: self.grid,
             block: self.block,
             dynamic_shared_bytes: self.dynamic_shared_bytes,
-            offsets: (0..self.arguments.len()).collect(),
-            arguments: self.arguments,
+            arguments: arguments
+                .map(|(bytes, value)| value.to_le_bytes()[..*bytes as usize].to_vec())
+                .collect(),
             seed: self.seed,
             runs: AtomicU64::new(0),
-            library: self.library,
         };
         let mut touched = Touched::default();
         launch.run(0, ground, &mut touched).map(|()| touched)

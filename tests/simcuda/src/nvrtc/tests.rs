@@ -1,7 +1,22 @@
 //! What compiles, what does not, and what the log says.
 
-use super::rewrite::rewrite;
+use std::ffi::OsString;
+use std::process::Command;
+use std::sync::OnceLock;
+
 use super::{Program, compile_now};
+
+/// NVIDIA's library, for tests that nothing tells where it is.
+pub(super) fn installed() -> Option<OsString> {
+    static PATH: OnceLock<Option<OsString>> = OnceLock::new();
+    let found = || {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../launch/check-kernels");
+        let output = Command::new(script).arg("--nvrtc").output().ok()?;
+        let path = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| path.trim().into())
+    };
+    PATH.get_or_init(found).clone()
+}
 
 fn log_of(source: &str) -> String {
     let program = Program {
@@ -15,130 +30,44 @@ fn log_of(source: &str) -> String {
 }
 
 #[test]
-fn errors_stand_at_the_line_of_the_source() {
-    let log = log_of(
-        "// one\n#define TWO 2\n\nextern \"C\" __global__ void k(float* x) {\n  x[0] = undeclared;\n}\n",
-    );
+fn the_log_is_nvrtcs_own() {
+    let log = log_of("\nextern \"C\" __global__ void k(float* x) {\n  x[0] = undeclared;\n}\n");
     assert!(
-        log.contains("wrong.cu:5:") && log.contains("undeclared"),
+        log.contains("wrong.cu(3): error: identifier \"undeclared\" is undefined"),
         "{log}"
     );
-    let log = log_of(
-        "extern \"C\" __global__ void k() {\n  extern __shared__\n    float s[];\n  s[0] = missing;\n}\n",
-    );
-    assert!(log.contains("wrong.cu:4:"), "{log}");
-    let log = log_of("__global__ void k() {\n  __shared__ int s = 3;\n}\n");
+    let log = log_of("\n#include <vector>\n");
     assert!(
-        log.contains("wrong.cu:2:") && log.contains("initializer is not allowed"),
-        "{log}"
-    );
-    let log = log_of(
-        "extern \"C\" __global__ void k() {}\nextern \"C\" __global__ int wrong() { return 1; }\n",
-    );
-    assert!(log.contains("wrong.cu:2:"), "{log}");
-}
-
-#[test]
-fn headers_of_the_host_are_not_there() {
-    for header in ["vector", "stdio.h", "cstdint", "immintrin.h"] {
-        let log = log_of(&format!("\n#include <{header}>\n"));
-        assert!(log.contains(header) && log.contains("wrong.cu:2:"), "{log}");
-    }
-}
-
-#[test]
-fn errors_in_named_headers_name_them() {
-    let headers = vec![(
-        "parts/common.cuh".to_owned(),
-        "\n\nint broken = ;\n".to_owned(),
-    )];
-    let source = "#include \"parts/common.cuh\"\n".to_owned();
-    let program = Program {
-        name: "k.cu".to_owned(),
-        source,
-        headers,
-        ..Program::default()
-    };
-    let log = compile_now(&program, &[])
-        .map(|_| ())
-        .expect_err("it compiles");
-    assert!(
-        log.contains("parts/common.cuh:3:") && !log.contains("making-"),
+        log.contains("wrong.cu(2)") && log.contains("vector"),
         "{log}"
     );
 }
 
 #[test]
-fn macros_reach_the_source() {
-    let source = "#if WIDTH != 4 || defined(GONE)\n#error wrong\n#endif\n#if __CUDA_ARCH__ != 800\n#error device\n#endif\n"
-        .to_owned();
-    let program = Program {
-        name: "k.cu".to_owned(),
-        source,
-        ..Program::default()
+fn options_headers_and_expressions_reach_nvrtc() {
+    let program = |width: &str| Program {
+        name: "made.cu".to_owned(),
+        source: format!(
+            "#include \"parts/common.cuh\"\n#if WIDTH != {width} || __CUDA_ARCH__ != 800\n#error wrong\n#endif\n\
+             template <class T> __global__ void fill(T* x) {{ *x = T(LIMIT); }}\n"
+        ),
+        headers: vec![(
+            "parts/common.cuh".to_owned(),
+            "#define LIMIT 96\n".to_owned(),
+        )],
+        expressions: vec!["fill<float>".to_owned(), "fill<int>".to_owned()],
     };
-    compile_now(
-        &program,
-        &["-arch=sm_80", "--define-macro=WIDTH=4", "-DGONE", "-UGONE"],
-    )
-    .map(|_| ())
-    .expect("it compiles");
-    let log = compile_now(&program, &["-arch=sm_80", "-DWIDTH=5"])
-        .map(|_| ())
-        .expect_err("it compiles");
-    assert!(log.contains("k.cu:2:"), "{log}");
-}
-
-#[test]
-fn a_header_may_not_leave_its_folder() {
-    let headers = vec![("../outside.cuh".to_owned(), String::new())];
-    let program = Program {
-        name: "k.cu".to_owned(),
-        headers,
-        ..Program::default()
-    };
-    let log = compile_now(&program, &[])
-        .map(|_| ())
-        .expect_err("it compiles");
-    assert!(log.contains("../outside.cuh"), "{log}");
-}
-
-#[test]
-fn ptx_without_a_model_does_not_compile() {
-    for (instruction, told) in [
-        ("cvt.rz.bf16.f32 %0, %1;", "cvt_rz_bf16_f32"),
-        ("cvt.rn.bf16.f32 %1, %0;", "only one PTX instruction"),
+    let options = ["-arch=sm_80", "--define-macro=WIDTH=4"];
+    let compiled = compile_now(&program("4"), &options).expect("it compiles");
+    for (expression, name) in [
+        ("fill<float>", "_Z4fillIfEvPT_"),
+        ("fill<int>", "_Z4fillIiEvPT_"),
     ] {
-        let log = log_of(&format!(
-            "__global__ void k(unsigned short* h, float x) {{\n  asm(\"{instruction}\" : \"=h\"(*h) : \"f\"(x));\n}}\n"
-        ));
-        assert!(log.contains("wrong.cu:2:") && log.contains(told), "{log}");
+        assert_eq!(compiled.lowered[expression], name);
+        assert!(compiled.ptx.contains(name));
     }
-}
-
-#[test]
-fn global_variables_of_the_device_do_not_compile() {
-    for variable in [
-        "__device__ int total;",
-        "static __device__ float totals[8];",
-        "__device__ int total = 1;",
-        "__managed__ int total;",
-        "__device__ __align__(8) int total;",
-    ] {
-        let log = log_of(&format!(
-            "__device__ int one() {{ return 1; }}\n{variable}\n__global__ void k(int* x) {{ *x = one(); }}\n"
-        ));
-        let told = "global variables of the device are not simulated";
-        let is_told = log.contains("wrong.cu:2:") && log.contains(told);
-        assert!(is_told, "{variable} {log}");
-    }
-}
-
-#[test]
-fn parameters_that_may_be_read_through_the_cache_are_marked() {
-    let source = "extern \"C\" __global__ void k(const float* __restrict__ yes, float* __restrict__ b, \
-                  float const* const __restrict__ yes_too, const float* d, Pair<const int*, int> e, \
-                  const float** __restrict__ f) {}";
-    let text = rewrite("k.cu", source, &[]).expect("it is understood").text;
-    assert!(text.contains("\"\", 5ull);"), "{text}");
+    assert!(compiled.ptx.contains(".target sm_80"));
+    // Another program under the same name is not taken from the cache.
+    let log = compile_now(&program("5"), &options).expect_err("WIDTH is 4");
+    assert!(log.contains("made.cu(3)") && log.contains("wrong"), "{log}");
 }

@@ -21,10 +21,10 @@ extern "C" __global__ void add(float* x, float by, int first, int step, int n) {
   if (i < n) x[first + step * i] += by;
 }
 extern "C" __global__ void large(float* x) {
-  extern __shared__ float all[];
-  all[threadIdx.x] = x[threadIdx.x];
+  extern __shared__ float room[];
+  room[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
-  x[threadIdx.x] = all[blockDim.x - 1 - threadIdx.x];
+  x[threadIdx.x] = room[blockDim.x - 1 - threadIdx.x];
 }
 extern "C" __global__ void __launch_bounds__(64) few() {}
 "#;
@@ -475,7 +475,7 @@ fn a_program_that_does_not_compile_has_a_log() {
     let _bench = bench(config(1));
     let wrong = program("extern \"C\" __global__ void k(int* x) {\n  *x = nothing;\n}\n");
     assert_eq!(compile_program(wrong, &[]), Status::NVRTC_ERROR_COMPILATION);
-    assert!(log_of(wrong).contains("entry.cu:2:"), "{}", log_of(wrong));
+    assert!(log_of(wrong).contains("entry.cu(2)"), "{}", log_of(wrong));
     assert_eq!(
         nvrtcGetCUBINSize(wrong, Some(&mut MaybeUninit::uninit())),
         Status::NVRTC_ERROR_INVALID_PROGRAM

@@ -16,25 +16,26 @@ const SCHEMES: &[Scheme] = &[
     Scheme {
         name: "one thread writes, fences and counts",
         is_right: true,
-        body: "if (t == 0) { parts[b] = v; __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+        body: "if (t == 0) { parts[b] = v; __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "all write, a barrier, one fences and counts",
         is_right: true,
         body: "if (t < 4) parts[4 * b + t] = v; __syncthreads();
-               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
+        // ISA: a release pattern is a fence and a strong write of one thread.
         name: "all write and fence, a barrier, one counts",
-        is_right: true,
+        is_right: false,
         body: "if (t < 4) parts[4 * b + t] = v; __threadfence(); __syncthreads();
-               if (t == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;",
+               if (t == 0) { is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "a warp writes, one of it fences and counts",
         is_right: true,
         body: "if (t < 4) parts[4 * b + t] = v; __syncwarp();
-               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "a flag for each block, and whoever sees all of them",
@@ -42,34 +43,53 @@ const SCHEMES: &[Scheme] = &[
         body: "if (t == 0) {
                  parts[b] = v; __threadfence(); atomicExch(flags + b, 1u); is_last = true;
                  for (int i = 0; i < gridDim.x; i++) is_last = is_last && atomicAdd(flags + i, 0u) == 1;
+                 __threadfence();
+               }",
+    },
+    Scheme {
+        name: "no fence after the count",
+        is_right: false,
+        body: "if (t == 0) { parts[b] = v; __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+    },
+    Scheme {
+        name: "a fence after the barrier, by all",
+        is_right: false,
+        body: "if (t == 0) { parts[b] = v; __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }
+               __syncthreads(); if (t > 0) __threadfence();",
+    },
+    Scheme {
+        name: "fences for the block alone",
+        is_right: false,
+        body: "if (t == 0) {
+                 parts[b] = v; __threadfence_block(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence_block();
                }",
     },
     Scheme {
         name: "no fence",
         is_right: false,
-        body: "if (t == 0) { parts[b] = v; is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+        body: "if (t == 0) { parts[b] = v; is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "the fence before the write",
         is_right: false,
-        body: "if (t == 0) { __threadfence(); parts[b] = v; is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+        body: "if (t == 0) { __threadfence(); parts[b] = v; is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "written after the release",
         is_right: false,
-        body: "if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; parts[b] = v; }",
+        body: "if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); parts[b] = v; }",
     },
     Scheme {
         name: "the fence of another thread",
         is_right: false,
         body: "if (t < 4) parts[4 * b + t] = v; if (t == 0) __threadfence(); __syncthreads();
-               if (t == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;",
+               if (t == 0) { is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "no barrier before fence and atomic",
         is_right: false,
         body: "if (t < 4) parts[4 * b + t] = v;
-               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; }",
+               if (t == 0) { __threadfence(); is_last = atomicAdd(count, 1u) == gridDim.x - 1; __threadfence(); }",
     },
     Scheme {
         name: "a flag for each block, set before the fence",
@@ -77,6 +97,7 @@ const SCHEMES: &[Scheme] = &[
         body: "if (t == 0) {
                  parts[b] = v; atomicExch(flags + b, 1u); __threadfence(); is_last = true;
                  for (int i = 0; i < gridDim.x; i++) is_last = is_last && atomicAdd(flags + i, 0u) == 1;
+                 __threadfence();
                }",
     },
     Scheme {

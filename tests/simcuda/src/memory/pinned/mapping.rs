@@ -27,6 +27,7 @@ fn live() -> MutexGuard<'static, BTreeMap<Address, Live>> {
 }
 
 /// What each of these pages of one live mapping allows: ranges with equal protection.
+#[cfg(test)]
 pub(crate) fn protections(pages: &Range<Address>) -> Vec<(Range<Address>, i32)> {
     let live = live();
     let Some((first, mapping)) = live.range(..=pages.start).next_back() else {
