@@ -3,6 +3,7 @@
 
 mod arithmetic;
 mod block;
+mod global;
 mod group;
 mod machine;
 mod mistakes;

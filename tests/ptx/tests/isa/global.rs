@@ -1,0 +1,484 @@
+//! Global memory: which bytes a launch touches, and the order of threads that touch the same ones
+//! (PTX ISA, "Memory Consistency Model").
+
+use ddp_ptx::{Finding, Footprint, Kind, Launch, Shadows};
+
+use crate::machine::{Memory, START, bytes_of, kernel, launch, run, run_on, threads, words_of};
+
+fn shape(blocks: u32, threads: u32, seed: u64) -> Launch {
+    Launch {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        seed,
+        ..Launch::default()
+    }
+}
+
+/// Thread i, counted over all blocks, has its number in %r0, that in its block in %r1, that of its
+/// block in %r2, the address of word i in %rd1.
+const NUMBERS: &str = "\tmov.u32 %r1, %tid.x;\n\tmov.u32 %r2, %ctaid.x;\n\tmov.u32 %r3, %ntid.x;\n\tmad.lo.s32 %r0, %r2, %r3, %r1;\n\
+                       \tmul.wide.u32 %rd1, %r0, 4;\n\tadd.s64 %rd1, %rd0, %rd1;\n";
+
+/// The kinds of what is found in a body in many orders.
+fn found(blocks: u32, threads: u32, body: &str) -> Vec<Option<Kind>> {
+    let text = kernel("", &format!("{NUMBERS}{body}"));
+    let of = |seed| {
+        let mut memory = bytes_of(&[0; 256]);
+        launch(&text, &mut memory, &shape(blocks, threads, seed))
+            .err()
+            .map(|finding| finding.kind)
+    };
+    (0..12).map(of).collect()
+}
+
+fn races(blocks: u32, threads: u32, body: &str) {
+    let found = found(blocks, threads, body);
+    assert_eq!(found, [Some(Kind::Race); 12], "{body}");
+}
+
+fn is_ordered(blocks: u32, threads: u32, body: &str) {
+    assert_eq!(found(blocks, threads, body), [None; 12], "{body}");
+}
+
+#[test]
+fn touched_bytes_are_exact() {
+    // Thread i reads the third byte of word i, and writes the upper half of word 8 + i.
+    let body = "\tld.global.u8 %r4, [%rd1+2];\n\tcvt.u16.u32 %h1, %r4;\n\tst.global.u16 [%rd1+34], %h1;\n\tred.global.add.u32 [%rd0+96], 1;\n";
+    let text = kernel("", &format!("{NUMBERS}{body}"));
+    for seed in 0..4 {
+        let mut memory = bytes_of(&[0x030201; 64]);
+        let outcome = run(
+            &text,
+            &mut memory,
+            &shape(2, 3, seed),
+            &mut Shadows::default(),
+        );
+        let at = |from: u64, bytes: u64| {
+            let start = move |i: u64| START + from + 4 * i;
+            (0..6).map(|i| start(i)..start(i) + bytes).collect()
+        };
+        assert!(outcome.result.is_ok());
+        let atomics = START + 96..START + 100;
+        let touched = Footprint {
+            reads: at(2, 1),
+            writes: at(34, 2),
+            atomics: Vec::from([atomics]),
+        };
+        assert_eq!(outcome.touched, touched);
+        let words = words_of(&memory);
+        assert_eq!((words[8] >> 16, words[24]), (3, 0x030201 + 6));
+    }
+    // Up to a mistake, and neighbours as one range.
+    let body = "\tst.global.v4.u32 [%rd0+56], {%r0, %r0, %r0, %r0};\n";
+    let wrong = run(
+        &kernel("", body),
+        &mut [0; 64],
+        &threads(1),
+        &mut Shadows::default(),
+    );
+    assert_eq!(wrong.touched, Footprint::default());
+    let body = "\tst.global.u64 [%rd0+56], %rd0;\n\tst.global.u64 [%rd0+64], %rd0;\n\ttrap;\n";
+    let wrong = run(
+        &kernel("", body),
+        &mut [0; 128],
+        &threads(1),
+        &mut Shadows::default(),
+    );
+    assert!(wrong.result.is_err());
+    let both = START + 56..START + 72;
+    assert_eq!(wrong.touched.writes, Vec::from([both]));
+}
+
+#[test]
+fn threads_of_a_block_are_ordered_by_its_barriers() {
+    let next =
+        "\txor.b32 %r4, %r1, 32;\n\tmul.wide.u32 %rd2, %r4, 4;\n\tadd.s64 %rd2, %rd0, %rd2;\n";
+    let reads = "\tld.global.u32 %r5, [%rd2];\n\tst.global.u32 [%rd1+512], %r5;\n";
+    let exchange = |between: &str| format!("{next}\tst.global.u32 [%rd1], %r1;\n{between}{reads}");
+    is_ordered(1, 64, &exchange("\tbar.sync 0;\n"));
+    races(1, 64, &exchange(""));
+    races(1, 64, &exchange("\tbar.warp.sync -1;\n"));
+    races(1, 64, &exchange("\tfence.acq_rel.gpu;\n"));
+    // A read, then a write by another thread.
+    let back = |between: &str| {
+        format!("{next}\tld.global.u32 %r5, [%rd2];\n{between}\tst.global.u32 [%rd1], %r5;\n")
+    };
+    is_ordered(1, 64, &back("\tbar.sync 0;\n"));
+    races(1, 64, &back(""));
+    // Within a warp its barrier is enough, for the lanes that it names.
+    let within = |barrier: &str| exchange(barrier).replace("%r1, 32;", "%r1, 1;");
+    is_ordered(1, 64, &within("\tbar.warp.sync -1;\n"));
+    races(1, 64, &within(""));
+    let half = "\tsetp.lt.u32 %p1, %r1, 16;\n\t@%p1 bar.warp.sync 0xffff;\n";
+    races(1, 32, &exchange(half).replace("%r1, 32;", "%r1, 16;"));
+    is_ordered(1, 16, &exchange(half).replace("%r1, 32;", "%r1, 1;"));
+    // All lanes read one word, and one writes it after the barrier of the warp.
+    let shared = |barrier: &str| {
+        format!(
+            "\tld.global.u32 %r4, [%rd0];\n{barrier}\tsetp.eq.u32 %p1, %r1, 7;\n\t@%p1 st.global.u32 [%rd0], %r1;\n"
+        )
+    };
+    is_ordered(1, 32, &shared("\tbar.warp.sync -1;\n"));
+    races(1, 32, &shared(""));
+    races(1, 64, &shared("\tbar.warp.sync -1;\n"));
+    // Equal values race, too; neighbours in one word do not.
+    races(1, 64, "\tst.global.u32 [%rd0], 1;\n");
+    let bytes =
+        "\tcvt.u64.u32 %rd2, %r0;\n\tadd.s64 %rd2, %rd0, %rd2;\n\tst.global.u8 [%rd2], %r0;\n";
+    is_ordered(2, 64, bytes);
+}
+
+#[test]
+fn blocks_are_not_ordered() {
+    races(3, 1, "\tst.global.u32 [%rd0], %r2;\n");
+    races(2, 1, "\tst.global.u32 [%rd0], %r2;\n\tbar.sync 0;\n");
+    is_ordered(
+        3,
+        1,
+        "\tld.global.u32 %r4, [%rd0];\n\tst.global.u32 [%rd1+64], %r4;\n",
+    );
+    // One block writes what all read.
+    races(
+        3,
+        1,
+        "\tld.global.u32 %r4, [%rd0];\n\tsetp.eq.u32 %p1, %r2, 1;\n\t@%p1 st.global.u32 [%rd0], %r4;\n",
+    );
+}
+
+#[test]
+fn strong_accesses_do_not_race_with_their_like() {
+    let add = "\tred.global.add.u32 [%rd0], 1;\n";
+    is_ordered(2, 64, add);
+    // ISA: with scope cta they are strong for their own block only.
+    is_ordered(1, 64, "\tred.relaxed.cta.global.add.u32 [%rd0], 1;\n");
+    races(2, 1, "\tred.relaxed.cta.global.add.u32 [%rd0], 1;\n");
+    is_ordered(
+        2,
+        64,
+        "\tst.volatile.global.u32 [%rd0], 1;\n\tld.relaxed.sys.global.u32 %r4, [%rd0];\n",
+    );
+    races(
+        1,
+        64,
+        "\tst.volatile.global.u32 [%rd0], 1;\n\tld.global.u32 %r4, [%rd0];\n",
+    );
+    let beside = |other: &str| {
+        format!(
+            "\tsetp.eq.u32 %p1, %r0, 5;\n\t@!%p1 red.global.add.u32 [%rd0], 1;\n\t@%p1 {other}\n"
+        )
+    };
+    races(1, 64, &beside("st.global.u32 [%rd0], 1;"));
+    races(1, 64, &beside("ld.global.u32 %r4, [%rd0];"));
+    races(64, 1, &beside("ld.global.u32 %r4, [%rd0];"));
+    is_ordered(64, 1, &beside("ld.relaxed.gpu.global.u32 %r4, [%rd0];"));
+}
+
+/// Each of 16 blocks writes a word and counts; the one that counts last reads all of them.
+const LAST: &str = "\tst.global.u32 [%rd1+64], 3;
+	fence.acq_rel.gpu;
+	atom.global.add.u32 %r4, [%rd0], 1;
+	fence.acq_rel.gpu;
+	setp.ne.u32 %p1, %r4, 15;
+	@%p1 bra END;
+	mov.u32 %r5, 0;
+	mov.u32 %r6, 0;
+	mov.u64 %rd2, %rd0;
+LOOP:
+	ld.global.u32 %r7, [%rd2+64];
+	add.u32 %r5, %r5, %r7;
+	add.s64 %rd2, %rd2, 4;
+	add.u32 %r6, %r6, 1;
+	setp.lt.u32 %p2, %r6, 16;
+	@%p2 bra LOOP;
+	st.global.u32 [%rd0+4], %r5;
+END:
+";
+const FENCE: &str = "\tfence.acq_rel.gpu;\n";
+const COUNT: &str = "\tatom.global.add.u32 %r4, [%rd0], 1;\n";
+
+/// The sum, where the middle of the kernel is another one, in many orders.
+fn last(before: &str, count: &str, after: &str) -> Result<(), Kind> {
+    let middle = format!("{FENCE}{COUNT}{FENCE}");
+    assert_eq!(LAST.matches(&middle).count(), 1);
+    let text = kernel(
+        "",
+        &format!(
+            "{NUMBERS}{}",
+            LAST.replace(&middle, &format!("{before}{count}{after}"))
+        ),
+    );
+    let of = |seed| {
+        let mut memory = bytes_of(&[0; 256]);
+        launch(&text, &mut memory, &shape(16, 1, seed)).map_err(|finding| finding.kind)?;
+        assert_eq!(words_of(&memory)[1], 48);
+        Ok(())
+    };
+    let all: Vec<Result<(), Kind>> = (0..12).map(of).collect();
+    assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+    all[0]
+}
+
+#[test]
+fn blocks_learn_of_each_other_by_release_and_acquire_patterns() {
+    let race = Err(Kind::Race);
+    assert_eq!(last(FENCE, COUNT, FENCE), Ok(()));
+    assert_eq!(last("", COUNT, FENCE), race);
+    assert_eq!(last(FENCE, COUNT, ""), race);
+    for fence in [
+        "membar.gl",
+        "membar.sys",
+        "fence.sc.gpu",
+        "fence.acq_rel.sys",
+    ] {
+        let fence = format!("\t{fence};\n");
+        assert_eq!(last(&fence, COUNT, &fence), Ok(()), "{fence}");
+    }
+    for fence in ["membar.cta", "fence.acq_rel.cta", "fence.sc.cluster"] {
+        let fence = format!("\t{fence};\n");
+        assert_eq!(last(&fence, COUNT, FENCE), race, "{fence}");
+        assert_eq!(last(FENCE, COUNT, &fence), race, "{fence}");
+    }
+    let (releases, acquires) = ("\tfence.release.gpu;\n", "\tfence.acquire.gpu;\n");
+    assert_eq!(last(releases, COUNT, acquires), Ok(()));
+    assert_eq!(last(acquires, COUNT, releases), race);
+    // The atomic itself, in place of one fence or both.
+    let atomic = |semantics: &str| COUNT.replace("atom.", &format!("atom.{semantics}."));
+    assert_eq!(last("", &atomic("acq_rel.gpu"), ""), Ok(()));
+    assert_eq!(last("", &atomic("release.gpu"), FENCE), Ok(()));
+    assert_eq!(last(FENCE, &atomic("acquire.gpu"), ""), Ok(()));
+    assert_eq!(last("", &atomic("release.gpu"), ""), race);
+    assert_eq!(last("", &atomic("acquire.gpu"), ""), race);
+    assert_eq!(last(FENCE, &atomic("relaxed.cta"), FENCE), race);
+    // ISA: what `red` reads is no acquire pattern; a strong load after it is.
+    let red = "\tred.global.add.u32 [%rd0], 1;\n";
+    let then = |load: &str| format!("{red}\t{load}.u32 %r4, [%rd0];\n\tsub.u32 %r4, %r4, 1;\n");
+    assert_eq!(last(FENCE, &then("ld.relaxed.gpu.global"), FENCE), Ok(()));
+    assert_eq!(last(FENCE, &then("ld.volatile.global"), FENCE), Ok(()));
+    assert_eq!(last(FENCE, &then("ld.acquire.gpu.global"), ""), Ok(()));
+    assert_eq!(last(FENCE, &then("ld.relaxed.gpu.global"), ""), race);
+    assert_eq!(last(FENCE, &then("ld.global"), FENCE), race);
+    // What is written after the fence is not published by it.
+    let write = "\tst.global.u32 [%rd1+64], 3;\n";
+    assert_eq!(last(FENCE, &format!("{write}{COUNT}"), FENCE), race);
+    assert_eq!(last(FENCE, COUNT, &format!("{FENCE}{write}")), race);
+    // An atomic on an address of each block tells nobody.
+    let own = COUNT.replace("[%rd0]", "[%rd1+128]");
+    let apart = format!("{own}\tatom.relaxed.gpu.global.add.u32 %r4, [%rd0], 1;\n");
+    assert_eq!(last("", &format!("{FENCE}{apart}"), FENCE), Ok(()));
+    let before = format!(
+        "\tatom.global.add.u32 %r4, [%rd0], 1;\n{FENCE}\tatom.global.add.u32 %r8, [%rd1+128], 1;\n"
+    );
+    assert_eq!(last("", &before, FENCE), race);
+}
+
+#[test]
+fn a_race_names_both_sides() {
+    let body = "\t.loc 1 7 1\n\tst.global.u32 [%rd0], %r0;\n";
+    let text = format!(
+        "{}\t.file\t1 \"/a/folder/sample.cu\"\n",
+        kernel("", &format!("{NUMBERS}{body}"))
+    );
+    let of = |shape| -> Finding {
+        launch(&text, &mut bytes_of(&[0; 16]), &shape).expect_err("all write one word")
+    };
+    let finding = of(shape(1, 2, 0));
+    let message = &finding.message;
+    assert!(
+        message.contains("wrote 4 bytes at 0x100000, thread ("),
+        "{message}"
+    );
+    assert!(
+        message
+            .contains(") of block (0, 0, 0) wrote some of them at sample.cu:7, and no barrier is"),
+        "{message}"
+    );
+    assert_eq!(
+        finding.access.as_deref(),
+        Some(&(START..START + 4, "wrote"))
+    );
+    let message = of(shape(2, 1, 0)).message;
+    assert!(
+        message.ends_with("and nothing orders the blocks of a launch"),
+        "{message}"
+    );
+}
+
+#[test]
+fn launches_are_ordered_and_share_what_is_kept() {
+    let text = kernel("", &format!("{NUMBERS}\tst.global.u32 [%rd1], %r0;\n"));
+    let back = kernel(
+        "",
+        &format!(
+            "{NUMBERS}\txor.b32 %r4, %r0, 3;\n\tmul.wide.u32 %rd2, %r4, 4;\n\tadd.s64 %rd2, %rd0, %rd2;\n\tld.global.u32 %r5, [%rd2];\n\tst.global.u32 [%rd1+256], %r5;\n"
+        ),
+    );
+    let wrong = kernel("", "\tst.global.u32 [%rd0+4], 1;\n");
+    let (mut memory, mut shadows) = (bytes_of(&[0; 128]), Shadows::default());
+    for seed in 0..8 {
+        let shape = shape(2, 32, seed);
+        for text in [&text, &back] {
+            let outcome = run(text, &mut memory, &shape, &mut shadows);
+            assert!(outcome.result.is_ok());
+            let count = |ranges: &[std::ops::Range<u64>]| {
+                ranges
+                    .iter()
+                    .map(|range| range.end - range.start)
+                    .sum::<u64>()
+            };
+            // Marks of the launch before are gone.
+            assert_eq!(count(&outcome.touched.writes), 256);
+        }
+        let outcome = run(&wrong, &mut memory, &shape, &mut shadows);
+        assert_eq!(
+            outcome.result.map_err(|finding| finding.kind).err(),
+            Some(Kind::Race)
+        );
+    }
+}
+
+#[test]
+fn memory_that_nothing_wrote_is_found_when_it_is_read() {
+    let of = |body: &str| {
+        let mut memory = bytes_of(&[0; 64]);
+        let memory = Memory::new(&mut memory, Some(16..24));
+        let text = kernel("", &format!("{NUMBERS}{body}"));
+        let outcome = run_on(&text, &memory, &shape(1, 4, 0), &mut Shadows::default());
+        assert!(outcome.result.is_ok());
+        let found = outcome.unwritten?;
+        assert_eq!(found.kind, Kind::NeverWritten);
+        found.access.map(|access| *access)
+    };
+    let found = START + 16..START + 20;
+    assert_eq!(of("\tld.global.u32 %r4, [%rd1];\n"), None);
+    assert_eq!(
+        of("\tld.global.u32 %r4, [%rd1+4];\n"),
+        Some((found.clone(), "read"))
+    );
+    assert_eq!(
+        of("\tld.global.u8 %r4, [%rd0+15];\n\tld.global.u8 %r4, [%rd0+24];\n"),
+        None
+    );
+    // The launch itself may write it first.
+    assert_eq!(
+        of("\tst.global.u32 [%rd1+4], 1;\n\tld.global.u32 %r4, [%rd1+4];\n"),
+        None
+    );
+    let half = "\tst.global.u16 [%rd1+4], 1;\n\tld.global.u32 %r4, [%rd1+4];\n";
+    assert_eq!(of(half), Some((found.clone(), "read")));
+    let adds = "\tred.global.add.u32 [%rd0+16], 1;\n";
+    assert_eq!(of(adds), Some((found, "updated (atomic)")));
+    let copy = "\tcp.async.ca.shared.global [tile], [%rd0+16], 4;\n\tcp.async.wait_all;\n";
+    let body = format!(
+        "\t.shared .align 16 .b8 tile[16];\n\tsetp.ne.u32 %p1, %r1, 0;\n\t@%p1 ret;\n{copy}"
+    );
+    assert!(of(&body).is_some());
+}
+
+#[test]
+fn two_pointers_may_lead_to_the_same_bytes() {
+    let with_two = |body: &str| {
+        let text = kernel(
+            "",
+            &format!("\tld.param.u64 %rd5, [k_param_1];\n{NUMBERS}{body}"),
+        );
+        text.replace("k_param_0\n)", "k_param_0,\n\t.param .u64 k_param_1\n)")
+    };
+    let of = |body: &str| {
+        launch(&with_two(body), &mut bytes_of(&[0; 64]), &shape(1, 2, 1)).map_err(|it| it.kind)
+    };
+    let odd = "\tsetp.eq.u32 %p1, %r1, 1;\n";
+    let both = format!("{odd}\t@%p1 st.global.u32 [%rd0], 1;\n\t@!%p1 st.global.u32 [%rd5], 1;\n");
+    assert_eq!(of(&both), Err(Kind::Race));
+    let apart = both.replace("[%rd5]", "[%rd5+4]");
+    assert_eq!(of(&apart), Ok(()));
+    // Through the read-only path by one, and written by the other, in any order.
+    let read = "\t@%p1 ld.global.nc.u32 %r4, [%rd0+8];\n";
+    let write = "\t@!%p1 st.global.u16 [%rd5+10], 1;\n";
+    for (first, second) in [(read, write), (write, read)] {
+        let stale = format!("{odd}{first}\tbar.sync 0;\n{second}");
+        assert_eq!(of(&stale), Err(Kind::ReadOnly));
+        assert_eq!(of(&stale.replace(".nc", "")), Ok(()));
+        assert_eq!(of(&stale.replace("[%rd5+10]", "[%rd5+12]")), Ok(()));
+    }
+    // What one leads to ends where it ends.
+    assert_eq!(
+        of("\tst.global.u32 [%rd5+256], 1;\n"),
+        Err(Kind::OutOfBounds)
+    );
+}
+
+#[test]
+fn a_copy_reads_its_source_until_it_arrives() {
+    let copy = |between: &str, after: &str| {
+        format!(
+            "\t.shared .align 16 .b8 tile[16];\n\tsetp.eq.u32 %p1, %r1, 0;\n\t@%p1 cp.async.ca.shared.global [tile], [%rd0], 16;\n\
+             {between}\t@%p1 cp.async.wait_all;\n{after}"
+        )
+    };
+    let write = "\tsetp.eq.u32 %p2, %r1, 32;\n\t@%p2 st.global.u32 [%rd0+8], 1;\n";
+    is_ordered(1, 64, &copy("", &format!("\tbar.sync 0;\n{write}")));
+    races(1, 64, &copy("", write));
+    races(1, 64, &copy(&format!("\tbar.sync 0;\n{write}"), ""));
+    is_ordered(1, 64, &copy("", &write.replace("+8", "+16")));
+}
+
+#[test]
+fn accesses_beyond_a_number_are_not_compared() {
+    let text = kernel(
+        "",
+        &format!("{NUMBERS}\tst.global.u32 [%rd1+64], 1;\n\tst.global.u32 [%rd0], 1;\n"),
+    );
+    let module = ddp_ptx::Module::parse(&text).expect("it is PTX");
+    let k = module
+        .kernel("k")
+        .and_then(Result::ok)
+        .expect("it is simulated");
+    let of = |compared_max| {
+        let mut memory = bytes_of(&[0; 64]);
+        let launch = Launch {
+            arguments: vec![START.to_le_bytes().to_vec()],
+            compared_max,
+            ..shape(1, 16, 0)
+        };
+        k.run(
+            &launch,
+            &Memory::new(&mut memory, None),
+            &mut Shadows::default(),
+        )
+        .result
+        .is_ok()
+    };
+    assert_eq!([of(0), of(16), of(u64::MAX)], [true, true, false]);
+}
+
+#[test]
+fn kernels_that_hold_pointers_are_known() {
+    let holds = |body: &str| {
+        let text =
+            kernel("", body).replace("k_param_0\n)", "k_param_0,\n\t.param .u64 k_param_1\n)");
+        let module = ddp_ptx::Module::parse(&text).expect("it is PTX");
+        module
+            .kernel("k")
+            .and_then(Result::ok)
+            .expect("it is simulated")
+            .holds_pointers()
+    };
+    let two = "\tld.param.u64 %rd5, [k_param_1];\n\tcvta.to.global.u64 %rd6, %rd0;\n";
+    // An index, a size, and an index that was loaded.
+    assert!(!holds(&format!(
+        "{two}\tshl.b64 %rd7, %rd5, 2;\n\tadd.s64 %rd8, %rd6, %rd7;\n\tst.global.u64 [%rd8], %rd5;\n"
+    )));
+    assert!(!holds(&format!(
+        "{two}\tld.global.u64 %rd7, [%rd6];\n\tshl.b64 %rd7, %rd7, 3;\n\tadd.s64 %rd8, %rd6, %rd7;\n\tst.global.u32 [%rd8], 1;\n"
+    )));
+    // Pointers that are stored, followed and compared.
+    assert!(holds(&format!(
+        "{two}\tadd.s64 %rd8, %rd6, 16;\n\tst.global.u64 [%rd6], %rd8;\n"
+    )));
+    assert!(holds(&format!(
+        "{two}\tld.global.u64 %rd7, [%rd6];\n\tld.u32 %r1, [%rd7+4];\n"
+    )));
+    assert!(holds(&format!(
+        "{two}\tst.global.u32 [%rd5], 1;\n\tld.global.u64 %rd7, [%rd6];\n\tsetp.eq.s64 %p1, %rd7, %rd5;\n"
+    )));
+}
