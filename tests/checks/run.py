@@ -57,6 +57,11 @@ class Checks:
         steps.need("build and clippy", self.programs.build, RUN_FIRST)
         self.programs.load()
         os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
+        # It compiles the kernels of simulated GPUs. What it prints is its path.
+        found = subprocess.run(["launch/check-kernels", "--nvrtc"], stdout=subprocess.PIPE, text=True, check=False)
+        if found.returncode != 0:
+            sys.exit(found.returncode)
+        os.environ["SIMCUDA_NVRTC"] = found.stdout.strip()
         threads = os.environ.get("RUST_TEST_THREADS")
         os.environ["RUST_TEST_THREADS"] = threads or str(2 * CORES)
         # Of properties, whose cases are random: four runs try as many as one would by default.
@@ -149,8 +154,9 @@ class Checks:
         # Every kernel in ten commits: each case of a test is run on one of the GPUs.
         tenths = list(range(10)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 10)
         for which in tenths:
-            beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which)
-        self.as_ptx()
+            env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches"}
+            beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which, env=env)
+        self.with_errors()
         for which in self.selected("trainer", 15):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
         for which in self.selected("ranks", 16):
@@ -180,44 +186,24 @@ class Checks:
             what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
             beside(what, some, "ddp", 4, 6, which % 6, "zero::", "split::", env={f"SIMCUDA_{name}": value})
 
-    def as_ptx(self):
-        """Operations once more, with NVIDIA's PTX of each kernel executed beside it: a third where the commit changed what
-        that depends on, else a twelfth in every second commit; some with errors of approximate instructions."""
+    def with_errors(self):
+        """Attention, losses and matmuls whose approximate instructions err as the ISA allows: a quarter in one of 24 commits, and
+        where one changed kernels, their tests or the simulator."""
         is_changed = any(changed(folder) for folder in ("kernels/src", "kernels/tests", "tests/ptx", "tests/simcuda"))
-        # In the commits whose way in `another_way` takes less.
-        parts = [which // 2 for which in self.selected("ways", 24) if which % 2 == 0]
-        if is_changed and not self.is_long:
-            parts = [part for part in range(12) if part % 3 == self.selected("ptx", 3)[0]]
-        for part in parts:
-            self.steps.beside(f"operations as NVIDIA's PTX, 1 simulated GPU, part {part + 1} of 12", self.on_ptx, 12, part, {})
-        # Kernels are compiled twice for it: in one of 24 commits, and where one changed them or their tests.
         parts = [which % 4 for which in self.selected("errors of PTX", 96) if which % 24 == 5 or is_changed]
         for part in sorted(set(parts)):
-            what = f"attention, losses and matmuls as NVIDIA's PTX, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
-            self.steps.beside(what, self.on_ptx, 4, part, {"SIMCUDA_PTX_ERRORS": "1"}, "attention::", "losses::", "matmuls::")
+            what = f"attention, losses and matmuls, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
+            names = ("attention::", "losses::", "matmuls::")
+            self.steps.beside(what, self.programs.some_on_gpus, "kernels", 1, 4, part, *names, env={"SIMCUDA_APPROXIMATE": "1"})
 
-    def on_ptx(self, parts, part, env, *arguments):
-        """Every PARTS-th operation; skipped where NVIDIA's compiler cannot be had."""
-        found = subprocess.run(["launch/check-kernels", "--nvrtc"], stdout=subprocess.PIPE, text=True, check=False)
-        if found.returncode == 69:
-            print("skipped: operations as NVIDIA's PTX: launch/check-kernels cannot install NVIDIA's compiler")
-            return
-        found.check_returncode()
-        os.environ.update(SIMCUDA_PTX=found.stdout.strip(), SIMCUDA_PTX_REPORT=f"{self.steps.folder()}/ptx", **env)
-        self.programs.some_on_gpus("kernels", 1, parts, part, *arguments)
-
-    def every_kernel_as_ptx(self):
+    def every_kernel_was_launched(self):
         """Whether the operations launched every kernel that the compiler made."""
-        report = f"{self.steps.folder()}/ptx"
-        if not os.path.exists(report):
-            print("skipped: kernels that no test executes as PTX: nothing was executed as PTX")
-            return
-        with open(report) as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
-            executed = {line.split("\t")[0] for line in lines}
+        with open(f"{self.steps.folder()}/launches") as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
+            launched = {line.split("\t")[0] for line in lines}
             made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels}
-        if missing := sorted(made - executed):
-            raise Failure(f"no operation's test executes the PTX of {', '.join(missing)}")
-        print(f"{plural(len(made), 'kernel')} agree with NVIDIA's PTX of them")
+        if missing := sorted(made - launched):
+            raise Failure(f"no operation's test launches {', '.join(missing)}")
+        print(f"{plural(len(made), 'kernel')} are launched by tests of operations")
 
     def another_way(self, which):
         """One of twelve things that twelve commits in a row do together."""
@@ -252,7 +238,7 @@ class Checks:
 
     def run_long(self):
         step = self.steps.step
-        step("every kernel was executed as NVIDIA's PTX", self.every_kernel_as_ptx)
+        step("every kernel was launched", self.every_kernel_was_launched)
         step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
         step("tests of ddp: jobs whose ranks mpirun starts", self.programs.one, "ddp", "jobs", env={"DDP_TEST_LAUNCHER": "mpirun"})
         for way in range(5):
