@@ -170,6 +170,33 @@ pub(crate) fn value(bytes: &[u8], element: Element) -> u64 {
     }
 }
 
+/// Lanes one after another that access global memory one after another: the first address.
+#[inline(always)]
+fn row(warp: &Warp, mask: u32, place: &Place, bytes: u32) -> Option<(u64, std::ops::Range<u32>)> {
+    let Some(Register {
+        width: Width::D,
+        slot,
+    }) = place.base
+    else {
+        return None;
+    };
+    let (start, count) = (mask.trailing_zeros(), mask.count_ones());
+    if count < 2 || mask >> start != u32::MAX >> (32 - count) {
+        return None;
+    }
+    let addresses = &warp.d[slot as usize][start as usize..(start + count) as usize];
+    let first = addresses[0];
+    let is_row = (0..)
+        .zip(addresses)
+        .fold(true, |is_row, (number, address)| {
+            is_row & (address.wrapping_sub(first) == number * u64::from(bytes))
+        });
+    let first = first.wrapping_add(place.offset as u64);
+    let is_global = resolved(place.space, first).0 == Space::Global;
+    let is_aligned = first & u64::from(bytes - 1) == 0;
+    (is_row && is_global && is_aligned).then_some((first, start..start + count))
+}
+
 /// Copies what is at `from`, which is so many bytes, a power of two up to 32.
 ///
 /// # Safety
@@ -204,6 +231,26 @@ pub(crate) fn load(
     at: u32,
 ) -> Result<(), Fault> {
     let (size, bytes) = (element.bytes as usize, element.bytes * to.len() as u32);
+    if let Some((address, lanes)) = row(warp, mask, from, bytes)
+        && strong == Strong::WEAK
+    {
+        let first = warp.moment(ground, lanes.start, at);
+        let barriers = &warp.barriers[lanes.start as usize..lanes.end as usize];
+        let found = ground
+            .global
+            .touch_row(address, bytes, how, first, barriers)?;
+        if let Some(data) = found {
+            for (number, lane) in lanes.enumerate() {
+                for (index, register) in to.iter().enumerate() {
+                    let start = number * bytes as usize + index * size;
+                    // SAFETY: `touch_row` has checked that so many bytes are there for each lane.
+                    let found = unsafe { copied(data.wrapping_add(start), element.bytes) };
+                    warp.set(*register, lane, value(&found[..size], element));
+                }
+            }
+            return Ok(());
+        }
+    }
     for lane in bits_of(mask) {
         let target = target(warp, from, lane, bytes)?;
         let found = if target.0 == Space::Param {
@@ -243,6 +290,26 @@ pub(crate) fn store(
 ) -> Result<(), Fault> {
     let size = element.bytes as usize;
     let count = size * from.len();
+    if let Some((address, lanes)) = row(warp, mask, to, count as u32)
+        && strong == Strong::WEAK
+    {
+        let first = warp.moment(ground, lanes.start, at);
+        let barriers = &warp.barriers[lanes.start as usize..lanes.end as usize];
+        let found = ground
+            .global
+            .touch_row(address, count as u32, How::Write, first, barriers)?;
+        if let Some(data) = found {
+            for (number, lane) in lanes.enumerate() {
+                for (index, register) in from.iter().enumerate() {
+                    let value = warp.get(*register, lane).to_le_bytes();
+                    let to = data.wrapping_add(number * count + index * size);
+                    // SAFETY: `touch_row` has checked that so many bytes are there for each lane.
+                    unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to, size) };
+                }
+            }
+            return Ok(());
+        }
+    }
     for lane in bits_of(mask) {
         let mut bytes: Bytes = [0; 32];
         for (index, register) in from.iter().enumerate() {

@@ -475,6 +475,85 @@ impl<'a> Global<'a> {
         Ok(data)
     }
 
+    /// The same for weak accesses of threads one after another to bytes one after another, if no
+    /// question is to be asked of any of them; None else, and nothing is noted. `barriers`: those
+    /// of the warp, by lane.
+    #[inline(always)]
+    pub(crate) fn touch_row(
+        &mut self,
+        address: u64,
+        bytes: u32,
+        how: How,
+        first: Moment,
+        barriers: &[u32],
+    ) -> Result<Option<*mut u8>, Fault> {
+        let count = barriers.len() as u64;
+        let length = u64::from(bytes) * count;
+        let latest = usize::from(self.latest[first.at as usize & 255]);
+        let Some(sight) = self.sights.get(latest) else {
+            return Ok(None);
+        };
+        let range = &sight.window.range;
+        let offset = address.wrapping_sub(range.start);
+        if offset >= range.end - range.start || length > range.end - range.start - offset {
+            return Ok(None);
+        }
+        let own = sight.window.start + offset;
+        let is_partial = sight.is_partial && how != How::Write;
+        let data = sight.window.data.wrapping_add(offset as usize);
+        let shadow = &mut self.open[sight.shadow];
+        let base = shadow.range.start / 64;
+        let groups = (own / 64 - base) as usize..((own + length - 1) / 64 - base) as usize + 1;
+        let bits_of = |group: usize| {
+            let start = (base + group as u64) * 64;
+            let (from, to) = (own.max(start), (own + length).min(start + 64));
+            (u64::MAX >> (64 - (to - from))) << (from - start)
+        };
+        for group in groups.clone() {
+            let (bits, marks) = (bits_of(group), &shadow.marks[group]);
+            let written = marks[WRITTEN] | marks[ATOMIC];
+            let is_stale = match how {
+                How::ReadOnly => written & bits != 0,
+                How::Read => false,
+                _ => marks[READ_ONLY] & bits != 0,
+            };
+            if is_stale || is_partial && bits & !(written | marks[KNOWN]) != 0 {
+                return Ok(None);
+            }
+        }
+        for group in groups {
+            let bits = bits_of(group);
+            let marks = &mut shadow.marks[group];
+            marks[if how == How::Write { WRITTEN } else { READ }] |= bits;
+            if how == How::ReadOnly {
+                marks[READ_ONLY] |= bits;
+            }
+            shadow.pages[group / PAGE_MARKS] = 1;
+        }
+        if self.order.left < count || barriers.iter().any(|barriers| *barriers > 0xffff) {
+            self.order.left = 0;
+            return Ok(Some(data));
+        }
+        self.order.left -= count;
+        let start = shadow.range.start >> self.cell_shift;
+        let cells = (own >> self.cell_shift) - start..((own + length) >> self.cell_shift) - start;
+        let all = &mut shadow.cells[self.cell_shift as usize];
+        if let Some(cells) = all.get_mut(cells.start as usize..cells.end as usize)
+            && u64::from(bytes) >> self.cell_shift != 0
+        {
+            let compared = self.order.each(cells, how == How::Write, first, barriers);
+            compared.map_err(|(thread, other)| {
+                let own = own + u64::from(thread - first.thread) * u64::from(bytes);
+                let mut fault = wrong(Kind::Race, thread % 32, how, own, bytes, String::new());
+                if let Some(detail) = &mut fault.detail {
+                    detail.other = Some(other);
+                }
+                fault
+            })?;
+        }
+        Ok(Some(data))
+    }
+
     /// Asks whether bytes that are read were ever written, and notes the first that were not. The
     /// launch goes on.
     #[cold]

@@ -172,8 +172,8 @@ impl Order {
     /// Whether the thread of `new` has learnt what other blocks did.
     #[cold]
     fn is_known(&self, old: Stamp, new: Stamp) -> bool {
-        if self.all_published {
-            return true;
+        if self.all_published || self.acquired.is_empty() {
+            return self.all_published;
         }
         let mut known = Set::default();
         for (when, set) in &self.acquired {
@@ -213,6 +213,50 @@ impl Order {
         new >> 16 << 16 | u64::from(several) << 5 | u64::from(FENCES_APART) << 2 | u64::from(weaker)
     }
 
+    /// Whether it is of an earlier launch, or nobody's.
+    fn is_old(&self, stamp: Stamp) -> bool {
+        moment(stamp) < self.first
+    }
+
+    /// Compares weak accesses of threads one after another, each to as many cells; those of earlier
+    /// launches cost little.
+    pub(crate) fn each(
+        &mut self,
+        cells: &mut [Cell],
+        is_write: bool,
+        first: Moment,
+        barriers: &[u32],
+    ) -> Result<(), (u32, Other)> {
+        let count = cells.len() / barriers.len();
+        let turns = cells.chunks_exact_mut(count).zip(barriers);
+        for (thread, (cells, warp)) in (first.thread..).zip(turns) {
+            let now = Moment {
+                thread,
+                warp: *warp,
+                ..first
+            };
+            let mine = self.stamp(now, Strength::Weak);
+            if cells
+                .iter()
+                .any(|[written, read, _]| !self.is_old(*written) || !self.is_old(*read))
+            {
+                let compared = if is_write {
+                    self.write(cells, now, Strength::Weak)
+                } else {
+                    self.read(cells, now, Strength::Weak)
+                };
+                compared.map_err(|other| (thread, other))?;
+                continue;
+            }
+            let (own, shift) = if is_write { (0, 32) } else { (1, 0) };
+            for cell in cells {
+                cell[own] = mine;
+                cell[2] = cell[2] & !(0xffff_ffff << shift) | u64::from(now.at) << shift;
+            }
+        }
+        Ok(())
+    }
+
     /// Compares a read with what was done to the same bytes, and notes it.
     pub(crate) fn read(
         &mut self,
@@ -227,7 +271,9 @@ impl Order {
                 return Err(written_by(written, sites));
             }
             if read != mine {
-                let is_alone = read == 0 || self.is_before(read, mine);
+                // Of several blocks it stays.
+                let is_alone =
+                    self.is_old(read) || who(read) != OF_BLOCKS && self.is_before(read, mine);
                 cell[1] = if is_alone {
                     mine
                 } else {
@@ -249,8 +295,11 @@ impl Order {
         let mine = self.stamp(now, strength);
         for cell in cells {
             let [written, read, sites] = *cell;
-            let is_after = written == 0 || self.is_before(written, mine);
-            if !is_after && !self.is_strong(written, mine) {
+            // Atomics of several blocks stay what they are.
+            let is_strong = self.is_strong(written, mine);
+            let is_like = is_strong && who(written) == OF_BLOCKS && !self.is_old(written);
+            let is_after = written == 0 || !is_like && self.is_before(written, mine);
+            if !is_after && !is_strong {
                 return Err(written_by(written, sites));
             }
             if read != 0 && !self.is_before(read, mine) && !self.is_strong(read, mine) {
