@@ -272,6 +272,28 @@ fn blocks_learn_of_each_other_by_release_and_acquire_patterns() {
 }
 
 #[test]
+fn the_last_block_may_change_what_all_have_read_and_counted() {
+    let of = |block: &str, seed| {
+        let body = LAST
+            .replace("\tfence", "\tld.global.u32 %r9, [%rd0+8];\n\tfence")
+            .replace("END:\n", &format!("{block}END:\n"));
+        let text = kernel("", &format!("{NUMBERS}{body}"));
+        let mut memory = bytes_of(&[0; 256]);
+        launch(&text, &mut memory, &shape(16, 1, seed)).map_err(|finding| finding.kind)?;
+        Ok::<_, Kind>(words_of(&memory)[..3].to_vec())
+    };
+    let writes = "\tst.global.u32 [%rd0], 9;\n\tst.global.u32 [%rd0+8], 7;\n";
+    for seed in 0..12 {
+        assert_eq!(of(writes, seed), Ok(vec![9, 48, 7]));
+    }
+    // The first to come to it knows of no other.
+    let body = format!(
+        "\tld.global.u32 %r9, [%rd0+8];\n{COUNT}{FENCE}\tsetp.eq.u32 %p1, %r4, 7;\n\t@%p1 st.global.u32 [%rd0+8], 7;\n"
+    );
+    races(16, 1, &body);
+}
+
+#[test]
 fn a_race_names_both_sides() {
     let body = "\t.loc 1 7 1\n\tst.global.u32 [%rd0], %r0;\n";
     let text = format!(
