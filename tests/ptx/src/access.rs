@@ -253,22 +253,24 @@ pub(crate) fn load(
     }
     for lane in bits_of(mask) {
         let target = target(warp, from, lane, bytes)?;
-        let found = if target.0 == Space::Param {
-            let mut found = [0; 32];
-            found[..bytes as usize].copy_from_slice(parameter(ground, target.1, bytes, lane)?);
-            found
-        } else {
-            let from = place(warp, ground, lane, target, bytes, how, strong, at)?;
-            // SAFETY: `place` has checked that so many bytes are there.
-            unsafe { copied(from, bytes) }
-        };
-        match (to, size) {
-            ([register], 4) if register.width == Width::W => {
-                warp.w[register.slot as usize][lane as usize] = value(&found[..4], element) as u32;
+        if target.0 == Space::Param {
+            let found = parameter(ground, target.1, bytes, lane)?;
+            for (register, bytes) in to.iter().zip(found.chunks_exact(size)) {
+                warp.set(*register, lane, value(bytes, element));
             }
-            _ => {
-                for (register, bytes) in to.iter().zip(found.chunks_exact(size)) {
-                    warp.set(*register, lane, value(bytes, element));
+            continue;
+        }
+        let from = place(warp, ground, lane, target, bytes, how, strong, at)?;
+        for (index, register) in to.iter().enumerate() {
+            let from = from.wrapping_add(index * size);
+            // SAFETY: `place` has checked that so many bytes are there.
+            unsafe {
+                if size == 4 && register.width == Width::W {
+                    warp.w[register.slot as usize][lane as usize] =
+                        from.cast::<u32>().read_unaligned();
+                } else {
+                    let found = copied(from, element.bytes);
+                    warp.set(*register, lane, value(&found[..size], element));
                 }
             }
         }
@@ -311,11 +313,6 @@ pub(crate) fn store(
         }
     }
     for lane in bits_of(mask) {
-        let mut bytes: Bytes = [0; 32];
-        for (index, register) in from.iter().enumerate() {
-            let value = warp.get(*register, lane).to_le_bytes();
-            bytes[index * size..(index + 1) * size].copy_from_slice(&value[..size]);
-        }
         let target = target(warp, to, lane, count as u32)?;
         let to = place(
             warp,
@@ -327,8 +324,19 @@ pub(crate) fn store(
             strong,
             at,
         )?;
-        // SAFETY: `place` has checked that so many bytes are there.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count) };
+        for (index, register) in from.iter().enumerate() {
+            let to = to.wrapping_add(index * size);
+            // SAFETY: `place` has checked that so many bytes are there.
+            unsafe {
+                if size == 4 && register.width == Width::W {
+                    let value = warp.w[register.slot as usize][lane as usize];
+                    to.cast::<u32>().write_unaligned(value);
+                } else {
+                    let value = warp.get(*register, lane).to_le_bytes();
+                    std::ptr::copy_nonoverlapping(value.as_ptr(), to, size);
+                }
+            }
+        }
     }
     Ok(())
 }
