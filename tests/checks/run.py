@@ -147,7 +147,7 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
-        """What GPUs do: a tenth of the operations and a fifteenth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: a tenth of the operations and of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else [word for name in "ranks losing zero split".split() for word in ("--skip", f"{name}::")]
@@ -157,8 +157,8 @@ class Checks:
             env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches"}
             beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which, env=env)
         self.with_errors()
-        for which in self.selected("trainer", 15):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 15", some, "ddp", 2, 15, which, *apart)
+        for which in self.selected("trainer", 10):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
         for which in self.selected("ranks", 16):
             events, which = divmod(which, 8)
             what, env = ["ranks::", "losing::", "zero::", "split", "golden::four", "orders::with_shards"], {"SIMCUDA_NCCL_EVENTS": str(events)}
