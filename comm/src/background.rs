@@ -93,6 +93,7 @@ mod tests {
         let limit = Duration::from_secs(3600);
         drop(Background::deadline(limit, move || send.send(()).unwrap()).unwrap());
         // The thread has ended, and with it the sender.
-        assert_eq!(receive.recv(), Err(mpsc::RecvError));
+        let ended = receive.recv_timeout(Duration::from_secs(60));
+        assert_eq!(ended, Err(mpsc::RecvTimeoutError::Disconnected));
     }
 }

@@ -96,6 +96,12 @@ impl InitialWeights {
             )));
         }
         let mut model = config.model;
+        // How that run saved memory is not this one's matter.
+        for (name, value) in [("recompute", "none"), ("recompute-blocks", "0")] {
+            if let Some(setting) = model.setting(name) {
+                setting.field.set(value).map_err(Error::Internal)?;
+            }
+        }
         model.write_out(opened.state.task.outputs());
         Ok(Some(InitialWeights {
             folder: opened.folder,

@@ -234,6 +234,9 @@ def main():
             columns = [one_or_all([each[column] for each in takes]) for column in COLUMNS]
             rows.append([source.name, kernel, *columns])
 
+    if not NAME:
+        there = {kernel for result in results.values() for kernel in result["kernels"]}
+        problems += [f"there is no kernel {kernel}, which OF_HOST names" for kernel in OF_HOST.keys() - there]
     print_table(["file", "kernel", *COLUMNS.values()], rows)
     if LOOPS:
         print_loops(results)

@@ -68,7 +68,10 @@ impl FromStr for MemorySize {
     fn from_str(text: &str) -> Result<MemorySize, String> {
         let sized = |&(unit, bytes): &(&str, u64)| {
             let number: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
-            (number * bytes as f64 >= 1.0).then_some(MemorySize((number * bytes as f64) as u64))
+            let bytes = (number * bytes as f64).round();
+            (1.0..1e18)
+                .contains(&bytes)
+                .then_some(MemorySize(bytes as u64))
         };
         let expected = || format!("expected a size, as in 40GiB, 40GB or 500MiB, got {text}");
         UNITS.iter().find_map(sized).ok_or_else(expected)
@@ -116,12 +119,16 @@ mod tests {
             ("500 MiB", 500 << 20),
             ("2TB", 2_000_000_000_000),
             ("0.000001MB", 1),
+            ("2.01GB", 2_010_000_000),
+            ("3.82GiB", 4_101_693_768),
         ] {
             let size: MemorySize = text.parse().unwrap();
             assert_eq!(size, MemorySize(bytes), "{text}");
             assert_eq!(size.to_string().parse(), Ok(size), "{text}");
         }
-        for text in ["40", "40G", "GiB", "-1GiB", "0MB", "nanGB", "40 GiBs"] {
+        for text in [
+            "40", "40G", "GiB", "-1GiB", "0MB", "nanGB", "infGB", "40 GiBs",
+        ] {
             let error = text.parse::<MemorySize>().unwrap_err();
             assert!(error.ends_with(&format!("got {text}")), "{error}");
         }

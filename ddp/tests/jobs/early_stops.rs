@@ -1,8 +1,6 @@
 //! Requests to stop at moments when it is hard to handle them: before a rank has a handler, while
 //! it joins, while another is lost, and while nothing reads what the job prints.
 
-use std::time::Duration;
-
 use crate::losing::{RUN, assert_undisturbed};
 use crate::support::job::{Folder, Running, all_at_once};
 
@@ -12,11 +10,10 @@ fn endless() -> String {
 }
 
 /// Waits until a process of rank 1 is there. It may not be in `main` yet.
-fn wait_for_rank_1(running: &mut Running) {
-    while !running.ranks().iter().any(|it| it.0 == 1) && running.goes_on() {
-        // Sleep: what is waited for is looked at.
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn wait_for_rank_1(running: &Running) {
+    running.wait_until("a process of rank 1", || {
+        running.ranks().iter().any(|it| it.0 == 1)
+    });
 }
 
 #[test]
@@ -44,8 +41,8 @@ fn a_stop_while_ranks_start_ends_the_job_with_75() {
         ddp_slice::from("signals to starting ranks", signals, 2),
         |signal| {
             let folder = Folder::new(&format!("stops-start-{signal}"));
-            let mut running = folder.started(2, &endless()).start();
-            wait_for_rank_1(&mut running);
+            let running = folder.started(2, &endless()).start();
+            wait_for_rank_1(&running);
             running.signal(signal);
             let ended = running.wait();
             assert!(ended.assert_fails(75).contains("stopped "), "{ended}");
@@ -57,8 +54,8 @@ fn a_stop_while_ranks_start_ends_the_job_with_75() {
 fn a_stop_that_only_a_starting_rank_gets_ends_the_job_with_75() {
     let folder = Folder::new("stops-start-one");
     let words = format!("{} --min-ranks 1 --restarts 9", endless());
-    let mut running = folder.started(2, &words).start();
-    wait_for_rank_1(&mut running);
+    let running = folder.started(2, &words).start();
+    wait_for_rank_1(&running);
     running.signal_rank(1, "TERM");
     let ended = running.wait();
     assert!(ended.assert_fails(75).contains("stopped "), "{ended}");
@@ -68,8 +65,8 @@ fn a_stop_that_only_a_starting_rank_gets_ends_the_job_with_75() {
 fn a_stop_and_a_kill_while_ranks_start_end_the_job_with_75() {
     let folder = Folder::new("stops-start-kill");
     let words = format!("{} --min-ranks 1 --restarts 9", endless());
-    let mut running = folder.started(2, &words).start();
-    wait_for_rank_1(&mut running);
+    let running = folder.started(2, &words).start();
+    wait_for_rank_1(&running);
     running.signal("TERM");
     running.signal_rank(1, "KILL");
     let ended = running.wait();
@@ -82,10 +79,10 @@ fn a_stop_that_only_a_joining_rank_gets_ends_the_job_with_75() {
     let folder = Folder::new("stops-joining");
     let job = folder.started(2, &format!("{RUN} --min-ranks 2 --restarts 9"));
     let faults = "1:forward:5:kill,1:joining:0:hang";
-    let mut running = job.env("DDP_TEST_FAULT", faults).start();
+    let running = job.env("DDP_TEST_FAULT", faults).start();
     // Its process has ended when this is said; the other rank waits for the next one.
     running.wait_for_said("starting it again");
-    wait_for_rank_1(&mut running);
+    wait_for_rank_1(&running);
     running.signal_rank(1, "TERM");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");

@@ -1,6 +1,6 @@
 //! `--recompute`: the same bits as without, on any number of ranks and after resuming.
 
-use crate::support::job::{Folder, all_at_once};
+use crate::support::job::{Ended, Folder, all_at_once};
 use crate::support::metrics_log::model_bytes;
 
 const GPT: &str = "--model gpt,layers=3,heads=2,width=16,context=16,tied=false --data book.txt";
@@ -89,6 +89,50 @@ fn a_limit_of_memory_chooses_what_is_computed_again() {
     );
 }
 
+/// What a rank needs, in MB, as the log says.
+fn needed_mb(ended: &Ended) -> f64 {
+    let (_, rest) = ended.stderr.split_once("a rank needs ").unwrap();
+    rest.split_once(" MB").unwrap().0.parse().unwrap()
+}
+
+#[test]
+fn ranks_with_a_limit_of_memory_may_be_lost_and_come_again_and_are_resumed() {
+    let folder = with_text();
+    let words = format!(
+        "{GPT} --batch-size 64 --steps 6 --schedule constant --warmup-steps 0 --threads 1 --out OUT"
+    );
+    let plan = folder
+        .together(&format!("{words} --memory 1GB --dry-run"))
+        .run();
+    plan.assert_well();
+    let memory = format!("--memory {}MB", needed_mb(&plan) - 0.1);
+    // The one that comes again plans for two ranks, and so may one that was alone.
+    let job = folder.started(2, &format!("{words} {memory} --min-ranks 1 --restarts 1"));
+    let ended = job.env("DDP_TEST_FAULT", "1:forward:3:kill").run();
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    assert!(
+        ended.stderr.contains(" of 3 blocks: a rank needs "),
+        "{ended}"
+    );
+    let more = words.replace("--steps 6", "--steps 8");
+    let resumed = folder
+        .together(&format!("{more} {memory} --resume auto"))
+        .run();
+    resumed.assert_well();
+    assert!(
+        resumed.stderr.contains(" of 3 blocks: a rank needs "),
+        "{resumed}"
+    );
+    // A model that starts from this one's has its own way to save memory.
+    let from = "--data book.txt --init-from OUT --steps 1 --threads 1 --out";
+    let own = format!("{from} other --recompute block --recompute-blocks 1");
+    folder.alone(&own).run().assert_well();
+    let other = from.replace("OUT", "other");
+    let free = folder.alone(&format!("{other} third --memory 1GB")).run();
+    free.assert_well();
+    assert!(free.stderr.contains("nothing is computed again"), "{free}");
+}
+
 #[test]
 fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
     let folder = with_text();
@@ -131,7 +175,7 @@ fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
         ),
         (
             "--data book.txt --model gpt --memory 1GB --recompute block",
-            "--memory 1GB: expected either --memory or --recompute",
+            "help: give --recompute none, or leave --memory out",
         ),
         ("--data glyphs --memory 1GB", "expected a model of blocks"),
         ("--data book.txt --model gpt --memory 1GB0", "as in 40GiB"),

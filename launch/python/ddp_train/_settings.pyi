@@ -119,8 +119,8 @@ class Settings(TypedDict, total=False):
     """Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split over
     several [default: auto]"""
     memory: Value
-    """Memory that a rank may use, as in 40GiB: as few blocks as possible compute again in backward
-    what it would not hold (--recompute)"""
+    """Memory that a rank may use, as in 40GiB: chooses --recompute and --recompute-blocks so that its
+    plan fits with as little recomputing as possible"""
     threads: Value
     """CPU threads of a rank [default: its share of the cores]"""
     bucket_mb: Value
@@ -256,7 +256,7 @@ class Settings(TypedDict, total=False):
     """What backward computes again instead of keeping it: less memory, same bits, more time [default:
     none]"""
     recompute_blocks: Value
-    """How many blocks do that, from the first on; 0 for all [default: 0]"""
+    """How many blocks --recompute, counted from the first; 0 for all [default: 0]"""
     dropout: Value
     """Probability of dropping an element after an activation [default: 0]"""
     config: Value

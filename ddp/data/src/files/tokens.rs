@@ -214,7 +214,7 @@ fn every_second_is_below<T: PartialOrd>(limit: T, numbers: &[T]) -> bool {
 }
 
 /// How many distinct tokens show whether bytes are swapped. The lower halves of so many numbers are
-/// spread, and their upper halves are small because low numbers are frequent.
+/// spread, and their upper halves are few and small because low numbers are frequent.
 const TELLING: usize = 32;
 
 /// An error if the first tokens look as if they were of a wider type, or big-endian.
@@ -233,10 +233,17 @@ fn check_type(array: &Array, is_stated: bool) -> Result<()> {
     first.sort_unstable();
     first.dedup();
     let bits = 4 * element.bytes();
-    let upper: i64 = first.iter().map(|token| token >> bits).sum();
-    let lower: i64 = first.iter().map(|token| token & ((1 << bits) - 1)).sum();
+    let half = |of: fn(i64, usize) -> i64| -> (i64, usize) {
+        let mut halves: Vec<i64> = first.iter().map(|token| of(*token, bits)).collect();
+        let sum = halves.iter().sum();
+        halves.sort_unstable();
+        halves.dedup();
+        (sum, halves.len())
+    };
+    let (upper, uppers) = half(|token, bits| token >> bits);
+    let (lower, lowers) = half(|token, bits| token & ((1 << bits) - 1));
     ensure!(
-        first.len() < TELLING || upper <= 2 * lower,
+        first.len() < TELLING || upper <= 2 * lower || uppers <= lowers,
         "cannot read {name}: expected little-endian {element} tokens without a header, got numbers whose bytes seem to \
          be swapped; help: write them as '<u2' or '<u4', or with np.save, which keeps their order of bytes"
     );

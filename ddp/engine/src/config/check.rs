@@ -194,16 +194,20 @@ impl Config {
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
     }
 
-    /// Refuses a limit of memory for models that it changes nothing of.
+    /// Refuses `memory` for models without blocks, and beside `recompute`.
     fn check_memory(&self) -> Result<()> {
         let Some(memory) = self.memory else {
             return Ok(());
         };
-        let recompute = self.model.value("recompute");
+        let needed = ["recompute", "recompute-blocks", "layers"];
+        let has_blocks = needed.iter().all(|name| !self.model.value(name).is_null());
         let text = format!("a model of blocks, as gpt or vit; help: leave {MEMORY} out");
-        require(!recompute.is_null(), "memory", memory, &text)?;
-        let text = format!("either {MEMORY} or {RECOMPUTE}; help: leave one of them out");
-        require(recompute == "none", "memory", memory, &text)
+        require(has_blocks, "memory", memory, &text)?;
+        let text = format!(
+            "either {MEMORY} or {RECOMPUTE}; help: give {RECOMPUTE} none, or leave {MEMORY} out"
+        );
+        let is_free = self.model.value("recompute") == "none";
+        require(is_free, "memory", memory, &text)
     }
 
     /// The message that a setting of the model has no effect.

@@ -346,8 +346,8 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
-    /// Memory that a rank may use, as in 40GiB: as few blocks as possible compute again in backward
-    /// what it would not hold (`recompute`)
+    /// Memory that a rank may use, as in 40GiB: chooses `recompute` and `recompute-blocks` so that
+    /// its plan fits with as little recomputing as possible
     Job memory "SIZE": Option<MemorySize> = None;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);

@@ -16,7 +16,7 @@ use crate::units::{MemorySize, megabytes};
 /// The most choices that are planned of each kind of recomputing: a plan takes milliseconds.
 const CHOICES: usize = 64;
 
-/// What computes again, and in how many blocks; what saves most for its time comes first.
+/// What computes again; what saves most for its time comes first.
 const KINDS: [&str; 2] = ["attention", "block"];
 
 /// The settings with the model that takes least time of those that fit in `memory`.
@@ -26,7 +26,7 @@ pub(super) fn fitted<'a>(
     world: &World,
     devices: &[Device],
 ) -> Result<Cow<'a, Config>> {
-    let Some(MemorySize(allowed)) = options.memory else {
+    let Some(memory @ MemorySize(allowed)) = options.memory else {
         return Ok(Cow::Borrowed(options));
     };
     let blocks = options.model.value("layers").as_u64().unwrap_or(0) as usize;
@@ -35,40 +35,47 @@ pub(super) fn fitted<'a>(
     let choices = KINDS
         .iter()
         .flat_map(|kind| counts().map(move |n| (*kind, n)));
-    let mut least = u64::MAX;
+    let mut least: Option<(u64, String, Config)> = None;
     for (kind, count) in [("none", 0)].into_iter().chain(choices) {
         let mut fitting = options.clone();
-        let values = [
-            ("recompute", kind.to_string()),
-            ("recompute-blocks", count.to_string()),
-        ];
-        for (name, value) in values {
+        let count = count.to_string();
+        for (name, value) in [("recompute", kind), ("recompute-blocks", &count)] {
             let setting = fitting.model.setting(name).expect("check_memory found it");
-            setting.field.set(&value).map_err(Error::Internal)?;
+            setting.field.set(value).map_err(Error::Internal)?;
         }
         let (model, step) = planned::plan(&fitting, data, world, devices)?;
-        let needed = if devices[0].is_accelerator() {
-            model.on_device() + step.total()
+        let of_model = if devices[0].is_accelerator() {
+            model.on_device()
         } else {
-            model.total() + step.total()
+            model.total()
         };
-        least = least.min(needed);
-        if needed > allowed {
-            continue;
+        let needed = of_model + step.total();
+        let what = if kind == "none" {
+            "nothing is computed again".to_string()
+        } else {
+            format!("{RECOMPUTE} {kind} in {count} of {blocks} blocks")
+        };
+        if least.as_ref().is_none_or(|(least, ..)| needed < *least) {
+            least = Some((needed, what, fitting));
         }
-        if world.rank() == 0 {
-            let what = match count {
-                0 => "nothing is computed again".to_string(),
-                _ => format!("{RECOMPUTE} {kind} in {count} of {blocks} blocks"),
-            };
-            let [needed, allowed] = [needed, allowed].map(|bytes| megabytes(bytes as f64 / 1e6));
-            tracing::info!("{what}: a rank needs {needed} of the {allowed} of {MEMORY}");
+        if needed <= allowed {
+            break;
         }
-        return Ok(Cow::Owned(fitting));
     }
-    let [least, allowed] = [least, allowed].map(|bytes| megabytes(bytes as f64 / 1e6));
-    Err(Error::Usage(format!(
-        "{MEMORY}: expected at least {least}, which a rank needs if all blocks compute again, got \
-         {allowed}; help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks"
-    )))
+    let (needed, what, fitting) = least.expect("one was planned");
+    // Rounded up, so that who gives it as the limit is not refused.
+    let shown = megabytes(needed.div_ceil(10_000_000) as f64 * 10.0);
+    if needed > allowed && world.generation() < 2 {
+        return Err(Error::Usage(format!(
+            "{MEMORY} {memory}: expected at least {shown}, which a rank needs if all blocks \
+             compute again; help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks"
+        )));
+    }
+    if needed > allowed {
+        tracing::warn!("{what}: this rank needs {shown}, more than {MEMORY} {memory} allows");
+    } else if world.rank() == 0 {
+        let shown = megabytes(needed as f64 / 1e6);
+        tracing::info!("{what}: a rank needs {shown}; {MEMORY} allows {memory}");
+    }
+    Ok(Cow::Owned(fitting))
 }

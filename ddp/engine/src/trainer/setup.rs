@@ -68,7 +68,7 @@ pub(super) struct Assembled {
     /// Where each rank trains.
     pub(super) places: Vec<String>,
     pub(super) bf16_order: Option<Bf16Order>,
-    /// With what it computes again to fit in `memory`.
+    /// With the recompute settings that `memory` chose.
     pub(super) model: ModelSpec,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Unbuilt {
     pub(super) places: Vec<String>,
     /// Steps that are done.
     pub(super) taken: u64,
-    /// With what it computes again to fit in `memory`.
+    /// With the recompute settings that `memory` chose.
     pub(super) model: ModelSpec,
 }
 
@@ -269,6 +269,8 @@ fn loaders(
     let keeps = match options.data_on_device {
         // Ranks that share a GPU see the same free memory and cannot tell how much is theirs.
         Resident::Auto if world.share_gpus() => Resident::Off,
+        // The plan has no data.
+        Resident::Auto if options.memory.is_some() => Resident::Off,
         choice => choice,
     };
     let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;

@@ -86,7 +86,7 @@ family_settings! {
         export_class "NAME": String = "none".into(), changes_results: false;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
-        /// How many blocks do that, from the first on; 0 for all
+        /// How many blocks `recompute`, counted from the first; 0 for all
         recompute_blocks "N": usize = 0, changes_results: false;
     }
 }
@@ -254,7 +254,7 @@ impl Blocks {
                 "at most the {} of the model, with {RECOMPUTE} attention or block",
                 spec.layers
             );
-            let help = "leave it out for all blocks";
+            let help = "give 0 for all blocks";
             return Err(refuse("recompute-blocks", again, &expected, help));
         }
         // `mlp_width` may follow from `width`, which is then the setting to name.

@@ -31,7 +31,7 @@ family_settings! {
         dropout "P": f64 = 0.0;
         /// What backward computes again instead of keeping it: less memory, same bits, more time
         recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
-        /// How many blocks do that, from the first on; 0 for all
+        /// How many blocks `recompute`, counted from the first; 0 for all
         recompute_blocks "N": usize = 0, changes_results: false;
     }
 }

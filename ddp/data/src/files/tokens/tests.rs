@@ -205,6 +205,9 @@ fn swapped_bytes_of_tokens_are_told_unless_a_header_names_their_order() {
         let error = opened(Some(NumberType::U32), big).unwrap_err();
         assert!(error.to_string().contains("swapped"), "{error}");
     }
+    // A cluster of high numbers, little-endian.
+    let high = (0..3000u16).flat_map(|index| (64_000 + index % 101).to_le_bytes());
+    assert_eq!(opened(None, high.collect()).unwrap().tokens.rows(), 3000);
     // The few that a file of separators begins with say nothing.
     let few = [50_256u16, 50_256, 11, 50_256].repeat(1000);
     let few = few.into_iter().flat_map(u16::to_le_bytes).collect();
