@@ -126,7 +126,7 @@ class Checks:
         beside("lock files of the fuzz targets", fuzz_locks)
         words = "cargo package --workspace --exclude-lockfile --no-verify --allow-dirty --offline --quiet"
         beside("packages of all crates", words.split(), waits=True)
-        beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
+        beside("tests/launch: scripts docker simulated-gpus", ["tests/launch/run", "scripts", "docker", "simulated-gpus"])
         steps.wait_for(UNIT_TESTS_BUILT)
         self.programs.load()
         for package in sorted({it[0] for it in self.programs.unit}):
@@ -198,7 +198,10 @@ class Checks:
 
     def every_kernel_was_launched(self):
         """Whether the operations launched every kernel that the compiler made."""
-        with open(f"{self.steps.folder()}/launches") as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
+        launches = f"{self.steps.folder()}/launches"
+        if not os.path.exists(launches):
+            raise Failure("no test of operations launched a kernel")
+        with open(launches) as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
             launched = {line.split("\t")[0] for line in lines}
             made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels}
         if missing := sorted(made - launched):

@@ -1,8 +1,8 @@
 //! Global memory while a launch runs on it: where addresses lead, which bytes the launch touches,
 //! and who touched them last.
 //!
-//! What is kept of an allocation stays for later launches, so that it need not be cleared: marks
-//! are taken after each launch, and moments of older launches are before those of newer ones.
+//! Shadows outlive a launch and need no clearing: marks are taken at its end, and later launches
+//! have later moments.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -34,7 +34,8 @@ pub unsafe trait GlobalMemory {
 pub struct Window {
     /// These addresses.
     pub range: Range<u64>,
-    /// Its own first address, the same in all windows on it.
+    /// Its own first address, the same in all windows on it. `range.start - start` is a multiple
+    /// of 64.
     pub start: u64,
     /// Its bytes.
     pub data: *mut u8,
@@ -62,7 +63,7 @@ const READ_ONLY: usize = 4;
 
 /// Marks of one page of memory, 4096 bytes.
 const PAGE_MARKS: usize = 64;
-/// Of how many allocations something is kept for launches to come.
+/// How many allocations keep their shadows between launches.
 const KEPT: usize = 128;
 /// The question whether something was written is asked for so many bytes at a time.
 const ASKED_BYTES: u64 = 1 << 14;
@@ -217,7 +218,7 @@ pub(crate) struct Global<'a> {
     sights: Vec<Sight>,
     open: Vec<Shadow>,
     /// The window that an instruction used last.
-    latest: [u16; 256],
+    latest: [u32; 256],
     pub(crate) order: Order,
     /// log2 of the bytes of a cell.
     cell_shift: u32,
@@ -270,8 +271,8 @@ pub(crate) fn wrong(
 }
 
 impl<'a> Global<'a> {
-    /// `cell_bytes`: a power of two up to 16 that divides the size of every access. So many
-    /// accesses are compared with others.
+    /// `cell_bytes`: a power of two up to 16 that divides the size of every access, except that a
+    /// `cp.async` may read less of its source. `accesses_max`: how many are compared with others.
     pub(crate) fn new(
         memory: &'a dyn GlobalMemory,
         shadows: &'a mut Shadows,
@@ -284,7 +285,7 @@ impl<'a> Global<'a> {
             shadows,
             sights: Vec::new(),
             open: Vec::new(),
-            latest: [u16::MAX; 256],
+            latest: [u32::MAX; 256],
             order: Order::new(first, accesses_max),
             cell_shift: cell_bytes.trailing_zeros(),
             unwritten: None,
@@ -345,7 +346,7 @@ impl<'a> Global<'a> {
         bytes: u32,
         how: How,
     ) -> Result<usize, Fault> {
-        let latest = usize::from(self.latest[at as usize & 255]);
+        let latest = self.latest[at as usize & 255] as usize;
         if let Some(sight) = self.sights.get(latest) {
             let range = &sight.window.range;
             let (offset, length) = (address.wrapping_sub(range.start), range.end - range.start);
@@ -383,7 +384,7 @@ impl<'a> Global<'a> {
             );
             return Err(wrong(Kind::OutOfBounds, lane, how, address, bytes, why));
         }
-        self.latest[at as usize & 255] = number as u16;
+        self.latest[at as usize & 255] = number as u32;
         Ok(number)
     }
 
@@ -411,7 +412,6 @@ impl<'a> Global<'a> {
             window,
             shadow,
         });
-        // Windows beyond these are found anew each time.
         Some(self.sights.len() - 1)
     }
 
@@ -489,7 +489,7 @@ impl<'a> Global<'a> {
     ) -> Result<Option<*mut u8>, Fault> {
         let count = barriers.len() as u64;
         let length = u64::from(bytes) * count;
-        let latest = usize::from(self.latest[first.at as usize & 255]);
+        let latest = self.latest[first.at as usize & 255] as usize;
         let Some(sight) = self.sights.get(latest) else {
             return Ok(None);
         };
@@ -598,7 +598,7 @@ impl<'a> Global<'a> {
         let shadow = &mut self.open[self.sights[number].shadow];
         let base = shadow.range.start >> self.cell_shift;
         let first = (own >> self.cell_shift) - base;
-        let end = ((own + u64::from(bytes)) >> self.cell_shift) - base;
+        let end = ((own + u64::from(bytes) - 1) >> self.cell_shift) + 1 - base;
         let cells = &mut shadow.cells[self.cell_shift as usize];
         let Some(cells) = cells.get_mut(first as usize..end as usize) else {
             return Ok(());
@@ -619,7 +619,7 @@ impl<'a> Global<'a> {
 
     /// The address of an allocation's byte itself, whichever window leads to it.
     fn own(&self, at: u32, address: u64) -> u64 {
-        let latest = usize::from(self.latest[at as usize & 255]);
+        let latest = self.latest[at as usize & 255] as usize;
         self.sights.get(latest).map_or(address, |sight| {
             let range = &sight.window.range;
             address

@@ -12,7 +12,8 @@ pub(crate) struct Moment {
 }
 
 /// An access: `moment:32 | barriers of the warp:16 | who:11 | fences:3 | strength:2`. Moments count
-/// the barriers of blocks, over all launches. 0: nobody.
+/// the barriers of blocks, over all launches. Of several blocks: how many they are, in place of the
+/// barriers of the warp. 0: no access yet.
 pub(crate) type Stamp = u64;
 
 /// `who` below is a thread of its block. From here on: several threads of one warp, of a block, of
@@ -30,7 +31,7 @@ pub(crate) struct Other {
     pub(crate) does: &'static str,
 }
 
-/// Whom a stamp is of.
+/// Who made an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Thread(u32),
@@ -59,6 +60,11 @@ pub(crate) fn moment(stamp: Stamp) -> u32 {
 
 pub(crate) fn warp_barriers(stamp: Stamp) -> u32 {
     (stamp >> 16) as u32 & 0xffff
+}
+
+/// How many blocks a stamp of several blocks stands for, up to 65,535.
+pub(crate) fn block_count(stamp: Stamp) -> u32 {
+    warp_barriers(stamp)
 }
 
 pub(crate) fn who(stamp: Stamp) -> u32 {

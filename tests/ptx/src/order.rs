@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use crate::moment::{
-    Moment, OF_BLOCK, OF_BLOCKS, OF_WARP, Other, Stamp, fences, moment, strength, warp_barriers,
-    warp_of, who,
+    Moment, OF_BLOCK, OF_BLOCKS, OF_WARP, Other, Stamp, block_count, fences, moment, strength,
+    warp_barriers, warp_of, who,
 };
 use crate::op::{Strength, Strong};
 
@@ -181,19 +181,23 @@ impl Order {
                 known.add_all(set);
             }
         }
-        if who(old) == OF_BLOCKS {
-            let mut blocks: Vec<u64> = (0..self.fences_before)
-                .filter(|fence| known.has(*fence))
-                .map(|fence| self.block_of(self.fences[fence]))
-                .collect();
-            blocks.dedup();
-            return blocks.len() + 1 == self.blocks.len();
-        }
         let block = self
             .blocks
             .partition_point(|(first, _)| *first <= moment(old));
         let begin = self.blocks[block.saturating_sub(1)].0;
         let end = self.blocks.get(block).map_or(u32::MAX, |(first, _)| *first);
+        if who(old) == OF_BLOCKS {
+            // Only how many they are is kept; blocks that began after the last of them are not
+            // among them.
+            let mut blocks: Vec<u64> = (0..self.fences_before)
+                .take_while(|fence| moment(self.fences[*fence]) < end)
+                .filter(|fence| known.has(*fence))
+                .map(|fence| self.block_of(self.fences[fence]))
+                .collect();
+            blocks.dedup();
+            let own = usize::from(moment(old) >= self.block_first);
+            return blocks.len() + own >= block_count(old) as usize;
+        }
         let start = self.fences.partition_point(|fence| moment(*fence) < begin);
         (start..self.fences_before)
             .take_while(|fence| moment(self.fences[*fence]) < end)
@@ -202,18 +206,29 @@ impl Order {
 
     /// What stands for both, of which `old` is not before `new`.
     fn joined(&self, old: Stamp, new: Stamp) -> Stamp {
-        let several = if !self.is_of_running_block(old) {
-            OF_BLOCKS
+        let (several, count) = if !self.is_of_running_block(old) {
+            let before = if who(old) == OF_BLOCKS {
+                block_count(old)
+            } else {
+                1
+            };
+            let is_counted = moment(old) >= self.block_first;
+            let count = before + u32::from(!is_counted);
+            (OF_BLOCKS, count.min(0xffff))
         } else if warp_of(who(old)) == warp_of(who(new)) {
-            OF_WARP + warp_of(who(new))
+            (OF_WARP + warp_of(who(new)), warp_barriers(new))
         } else {
-            OF_BLOCK
+            (OF_BLOCK, warp_barriers(new))
         };
         let weaker = strength(old).min(strength(new));
-        new >> 16 << 16 | u64::from(several) << 5 | u64::from(FENCES_APART) << 2 | u64::from(weaker)
+        u64::from(moment(new)) << 32
+            | u64::from(count) << 16
+            | u64::from(several) << 5
+            | u64::from(FENCES_APART) << 2
+            | u64::from(weaker)
     }
 
-    /// Whether it is of an earlier launch, or nobody's.
+    /// Whether it is from an earlier launch, or there was none.
     fn is_old(&self, stamp: Stamp) -> bool {
         moment(stamp) < self.first
     }
@@ -270,6 +285,9 @@ impl Order {
             if written != 0 && !self.is_before(written, mine) && !self.is_strong(written, mine) {
                 return Err(written_by(written, sites));
             }
+            if stands_for(read, mine) {
+                continue;
+            }
             if read != mine {
                 // Of several blocks it stays.
                 let is_alone =
@@ -306,6 +324,9 @@ impl Order {
                 let (stamp, at) = (read, sites as u32);
                 let does = "read";
                 return Err(Other { stamp, at, does });
+            }
+            if stands_for(written, mine) {
+                continue;
             }
             cell[0] = if is_after {
                 mine
@@ -385,6 +406,12 @@ impl Order {
             self.all_published |= self.channels.len() > CHANNELS_MAX;
         }
     }
+}
+
+/// Whether an access that was noted is at the same point of the same thread as a new one, and
+/// weaker: whatever races with the new one races with it.
+fn stands_for(noted: Stamp, new: Stamp) -> bool {
+    (noted ^ new) & !3 == 0 && strength(noted) < strength(new)
 }
 
 #[cold]

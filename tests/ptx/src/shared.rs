@@ -215,8 +215,6 @@ impl Shared {
                     } else {
                         MANY
                     };
-                } else if last.block == moment.block && last.who & MANY != 0 {
-                    cell.read.who = MANY;
                 }
                 continue;
             }

@@ -294,6 +294,43 @@ fn the_last_block_may_change_what_all_have_read_and_counted() {
 }
 
 #[test]
+fn only_blocks_that_touched_a_byte_need_to_be_known() {
+    // Two groups of two blocks, each with a counter, which the last of a group resets.
+    let group = "\tshr.u32 %r5, %r2, 1;\n\tmul.wide.u32 %rd2, %r5, 4;\n\tadd.s64 %rd2, %rd0, %rd2;\n\tsetp.eq.u32 %p1, %r4, 1;\n";
+    let count = COUNT.replace("[%rd0]", "[%rd2]");
+    let (before, last) = group.split_at(group.find("\tsetp").expect("it has one"));
+    let body = |resets: &str, read: &str| {
+        format!("{before}{read}{FENCE}{count}{FENCE}{last}\t@%p1 st.global.u32 {resets}, 0;\n")
+    };
+    is_ordered(4, 1, &body("[%rd2]", ""));
+    // What both blocks of a group read.
+    let read = "\tld.global.u32 %r9, [%rd2+64];\n";
+    is_ordered(4, 1, &body("[%rd2+64]", read));
+    // What all four read.
+    let read = "\tld.global.u32 %r9, [%rd0+64];\n";
+    races(4, 1, &body("[%rd0+64]", read));
+}
+
+#[test]
+fn a_strong_access_does_not_hide_a_weak_one_before_it() {
+    let first = "\tsetp.eq.u32 %p1, %r0, 0;\n";
+    let add = "red.global.add.u32 [%rd0], 1;\n";
+    races(
+        4,
+        1,
+        &format!("{first}\t@%p1 st.global.u32 [%rd0], 0;\n\t{add}"),
+    );
+    let reads =
+        "\t@%p1 ld.global.u32 %r4, [%rd0];\n\t@%p1 ld.relaxed.gpu.global.u32 %r5, [%rd0];\n";
+    races(4, 1, &format!("{first}{reads}\t@!%p1 {add}"));
+    is_ordered(
+        4,
+        1,
+        &format!("{first}{reads}\t@!%p1 {add}").replace("ld.global", "ld.volatile.global"),
+    );
+}
+
+#[test]
 fn a_race_names_both_sides() {
     let body = "\t.loc 1 7 1\n\tst.global.u32 [%rd0], %r0;\n";
     let text = format!(
@@ -442,6 +479,13 @@ fn a_copy_reads_its_source_until_it_arrives() {
     races(1, 64, &copy("", write));
     races(1, 64, &copy(&format!("\tbar.sync 0;\n{write}"), ""));
     is_ordered(1, 64, &copy("", &write.replace("+8", "+16")));
+    // It reads half of the bytes that it writes, where every other access has 16.
+    let half = |write: &str| copy("", write).replace("[%rd0], 16;\n", "[%rd0], 16, %r4;\n");
+    let write =
+        "\tsetp.eq.u32 %p2, %r1, 32;\n\t@%p2 st.global.v4.u32 [%rd0], {%r1, %r1, %r1, %r1};\n";
+    let body = format!("\tmov.u32 %r4, 8;\n{}", half(write));
+    races(1, 64, &body);
+    is_ordered(1, 64, &body.replace("v4.u32 [%rd0]", "v4.u32 [%rd0+16]"));
 }
 
 #[test]

@@ -146,12 +146,14 @@ impl KernelLaunch {
         self.grid.iter().map(|size| u64::from(*size)).product()
     }
 
-    /// A line in the file that SIMCUDA_KERNELS names.
+    /// A line in the file that SIMCUDA_KERNELS names, for a launch that succeeded.
     fn note(&self, outcome: &Outcome, took: Duration) {
+        let Ok(counts) = &outcome.result else {
+            return;
+        };
         let Some(path) = std::env::var_os("SIMCUDA_KERNELS") else {
             return;
         };
-        let counts = outcome.result.as_ref().copied().unwrap_or_default();
         let line = format!(
             "{}\t{}\t{}\t{}\n",
             self.kernel.name(),

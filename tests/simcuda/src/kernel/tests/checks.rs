@@ -3,6 +3,7 @@
 
 use super::{Ground, library, shot};
 use crate::error::CUresult;
+use crate::machine::testing::played;
 use crate::work::Touched;
 
 const ILLEGAL: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -13,6 +14,32 @@ fn assert_says(message: &str, words: &[&str]) {
     for word in words {
         assert!(message.contains(word), "no {word:?} in: {message}");
     }
+}
+
+#[test]
+fn only_launches_that_succeed_are_noted() {
+    let name = format!("simcuda-launches-{}", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    let path = file.to_str().expect("the path is UTF-8");
+    let test = concat!(module_path!(), "::only_launches_that_succeed_are_noted");
+    let ended = played(test, &[("SIMCUDA_KERNELS", path)], || {
+        let code = library(
+            r#"extern "C" __global__ void inside(int* x) { x[threadIdx.x] = 1; }
+               extern "C" __global__ void outside(int* x) { x[threadIdx.x + 4096] = 1; }"#,
+        );
+        let mut ground = Ground::default();
+        let x = ground.upload(&[0_i32; 8]);
+        shot(&code, "outside", 1, 8, &[x]).expect_failure(&ground, ILLEGAL);
+        shot(&code, "inside", 1, 8, &[x]).expect(&ground);
+    });
+    let Some(ended) = ended else {
+        return;
+    };
+    ended.came_to_its_end();
+    let lines = std::fs::read_to_string(&file).expect("a launch was noted");
+    std::fs::remove_file(&file).expect("it is the test's own file");
+    let names: Vec<_> = lines.lines().map(|line| line.split('\t').next()).collect();
+    assert_eq!(names, [Some("inside")]);
 }
 
 #[test]
