@@ -94,8 +94,8 @@ class Checks:
                 beside(f"tests of ddp: jobs, part {turn % 10 + 1} of 10", self.programs.some, package, target, 10, turn % 10, env=mostly_waits)
                 continue
             if target == "training":
-                for which in self.selected("training", 4):
-                    beside(f"tests of ddp: training, part {which + 1} of 4", self.programs.some, package, target, 4, which)
+                for which in self.selected("training", 10):
+                    beside(f"tests of ddp: training, part {which + 1} of 10", self.programs.some, package, target, 10, which)
                 continue
             for which in self.selected("mpirun", 2):
                 beside(f"tests of {package}: {target}, part {which + 1} of 2", self.programs.some, package, target, 2, which, "--skip=gpus::", env=mostly_waits)
@@ -177,7 +177,7 @@ class Checks:
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
-        for which in self.selected("ways", 12):
+        for which in self.selected("ways", 24):
             self.another_way(which)
         for which in self.selected("operations again", 50):
             self.again("kernels", which // 10, which % 10, 10)
@@ -209,14 +209,18 @@ class Checks:
         print(f"{plural(len(made), 'kernel')} are launched by tests of operations")
 
     def another_way(self, which):
-        """One of twelve things that twelve commits in a row do together."""
+        """In every second commit a twelfth of the operations with every access followed, in the others one of six other things."""
         beside, on_gpus = self.steps.beside, self.programs.on_gpus
         part, is_followed = divmod(which, 2)
         if is_followed:
             # Races that come late in a launch are only seen so.
-            what = f"operations, 1 simulated GPU, every access followed, part {part + 1} of 6"
-            beside(what, self.programs.some_on_gpus, "kernels", 1, 6, part, env={"SIMCUDA_INTRA": "1"})
-        elif part == 0:
+            what = f"operations, 1 simulated GPU, every access followed, part {part + 1} of 12"
+            beside(what, self.programs.some_on_gpus, "kernels", 1, 12, part, env={"SIMCUDA_INTRA": "1"})
+            return
+        if self.is_long and part >= 6:
+            return
+        part %= 6
+        if part == 0:
             # Other features need another check of most packages. It takes its turn at cargo's lock.
             words = "cargo clippy -p ddp-comm -p ddp --no-default-features --features ddp/program --all-targets --locked -- -D warnings"
             beside("clippy, without MPI and Parquet", words.split(), waits=True)
