@@ -191,12 +191,12 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
         name: kernel.name.clone(),
         cell_bytes: code
             .iter()
-            .filter_map(|coded| shared_access(&coded.op))
+            .filter_map(|coded| access_to(Space::Shared, &coded.op))
             .min()
             .unwrap_or(16),
         global_cell_bytes: code
             .iter()
-            .filter_map(|coded| global_access(&coded.op))
+            .filter_map(|coded| access_to(Space::Global, &coded.op))
             .min()
             .unwrap_or(4)
             .min(16),
@@ -215,8 +215,8 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
     })
 }
 
-/// The bytes of an access that may be to global memory.
-fn global_access(op: &Op) -> Option<u32> {
+/// The bytes of an access that may be to memory of this space, global or shared.
+fn access_to(space: Space, op: &Op) -> Option<u32> {
     let (place, bytes) = match op {
         Op::Load {
             place, element, to, ..
@@ -228,31 +228,17 @@ fn global_access(op: &Op) -> Option<u32> {
             ..
         } => (place, element.bytes * from.len() as u32),
         Op::Atomic { place, bytes, .. } => (place, *bytes),
-        Op::CopyAsync { from, bytes, .. } => (from, *bytes),
-        _ => return None,
-    };
-    matches!(place.space, Space::Global | Space::Generic).then_some(bytes)
-}
-
-/// The bytes of an access that may be to shared memory.
-fn shared_access(op: &Op) -> Option<u32> {
-    let (place, bytes) = match op {
-        Op::Load {
-            place, element, to, ..
-        } => (place, element.bytes * to.len() as u32),
-        Op::Store {
-            place,
-            element,
-            from,
-            ..
-        } => (place, element.bytes * from.len() as u32),
-        Op::Atomic { place, bytes, .. } => (place, *bytes),
-        Op::CopyAsync { to, bytes, .. } => (to, *bytes),
+        Op::CopyAsync {
+            to, from, bytes, ..
+        } => {
+            let place = if space == Space::Global { from } else { to };
+            (place, *bytes)
+        }
         Op::LoadMatrix { place, .. } => (place, 16),
-        Op::Wgmma(_) => return Some(16),
+        Op::Wgmma(_) => return (space == Space::Shared).then_some(16),
         _ => return None,
     };
-    matches!(place.space, Space::Shared | Space::Generic).then_some(bytes)
+    (place.space == space || place.space == Space::Generic).then_some(bytes)
 }
 
 struct Decoder<'a> {

@@ -800,7 +800,7 @@ pub(crate) fn execute(
                     if d.is_some() {
                         ground.global.observe(address, moment, *strong);
                     }
-                    // What nobody can see to have happened publishes nothing.
+                    // An atomic that changes nothing publishes nothing: no thread can see it.
                     if new != old {
                         ground.global.publish(address, moment, *strong, true);
                     }

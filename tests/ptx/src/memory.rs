@@ -170,7 +170,7 @@ pub struct Shadows {
 
 impl Default for Shadows {
     fn default() -> Self {
-        // 0 is in new cells: nobody has it.
+        // New cells hold 0, which means no access.
         Self {
             allocations: HashMap::new(),
             launch: 0,

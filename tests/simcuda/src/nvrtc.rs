@@ -1,5 +1,5 @@
-//! NVRTC: what the product compiles, NVIDIA's NVRTC compiles to PTX, in a process of its own. The
-//! CUBIN is that PTX in an envelope, which `kernel` loads.
+//! NVRTC: a separate process compiles the product's kernels to PTX with NVIDIA's NVRTC. A CUBIN is
+//! that PTX in an envelope, which `kernel` loads.
 
 mod compiler;
 mod options;

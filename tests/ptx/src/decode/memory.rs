@@ -6,7 +6,7 @@ use crate::op::{Atomic, Element, Op, Register, Strength, Strong, Width};
 use crate::text::{Operand, Space, type_bytes};
 
 impl Decoder<'_> {
-    /// A scope, by which strong accesses and fences are for some threads; None: there is none.
+    /// Whose threads a strong access or a fence orders; None where no scope is given.
     pub(super) fn scope(parts: &mut Parts<'_>) -> Option<Strength> {
         Some(match parts.take_any(&["cta", "cluster", "gpu", "sys"])? {
             "gpu" | "sys" => Strength::Device,

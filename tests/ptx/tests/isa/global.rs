@@ -19,7 +19,7 @@ fn shape(blocks: u32, threads: u32, seed: u64) -> Launch {
 const NUMBERS: &str = "\tmov.u32 %r1, %tid.x;\n\tmov.u32 %r2, %ctaid.x;\n\tmov.u32 %r3, %ntid.x;\n\tmad.lo.s32 %r0, %r2, %r3, %r1;\n\
                        \tmul.wide.u32 %rd1, %r0, 4;\n\tadd.s64 %rd1, %rd0, %rd1;\n";
 
-/// The kinds of what is found in a body in many orders.
+/// What a kernel with this body is found to do wrong, under each of several seeds.
 fn found(blocks: u32, threads: u32, body: &str) -> Vec<Option<Kind>> {
     let text = kernel("", &format!("{NUMBERS}{body}"));
     let of = |seed| {
@@ -261,7 +261,7 @@ fn blocks_learn_of_each_other_by_release_and_acquire_patterns() {
     let write = "\tst.global.u32 [%rd1+64], 3;\n";
     assert_eq!(last(FENCE, &format!("{write}{COUNT}"), FENCE), race);
     assert_eq!(last(FENCE, COUNT, &format!("{FENCE}{write}")), race);
-    // An atomic on an address of each block tells nobody.
+    // An atomic on an address that no other block reads publishes nothing.
     let own = COUNT.replace("[%rd0]", "[%rd1+128]");
     let apart = format!("{own}\tatom.relaxed.gpu.global.add.u32 %r4, [%rd0], 1;\n");
     assert_eq!(last("", &format!("{FENCE}{apart}"), FENCE), Ok(()));

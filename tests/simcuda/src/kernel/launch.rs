@@ -33,8 +33,8 @@ pub(super) struct KernelLaunch {
 /// Shared by all launches, of which one runs at a time.
 static SHADOWS: OnceLock<Mutex<Shadows>> = OnceLock::new();
 
-/// The memory that a launch may touch. Each allocation of its arguments has a view of its own, from
-/// the first on: so an address says which argument it was computed from.
+/// The memory that a launch may touch. Each allocation that an argument points to has its own view,
+/// so that an address says which argument it was computed from.
 struct Sights<'a> {
     device: usize,
     memory: &'a dyn Memory,
@@ -86,8 +86,8 @@ impl Sights<'_> {
 }
 
 // SAFETY: an allocation stays while a launch that may touch it runs: the machine's lock is held.
-// Its bytes are nobody's references. A host that touches pinned memory meanwhile has a race of its
-// own.
+// No reference to these bytes exists. If the host touches pinned memory meanwhile, the race is in
+// the program under test.
 unsafe impl GlobalMemory for Sights<'_> {
     fn find(&self, address: u64) -> Option<Window> {
         let (view, own) = self.views.split(address);

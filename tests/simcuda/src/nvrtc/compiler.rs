@@ -1,6 +1,6 @@
 //! Runs NVIDIA's NVRTC, which SIMCUDA_NVRTC names, and keeps its PTX.
 //!
-//! It runs in a process of its own, with the library path of a machine without simulated GPUs:
+//! It runs in a separate process, with the library path of a machine without simulated GPUs:
 //! NVRTC loads parts of itself by name, and here these names are the simulator's. Processes share
 //! the cache folder: files are written under a unique name and renamed.
 

@@ -23,7 +23,7 @@ impl Options {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let names = matches!(name, "--gpu-architecture" | "-arch");
             has_lines |= matches!(name, "--generate-line-info" | "-lineinfo");
-            // `sm_90` may also be an argument of its own.
+            // `sm_90` may also be a separate argument, after `--gpu-architecture`.
             let value = if is_architecture { option } else { value };
             if (names || is_architecture) && value.starts_with("sm_") {
                 is_virtual = false;
