@@ -154,9 +154,9 @@ class Checks:
         # Every kernel in ten commits: each case of a test is run on one of the GPUs.
         tenths = list(range(10)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 10)
         for which in tenths:
-            env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches"}
+            # Approximate instructions err as far as the ISA lets them.
+            env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", "SIMCUDA_APPROXIMATE": "1"}
             beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which, env=env)
-        self.with_errors()
         for which in self.selected("trainer", 10):
             beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
         for which in self.selected("ranks", 16):
@@ -185,16 +185,6 @@ class Checks:
             name, value = ORDERS[which // 6]
             what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
             beside(what, some, "ddp", 4, 6, which % 6, "zero::", "split::", env={f"SIMCUDA_{name}": value})
-
-    def with_errors(self):
-        """Attention, losses and matmuls whose approximate instructions err as the ISA allows: a quarter in one of 24 commits, and
-        where one changed kernels, their tests or the simulator."""
-        is_changed = any(changed(folder) for folder in ("kernels/src", "kernels/tests", "tests/ptx", "tests/simcuda"))
-        parts = [which % 4 for which in self.selected("errors of PTX", 96) if which % 24 == 5 or is_changed]
-        for part in sorted(set(parts)):
-            what = f"attention, losses and matmuls, whose approximate instructions err as the ISA allows, 1 simulated GPU, part {part + 1} of 4"
-            names = ("attention::", "losses::", "matmuls::")
-            self.steps.beside(what, self.programs.some_on_gpus, "kernels", 1, 4, part, *names, env={"SIMCUDA_APPROXIMATE": "1"})
 
     def every_kernel_was_launched(self):
         """Whether the operations launched every kernel that the compiler made."""

@@ -107,7 +107,7 @@ pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     if count >= 4 * special.len() {
         values[..special.len()].copy_from_slice(&special);
         values[count - special.len()..].copy_from_slice(&special);
-        // But -0 + -0 is a case of its own.
+        // Operands of all seeds have -0 here: only -0 + -0 is -0.
         values[special.len()] = -0.0;
     }
     values
