@@ -37,12 +37,28 @@ impl Touch {
                 && (self.who ^ moment.thread) & 0x3e0 == 0
                 && self.warp < moment.warp
     }
+
+    /// What stands for this and for a touch at the moment.
+    fn joined(self, moment: Moment) -> Touch {
+        let mut both = Touch::of(moment);
+        if self.who != moment.thread && self.block == moment.block && !self.is_before(moment) {
+            let is_of_warp = self.who & MANY == 0 && (self.who ^ moment.thread) & 0x3e0 == 0;
+            both.who = if is_of_warp {
+                moment.thread & 0x3e0 | MANY_OF_WARP
+            } else {
+                MANY
+            };
+        }
+        both
+    }
 }
 
 #[derive(Clone, Copy, Default)]
 struct Cell {
     written: Touch,
     read: Touch,
+    /// By an atomic.
+    updated: Touch,
     /// How many proxy fences there were before it was written.
     fences: u32,
     /// The warps whose `wgmma` in flight read here, a bit each.
@@ -201,21 +217,13 @@ impl Shared {
                 let written = cell.written;
                 return Err(self.race(written, "wrote", (address, bytes), access, moment));
             }
+            // Atomics do not race with each other.
+            if access != Access::Atomic && !cell.updated.is_before(moment) && self.is_followed {
+                let (updated, does) = (cell.updated, Access::Atomic.did());
+                return Err(self.race(updated, does, (address, bytes), access, moment));
+            }
             if reads {
-                let last = cell.read;
-                cell.read = Touch::of(moment);
-                if last.who != moment.thread
-                    && last.block == moment.block
-                    && !last.is_before(moment)
-                {
-                    let is_of_warp =
-                        last.who & MANY == 0 && (last.who ^ moment.thread) & 0x3e0 == 0;
-                    cell.read.who = if is_of_warp {
-                        moment.thread & 0x3e0 | MANY_OF_WARP
-                    } else {
-                        MANY
-                    };
-                }
+                cell.read = cell.read.joined(moment);
                 continue;
             }
             if !cell.read.is_before(moment) && self.is_followed {
@@ -226,7 +234,9 @@ impl Shared {
             if access == Access::Start {
                 cell.is_awaited = true;
             }
-            if access != Access::Atomic {
+            if access == Access::Atomic {
+                cell.updated = cell.updated.joined(moment);
+            } else {
                 (cell.written, cell.fences) = (Touch::of(moment), self.fences);
             }
         }

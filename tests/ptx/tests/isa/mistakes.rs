@@ -42,6 +42,44 @@ fn sum(text: &str, other: &str) -> Result<u32, Finding> {
     per_thread(128, PARTIALS, &SUM.replace(text, other), &words).map(|found| found[0])
 }
 
+/// One thread counts in shared memory, and one of another warp reads that.
+const COUNTED: &str = "\tmov.u32 %r5, partials;
+	setp.eq.u32 %p2, %r0, 0;
+	@%p2 st.shared.u32 [%r5], %r0;
+	bar.sync 0;
+	@%p2 atom.shared.add.u32 %r1, [%r5], 7;
+	bar.sync 1;
+	mov.u32 %r2, 7;
+	setp.eq.u32 %p3, %r0, 32;
+	@%p3 ld.shared.u32 %r2, [%r5];
+	st.global.u32 [%rd1], %r2;
+";
+
+#[test]
+fn atomics_on_shared_memory_are_ordered_by_barriers_and_race_with_no_other() {
+    let words = [0; 64];
+    let run = |body: &str| {
+        let found = per_thread(64, PARTIALS, body, &words);
+        found.map_err(|finding| finding.kind)
+    };
+    assert_eq!(run(COUNTED), Ok(vec![7; 64]));
+    let without = |body: &str, barrier: u32| body.replace(&format!("\tbar.sync {barrier};\n"), "");
+    assert_eq!(run(&without(COUNTED, 1)), Err(Kind::Race));
+    // Of the same warp, which runs both in order.
+    let other = COUNTED.replace("%r0, 32;", "%r0, 1;");
+    assert_eq!(run(&other), Ok(vec![7; 64]));
+    assert_eq!(run(&without(&other, 1)), Err(Kind::Race));
+    let write = COUNTED.replace("ld.shared.u32 %r2, [%r5]", "st.shared.u32 [%r5], %r2");
+    assert_eq!(run(&write), Ok(vec![7; 64]));
+    assert_eq!(run(&without(&write, 1)), Err(Kind::Race));
+    let all = COUNTED
+        .replace("@%p2 atom", "atom")
+        .replace("%r1, [%r5], 7", "%r1, [%r5], 0");
+    let all = all.replace("mov.u32 %r2, 7", "mov.u32 %r2, 0");
+    assert_eq!(run(&all), Ok(vec![0; 64]));
+    assert_eq!(run(&without(&all, 0)), Err(Kind::Race));
+}
+
 #[test]
 fn a_reduction_and_its_mistakes() {
     assert_eq!(
