@@ -28,6 +28,8 @@ const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)]
 /// See `silence`.
 pub const SILENCE_MARGIN: Duration = Duration::from_secs(1);
 
+const NOT_HEARD: &str = "killed because another host did not hear from it";
+
 /// How long hosts of an elastic job may be silent.
 pub fn silence(timeout: Duration) -> Duration {
     timeout.clamp(SILENCE[0], SILENCE[1])

@@ -67,6 +67,8 @@ pub struct Rank {
     pub due: Option<Duration>,
     /// How many processes were started since one last took part for a while.
     pub tries: u32,
+    /// How many processes in a row came and could not connect to the others.
+    pub unconnected: u32,
     /// It is not started again on any host: its last process did not agree with the others, or
     /// could not connect to them.
     pub stays_out: bool,

@@ -13,7 +13,7 @@ use simulated::{Job, Outcome};
 
 /// With each commit, and under --long. A slice has seeds of its own.
 const JOBS: u64 = 6000;
-const MANY: u64 = 1_000_000;
+const MANY: u64 = 400_000;
 
 fn slice() -> u64 {
     let text = std::env::var("DDP_TEST_SLICE").unwrap_or_default();

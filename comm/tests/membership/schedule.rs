@@ -6,13 +6,18 @@ use ddp_comm::membership::state::Rules;
 
 use crate::random::Random;
 
+/// How long a rank is stopped that does not go on.
+const FOR_GOOD: u64 = 100_000_000;
+
 /// Something that goes wrong. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A rank's process is killed.
     Kill(usize),
-    /// It is stopped for a while.
+    /// It is stopped for a while, or for good.
     Stop(usize, u64),
+    /// It hangs for good, and nothing says that it is stopped.
+    Hangs(usize),
     /// Its next process cannot be started.
     FailsToStart(usize),
     /// It ends because of what no other rank need find, with this exit code.
@@ -21,8 +26,8 @@ pub(crate) enum Fault {
     Fails(usize),
     /// No packet passes between the launcher's host and this one: from it, to it, or both.
     Cut(usize, [bool; 2], u64),
-    /// Two other hosts do not hear each other.
-    CutBetween(usize, usize, u64),
+    /// Nor between two other hosts: from the first one, to it, or both.
+    CutBetween([usize; 2], [bool; 2], u64),
     /// An agent is killed with its ranks.
     LosesHost(usize),
     /// The launcher is suspended.
@@ -31,9 +36,21 @@ pub(crate) enum Fault {
     Signal,
 }
 
+/// What a loss means, and who starts the processes of other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The job ends with any of its ranks: `--ranks`, `--hosts`.
+    Ordinary,
+    /// It continues without lost ranks: `--min-ranks`.
+    Elastic,
+    /// So it does, and something else starts the processes of other hosts: pods, srun.
+    Pods,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
+    pub(crate) kind: Kind,
     pub(crate) ranks: usize,
     pub(crate) hosts: usize,
     pub(crate) spares: usize,
@@ -55,38 +72,50 @@ impl Schedule {
         } else {
             random.of(1..4).min(ranks as u64) as usize
         };
-        let min_ranks = if random.one_in(3) {
+        let kind = match random.of(0..6) {
+            0 => Kind::Ordinary,
+            1 if hosts > 1 => Kind::Pods,
+            _ => Kind::Elastic,
+        };
+        let min_ranks = if kind == Kind::Ordinary || random.one_in(3) {
             ranks
         } else {
             random.of(1..ranks as u64 + 1) as usize
         };
-        let restarts = if random.one_in(5) {
-            random.of(0..3) as u32
-        } else {
-            1000
+        let restarts = match kind {
+            Kind::Ordinary => 0,
+            _ if random.one_in(5) => random.of(0..3) as u32,
+            _ => 1000,
         };
         let mut faults: Vec<(u64, Fault)> = Vec::new();
         for _ in 0..random.of(1..9) {
             // Often soon after another one.
             let at = match faults.last() {
                 Some((at, _)) if random.one_in(2) => at + random.of(0..300),
+                // And often before ranks have met.
+                _ if random.one_in(4) => random.of(0..500),
                 _ => random.of(0..6000),
             };
-            let (rank, ms) = (random.of(0..ranks as u64) as usize, random.of(100..20_000));
+            let rank = random.of(0..ranks as u64) as usize;
+            let ms = if random.one_in(5) {
+                FOR_GOOD
+            } else {
+                random.of(100..20_000)
+            };
             let host = random.of(0..hosts as u64) as usize;
+            let ways = [[true, true], [true, false], [false, true]][random.of(0..3) as usize];
             let fault = match random.of(0..20) {
-                0..=7 => Fault::Kill(rank),
-                8..=10 => Fault::Stop(rank, ms),
+                0..=5 => Fault::Kill(rank),
+                6..=8 => Fault::Stop(rank, ms),
+                // Where all hang and the job ends with any of its ranks, nothing ends it.
+                9..=10 if rank > 0 || kind != Kind::Ordinary => Fault::Hangs(rank),
                 11 => Fault::FailsToStart(rank),
                 12 => Fault::Leaves(rank, if random.one_in(3) { 78 } else { 77 }),
                 13 if random.one_in(4) => Fault::Fails(rank),
                 14 if random.one_in(3) => Fault::Signal,
-                15 => Fault::Suspends(ms),
-                16 | 17 if host > 0 => {
-                    let ways = [[true, true], [true, false], [false, true]];
-                    Fault::Cut(host, ways[random.of(0..3) as usize], ms)
-                }
-                18 if hosts > 2 => Fault::CutBetween(1, 2, ms),
+                15 => Fault::Suspends(ms.min(20_000)),
+                16 if host > 0 => Fault::Cut(host, ways, ms.min(20_000)),
+                17..=18 if hosts > 2 => Fault::CutBetween([1, 2], ways, ms.min(20_000)),
                 19 if host > 0 => Fault::LosesHost(host),
                 _ => Fault::Kill(rank),
             };
@@ -95,9 +124,10 @@ impl Schedule {
         faults.sort_by_key(|it| it.0);
         Schedule {
             seed,
+            kind,
             ranks,
             hosts,
-            spares: if hosts > 1 && restarts > 0 {
+            spares: if kind == Kind::Elastic && hosts > 1 && restarts > 0 {
                 random.of(0..2) as usize
             } else {
                 0
@@ -110,29 +140,46 @@ impl Schedule {
         }
     }
 
+    /// For how many ranks a spare host has room.
+    pub(crate) fn spare_room(&self) -> usize {
+        self.ranks.div_ceil(self.hosts)
+    }
+
     pub(crate) fn rules(&self) -> Rules {
         Rules {
-            is_elastic: true,
+            is_elastic: self.kind != Kind::Ordinary,
             min_ranks: self.min_ranks,
             restarts: self.restarts,
             timeout: Duration::from_secs(self.timeout_s),
             grace: Duration::from_secs(10),
-            hosts_come: false,
+            hosts_come: self.kind == Kind::Pods,
         }
     }
 
     /// Whether nothing happens that may end such a job before its work is done.
     pub(crate) fn must_succeed(&self) -> bool {
         let is_harmless = |(_, fault): &(u64, Fault)| {
-            use Fault::{FailsToStart, Kill, Leaves, Stop, Suspends};
-            match fault {
-                Kill(_) | Stop(..) | FailsToStart(_) | Leaves(_, 77) => true,
+            use Fault::{FailsToStart, Hangs, Kill, Leaves, Stop, Suspends};
+            match (self.kind, fault) {
+                (Kind::Ordinary, Suspends(_)) => true,
+                (Kind::Ordinary, _) => false,
+                (_, Kill(_) | Stop(..) | Hangs(_) | FailsToStart(_) | Leaves(_, 77)) => true,
                 // Agents end while the launcher is suspended.
-                Suspends(_) => self.hosts == 1,
+                (_, Suspends(_)) => self.hosts == 1,
                 _ => false,
             }
         };
-        self.restarts == 1000 && self.faults.iter().all(is_harmless)
+        let is_enough = self.kind == Kind::Ordinary || self.restarts == 1000;
+        is_enough && self.faults.iter().all(is_harmless)
+    }
+
+    /// Whether the launcher hears of all within a moment.
+    pub(crate) fn is_heard(&self) -> bool {
+        let hides = |fault: &Fault| {
+            use Fault::{Cut, CutBetween, LosesHost, Suspends};
+            matches!(fault, Cut(..) | CutBetween(..) | LosesHost(_) | Suspends(_))
+        };
+        !self.faults.iter().any(|(_, fault)| hides(fault))
     }
 
     /// Smaller ones of which one may fail, too.

@@ -1,6 +1,9 @@
 //! A simulated job: the launcher's real decisions and what real ranks hear, with simulated time,
 //! processes, hosts and connections. A model is the number of steps it has taken.
 
+mod faults;
+mod judged;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -11,7 +14,7 @@ use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use crate::random::Random;
-use crate::schedule::{Fault, Schedule};
+use crate::schedule::{Fault, Kind, Schedule};
 
 /// How often the launcher looks at the clock, and agents and ranks say that they work.
 const TICK: u64 = 100;
@@ -21,8 +24,13 @@ const CALL: u64 = 5000;
 /// How long a step takes, and an agent or a rank to start.
 const STEP: std::ops::Range<u64> = 20..60;
 const START: std::ops::Range<u64> = 30..400;
-/// No fault makes a job last this much longer.
+/// How much longer ranks wait for others that do not reach each other.
+const PRECEDENCE: u64 = 1500;
+/// When packets are sent again that were not answered.
+const RETRY: u64 = 50;
+/// No fault makes a job last this much longer; one that ends with any of its ranks.
 const BOUND: u64 = 600_000;
+const ORDINARY_BOUND: u64 = 60_000;
 
 const KILL: i32 = 9;
 const TERM: i32 = 15;
@@ -57,8 +65,9 @@ enum Message {
     /// An agent asks, at this time, and is answered.
     Asked(u64),
     Answered(u64),
-    /// An agent has come.
+    /// An agent has come. It is gone, and with it the connection.
     Came,
+    Gone,
     /// A process is started, told something, sent a signal.
     Start(usize),
     ToRank(usize, ToRank),
@@ -100,6 +109,15 @@ struct Process {
     /// Counts what happens to it: what was planned before counts no more.
     plan: u32,
     is_stopped: bool,
+    stopped_at: u64,
+    /// For good, and nothing says so.
+    hangs: bool,
+    /// When it last went on; `u64::MAX` while it is stopped or hangs.
+    unwell_until: u64,
+    /// When its last word arrives: they arrive in order.
+    last_word: u64,
+    /// How many steps were taken when it began to wait.
+    waits_since: u64,
     /// The generation of which it is; 0 before the first.
     generation: u32,
     /// How many steps its model has taken; None without one. A new rank has one after a step.
@@ -109,6 +127,12 @@ struct Process {
     fails_to_start: bool,
     /// When it began to wait for the others.
     since: u64,
+}
+
+impl Process {
+    fn is_still(&self) -> bool {
+        self.is_stopped || self.hangs
+    }
 }
 
 /// What the ranks of a generation do together.
@@ -122,6 +146,8 @@ struct Together {
     parts: BTreeMap<u64, BTreeMap<usize, [bool; 2]>>,
     /// The step that they take first.
     first: u64,
+    /// The exit code with which the first of them failed.
+    failed: Option<u8>,
 }
 
 /// The launcher's connection to a host, and the agent there.
@@ -168,7 +194,7 @@ pub(crate) struct Job<'a> {
     processes: Vec<Process>,
     links: Vec<Link>,
     together: BTreeMap<u32, Together>,
-    /// Hosts that do not hear each other.
+    /// From which host packets do not pass to which, of those without the launcher.
     is_cut: BTreeSet<(usize, usize)>,
     /// The last generation that has completed a step, and the most steps of it.
     newest: u32,
@@ -176,6 +202,17 @@ pub(crate) struct Job<'a> {
     fails_to_start: Vec<bool>,
     /// Ranks of which one process has not agreed with the others.
     disagrees: Vec<bool>,
+    /// The exit codes that what has happened explains.
+    explained: BTreeSet<u8>,
+    /// How many ranks were started again, and the host that has just come.
+    restarts: u32,
+    coming: Option<usize>,
+    /// By rank: how many processes in a row came and were left out before ranks had connected.
+    unconnected: Vec<u32>,
+    /// When the job was asked to stop.
+    asked: Option<u64>,
+    /// When the generation must be over, and which.
+    over_by: Option<(u64, u32)>,
     last_fault: u64,
     outcome: Outcome,
 }
@@ -185,7 +222,7 @@ impl<'a> Job<'a> {
         let hosts = schedule.hosts + schedule.spares;
         let host = |number: usize| Host {
             name: format!("host {number}"),
-            spare: (number >= schedule.hosts).then_some(8),
+            spare: (number >= schedule.hosts).then_some(schedule.spare_room()),
             ..Host::default()
         };
         let ranks: Vec<usize> = (0..schedule.ranks)
@@ -214,6 +251,16 @@ impl<'a> Job<'a> {
             taken: 0,
             fails_to_start: vec![false; schedule.ranks],
             disagrees: vec![false; schedule.ranks],
+            // Too few ranks are left.
+            explained: (schedule.kind != Kind::Ordinary)
+                .then_some(77)
+                .into_iter()
+                .collect(),
+            restarts: 0,
+            coming: None,
+            unconnected: vec![0; schedule.ranks],
+            asked: None,
+            over_by: None,
             last_fault: 0,
             outcome: Outcome::default(),
         };
@@ -221,7 +268,9 @@ impl<'a> Job<'a> {
             job.plan(*at, Next::Fault(index));
         }
         job.plan(TICK, Next::Tick);
-        for host in 1..hosts {
+        // Others wait for a lost connection.
+        let calls = if job.is_ordinary() { 1 } else { hosts };
+        for host in 1..calls {
             job.plan(SIGN, Next::Asks(host));
             job.plan(CALL, Next::Calls(host));
         }
@@ -230,13 +279,22 @@ impl<'a> Job<'a> {
         job.outcome
     }
 
+    fn is_ordinary(&self) -> bool {
+        self.schedule.kind == Kind::Ordinary
+    }
+
     fn go(&mut self) {
+        let bound = if self.is_ordinary() {
+            ORDINARY_BOUND
+        } else {
+            BOUND
+        };
         while self.outcome.wrong.is_none() && self.state.goes_on() {
             let Some(Reverse((at, _, index))) = self.queue.pop() else {
                 return self.wrong("nothing happens any more".into());
             };
             self.now = at;
-            if at > self.last_fault + BOUND {
+            if at > self.last_fault + bound {
                 return self.wrong("the job does not end".into());
             }
             if let Some(next) = self.planned[index].take() {
@@ -250,44 +308,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn check_end(&mut self) {
-        let (code, schedule) = (self.state.exit_code(), self.schedule);
-        // A process never started if its agent had ended before the request arrived.
-        let is_of_agent = |it: &&Process| {
-            let link = &self.links[it.host];
-            link.has_agent && link.agents == it.agent
-        };
-        let lives = |it: &&Process| it.phase != Phase::Ended && is_of_agent(it);
-        if let Some(it) = self.processes.iter().find(lives)
-            && !self.state.hosts[it.host].is_lost
-        {
-            return self.wrong(format!("process {} of rank {} stays", it.number, it.rank));
-        }
-        let is_done = self.taken == schedule.steps;
-        match code {
-            0 if !is_done => self.wrong(format!("0 after {} steps", self.taken)),
-            // A stop may come when the work is done.
-            0 => {}
-            75 if self.state.stop.is_some() => {}
-            // What a rank has found.
-            65 if self.state.ends == Some(65) => {}
-            code if self.state.ends == Some(65) => {
-                self.wrong(format!("{code} after a rank has ended the job with 65"));
-            }
-            _ if schedule.must_succeed() => self.wrong(format!("it ended with {code}")),
-            _ => {}
-        }
-    }
-
     fn say(&mut self, text: String) {
         self.outcome
             .log
             .push(format!("{:>9.3} s  {text}", self.now as f64 / 1e3));
-    }
-
-    fn wrong(&mut self, what: String) {
-        self.say(format!("WRONG: {what}"));
-        self.outcome.wrong.get_or_insert(what);
     }
 
     fn plan(&mut self, after: u64, next: Next) {
@@ -303,7 +327,7 @@ impl<'a> Job<'a> {
             Next::Arrives(_, _, message) => {
                 matches!(
                     **message,
-                    Message::Word(..) | Message::Asked(_) | Message::Came
+                    Message::Word(..) | Message::Asked(_) | Message::Came | Message::Gone
                 )
             }
             Next::Fault(index) => self.schedule.faults[*index].1 == Fault::Signal,
@@ -312,7 +336,7 @@ impl<'a> Job<'a> {
         if is_suspended && waits {
             return self.unread.push(next);
         }
-        let is_stopped = |index: &usize| self.processes[*index].is_stopped;
+        let is_stopped = |index: &usize| self.processes[*index].is_still();
         match &next {
             Next::Goes(index, _) | Next::HasSums(index, ..) | Next::Looks(index, _)
                 if is_stopped(index) =>
@@ -331,6 +355,7 @@ impl<'a> Job<'a> {
             Next::Tick => {
                 if !is_suspended {
                     self.decide(JobEvent::Tick);
+                    self.judge_times();
                 }
                 self.plan(TICK, Next::Tick);
             }
@@ -338,7 +363,11 @@ impl<'a> Job<'a> {
             Next::Calls(host) => self.calls(host),
             Next::Goes(index, plan) if is_planned(index, plan) => self.goes(index),
             Next::HasSums(index, plan, step) if is_planned(index, plan) => {
-                self.has_sums(index, step)
+                if self.reaches_all(index) {
+                    self.has_sums(index, step);
+                } else {
+                    self.plan(RETRY, Next::HasSums(index, plan, step));
+                }
             }
             Next::Looks(index, plan) if is_planned(index, plan) => self.looks(index),
             Next::Goes(..) | Next::HasSums(..) | Next::Looks(..) => {}
@@ -354,6 +383,14 @@ impl<'a> Job<'a> {
     // Connections.
 
     fn send(&mut self, host: usize, way: usize, message: Message) {
+        if let (0, Message::Word(index, _)) = (host, &message) {
+            // Each has a connection of its own.
+            let at = self.now + self.random.of(1..60);
+            let it = &mut self.processes[*index];
+            it.last_word = it.last_word.max(at);
+            let after = it.last_word - self.now;
+            return self.plan(after, Next::Arrives(0, 0, message.into()));
+        }
         let delay = if host == 0 { 1 } else { self.random.of(1..30) };
         let link = &mut self.links[host];
         if link.is_cut[way] {
@@ -384,10 +421,17 @@ impl<'a> Job<'a> {
             Message::Answered(at) => self.links[host].answered = at,
             Message::Came => {
                 self.say(format!("host {host} has come"));
+                self.coming = Some(host);
                 self.decide(JobEvent::HostCame {
                     host,
                     address: None,
                 });
+                self.judge_host(host);
+                self.coming = None;
+            }
+            Message::Gone => {
+                let why = "the connection to it was lost".into();
+                self.decide(JobEvent::HostLost { host, why });
             }
             // What was sent to an agent that has ended.
             _ if host > 0 && !self.links[host].has_agent => {}
@@ -398,7 +442,7 @@ impl<'a> Job<'a> {
                 self.plan(SIGN, Next::Shows(index));
             }
             Message::ToRank(index, message) => {
-                if self.processes[index].is_stopped {
+                if self.processes[index].is_still() {
                     self.processes[index].unheard.push_back(message);
                 } else if self.processes[index].phase != Phase::Ended {
                     self.hears(index, message);
@@ -419,7 +463,12 @@ impl<'a> Job<'a> {
 
     fn decide(&mut self, event: JobEvent) {
         let now = Duration::from_millis(self.now - self.suspended);
-        for action in decide::on(&mut self.state, now, event) {
+        let was_over = self.state.over_since.is_some();
+        let actions = decide::on(&mut self.state, now, event);
+        if !was_over && self.state.over_since.is_some() {
+            self.judge_end_of_generation(&actions);
+        }
+        for action in actions {
             self.carry_out(action);
         }
     }
@@ -431,12 +480,7 @@ impl<'a> Job<'a> {
                 self.say(format!(
                     "rank {rank}: process {process} is started on host {host}"
                 ));
-                if self.disagrees[rank] {
-                    self.wrong(format!("rank {rank}, which disagrees, is started again"));
-                }
-                if self.state.restarted > self.schedule.restarts {
-                    self.wrong("more ranks are started again than may be".into());
-                }
+                self.judge_start(rank, host);
                 self.processes.push(Process {
                     rank,
                     number: process,
@@ -447,6 +491,11 @@ impl<'a> Job<'a> {
                     phase: Phase::Comes,
                     plan: 0,
                     is_stopped: false,
+                    stopped_at: 0,
+                    hangs: false,
+                    unwell_until: 0,
+                    last_word: 0,
+                    waits_since: 0,
                     generation: 0,
                     steps: None,
                     progress: 0,
@@ -465,21 +514,24 @@ impl<'a> Job<'a> {
             JobAction::Kill { rank, process, why } => {
                 self.say(format!("rank {rank}: process {process} is {why}"));
                 let index = process as usize - 1;
+                self.judge_kill(index, &why);
                 self.send(self.processes[index].host, 1, Message::Signal(index, KILL));
             }
             JobAction::Tell {
                 process, message, ..
             } => {
+                if let ToRank::Welcome { generation, .. } = message
+                    && generation as usize != self.together.len()
+                {
+                    self.wrong(format!("a newcomer hears of generation {generation}"));
+                }
                 if let ToRank::Formed(formed) = &message {
                     let members = self.state.members.iter();
                     let all: Vec<usize> = members.map(|it| it.process as usize - 1).collect();
                     if !self.together.contains_key(&formed.number) {
                         let ranks: Vec<usize> = formed.members.iter().map(|it| it.rank).collect();
                         self.outcome.joined += formed.change.joined.len();
-                        let comes = self.state.ranks.iter().filter(|rank| rank.comes());
-                        if formed.number == 1 && ranks.len() < comes.count() {
-                            self.wrong("the first generation is without a rank that comes".into());
-                        }
+                        self.judge_generation(formed);
                         self.say(format!(
                             "generation {} of ranks {ranks:?}: {:?}",
                             formed.number, formed.change
@@ -502,6 +554,9 @@ impl<'a> Job<'a> {
             }
             JobAction::Signal(signal) => {
                 self.say(format!("all are sent signal {signal}"));
+                if signal == KILL {
+                    self.judge_kill_of_all();
+                }
                 for index in 0..self.processes.len() {
                     if self.processes[index].phase != Phase::Ended {
                         self.send(
@@ -542,7 +597,8 @@ impl<'a> Job<'a> {
         let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
         let has_ranks = state.ranks.iter().any(|rank| rank.host == host);
         let is_lost = state.hosts[host].is_lost && state.stop.is_none();
-        if may_start && has_ranks && is_lost && link.is_cut == [false; 2] && !link.has_agent {
+        let is_wanted = self.schedule.kind == Kind::Pods || may_start && has_ranks;
+        if is_wanted && is_lost && link.is_cut == [false; 2] && !link.has_agent {
             link.agents += 1;
             link.number += 1;
             (link.has_agent, link.answered) = (true, self.now);
@@ -597,6 +653,14 @@ impl<'a> Job<'a> {
         let (rank, number) = (self.processes[index].rank, self.processes[index].number);
         self.say(format!("rank {rank}: process {number} {end}"));
         self.outcome.lost += usize::from(end != End::Code(0));
+        let generation = self.processes[index].generation;
+        if let (Some(together), true) = (self.together.get_mut(&generation), end != End::Code(0)) {
+            let code = match end {
+                End::Code(code) => code,
+                End::Signal(_) => 77,
+            };
+            together.failed.get_or_insert(code);
+        }
         self.word(index, Word::Ended(end));
     }
 
@@ -605,7 +669,7 @@ impl<'a> Job<'a> {
         if it.phase == Phase::Ended {
             return;
         }
-        if !it.is_stopped {
+        if !it.is_still() {
             it.progress += u64::from(!matches!(it.phase, Phase::Waits | Phase::Sums));
             let said = ToLauncher::Progress(it.progress);
             self.says(index, said);
@@ -626,7 +690,7 @@ impl<'a> Job<'a> {
     fn waits(&mut self, index: usize) {
         let it = &mut self.processes[index];
         it.plan += 1;
-        it.phase = Phase::Waits;
+        (it.phase, it.waits_since) = (Phase::Waits, self.taken);
         let after = it.generation;
         self.says(index, ToLauncher::Waits { after, port: 1 });
     }
@@ -634,6 +698,12 @@ impl<'a> Job<'a> {
     fn hears(&mut self, index: usize, message: ToRank) {
         let it = &mut self.processes[index];
         it.heard.hear(message.clone());
+        if matches!(message, ToRank::Over(over) if over == it.heard.current())
+            && !it.heard.is_over()
+        {
+            return self.wrong("a rank does not know that its generation is over".into());
+        }
+        let it = &mut self.processes[index];
         match message {
             ToRank::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
                 it.generation = it.heard.current();
@@ -661,10 +731,16 @@ impl<'a> Job<'a> {
         );
         match self.processes[index].phase {
             Phase::Starts if self.processes[index].fails_to_start => {
+                self.explained.insert(71);
                 self.ends(index, End::Code(71))
             }
             Phase::Starts => self.waits(index),
+            Phase::Connects if !self.reaches_all(index) => {
+                let plan = self.processes[index].plan;
+                self.plan(RETRY, Next::Goes(index, plan));
+            }
             Phase::Connects => {
+                self.judge_members(index);
                 let together = self.together.get_mut(&generation).expect("it was formed");
                 together.connected.insert(index);
                 if together.connected.len() == together.all.len() {
@@ -711,7 +787,9 @@ impl<'a> Job<'a> {
             .expect("it was formed")
             .first = from.unwrap_or(0) + 1;
         for (place, &index) in all.iter().enumerate() {
-            if self.processes[index].phase == Phase::Ended {
+            // It may have ended, or found that another has.
+            let it = &self.processes[index];
+            if (it.phase, it.generation) != (Phase::Connects, generation) {
                 continue;
             }
             if all.len() < self.schedule.min_ranks {
@@ -722,6 +800,7 @@ impl<'a> Job<'a> {
                 continue;
             }
             let it = &mut self.processes[index];
+            self.unconnected[it.rank] = 0;
             // A new rank gets the state while the others train already.
             it.steps = it.steps.and(from);
             if from == Some(self.schedule.steps) {
@@ -741,30 +820,15 @@ impl<'a> Job<'a> {
             self.processes[index].generation,
             self.processes[index].steps,
         );
-        if generation < self.newest {
-            self.wrong(format!(
-                "generation {generation} takes step {step} after {}",
-                self.newest
-            ));
-        }
-        if steps.is_some_and(|steps| steps + 1 != step) {
-            self.wrong(format!("step {step} follows step {steps:?}"));
-        }
-        let is_again = generation == self.newest || step >= self.taken;
-        let holds = |it: &Process| {
-            it.generation < generation && it.steps >= Some(step) && it.phase != Phase::Ended
-        };
-        if !is_again && self.processes.iter().any(holds) {
-            self.wrong(format!(
-                "step {step} is taken again, though a rank has taken it"
-            ));
-        }
+        self.judge_step(generation, steps, step);
         (self.newest, self.taken) = (generation, step);
         self.processes[index].steps = Some(step);
         let parts = self.together[&generation].parts[&step].values();
         let [meets, stops] = [0, 1].map(|which| parts.clone().any(|it| it[which]));
         if step == self.schedule.steps {
-            self.says(index, ToLauncher::Ends(0));
+            if !self.is_ordinary() {
+                self.says(index, ToLauncher::Ends(0));
+            }
             self.goes_after(index, Phase::Ends(0), 10..60);
         } else if stops {
             self.goes_after(index, Phase::Ends(75), 10..300);
@@ -775,6 +839,28 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Whether packets pass from one process's host to another's.
+    fn passes_between(&self, from: usize, to: usize) -> bool {
+        let (from, to) = (self.processes[from].host, self.processes[to].host);
+        match (from, to) {
+            _ if from == to => true,
+            (0, host) => !self.links[host].is_cut[1],
+            (host, 0) => !self.links[host].is_cut[0],
+            pair => !self.is_cut.contains(&pair),
+        }
+    }
+
+    /// Whether a process can exchange something with all others of its generation.
+    fn reaches_all(&self, index: usize) -> bool {
+        let all = &self.together[&self.processes[index].generation].all;
+        all.iter().all(|&other| self.is_connected(index, other))
+    }
+
+    /// Whether two processes can exchange something: packets are answered.
+    fn is_connected(&self, one: usize, other: usize) -> bool {
+        self.passes_between(one, other) && self.passes_between(other, one)
+    }
+
     /// Looks whether the others of its generation are there.
     fn looks(&mut self, index: usize) {
         let it = &self.processes[index];
@@ -782,144 +868,55 @@ impl<'a> Job<'a> {
             return;
         }
         let together = &self.together[&it.generation];
-        let hears = |other: &usize| {
-            let [low, high] = [
-                it.host.min(self.processes[*other].host),
-                it.host.max(self.processes[*other].host),
-            ];
-            let is_far = low == 0 && high > 0 && self.links[high].is_cut != [false; 2];
-            !is_far && !self.is_cut.contains(&(low, high))
-        };
+        let hears = |other: &usize| self.passes_between(*other, index);
         let has_ended =
             |other: &usize| self.processes[*other].phase == Phase::Ended && hears(other);
         // One that has done its work says farewell.
         let is_done = self.taken == self.schedule.steps;
         if !is_done && together.all.iter().any(has_ended) {
-            return self.waits(index);
+            let code = together.failed.unwrap_or(77);
+            return self.misses(index, code);
         }
-        let step = it.steps.map_or(together.first, |steps| steps + 1);
-        let parts = together.parts.get(&step);
-        let has_given = |other: &usize| match it.phase {
-            Phase::Connects => together.connected.contains(other),
-            _ => parts.is_some_and(|parts| parts.contains_key(other)),
-        };
+        let waited = self.now - it.since;
         let limit = self.schedule.timeout_s * 1000;
-        if it.phase != Phase::Computes && self.now - it.since > limit {
-            let missing = together
-                .all
-                .iter()
-                .filter(|other| !has_given(other) || !hears(other));
-            let ranks: Vec<usize> = missing.map(|&other| self.processes[other].rank).collect();
+        // Those that show no sign of life here. Who connects names others only after those that
+        // do not reach them.
+        let is_missing = |other: &usize| {
+            *other != index
+                && (!self.is_connected(*other, index)
+                    || self.processes[*other].is_still()
+                    || it.phase == Phase::Connects
+                        && waited > limit + PRECEDENCE
+                        && !together.connected.contains(other))
+        };
+        let missing = together.all.iter().copied().filter(is_missing);
+        let ranks: Vec<usize> = missing.map(|other| self.processes[other].rank).collect();
+        if it.phase != Phase::Computes && waited > limit && !ranks.is_empty() {
             let (generation, rank) = (it.generation, it.rank);
             let have_met = it.phase != Phase::Connects;
             self.say(format!("rank {rank} misses ranks {ranks:?}"));
-            self.says(
-                index,
-                ToLauncher::Misses {
-                    generation,
-                    ranks,
-                    have_met,
-                },
-            );
-            return self.waits(index);
+            if !self.is_ordinary() {
+                self.says(
+                    index,
+                    ToLauncher::Misses {
+                        generation,
+                        ranks,
+                        have_met,
+                    },
+                );
+            }
+            return self.misses(index, 77);
         }
         let plan = it.plan;
         self.plan(50, Next::Looks(index, plan));
     }
 
-    // Faults.
-
-    fn living(&self, rank: usize) -> Option<usize> {
-        let lives =
-            |it: &Process| it.rank == rank && it.phase != Phase::Ended && it.phase != Phase::Comes;
-        self.processes.iter().rposition(lives)
-    }
-
-    fn fault(&mut self, index: usize) {
-        let fault = self.schedule.faults[index].1;
-        self.say(format!("FAULT: {fault:?}"));
-        self.last_fault = self.now;
-        match fault {
-            Fault::Kill(rank) => self
-                .living(rank)
-                .into_iter()
-                .for_each(|it| self.ends(it, End::Signal(KILL))),
-            Fault::Leaves(rank, code) => {
-                self.living(rank)
-                    .into_iter()
-                    .for_each(|it| self.ends(it, End::Code(code)));
-            }
-            Fault::Fails(rank) => {
-                if let Some(it) = self.living(rank) {
-                    self.says(it, ToLauncher::Ends(65));
-                    self.ends(it, End::Code(65));
-                }
-            }
-            Fault::FailsToStart(rank) => self.fails_to_start[rank] = true,
-            Fault::Stop(rank, ms) => {
-                if let Some(it) = self.living(rank) {
-                    self.processes[it].is_stopped = true;
-                    self.word(it, Word::Stopped(true));
-                }
-                self.plan(ms, Next::Passes(index));
-            }
-            Fault::Cut(host, ways, ms) => {
-                for (is_cut, cut) in self.links[host].is_cut.iter_mut().zip(ways) {
-                    *is_cut |= cut;
-                }
-                self.plan(ms, Next::Passes(index));
-            }
-            Fault::CutBetween(low, high, ms) => {
-                self.is_cut.insert((low, high));
-                self.plan(ms, Next::Passes(index));
-            }
-            Fault::LosesHost(host) => self.agent_ends(host),
-            Fault::Suspends(ms) => {
-                if self.suspended_since.is_none() {
-                    self.suspended_since = Some(self.now);
-                    self.plan(ms, Next::Passes(index));
-                }
-            }
-            Fault::Signal => self.decide(JobEvent::Signal(TERM)),
-        }
-    }
-
-    fn passes(&mut self, index: usize) {
-        let fault = self.schedule.faults[index].1;
-        self.say(format!("passes: {fault:?}"));
-        self.last_fault = self.now;
-        match fault {
-            Fault::Stop(rank, _) => {
-                for it in 0..self.processes.len() {
-                    if self.processes[it].rank != rank || !self.processes[it].is_stopped {
-                        continue;
-                    }
-                    self.processes[it].is_stopped = false;
-                    if self.processes[it].phase != Phase::Ended {
-                        self.word(it, Word::Stopped(false));
-                        let unheard = std::mem::take(&mut self.processes[it].unheard);
-                        unheard
-                            .into_iter()
-                            .for_each(|message| self.hears(it, message));
-                    }
-                }
-            }
-            Fault::Cut(host, ..) => {
-                self.links[host].is_cut = [false; 2];
-                for way in [0, 1] {
-                    let held = std::mem::take(&mut self.links[host].held[way]);
-                    held.into_iter()
-                        .for_each(|message| self.send(host, way, message));
-                }
-            }
-            Fault::CutBetween(low, high, _) => _ = self.is_cut.remove(&(low, high)),
-            Fault::Suspends(_) => {
-                let since = self.suspended_since.take().unwrap_or(self.now);
-                self.suspended += self.now - since;
-                let unread = std::mem::take(&mut self.unread);
-                unread.into_iter().for_each(|next| self.happens(next));
-            }
-            _ => {}
+    /// A rank does not hear the others: it waits for the next generation, or fails with them.
+    fn misses(&mut self, index: usize, code: u8) {
+        if self.is_ordinary() {
+            self.goes_after(index, Phase::Ends(code), 1..50);
+        } else {
+            self.waits(index);
         }
     }
 }

@@ -30,7 +30,6 @@ pub use self::division::{EVAL_TOKENS_MAX, step_options};
 pub use self::plan::Plan;
 pub use self::planned::{ModelBytes, StepBytes};
 pub use self::program::RunProgram;
-pub use self::resume::is_same_data;
 use self::training::{ReadyRun, TrainingRun};
 pub use self::trial::{Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};

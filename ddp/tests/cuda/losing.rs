@@ -295,17 +295,16 @@ fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
         let lost = [rank as u64];
         let is_kernel = plan.starts_with("kernel");
         assert_undisturbed(&folder, &ended, &lost[..usize::from(is_kernel)]);
-        // Which rank a send or receive lacks, only the rank itself knows, which then leaves.
-        let told = if is_kernel {
-            &[
-                "did not arrive within 10 s",
-                "the GPU has not done its work after 10 s",
-            ][..]
-        } else {
-            &["not done within 10 s"]
-        };
+        // Which rank a send or receive lacks, only the rank itself knows, which then leaves. The
+        // others may wait in one, too, and one of them may be the first to say so.
+        let told = [
+            "not done within 10 s",
+            "did not arrive within 10 s",
+            "the GPU has not done its work after 10 s",
+        ];
+        let mut told = told.iter().take(if is_kernel { 3 } else { 1 });
         assert!(
-            told.iter().any(|told| ended.stderr.contains(told)),
+            told.any(|told| ended.stderr.contains(told)),
             "{plan}: {ended}"
         );
     });

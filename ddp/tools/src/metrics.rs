@@ -22,7 +22,6 @@ use crate::metrics_log::{
 use crate::setting::{DATA, OUT};
 use crate::shown::significant;
 use crate::tasks::{BestBy, ColumnErrors, figures_text};
-use crate::trainer::is_same_data;
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -357,7 +356,7 @@ pub fn check_run(opened: &Opened) -> Result<()> {
         return Ok(());
     };
     let mut changes = Config::of_checkpoint(opened)?.changes(&then);
-    if !is_same_data(&opened.state.fingerprint, &run.start.fingerprint) {
+    if opened.state.fingerprint != run.start.fingerprint {
         changes.push(format!("{DATA} with other rows"));
     }
     // A resume with --override may have changed them.

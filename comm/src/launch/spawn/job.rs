@@ -365,6 +365,7 @@ impl Job {
     /// started.
     pub(super) fn happens(&mut self, event: JobEvent) -> Result<()> {
         let mut result = Ok(());
+        tracing::trace!("{event:?}");
         for action in decide::on(&mut self.state, self.now, event) {
             tracing::trace!("{action:?}");
             match action {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Decision, ENDING};
+use super::{Decision, ENDING, NOT_HEARD};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 use crate::membership::state::GenerationRank;
 use crate::membership::wire::{self, Change, Generation, LostRank, ToLauncher, ToRank};
@@ -13,8 +13,10 @@ const FIRST_MEETING: Duration = Duration::from_secs(60);
 /// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
 /// take a minute to connect.
 const SLOW: Duration = Duration::from_secs(120);
+/// How often in a row a rank may come that cannot connect to all others: it stays out then. The
+/// first time a hang of another one may be the reason.
+const UNCONNECTED_MAX: u32 = 2;
 const NO_PROGRESS: &str = "killed because it showed no progress";
-const NOT_HEARD: &str = "killed because another host did not hear from it";
 
 impl Decision<'_> {
     pub(super) fn hear(&mut self, rank: usize, process: u32, said: ToLauncher) {
@@ -230,7 +232,8 @@ impl Decision<'_> {
             missing.retain(is_stopped);
         } else if missing.iter().any(elsewhere) {
             why = NOT_HEARD;
-            // Of two that could not connect, the one that has just come stays out.
+            // Of two that could not connect, the one that has just come stays out, with the others
+            // that came on its host.
             let news = self
                 .state
                 .members
@@ -238,13 +241,14 @@ impl Decision<'_> {
                 .filter(|it| !have_met && it.is_new);
             let new: Vec<usize> = news.map(|it| it.rank).collect();
             let is_new = |rank: &usize| new.contains(rank);
-            if !missing.iter().any(is_new) {
-                let came = new.iter().copied().filter(|rank| !elsewhere(rank));
-                let came: Vec<usize> = came.collect();
-                missing = if came.is_empty() { missing } else { came };
+            if is_new(&by) && !missing.iter().any(is_new) {
+                missing = new.iter().copied().filter(|it| !elsewhere(it)).collect();
             }
-            let new = missing.iter().filter(|rank| is_new(rank));
-            new.for_each(|&rank| self.state.ranks[rank].stays_out = true);
+            for &rank in missing.iter().filter(|rank| is_new(rank)) {
+                let it = &mut self.state.ranks[rank];
+                it.unconnected += 1;
+                it.stays_out = it.unconnected == UNCONNECTED_MAX;
+            }
         }
         missing.iter().for_each(|&rank| self.kill(rank, why));
         self.end_generation();
@@ -284,9 +288,9 @@ impl Decision<'_> {
         if all.is_empty() {
             all = (0..self.state.ranks.len()).collect();
         }
-        let silences = all
-            .iter()
-            .filter_map(|&rank| self.silent_for(rank, Duration::ZERO));
+        // A rank that has waited for long takes part from now on.
+        let formed = self.state.formed;
+        let silences = all.iter().filter_map(|&rank| self.silent_for(rank, formed));
         if silences.min().is_some_and(|silence| silence > limit) {
             self.print(format!(
                 "no rank has shown progress for {} or longer: all are killed; help: find out what \

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, of_signal};
+use super::{Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, NOT_HEARD, of_signal};
 use crate::error::EXIT_PEER_LOST;
 use crate::membership::state::RankProcess;
 use crate::membership::wire::ToRank;
@@ -86,6 +86,9 @@ impl Decision<'_> {
             self.state.ranks[rank].tries = 0;
         }
         let how = process.killed.unwrap_or(how);
+        if how != NOT_HEARD {
+            self.state.ranks[rank].unconnected = 0;
+        }
         let members = self.state.members.iter_mut();
         let of_process = members.filter(|it| it.process == process.number);
         of_process.for_each(|it| it.ended = Some(how.clone()));

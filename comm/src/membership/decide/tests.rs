@@ -329,45 +329,68 @@ fn of_two_hosts_that_miss_each_other_one_is_left_out() {
     assert_eq!(job.kills(), [0; 0]);
 }
 
-/// Rank 1, on another host, was lost and has come again.
-fn joined() -> Job {
-    let mut job = trains(&[1, 2]);
+/// Rank 1, on another host, was lost and comes again.
+fn come_again(job: &mut Job, ms: u64) {
     job.ends(1, KILLED);
     job.waits(0);
-    job.at(20);
+    job.at(ms);
     job.waits(1);
     job.waits(0);
     assert_eq!(job.members(), [0, 1]);
     job.kills();
-    job
 }
 
 #[test]
-fn one_that_comes_and_cannot_connect_stays_out() {
-    for (by, have_met, left_out, comes_again) in [
-        (0, false, 1, false),
-        (1, false, 1, false),
+fn one_that_comes_twice_and_cannot_connect_stays_out() {
+    for (by, have_met, left_out) in [
+        (0, false, 1),
+        (1, false, 1),
         // They had connected.
-        (0, true, 1, true),
-        (1, true, 0, true),
+        (0, true, 1),
+        (1, true, 0),
     ] {
-        let mut job = joined();
+        let mut job = trains(&[1, 2]);
+        come_again(&mut job, 20);
         job.at_s(6);
         job.misses(by, &[1 - by], have_met);
         assert_eq!(job.kills(), [left_out], "{by} {have_met}");
+        if left_out == 0 {
+            continue;
+        }
+        // It may be the other one that hangs.
+        come_again(&mut job, 7000);
+        job.at_s(13);
+        job.misses(by, &[1 - by], have_met);
+        assert_eq!(job.kills(), [left_out], "{by} {have_met}");
         job.ends(left_out, KILLED);
-        job.at_s(7);
-        let started = vec![left_out; usize::from(comes_again)];
+        job.at_s(14);
+        let started = vec![left_out; usize::from(have_met)];
         assert_eq!(job.starts(), started, "{by} {have_met}");
     }
     // It is only stopped.
-    let mut job = joined();
-    job.stops(1, true);
-    job.at_s(6);
-    job.misses(0, &[1], false);
+    let mut job = trains(&[1, 2]);
+    for seconds in [1, 7] {
+        come_again(&mut job, 1000 * seconds);
+        job.stops(1, true);
+        job.at_s(seconds + 5);
+        job.misses(0, &[1], false);
+    }
     job.ends(1, KILLED);
-    job.at_s(7);
+    job.at_s(14);
     assert_eq!(job.starts(), [1]);
+}
+
+#[test]
+fn one_that_came_is_not_left_out_for_another_of_its_host() {
+    let mut job = trains(&[1, 2, 2]);
+    job.ends(1, KILLED);
+    [0, 2].iter().for_each(|&rank| job.waits(rank));
+    job.at(20);
+    (0..3).for_each(|rank| job.waits(rank));
+    assert_eq!(job.members(), [0, 1, 2]);
+    job.at_s(6);
+    job.misses(2, &[0], false);
+    assert_eq!(job.kills(), [0]);
 }
 
 #[test]

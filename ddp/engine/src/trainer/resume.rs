@@ -202,7 +202,7 @@ fn others((places, versions): Machines<'_>, then: Machines<'_>) -> Vec<String> {
 fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
     let mut changes = Vec::new();
     let (now, then) = (data.train.fingerprint()?, &state.fingerprint);
-    if !is_same_data(&now, then) {
+    if now != *then {
         // Hashes follow, which say nothing to readers.
         let shown = |text: &str| {
             text.split(", labels ")
@@ -248,23 +248,6 @@ fn other_columns(now: &[String], then: &[String]) -> String {
         None => format!("{} named features (were {})", now.len(), then.len()),
     }
 }
-
-/// Whether these are fingerprints of the same data, as far as the older one tells: up to version
-/// 0.6 they had no hash of the content.
-pub fn is_same_data(now: &str, then: &str) -> bool {
-    let is_old = !then.contains(CONTENT);
-    let is_same = now == then || is_old && now.split(CONTENT).next() == Some(then);
-    if is_same && now != then {
-        tracing::warn!(
-            "the checkpoint is of version 0.6 or older, which did not record the content of files: \
-             only a few rows of the data were compared with those it was trained on"
-        );
-    }
-    is_same
-}
-
-/// What comes before the hash of the content in a fingerprint.
-const CONTENT: &str = ", content ";
 
 /// The schedule decided the learning rate of the steps that were taken. It may only change where
 /// these would have been the same: so the result is that of a run that never stopped.
@@ -341,7 +324,7 @@ pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> R
         _ => Some(data.held_out.fingerprint()?),
     };
     let both = now.as_ref().zip(state.held_out.as_ref());
-    let what = if both.is_some_and(|(now, then)| !is_same_data(now, then)) {
+    let what = if both.is_some_and(|(now, then)| now != then) {
         "held-out rows are not those"
     } else if best.by().0 != options.best {
         "figure that decides is not that"
@@ -387,20 +370,5 @@ mod tests {
         assert_eq!(mixed, [format!("{h100} and {h200} (was {h200})")]);
         let older = of(&[h200], &[h200], &versions("13.0", "avx2"));
         assert_eq!(older, ["cublaslt 13.1 (was 13.0)"]);
-    }
-
-    #[test]
-    fn fingerprints_of_0_6_are_compared_without_content() {
-        let old = "8 rows (all of 8) of 3 features, regression of 1 number, labels 01, sampled 02";
-        let now = |hash: &str| format!("{old}, content {hash}");
-        for (now, then, is_same) in [
-            (now("aa"), now("aa"), true),
-            (now("aa"), now("ab"), false),
-            (now("aa"), old.to_string(), true),
-            (now("aa"), old.replace("02", "03"), false),
-            (old.to_string(), now("aa"), false),
-        ] {
-            assert_eq!(is_same_data(&now, &then), is_same, "{now} after {then}");
-        }
     }
 }

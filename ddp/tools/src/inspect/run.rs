@@ -128,10 +128,7 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     }
     let (start, world) = (&run.start, &run.start.world);
     sheet.add("trains on", shown(&start.data));
-    let text = |name: &str| start.versions.get(name);
-    // Versions up to 0.6 wrote only their number.
-    let older = || format!("ddp-train {}", text("ddp-train").map_or("", String::as_str));
-    let program = shown(&text("program").cloned().unwrap_or_else(older));
+    let program = shown(start.versions.get("program").map_or("", String::as_str));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
     if let Some(last) = run.changes.last() {
