@@ -51,10 +51,7 @@ pub use activation::{
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use addmm::{addmm, addmm_into};
-pub use arithmetic::{
-    add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,
-    sub_into,
-};
+pub use arithmetic::{add, add_into, axpy, mul, mul_into, scale, scale_into, sub, sub_into};
 pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
 pub use chain::{Chain, ChainStep, ChainView, Function, chain_into};
@@ -88,7 +85,6 @@ pub use step::{
     vote_stopped,
 };
 pub use sum::{
-    AddOrder, add_in_order, column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum,
-    sum_into,
+    AddOrder, add_in_order, column_sum_into, mean, mean_into, row_sum_into, sum, sum_into,
 };
 pub use unfold::{Windows, unfold_backward_into, unfold_into};

@@ -165,9 +165,12 @@ fn report_and_leave(
     // Read now: MPI changes the environment when it starts.
     let folder = launcher_folder();
     move || {
+        // Once a rank has ended, mpirun lets stopped ones go on, and ends all.
+        let line = format!("{start}{}; help: {help}; {remedy}", stopped_note());
         if is_first_of_host(folder.as_deref()) {
-            let line = format!("{start}{}; help: {help}; {remedy}", stopped_note());
             print_line(&format!("{}\n", line.trim_end_matches("; ")));
+        } else {
+            std::thread::sleep(patience(rank.max(1)));
         }
         failure::leave_at_once(EXIT_LATE)
     }

@@ -213,7 +213,8 @@ impl<'a> TextWriter<'a> {
         check_prompt(prompt, self.model)?;
         // The last token is read again for what follows it.
         if !prompt[..prompt.len() - 1].starts_with(&self.read) {
-            (self.decoder, self.read) = (Decoder::new(self.model, self.room)?, Vec::new());
+            self.decoder.restart();
+            self.read.clear();
         }
         let mut new = prompt[self.read.len()..].to_vec();
         let mut stream = TextStream::after(&coding.encoder, prompt);

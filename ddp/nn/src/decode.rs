@@ -44,13 +44,41 @@ impl<'a> Decoder<'a> {
             let expected = format!("at most {context} tokens, the context");
             return Err(refused(expected, room.to_string(), "give fewer"));
         }
-        Ok(Decoder {
+        let mut decoder = Decoder {
             model,
             cache: Cache::new(room),
             scratch: Scratch::new(device),
             saved: Saved::default(),
             position: Tensor::zeros(&[2], DType::I64, device)?,
-        })
+        };
+        decoder.check()?;
+        Ok(decoder)
+    }
+
+    /// Refuses a model that mixes tokens otherwise than by the attention that finds earlier ones.
+    fn check(&mut self) -> Result<()> {
+        if self.room() > 1 && self.next(&[0])?.len() > 1 {
+            let one_by_one = self.next(&[1])?;
+            self.restart();
+            let at_once = self.next(&[0, 1])?;
+            let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            if !one_by_one.iter().zip(&at_once).all(is_same) {
+                return Err(Error::model(
+                    "model",
+                    "the same logits where tokens come one by one and at once",
+                    "others",
+                    "let only SelfAttention or m.attention combine tokens; a model with attention by \
+                     its formula, or with sums or windows of tokens, cannot generate",
+                ));
+            }
+        }
+        self.restart();
+        Ok(())
+    }
+
+    /// Forgets all tokens.
+    pub fn restart(&mut self) {
+        self.cache = Cache::new(self.cache.room);
     }
 
     /// Tokens that still fit.
@@ -138,6 +166,33 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Module, Scope, Var};
+
+    /// A model whose tokens depend on earlier ones through a mean.
+    #[derive(Debug)]
+    struct Mean;
+
+    impl Module for Mean {
+        fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
+            let x = m.embedding("tokens", tokens, 5, 4);
+            let x = &x + x.mean(1);
+            m.linear("out", &x, 5)
+        }
+
+        fn input_dtype(&self) -> Option<DType> {
+            Some(DType::I64)
+        }
+    }
+
+    #[test]
+    fn a_model_that_mixes_tokens_without_attention_is_refused() {
+        let model = Model::new(Box::new(Mean), &[6], DType::F32, Device::Cpu, 1, &|_| false);
+        let model = model.unwrap();
+        let error = Decoder::new(&model, 6).unwrap_err().to_string();
+        assert!(error.contains("let only SelfAttention"), "{error}");
+        // Of one token nothing is mixed.
+        Decoder::new(&model, 1).unwrap();
+    }
 
     const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];
 

@@ -434,6 +434,30 @@ fn gated(m: &mut Scope<'_>, x: &Var) -> Var {
 }
 
 #[test]
+fn what_is_computed_again_in_backward_has_the_bits_of_what_is_kept() {
+    let dropped: Of = |m, x| {
+        let y = gated(m, x);
+        m.dropout("drop", &y, 0.5) * x.size(1) as f64
+    };
+    let pairs: [[Of; 2]; 3] = [
+        [gated, |m, x| m.recompute(|m| gated(m, x))],
+        [gated, |m, x| m.recompute(|m| m.recompute(|m| gated(m, x)))],
+        [dropped, |m, x| {
+            let kept = m.recompute(|m| {
+                let y = gated(m, x);
+                m.dropout("drop", &y, 0.5)
+            });
+            kept * x.size(1) as f64
+        }],
+    ];
+    for [kept, again] in pairs {
+        let [kept, again] = [kept, again].map(|it| passed(&of(it, &[8]), 9, &mut Vec::new()));
+        assert!(kept[2].iter().any(|&it| it != 0.0));
+        assert_eq!(kept, again);
+    }
+}
+
+#[test]
 fn gradients_are_complete_from_the_last_use_to_the_first() {
     let model = of(gated, &[8]);
     let names: Vec<&str> = model.params.list().iter().map(|it| &it.name[..]).collect();
@@ -483,8 +507,12 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 9] = [
+    let cases: [(Of, &str); 13] = [
         (|_, x| x.sum(4), ": sum: "),
+        (|_, x| x.mean(4), ": mean: "),
+        (|_, x| x.smallest(4), ": smallest: "),
+        (|_, x| x.softmax(4), ": softmax: "),
+        (|_, x| x.log_softmax(4), ": log_softmax: "),
         (
             |m, x| m.dropout("drop", x, 0.5) + m.dropout("drop", x, 0.5),
             "dropout: expected a name that no other dropout has",

@@ -1,4 +1,4 @@
-// add, sub, mul, scale, rsqrt and axpy: see arithmetic.rs.
+// add, sub, mul, scale and axpy: see arithmetic.rs.
 #include "common.cuh"
 
 struct Add {
@@ -26,12 +26,6 @@ struct Mul {
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) scale_##NAME(T* out, const T* x, u64 count, float factor) {                                  \
         map(out, x, count, [=](float x) { return x * factor; });                                                       \
-    }                                                                                                                  \
-    KERNEL(BLOCK_THREADS) rsqrt_##NAME(T* out, const T* x, u64 count, float epsilon) {                                 \
-        map(out, x, count, [=](float x) { return 1.0f / sqrtf(x + epsilon); });                                        \
-    }                                                                                                                  \
-    KERNEL(BLOCK_THREADS) rsqrt_backward_##NAME(T* dx, const T* dy, const T* y, u64 count) {                           \
-        map(dx, dy, y, count, [](float dy, float y) { return -0.5f * dy * (y * y * y); });                             \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) axpy_##NAME(T* y, const T* x, u64 count, float a) {                                          \
         map(y, y, x, count, [=](float y, float x) { return fmaf(a, x, y); });                                          \

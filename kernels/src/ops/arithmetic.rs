@@ -1,5 +1,5 @@
-//! add, sub, mul, scale, rsqrt and axpy, element by element. The second operand of the first three
-//! may be a vector along the rows or columns of the first. Factors, and ε of rsqrt, are first
+//! add, sub, mul, scale and axpy, element by element. The second operand of the first three
+//! may be a vector along the rows or columns of the first. Factors are first
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
 use crate::error::{Caller, Result};
@@ -15,9 +15,6 @@ of_elements! {
     Sub(): (a, b) => a - b;
     Mul(): (a, b) => a * b;
     Scale(factor): (x) => x * T::from_f64(factor);
-    Rsqrt(epsilon): (x) => T::ONE / (x + T::from_f64(epsilon)).root();
-    /// The derivative times `dy`, from rsqrt's output.
-    RsqrtBackward(): (dy, y) => T::from_f64(-0.5) * dy * (y * y * y);
     Axpy(factor): (y, x) => T::from_f64(factor).fused(x, y);
 }
 
@@ -109,22 +106,6 @@ pub(super) fn scale_on(gpu: &GpuLaunch, [out, x]: [&Buffer<'_>; 2], factor: f64)
     let grid = Grid::packs(out.count, out.dtype);
     let args = args![out, x, out.count, factor as f32];
     gpu.launch(&SOURCE, ("scale", out.dtype), grid, args)
-}
-
-/// `out = 1 / √(x + epsilon)`, as normalizing layers need it; `out` may be `x`. ∞ at −epsilon, NaN
-/// below.
-#[track_caller]
-pub fn rsqrt_into(out: &Tensor, x: &Tensor, epsilon: f64) -> Result<()> {
-    let kernel = (&SOURCE, "rsqrt", Some((epsilon as f32).word()));
-    unary_op("rsqrt", out, x, Rsqrt(epsilon), kernel)
-}
-
-/// `dx = -dy · y³ / 2`; `y` is rsqrt's output, `dx` may be `dy`.
-#[track_caller]
-pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
-    let operands = [("dx", dx), ("dy", dy), ("y", y)];
-    let kernel = (&SOURCE, "rsqrt_backward", None);
-    binary_op("rsqrt_backward", operands, RsqrtBackward, kernel, None)
 }
 
 /// `y += a x`, of one shape, each element with one fused multiply-add and so one rounding. `x` may

@@ -1,4 +1,4 @@
-// sum, mean, row_sum and row_mean: see sum.rs, whose order this follows to get the CPU's bits.
+// sum, mean and row_sum: see sum.rs, whose order this follows to get the CPU's bits.
 #include "common.cuh"
 
 constexpr int RUN_THREADS = 512;
@@ -57,20 +57,20 @@ KERNEL(RUNS_MAX) sum_of_runs_f32(float* __restrict__ out, const double* __restri
 /// This warp's row.
 INLINE u64 row_of_warp() { return first_index() / WARP; }
 
-/// out[row] = the sum of the row / divisor.
+/// out[row] = the sum of the row.
 template <class T>
-INLINE void row_sum(T* __restrict__ out, const T* __restrict__ x, u64 rows, u64 columns, double divisor) {
+INLINE void row_sum(T* __restrict__ out, const T* __restrict__ x, u64 rows, u64 columns) {
     const u64 row = row_of_warp();
     if (row >= rows) return;
     double total = 0.0;
     for (u64 start = 0; start < columns; start += SUM_BLOCK) {
         total = total + warp_sum_of(x + row * columns + start, columns - start);
     }
-    if (threadIdx.x % WARP == 0) out[row] = narrow<T>((float)(total / divisor));
+    if (threadIdx.x % WARP == 0) out[row] = narrow<T>((float)total);
 }
 
 #define ROWS(NAME, T)                                                                                                  \
-    KERNEL(BLOCK_THREADS) row_sum_##NAME(T* out, const T* x, u64 rows, u64 columns, double divisor) {                  \
-        row_sum(out, x, rows, columns, divisor);                                                                       \
+    KERNEL(BLOCK_THREADS) row_sum_##NAME(T* out, const T* x, u64 rows, u64 columns) {                                  \
+        row_sum(out, x, rows, columns);                                                                                \
     }
 FOR_F32_AND_BF16(ROWS)

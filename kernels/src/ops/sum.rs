@@ -9,7 +9,7 @@
 //! that each run has a thread block, and the sums of the runs take 2 KiB of scratch memory, which
 //! cannot be allocated during capture.
 //!
-//! row_sum and row_mean go over the last dimension, which keeps the length 1, so that the result
+//! row_sum goes over the last dimension, which keeps the length 1, so that the result
 //! can be broadcast to the rows again (`add`, `sub`, `mul`). A row is added block by block as
 //! above, on a GPU by a warp. column_sum is the sum of the rows of a matrix, and so the gradient of
 //! a vector that was broadcast along them; its order is that of linear's bias gradient, whose loop
@@ -185,21 +185,8 @@ const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 /// Backward: each element of a row of `dx` is that of `dout`: `zero`, then `add_into`.
 #[track_caller]
 pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    reduce_rows("row_sum", out, x)
-}
-
-/// `out` (…, 1) `=` the mean of each row of `x` (…, C). NaN where C is 0, as in PyTorch.
-///
-/// Backward: as for `row_sum_into`, times 1/C.
-#[track_caller]
-pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    reduce_rows("row_mean", out, x)
-}
-
-#[track_caller]
-fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
-    let mut call = OpCall::new(op);
+    let mut call = OpCall::new("row_sum");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let Some((&columns, rows)) = dims.split_last() else {
@@ -214,22 +201,17 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
-        let divisor = if op == "row_mean" {
-            columns as f64
-        } else {
-            1.0
-        };
         if let Some(gpu) = placed.gpu() {
             let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
             let grid = Grid::blocks(blocks, BLOCK_THREADS, loads(columns, 32));
-            let args = args![out, x, out.count, columns, divisor];
+            let args = args![out, x, out.count, columns];
             return gpu.launch(&SUM, ("row_sum", placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
             let x = x.elements::<T>();
             threads::split_sums(out.elements_mut(), 1, x.len(), |first, out| {
                 for (row, out) in (first..).zip(out) {
-                    *out = T::from_f64(run_total(&x[row * columns..][..columns]) / divisor);
+                    *out = T::from_f64(run_total(&x[row * columns..][..columns]));
                 }
             });
         });

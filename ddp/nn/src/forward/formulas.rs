@@ -118,6 +118,7 @@ impl Var {
     /// The mean over an axis, which stays with length 1.
     #[track_caller]
     pub fn mean(&self, axis: isize) -> Var {
+        self.axis("mean", axis);
         self.sum(axis) * (1.0 / self.size(axis) as f64)
     }
 
@@ -134,6 +135,7 @@ impl Var {
     /// The smallest over an axis, as `largest`.
     #[track_caller]
     pub fn smallest(&self, axis: isize) -> Var {
+        self.axis("smallest", axis);
         -(-self).largest(axis)
     }
 
@@ -159,6 +161,7 @@ impl Var {
     /// e^x divided by its sum over an axis.
     #[track_caller]
     pub fn softmax(&self, axis: isize) -> Var {
+        self.axis("softmax", axis);
         let exp = (self - self.largest(axis).without_gradient()).exp();
         &exp / exp.sum(axis)
     }
@@ -166,6 +169,7 @@ impl Var {
     /// The logarithm of the softmax.
     #[track_caller]
     pub fn log_softmax(&self, axis: isize) -> Var {
+        self.axis("log_softmax", axis);
         let centred = self - self.largest(axis).without_gradient();
         &centred - centred.exp().sum(axis).log()
     }
@@ -333,9 +337,14 @@ impl Var {
     }
 
     /// Values one after the other along an axis.
+    ///
+    /// # Panics
+    /// If there are none.
     #[track_caller]
     pub fn concatenate(values: &[&Var], axis: isize) -> Var {
-        let first = values[0];
+        let &[first, ..] = values else {
+            panic!("concatenate: expected at least one value, got none");
+        };
         let Some(axis) = first.axis("concatenate", axis) else {
             return first.clone();
         };

@@ -3,6 +3,5 @@
 mod add;
 mod axpy;
 mod mul;
-mod rsqrt;
 mod scale;
 mod sub;
