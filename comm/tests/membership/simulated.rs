@@ -28,9 +28,10 @@ const START: std::ops::Range<u64> = 30..400;
 const PRECEDENCE: u64 = 1500;
 /// When packets are sent again that were not answered.
 const RETRY: u64 = 50;
-/// No fault makes a job last this much longer; one that ends with any of its ranks.
-const BOUND: u64 = 600_000;
-const ORDINARY_BOUND: u64 = 60_000;
+/// A job lasts at most this much longer than the last fault, and so much for each rank that hangs
+/// or is stopped: where no other waits for it, that takes two minutes to find.
+const BOUND: u64 = 60_000;
+const HANG_BOUND: u64 = 130_000;
 
 const KILL: i32 = 9;
 const TERM: i32 = 15;
@@ -284,11 +285,10 @@ impl<'a> Job<'a> {
     }
 
     fn go(&mut self) {
-        let bound = if self.is_ordinary() {
-            ORDINARY_BOUND
-        } else {
-            BOUND
-        };
+        let hangs = |fault: &Fault| matches!(fault, Fault::Hangs(_) | Fault::Stop(..));
+        let hangs = self.schedule.faults.iter().filter(|(_, it)| hangs(it));
+        let hangs = hangs.count() as u64 * u64::from(!self.is_ordinary());
+        let bound = BOUND + HANG_BOUND * hangs;
         while self.outcome.wrong.is_none() && self.state.goes_on() {
             let Some(Reverse((at, _, index))) = self.queue.pop() else {
                 return self.wrong("nothing happens any more".into());

@@ -3,7 +3,7 @@
 use ddp_comm::membership::decide::{self, End, JobEvent};
 use ddp_comm::membership::wire::ToLauncher;
 
-use super::{BOUND, Job, KILL, Message, Next, Phase, Process, TERM, Word};
+use super::{Job, KILL, Message, Next, Phase, Process, TERM, Word};
 use crate::schedule::Fault;
 
 impl Job<'_> {
@@ -62,7 +62,7 @@ impl Job<'_> {
             Fault::Hangs(rank) => {
                 if let Some(it) = self.living(rank) {
                     self.processes[it].hangs = true;
-                    self.is_unwell(it, BOUND);
+                    self.is_unwell(it, u64::MAX);
                 }
             }
             Fault::Cut(host, ways, ms) => {

@@ -187,7 +187,7 @@ impl PlannedLoss {
         let x = m.leaf(Op::Input, output.shape(), "output".into());
         let target = m.leaf(Op::Input, &of_target, "target".into());
         let are_indices = !targets.dtype().is_float();
-        let rows = LossRows::of(formula, &mut m, [&x, &target], are_indices)?;
+        let rows = FormulaLosses::of(formula, &mut m, [&x, &target], are_indices)?;
         let forward = trace.borrow().nodes.len();
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {
@@ -219,7 +219,7 @@ impl PlannedLoss {
         })
     }
 
-    /// What `LossRows::joined` says. Writes the gradient.
+    /// What `FormulaLosses::joined` says. Writes the gradient.
     fn run(
         &mut self,
         pass: &mut Pass<'_>,
@@ -242,7 +242,7 @@ impl PlannedLoss {
 }
 
 /// What a formula gives for each row or position, in the shape of its losses.
-struct LossRows {
+struct FormulaLosses {
     /// Times their weights; 0 where ignored.
     losses: Var,
     /// 1 where ignored, if there are weights.
@@ -251,13 +251,13 @@ struct LossRows {
     joined: Var,
 }
 
-impl LossRows {
+impl FormulaLosses {
     fn of<F: LossFormula>(
         formula: &F,
         m: &mut Scope<'_>,
         [output, target]: [&Var; 2],
         are_indices: bool,
-    ) -> Result<LossRows> {
+    ) -> Result<FormulaLosses> {
         let losses = formula.losses(m, output, target);
         let shape = by_row(&losses)?;
         let dims = output.shape();
@@ -305,7 +305,7 @@ impl LossRows {
         parts.extend([weights.unwrap_or(one), correct, counts].map(|it| it.reshape(&flat)));
         let joined = Var::concatenate(&parts.iter().collect::<Vec<_>>(), 0);
         by_row(&joined)?;
-        Ok(LossRows {
+        Ok(FormulaLosses {
             losses,
             ignored,
             joined,
