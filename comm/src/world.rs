@@ -397,7 +397,7 @@ impl World {
         }
         self.next_channel.fetch_sub(1, Ordering::Relaxed);
         let reason = format!("a world has at most {CHANNELS} groups, including its own");
-        let help = "make each group once, and clone it where it is used";
+        let help = "make each group once, and clone it; start a process for each run";
         Err(Error::setup(format!("make the group {name}"), reason, help))
     }
 

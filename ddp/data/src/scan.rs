@@ -392,10 +392,10 @@ fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Re
         let ones = label.iter().filter(|&&value| value == 1.0).count();
         let zeros = label.iter().filter(|&&value| value == 0.0).count();
         found.one_hot += u64::from(ones == 1 && zeros == width - 1);
-        match label[0].fract() == 0.0 {
-            true if found.whole.len() < CLASSES_MAX => _ = found.whole.insert(label[0] as i64),
-            true => {}
-            false => found.fractions += 1,
+        if label[0].fract() != 0.0 {
+            found.fractions += 1;
+        } else if found.whole.len() < CLASSES_MAX {
+            found.whole.insert(label[0] as i64);
         }
     }
     Ok(())

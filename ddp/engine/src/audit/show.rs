@@ -10,6 +10,7 @@ use ddp_kernels::transfer::{TransferKind, readable_bytes};
 use super::ledger::{Amount, KINDS, OTHER_PHASES};
 use super::{Audit, Difference, PerStep, RankedHint};
 use crate::shown::table;
+use crate::units::plural;
 
 /// The most lines of each kind. Ranks with the same amounts are one line.
 const RANK_LINES_MAX: usize = 6;
@@ -222,10 +223,6 @@ fn tenths(count: f64) -> String {
         0.0 => "<0.1".to_string(),
         rounded => rounded.to_string(),
     }
-}
-
-fn plural(count: u64, name: &str) -> String {
-    format!("{count} {name}{}", if count == 1 { "" } else { "s" })
 }
 
 /// `a`, `a and b`, `a, b and c`

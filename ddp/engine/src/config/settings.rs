@@ -426,7 +426,12 @@ pub const MODEL: &str = "model";
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     let mut all = vec![model_setting()];
     all.extend(settings_of_runs());
-    all.extend(settings_of_families());
+    for one in settings_of_families() {
+        let mut runs = all.iter().filter(|it| it.families.is_empty());
+        let is_free = runs.all(|it| it.name != one.name);
+        assert!(is_free, "all runs have a setting {}", one.name);
+        all.push(one);
+    }
     all
 });
 

@@ -342,9 +342,7 @@ impl Var {
     /// If there are none.
     #[track_caller]
     pub fn concatenate(values: &[&Var], axis: isize) -> Var {
-        let &[first, ..] = values else {
-            panic!("concatenate: expected at least one value, got none");
-        };
+        let &first = values.first().expect("concatenate needs a value");
         let Some(axis) = first.axis("concatenate", axis) else {
             return first.clone();
         };
