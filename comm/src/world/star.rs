@@ -149,7 +149,7 @@ impl Star {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
         let client = self.client.clone();
         // Of ranks that wait since they do not reach each other, one says so first.
-        let more = patience(usize::from(self.mesh.is_some()));
+        let more = patience(usize::from(client.is_some() && self.mesh.is_some()));
         let limit = self.timeout.saturating_add(more);
         let has_come = wait_for(limit, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
