@@ -34,7 +34,8 @@ fn a_source_compiles_with_the_header_and_each_time_to_the_same_bytes() {
         "#include \"common.cuh\"\nextern \"C\" __global__ void one(float* x) { x[0] = 1.0f; }\n";
     let compile = || compiler.compile("one.cu", text, (90, true)).unwrap();
     let image = compile();
-    assert!(image.starts_with(b"\x7fELF"));
+    // Machine code, or for a simulated GPU PTX.
+    assert!(image.windows(3).any(|it| it == b"one"));
     assert!(compile() == image);
 }
 
