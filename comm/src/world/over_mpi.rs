@@ -170,7 +170,7 @@ fn report_and_leave(
         if is_first_of_host(folder.as_deref()) {
             print_line(&format!("{}\n", line.trim_end_matches("; ")));
         } else {
-            std::thread::sleep(patience(rank.max(1)));
+            std::thread::sleep(patience(1));
         }
         failure::leave_at_once(EXIT_LATE)
     }

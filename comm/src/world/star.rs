@@ -148,7 +148,7 @@ impl Star {
     fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
         let client = self.client.clone();
-        // Of ranks that wait since they do not reach each other, one says so first.
+        // A rank that cannot reach another one names it first: this one would name both.
         let more = patience(usize::from(client.is_some() && self.mesh.is_some()));
         let limit = self.timeout.saturating_add(more);
         let has_come = wait_for(limit, &mut self.sockets, |sockets| {

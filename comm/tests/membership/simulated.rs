@@ -384,7 +384,7 @@ impl<'a> Job<'a> {
 
     fn send(&mut self, host: usize, way: usize, message: Message) {
         if let (0, Message::Word(index, _)) = (host, &message) {
-            // Each has a connection of its own.
+            // Each process here has its own connection to the launcher.
             let at = self.now + self.random.of(1..60);
             let it = &mut self.processes[*index];
             it.last_word = it.last_word.max(at);

@@ -67,8 +67,7 @@ impl<'a> Decoder<'a> {
                     "model",
                     "the same logits where tokens come one by one and at once",
                     "others",
-                    "let only SelfAttention or m.attention combine tokens; a model with attention by \
-                     its formula, or with sums or windows of tokens, cannot generate",
+                    "let only SelfAttention or m.attention combine tokens",
                 ));
             }
         }

@@ -24,6 +24,7 @@ impl Job<'_> {
         self.outcome.wrong.get_or_insert(what);
     }
 
+    /// A rank is started.
     pub(super) fn judge_start(&mut self, rank: usize, host: usize) {
         let schedule = self.schedule;
         if self.processes.len() >= schedule.ranks {
@@ -174,15 +175,12 @@ impl Job<'_> {
                 "step {step} is taken again, though a rank has taken it"
             ));
         }
+        let is_heard = self.schedule.is_heard();
         let waits = |it: &&Process| {
-            it.phase == Phase::Waits && self.is_well(it) && step > it.waits_since + STEPS_MAX
+            let is_late = step > it.waits_since + STEPS_MAX;
+            is_heard && is_late && it.phase == Phase::Waits && self.is_well(it)
         };
-        if let Some(it) = self
-            .processes
-            .iter()
-            .find(waits)
-            .filter(|_| self.schedule.is_heard())
-        {
+        if let Some(it) = self.processes.iter().find(waits) {
             let rank = it.rank;
             self.wrong(format!("rank {rank} waits, and is not taken in"));
         }
@@ -200,7 +198,7 @@ impl Job<'_> {
         }
     }
 
-    /// What has a time by which it must have happened.
+    /// Checks what must have happened by now.
     pub(super) fn judge_times(&mut self) {
         if let Some((by, generation)) = self.over_by
             && by < self.now
@@ -209,22 +207,18 @@ impl Job<'_> {
             self.wrong("the others have not met without a rank that hangs".into());
         }
         let timeout = self.schedule.timeout_s * 1000;
-        let is_late = |it: &&Process| {
-            it.is_stopped
-                && it.phase != Phase::Ended
-                && self.now > it.stopped_at + 3 * timeout + MOMENT
+        let is_heard = self.schedule.is_heard();
+        let stays = |it: &&Process| {
+            let is_late = self.now > it.stopped_at + 3 * timeout + MOMENT;
+            is_heard && is_late && it.is_stopped && it.phase != Phase::Ended
         };
-        if let Some(it) = self
-            .processes
-            .iter()
-            .find(is_late)
-            .filter(|_| self.schedule.is_heard())
-        {
+        if let Some(it) = self.processes.iter().find(stays) {
             let rank = it.rank;
             self.wrong(format!("rank {rank} is stopped, and is not killed"));
         }
     }
 
+    /// The job has ended.
     pub(super) fn check_end(&mut self) {
         let (code, schedule) = (self.state.exit_code(), self.schedule);
         // A process never started if its agent had ended before the request arrived.

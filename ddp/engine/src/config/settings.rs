@@ -428,8 +428,9 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     all.extend(settings_of_runs());
     for one in settings_of_families() {
         let mut runs = all.iter().filter(|it| it.families.is_empty());
-        let is_free = runs.all(|it| it.name != one.name);
-        assert!(is_free, "all runs have a setting {}", one.name);
+        let name = &one.name;
+        let is_free = runs.all(|it| it.name != *name);
+        assert!(is_free, "rename the setting {name}: all runs have it");
         all.push(one);
     }
     all
