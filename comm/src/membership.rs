@@ -11,8 +11,12 @@
 //! (`tests/membership`). The launcher's loop (`launch/spawn/job.rs`) turns what happens into events
 //! and carries out what is decided.
 //!
+//! Where the ranks of a new generation continue, and who gives its state to whom, is another pure
+//! function (`agreement.rs`).
+//!
 //! A rank keeps its number in the job; `World` numbers the ranks of each generation anew.
 
+pub mod agreement;
 pub mod client;
 pub mod decide;
 pub(crate) mod packets;

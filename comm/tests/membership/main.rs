@@ -12,7 +12,7 @@ use schedule::Schedule;
 use simulated::{Job, Outcome};
 
 /// With each commit, and under --long. A slice has seeds of its own.
-const JOBS: u64 = 6000;
+const JOBS: u64 = 10_000;
 const MANY: u64 = 400_000;
 
 fn slice() -> u64 {

@@ -8,6 +8,8 @@ use crate::random::Random;
 
 /// How long a rank is stopped that does not go on.
 const FOR_GOOD: u64 = 100_000_000;
+/// Signals that ask to stop.
+const STOPS: [i32; 4] = [15, 2, 10, 1];
 
 /// Something that goes wrong. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +34,19 @@ pub(crate) enum Fault {
     LosesHost(usize),
     /// The launcher is suspended.
     Suspends(u64),
-    /// The job is asked to stop.
-    Signal,
+    /// The job is asked to stop, by a signal to the launcher, perhaps twice, or to a rank.
+    Signal(i32, bool),
+    Asked(i32),
+    /// The next process of a rank takes this much longer to start.
+    StartsLate(usize, u64),
+    /// An agent is stopped.
+    AgentStops(usize, u64),
+    /// Messages between the launcher and this host take this much longer, for a while.
+    Delays(usize, u64, u64),
+    /// Rank 0 cannot write any more.
+    DiskIsFull,
+    /// The locks of processes that end meanwhile stay.
+    LockStays(u64),
 }
 
 /// What a loss means, and who starts the processes of other hosts.
@@ -58,6 +71,10 @@ pub(crate) struct Schedule {
     pub(crate) restarts: u32,
     pub(crate) timeout_s: u64,
     pub(crate) steps: u64,
+    /// Whether each rank has its slices (ZeRO-1).
+    pub(crate) has_slices: bool,
+    /// After how many steps a checkpoint is saved.
+    pub(crate) save_every: u64,
     /// When what happens.
     pub(crate) faults: Vec<(u64, Fault)>,
 }
@@ -72,7 +89,7 @@ impl Schedule {
         } else {
             random.of(1..4).min(ranks as u64) as usize
         };
-        let kind = match random.of(0..6) {
+        let kind = match random.of(0..5) {
             0 => Kind::Ordinary,
             1 if hosts > 1 => Kind::Pods,
             _ => Kind::Elastic,
@@ -88,7 +105,9 @@ impl Schedule {
             _ => 1000,
         };
         let mut faults: Vec<(u64, Fault)> = Vec::new();
-        for _ in 0..random.of(1..9) {
+        // Each fault often comes alone.
+        let count = if random.one_in(2) { 1 } else { random.of(1..9) };
+        for _ in 0..count {
             // Often soon after another one.
             let at = match faults.last() {
                 Some((at, _)) if random.one_in(2) => at + random.of(0..300),
@@ -104,7 +123,8 @@ impl Schedule {
             };
             let host = random.of(0..hosts as u64) as usize;
             let ways = [[true, true], [true, false], [false, true]][random.of(0..3) as usize];
-            let fault = match random.of(0..20) {
+            let signal = STOPS[random.of(0..4) as usize];
+            let fault = match random.of(0..25) {
                 0..=5 => Fault::Kill(rank),
                 6..=8 => Fault::Stop(rank, ms),
                 // Where all hang and the job ends with any of its ranks, nothing ends it.
@@ -112,11 +132,18 @@ impl Schedule {
                 11 => Fault::FailsToStart(rank),
                 12 => Fault::Leaves(rank, if random.one_in(3) { 78 } else { 77 }),
                 13 if random.one_in(4) => Fault::Fails(rank),
-                14 if random.one_in(3) => Fault::Signal,
+                14 if random.one_in(3) => Fault::Signal(signal, random.one_in(2)),
+                14 if random.one_in(2) => Fault::Asked(signal),
                 15 => Fault::Suspends(ms.min(20_000)),
                 16 if host > 0 => Fault::Cut(host, ways, ms.min(20_000)),
                 17..=18 if hosts > 2 => Fault::CutBetween([1, 2], ways, ms.min(20_000)),
                 19 if host > 0 => Fault::LosesHost(host),
+                // Where the job ends with any of its ranks, all come within the timeout.
+                20 if kind != Kind::Ordinary => Fault::StartsLate(rank, random.of(500..20_000)),
+                21 if host > 0 => Fault::AgentStops(host, ms),
+                22 if host > 0 => Fault::Delays(host, random.of(100..1000), ms.min(20_000)),
+                23 if random.one_in(4) => Fault::DiskIsFull,
+                24 => Fault::LockStays(random.of(1000..200_000)),
                 _ => Fault::Kill(rank),
             };
             faults.push((at, fault));
@@ -136,6 +163,8 @@ impl Schedule {
             restarts,
             timeout_s: random.of(1..6),
             steps: random.of(20..120),
+            has_slices: kind != Kind::Ordinary && random.one_in(2),
+            save_every: random.of(3..20),
             faults,
         }
     }
@@ -159,11 +188,19 @@ impl Schedule {
     /// Whether nothing happens that may end such a job before its work is done.
     pub(crate) fn must_succeed(&self) -> bool {
         let is_harmless = |(_, fault): &(u64, Fault)| {
-            use Fault::{FailsToStart, Hangs, Kill, Leaves, Stop, Suspends};
+            use Fault::{FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop, Suspends};
             match (self.kind, fault) {
                 (Kind::Ordinary, Suspends(_)) => true,
                 (Kind::Ordinary, _) => false,
-                (_, Kill(_) | Stop(..) | Hangs(_) | FailsToStart(_) | Leaves(_, 77)) => true,
+                (
+                    _,
+                    Kill(_)
+                    | Stop(..)
+                    | Hangs(_)
+                    | FailsToStart(_)
+                    | Leaves(_, 77)
+                    | StartsLate(..),
+                ) => true,
                 // Agents end while the launcher is suspended.
                 (_, Suspends(_)) => self.hosts == 1,
                 _ => false,
@@ -176,8 +213,17 @@ impl Schedule {
     /// Whether the launcher hears of all within a moment.
     pub(crate) fn is_heard(&self) -> bool {
         let hides = |fault: &Fault| {
-            use Fault::{Cut, CutBetween, LosesHost, Suspends};
-            matches!(fault, Cut(..) | CutBetween(..) | LosesHost(_) | Suspends(_))
+            use Fault::{AgentStops, Cut, CutBetween, Delays, LockStays, LosesHost, Suspends};
+            matches!(
+                fault,
+                Cut(..)
+                    | CutBetween(..)
+                    | LosesHost(_)
+                    | Suspends(_)
+                    | AgentStops(..)
+                    | Delays(..)
+                    | LockStays(_)
+            )
         };
         !self.faults.iter().any(|(_, fault)| hides(fault))
     }

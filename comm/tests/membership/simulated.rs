@@ -1,17 +1,27 @@
-//! A simulated job: the launcher's real decisions and what real ranks hear, with simulated time,
-//! processes, hosts and connections. A model is the number of steps it has taken.
+//! A simulated job: the launcher's real decisions, what real ranks hear and agree on, with
+//! simulated time, processes, hosts, connections and a disk.
 
+mod disk;
 mod faults;
+mod hosts;
 mod judged;
+mod run;
+mod together;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use ddp_comm::membership::client::Heard;
-use ddp_comm::membership::decide::{self, End, JobAction, JobEvent, silence};
+use ddp_comm::membership::decide::{self, End, JobAction, JobEvent};
 use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
+
+use disk::Disk;
+use hosts::{Link, Message, Word};
+use run::Run;
+use together::{Stage, Together};
 
 use crate::random::Random;
 use crate::schedule::{Fault, Kind, Schedule};
@@ -22,18 +32,20 @@ const SIGN: u64 = 250;
 /// How often a lost host is called.
 const CALL: u64 = 5000;
 /// How long a step takes, and an agent or a rank to start.
-const STEP: std::ops::Range<u64> = 20..60;
-const START: std::ops::Range<u64> = 30..400;
+const STEP: Range<u64> = 20..60;
+const START: Range<u64> = 30..400;
 /// How much longer ranks wait for others that do not reach each other.
 const PRECEDENCE: u64 = 1500;
 /// When packets are sent again that were not answered.
 const RETRY: u64 = 50;
 /// A job lasts at most this much longer than the last fault, and so much for each rank that hangs
-/// or is stopped: where no other waits for it, that takes two minutes to find.
+/// or is stopped: where no other waits for it, that takes two minutes to find. And as long as locks
+/// stay, and processes start late.
 const BOUND: u64 = 60_000;
 const HANG_BOUND: u64 = 130_000;
 
 const KILL: i32 = 9;
+const INTERRUPT: i32 = 2;
 const TERM: i32 = 15;
 
 /// What happens at a time.
@@ -49,8 +61,8 @@ enum Next {
     Calls(usize),
     /// A process does the next thing, unless something came between.
     Goes(usize, u32),
-    /// It has the sums of this step.
-    HasSums(usize, u32, u64),
+    /// It has what all have given in this round.
+    HasAll(usize, u32, u64),
     /// It looks whether the others are there.
     Looks(usize, u32),
     /// It shows its progress.
@@ -59,39 +71,16 @@ enum Next {
     Arrives(usize, u32, Box<Message>),
 }
 
-#[derive(Clone, Debug)]
-enum Message {
-    /// The launcher hears of a process.
-    Word(usize, Word),
-    /// An agent asks, at this time, and is answered.
-    Asked(u64),
-    Answered(u64),
-    /// An agent has come. It is gone, and with it the connection.
-    Came,
-    Gone,
-    /// A process is started, told something, sent a signal.
-    Start(usize),
-    ToRank(usize, ToRank),
-    Signal(usize, i32),
-}
-
-#[derive(Clone, Debug)]
-enum Word {
-    Said(ToLauncher),
-    Ended(End),
-    Stopped(bool),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Comes,
     Starts,
     Waits,
     Connects,
-    /// Computes a step.
-    Computes,
-    /// Waits for the sums of the step.
-    Sums,
+    /// Does its part of what the ranks do next.
+    Works,
+    /// Waits for the parts of the others.
+    Exchanges,
     /// Its work is done, or it saves.
     Ends(u8),
     Ended,
@@ -121,8 +110,13 @@ struct Process {
     waits_since: u64,
     /// The generation of which it is; 0 before the first.
     generation: u32,
-    /// How many steps its model has taken; None without one. A new rank has one after a step.
-    steps: Option<u64>,
+    /// What it has of the run; None if it has come and got nothing yet.
+    run: Option<Run>,
+    /// Whether it knows of a generation that was ready for its first step.
+    has_begun: bool,
+    /// What it does with the others, and how often it has.
+    stage: Stage,
+    round: u64,
     progress: u64,
     was_asked: bool,
     fails_to_start: bool,
@@ -134,38 +128,25 @@ impl Process {
     fn is_still(&self) -> bool {
         self.is_stopped || self.hangs
     }
-}
 
-/// What the ranks of a generation do together.
-#[derive(Default)]
-struct Together {
-    /// Its processes.
-    all: Vec<usize>,
-    connected: BTreeSet<usize>,
-    /// By step: who has given its part of the sums, with whether it knows of newcomers and of a
-    /// stop.
-    parts: BTreeMap<u64, BTreeMap<usize, [bool; 2]>>,
-    /// The step that they take first.
-    first: u64,
-    /// The exit code with which the first of them failed.
-    failed: Option<u8>,
-}
+    /// How many steps its model has taken; None without one. A new rank has one after a step.
+    fn steps(&self) -> Option<u64> {
+        let run = self.run.as_ref().filter(|it| !it.awaits_state);
+        run.map(|it| it.progress.steps)
+    }
 
-/// The launcher's connection to a host, and the agent there.
-#[derive(Default)]
-struct Link {
-    /// From the host, and to it.
-    is_cut: [bool; 2],
-    /// What a cut holds back, in order.
-    held: [VecDeque<Message>; 2],
-    /// When the last message arrives: they arrive in order.
-    last: [u64; 2],
-    /// Counts connections: what is said on an earlier one counts no more.
-    number: u32,
-    /// Counts agents. Whether the last one works, and when it asked what was answered last.
-    agents: u32,
-    has_agent: bool,
-    answered: u64,
+    /// Whether it knows that the generation in which it is is over.
+    fn is_over(&self) -> bool {
+        self.heard.is_over() && self.heard.current() == self.generation
+    }
+
+    /// Whether it does something with others.
+    fn takes_part(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Connects | Phase::Works | Phase::Exchanges
+        )
+    }
 }
 
 /// What a job has done.
@@ -201,6 +182,8 @@ pub(crate) struct Job<'a> {
     newest: u32,
     taken: u64,
     fails_to_start: Vec<bool>,
+    /// How much longer the next process of a rank takes to start.
+    starts_late: Vec<u64>,
     /// Ranks of which one process has not agreed with the others.
     disagrees: Vec<bool>,
     /// The exit codes that what has happened explains.
@@ -215,6 +198,9 @@ pub(crate) struct Job<'a> {
     /// When the generation must be over, and which.
     over_by: Option<(u64, u32)>,
     last_fault: u64,
+    disk: Disk,
+    /// Under ZeRO-1: the processes that have last divided all among them, in order.
+    sliced: Vec<usize>,
     outcome: Outcome,
 }
 
@@ -251,6 +237,7 @@ impl<'a> Job<'a> {
             newest: 0,
             taken: 0,
             fails_to_start: vec![false; schedule.ranks],
+            starts_late: vec![0; schedule.ranks],
             disagrees: vec![false; schedule.ranks],
             // Too few ranks are left.
             explained: (schedule.kind != Kind::Ordinary)
@@ -263,6 +250,8 @@ impl<'a> Job<'a> {
             asked: None,
             over_by: None,
             last_fault: 0,
+            disk: Disk::default(),
+            sliced: Vec::new(),
             outcome: Outcome::default(),
         };
         for (index, (at, _)) in schedule.faults.iter().enumerate() {
@@ -285,14 +274,14 @@ impl<'a> Job<'a> {
     }
 
     fn go(&mut self) {
-        let hangs = |fault: &Fault| matches!(fault, Fault::Hangs(_) | Fault::Stop(..));
-        let hangs = self.schedule.faults.iter().filter(|(_, it)| hangs(it));
-        let hangs = hangs.count() as u64 * u64::from(!self.is_ordinary());
-        let bound = BOUND + HANG_BOUND * hangs;
+        let longer = |(_, fault): &(u64, Fault)| match fault {
+            Fault::Hangs(_) | Fault::Stop(..) if !self.is_ordinary() => HANG_BOUND,
+            Fault::LockStays(ms) | Fault::StartsLate(_, ms) => *ms,
+            _ => 0,
+        };
+        let bound = BOUND + self.schedule.faults.iter().map(longer).sum::<u64>();
         while self.outcome.wrong.is_none() && self.state.goes_on() {
-            let Some(Reverse((at, _, index))) = self.queue.pop() else {
-                return self.wrong("nothing happens any more".into());
-            };
+            let Reverse((at, _, index)) = self.queue.pop().expect("the launcher looks again");
             self.now = at;
             if at > self.last_fault + bound {
                 return self.wrong("the job does not end".into());
@@ -330,7 +319,12 @@ impl<'a> Job<'a> {
                     Message::Word(..) | Message::Asked(_) | Message::Came | Message::Gone
                 )
             }
-            Next::Fault(index) => self.schedule.faults[*index].1 == Fault::Signal,
+            Next::Fault(index) => {
+                matches!(
+                    self.schedule.faults[*index].1,
+                    Fault::Signal(..) | Fault::Asked(_)
+                )
+            }
             _ => false,
         };
         if is_suspended && waits {
@@ -338,7 +332,7 @@ impl<'a> Job<'a> {
         }
         let is_stopped = |index: &usize| self.processes[*index].is_still();
         match &next {
-            Next::Goes(index, _) | Next::HasSums(index, ..) | Next::Looks(index, _)
+            Next::Goes(index, _) | Next::HasAll(index, ..) | Next::Looks(index, _)
                 if is_stopped(index) =>
             {
                 return self.plan(50, next);
@@ -362,98 +356,19 @@ impl<'a> Job<'a> {
             Next::Asks(host) => self.asks(host),
             Next::Calls(host) => self.calls(host),
             Next::Goes(index, plan) if is_planned(index, plan) => self.goes(index),
-            Next::HasSums(index, plan, step) if is_planned(index, plan) => {
+            Next::HasAll(index, plan, round) if is_planned(index, plan) => {
                 if self.reaches_all(index) {
-                    self.has_sums(index, step);
+                    self.has_all(index, round);
                 } else {
-                    self.plan(RETRY, Next::HasSums(index, plan, step));
+                    self.plan(RETRY, Next::HasAll(index, plan, round));
                 }
             }
             Next::Looks(index, plan) if is_planned(index, plan) => self.looks(index),
-            Next::Goes(..) | Next::HasSums(..) | Next::Looks(..) => {}
+            Next::Goes(..) | Next::HasAll(..) | Next::Looks(..) => {}
             Next::Shows(index) => self.shows(index),
             Next::Arrives(host, number, message) => {
                 if self.links[host].number == number {
                     self.arrives(host, *message);
-                }
-            }
-        }
-    }
-
-    // Connections.
-
-    fn send(&mut self, host: usize, way: usize, message: Message) {
-        if let (0, Message::Word(index, _)) = (host, &message) {
-            // Each process here has its own connection to the launcher.
-            let at = self.now + self.random.of(1..60);
-            let it = &mut self.processes[*index];
-            it.last_word = it.last_word.max(at);
-            let after = it.last_word - self.now;
-            return self.plan(after, Next::Arrives(0, 0, message.into()));
-        }
-        let delay = if host == 0 { 1 } else { self.random.of(1..30) };
-        let link = &mut self.links[host];
-        if link.is_cut[way] {
-            return link.held[way].push_back(message);
-        }
-        let at = (self.now + delay).max(link.last[way]);
-        link.last[way] = at;
-        let number = link.number;
-        self.plan(at - self.now, Next::Arrives(host, number, message.into()));
-    }
-
-    fn arrives(&mut self, host: usize, message: Message) {
-        if host > 0 && matches!(message, Message::Word(..) | Message::Asked(_)) {
-            self.decide(JobEvent::HostHeard(host));
-        }
-        match message {
-            Message::Word(index, word) => {
-                let (rank, process) = (self.processes[index].rank, self.processes[index].number);
-                let disagrees = matches!(word, Word::Ended(End::Code(78)));
-                self.disagrees[rank] |= disagrees && self.state.stop.is_none();
-                self.decide(match word {
-                    Word::Said(said) => JobEvent::Said(rank, process, said),
-                    Word::Ended(end) => JobEvent::Ended(rank, process, end),
-                    Word::Stopped(is_stopped) => JobEvent::Stopped(rank, process, is_stopped),
-                });
-            }
-            Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
-            Message::Answered(at) => self.links[host].answered = at,
-            Message::Came => {
-                self.say(format!("host {host} has come"));
-                self.coming = Some(host);
-                self.decide(JobEvent::HostCame {
-                    host,
-                    address: None,
-                });
-                self.judge_host(host);
-                self.coming = None;
-            }
-            Message::Gone => {
-                let why = "the connection to it was lost".into();
-                self.decide(JobEvent::HostLost { host, why });
-            }
-            // What was sent to an agent that has ended.
-            _ if host > 0 && !self.links[host].has_agent => {}
-            Message::Start(index) => {
-                let after = self.random.of(START);
-                self.processes[index].phase = Phase::Starts;
-                self.plan(after, Next::Goes(index, 0));
-                self.plan(SIGN, Next::Shows(index));
-            }
-            Message::ToRank(index, message) => {
-                if self.processes[index].is_still() {
-                    self.processes[index].unheard.push_back(message);
-                } else if self.processes[index].phase != Phase::Ended {
-                    self.hears(index, message);
-                }
-            }
-            Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
-            Message::Signal(index, signal) => {
-                let it = &mut self.processes[index];
-                it.was_asked = true;
-                if it.phase == Phase::Starts {
-                    self.ends(index, End::Signal(signal));
                 }
             }
         }
@@ -497,7 +412,10 @@ impl<'a> Job<'a> {
                     last_word: 0,
                     waits_since: 0,
                     generation: 0,
-                    steps: None,
+                    run: None,
+                    has_begun: false,
+                    stage: Stage::Agrees,
+                    round: 0,
                     progress: 0,
                     was_asked: false,
                     fails_to_start: std::mem::take(&mut self.fails_to_start[rank]),
@@ -536,13 +454,7 @@ impl<'a> Job<'a> {
                             "generation {} of ranks {ranks:?}: {:?}",
                             formed.number, formed.change
                         ));
-                        self.together.insert(
-                            formed.number,
-                            Together {
-                                all,
-                                ..Together::default()
-                            },
-                        );
+                        self.together.insert(formed.number, Together::of(all));
                     }
                 }
                 let index = process as usize - 1;
@@ -569,65 +481,6 @@ impl<'a> Job<'a> {
             }
             JobAction::Leave(host) => self.leaves(host),
             JobAction::Print(line) => self.say(format!("launcher: {line}")),
-        }
-    }
-
-    /// The launcher closes the connection to a host.
-    fn leaves(&mut self, host: usize) {
-        let lives =
-            |it: &&Process| it.host == host && !matches!(it.phase, Phase::Comes | Phase::Ended);
-        let is_early = self.state.ends.is_none() && !self.state.has_killed;
-        if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {
-            let (rank, number) = (it.rank, it.number);
-            self.wrong(format!(
-                "host {host} counts as lost while process {number} of rank {rank} lives"
-            ));
-        }
-        let link = &mut self.links[host];
-        link.number += 1;
-        link.held = Default::default();
-        if !link.is_cut[1] {
-            self.agent_ends(host);
-        }
-    }
-
-    fn calls(&mut self, host: usize) {
-        self.plan(CALL, Next::Calls(host));
-        let (state, link) = (&self.state, &mut self.links[host]);
-        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
-        let has_ranks = state.ranks.iter().any(|rank| rank.host == host);
-        let is_lost = state.hosts[host].is_lost && state.stop.is_none();
-        let is_wanted = self.schedule.kind == Kind::Pods || may_start && has_ranks;
-        if is_wanted && is_lost && link.is_cut == [false; 2] && !link.has_agent {
-            link.agents += 1;
-            link.number += 1;
-            (link.has_agent, link.answered) = (true, self.now);
-            self.send(host, 0, Message::Came);
-        }
-    }
-
-    // Agents.
-
-    fn asks(&mut self, host: usize) {
-        self.plan(SIGN, Next::Asks(host));
-        if !self.links[host].has_agent {
-            return;
-        }
-        let limit = silence(self.state.rules.timeout).as_millis() as u64;
-        if self.now - self.links[host].answered > limit {
-            self.say(format!(
-                "the agent of host {host} has not heard of the launcher"
-            ));
-            return self.agent_ends(host);
-        }
-        self.send(host, 0, Message::Asked(self.now));
-    }
-
-    /// An agent ends, and its ranks with it.
-    fn agent_ends(&mut self, host: usize) {
-        self.links[host].has_agent = false;
-        for it in self.processes.iter_mut().filter(|it| it.host == host) {
-            it.phase = Phase::Ended;
         }
     }
 
@@ -670,14 +523,14 @@ impl<'a> Job<'a> {
             return;
         }
         if !it.is_still() {
-            it.progress += u64::from(!matches!(it.phase, Phase::Waits | Phase::Sums));
+            it.progress += u64::from(!matches!(it.phase, Phase::Waits | Phase::Exchanges));
             let said = ToLauncher::Progress(it.progress);
             self.says(index, said);
         }
         self.plan(SIGN, Next::Shows(index));
     }
 
-    fn goes_after(&mut self, index: usize, phase: Phase, after: std::ops::Range<u64>) {
+    fn goes_after(&mut self, index: usize, phase: Phase, after: Range<u64>) {
         let it = &mut self.processes[index];
         it.plan += 1;
         (it.phase, it.since) = (phase, self.now);
@@ -709,214 +562,11 @@ impl<'a> Job<'a> {
                 it.generation = it.heard.current();
                 self.goes_after(index, Phase::Connects, 5..40);
             }
-            ToRank::Over(_) if it.heard.is_over() && it.heard.current() == it.generation => {
-                if matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums) {
-                    self.waits(index);
-                }
-            }
-            ToRank::Ends(code) => {
-                let works = matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums);
-                if code > 0 || !works {
-                    self.goes_after(index, Phase::Ends(code), 1..50);
-                }
+            ToRank::Over(_) if it.takes_part() && it.is_over() => self.waits(index),
+            ToRank::Ends(code) if code > 0 || !it.takes_part() => {
+                self.goes_after(index, Phase::Ends(code), 1..50);
             }
             _ => {}
-        }
-    }
-
-    fn goes(&mut self, index: usize) {
-        let (generation, steps) = (
-            self.processes[index].generation,
-            self.processes[index].steps,
-        );
-        match self.processes[index].phase {
-            Phase::Starts if self.processes[index].fails_to_start => {
-                self.explained.insert(71);
-                self.ends(index, End::Code(71))
-            }
-            Phase::Starts => self.waits(index),
-            Phase::Connects if !self.reaches_all(index) => {
-                let plan = self.processes[index].plan;
-                self.plan(RETRY, Next::Goes(index, plan));
-            }
-            Phase::Connects => {
-                self.judge_members(index);
-                let together = self.together.get_mut(&generation).expect("it was formed");
-                together.connected.insert(index);
-                if together.connected.len() == together.all.len() {
-                    self.begin(generation);
-                }
-            }
-            Phase::Computes => {
-                let (knows, asked) = (
-                    self.processes[index].heard.newcomers,
-                    self.processes[index].was_asked,
-                );
-                let together = self.together.get_mut(&generation).expect("it was formed");
-                let step = steps.map_or(together.first, |steps| steps + 1);
-                let parts = together.parts.entry(step).or_default();
-                parts.insert(index, [knows, asked]);
-                let all = (parts.len() == together.all.len()).then(|| together.all.clone());
-                let it = &mut self.processes[index];
-                (it.phase, it.since) = (Phase::Sums, self.now);
-                for other in all.into_iter().flatten() {
-                    let after = self.random.of(1..10);
-                    self.plan(
-                        after,
-                        Next::HasSums(other, self.processes[other].plan, step),
-                    );
-                }
-            }
-            Phase::Ends(code) => self.ends(index, End::Code(code)),
-            Phase::Comes | Phase::Waits | Phase::Sums | Phase::Ended => {}
-        }
-    }
-
-    /// The ranks of a generation have connected, and agree where they continue.
-    fn begin(&mut self, generation: u32) {
-        let all = self.together[&generation].all.clone();
-        let from = all
-            .iter()
-            .filter_map(|&index| self.processes[index].steps)
-            .max();
-        self.say(format!(
-            "generation {generation} continues after step {from:?}"
-        ));
-        self.together
-            .get_mut(&generation)
-            .expect("it was formed")
-            .first = from.unwrap_or(0) + 1;
-        for (place, &index) in all.iter().enumerate() {
-            // It may have ended, or found that another has.
-            let it = &self.processes[index];
-            if (it.phase, it.generation) != (Phase::Connects, generation) {
-                continue;
-            }
-            if all.len() < self.schedule.min_ranks {
-                if place == 0 {
-                    self.says(index, ToLauncher::Ends(77));
-                }
-                self.goes_after(index, Phase::Ends(77), 10..60);
-                continue;
-            }
-            let it = &mut self.processes[index];
-            self.unconnected[it.rank] = 0;
-            // A new rank gets the state while the others train already.
-            it.steps = it.steps.and(from);
-            if from == Some(self.schedule.steps) {
-                self.says(index, ToLauncher::Ends(0));
-                self.goes_after(index, Phase::Ends(0), 10..60);
-            } else {
-                self.goes_after(index, Phase::Computes, STEP);
-            }
-        }
-    }
-
-    fn has_sums(&mut self, index: usize, step: u64) {
-        if self.processes[index].phase != Phase::Sums {
-            return;
-        }
-        let (generation, steps) = (
-            self.processes[index].generation,
-            self.processes[index].steps,
-        );
-        self.judge_step(generation, steps, step);
-        (self.newest, self.taken) = (generation, step);
-        self.processes[index].steps = Some(step);
-        let parts = self.together[&generation].parts[&step].values();
-        let [meets, stops] = [0, 1].map(|which| parts.clone().any(|it| it[which]));
-        if step == self.schedule.steps {
-            if !self.is_ordinary() {
-                self.says(index, ToLauncher::Ends(0));
-            }
-            self.goes_after(index, Phase::Ends(0), 10..60);
-        } else if stops {
-            self.goes_after(index, Phase::Ends(75), 10..300);
-        } else if meets {
-            self.waits(index);
-        } else {
-            self.goes_after(index, Phase::Computes, STEP);
-        }
-    }
-
-    /// Whether packets pass from one process's host to another's.
-    fn passes_between(&self, from: usize, to: usize) -> bool {
-        let (from, to) = (self.processes[from].host, self.processes[to].host);
-        match (from, to) {
-            _ if from == to => true,
-            (0, host) => !self.links[host].is_cut[1],
-            (host, 0) => !self.links[host].is_cut[0],
-            pair => !self.is_cut.contains(&pair),
-        }
-    }
-
-    /// Whether a process can exchange something with all others of its generation.
-    fn reaches_all(&self, index: usize) -> bool {
-        let all = &self.together[&self.processes[index].generation].all;
-        all.iter().all(|&other| self.is_connected(index, other))
-    }
-
-    /// Whether two processes can exchange something: packets are answered.
-    fn is_connected(&self, one: usize, other: usize) -> bool {
-        self.passes_between(one, other) && self.passes_between(other, one)
-    }
-
-    /// Looks whether the others of its generation are there.
-    fn looks(&mut self, index: usize) {
-        let it = &self.processes[index];
-        if !matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums) {
-            return;
-        }
-        let together = &self.together[&it.generation];
-        let hears = |other: &usize| self.passes_between(*other, index);
-        let has_ended =
-            |other: &usize| self.processes[*other].phase == Phase::Ended && hears(other);
-        // One that has done its work says farewell.
-        let is_done = self.taken == self.schedule.steps;
-        if !is_done && together.all.iter().any(has_ended) {
-            let code = together.failed.unwrap_or(77);
-            return self.misses(index, code);
-        }
-        let waited = self.now - it.since;
-        let limit = self.schedule.timeout_s * 1000;
-        // Those that show no sign of life here. Who connects names others only after those that
-        // do not reach them.
-        let is_missing = |other: &usize| {
-            *other != index
-                && (!self.is_connected(*other, index)
-                    || self.processes[*other].is_still()
-                    || it.phase == Phase::Connects
-                        && waited > limit + PRECEDENCE
-                        && !together.connected.contains(other))
-        };
-        let missing = together.all.iter().copied().filter(is_missing);
-        let ranks: Vec<usize> = missing.map(|other| self.processes[other].rank).collect();
-        if it.phase != Phase::Computes && waited > limit && !ranks.is_empty() {
-            let (generation, rank) = (it.generation, it.rank);
-            let have_met = it.phase != Phase::Connects;
-            self.say(format!("rank {rank} misses ranks {ranks:?}"));
-            if !self.is_ordinary() {
-                self.says(
-                    index,
-                    ToLauncher::Misses {
-                        generation,
-                        ranks,
-                        have_met,
-                    },
-                );
-            }
-            return self.misses(index, 77);
-        }
-        let plan = it.plan;
-        self.plan(50, Next::Looks(index, plan));
-    }
-
-    /// A rank does not hear the others: it waits for the next generation, or fails with them.
-    fn misses(&mut self, index: usize, code: u8) {
-        if self.is_ordinary() {
-            self.goes_after(index, Phase::Ends(code), 1..50);
-        } else {
-            self.waits(index);
         }
     }
 }

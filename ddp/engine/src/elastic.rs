@@ -2,10 +2,9 @@
 //! the time line of docs/elastic.md.
 //!
 //! After the loss of a rank, or when one comes, the ranks meet in a new world. All that they share
-//! is made anew. Each says where it stands, and all make the same plan of that (`agreement`). What
-//! a rank has is a `run`, and under ZeRO-1 its `slices`.
+//! is made anew. Each says where it stands, and all make the same plan of that
+//! (`ddp_comm::membership::agreement`). What a rank has is a `run`, and under ZeRO-1 its `slices`.
 
-pub(crate) mod agreement;
 pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod slices;

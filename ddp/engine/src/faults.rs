@@ -37,7 +37,7 @@ pub(crate) enum FaultPoint {
     Forward,
     /// Before each reduction of gradients.
     Reduction,
-    /// Before the sums of a slice go to its keeper.
+    /// Before the sums of a slice go to its backup.
     Copy,
     /// Before the update.
     Optimizer,

@@ -38,8 +38,8 @@ use ddp_nn::pass::Listener;
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
 use self::job::{CommJob, CommQueue};
+pub(crate) use self::options::SHARDS_MAX;
 pub use self::options::{Overlap, ReducerOptions, check_ranks, overlaps, owned};
-pub(crate) use self::options::{SHARDS_MAX, slices};
 use self::options::{check_shards, jobs, plan_of, trained};
 use self::plan::Bucket;
 use self::reduced::Reduced;
@@ -94,7 +94,7 @@ pub struct Reducer {
     /// With ZeRO-2.
     windows: Option<BucketWindows>,
     pub(crate) options: ReducerOptions,
-    /// The first of the jobs that copy a slice of each bucket to its keeper, if ranks keep slices.
+    /// The first of the jobs that copy a slice of each bucket to its backup, if slices have one.
     copies: Option<usize>,
     /// The job that gives all ranks the buffers of rank 0, if there are any.
     buffers: Option<usize>,

@@ -213,7 +213,7 @@ impl Optimizer {
     }
 
     /// One of other ranges of the same parameters, with moments of 0.
-    pub fn cut_anew(&self, params: &Params, ranges: [&[Range<usize>]; 2]) -> Result<Optimizer> {
+    pub fn slice_anew(&self, params: &Params, ranges: [&[Range<usize>]; 2]) -> Result<Optimizer> {
         let new = Optimizer::of_groups(self.rule, &self.groups, params, ranges)?;
         Ok(Optimizer {
             numbers: self.numbers.clone(),

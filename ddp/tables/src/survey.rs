@@ -253,10 +253,12 @@ impl SurveyedColumn {
             (_, 0, Some(values)) => format!("{} different", values.len()),
             (_, 0, None) => format!("more than {} different", self.values_max),
         };
-        let kind = match self.are_written() {
-            true => "formatted numbers or dates, ",
-            false if self.have_leading_zeros() => "whole numbers with leading zeros, ",
-            false => "",
+        let kind = if self.are_written() {
+            "formatted numbers or dates, "
+        } else if self.have_leading_zeros() {
+            "whole numbers with leading zeros, "
+        } else {
+            ""
         };
         format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
     }

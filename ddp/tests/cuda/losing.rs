@@ -362,7 +362,7 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
 /// to get them from. While slices are cut anew, the host of the rank that has come waits for its
 /// GPU, and the other host for that rank, which is not to blame.
 #[test]
-fn a_gather_of_a_step_or_for_slices_cut_anew_that_hangs_costs_no_bit_and_no_rank() {
+fn a_gather_of_a_step_or_for_slices_slice_anew_that_hangs_costs_no_bit_and_no_rank() {
     let Some(_gpu) = simulated_gpu_of(2) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A job with ZeRO-1 that loses ranks: their slices come from their keepers, or from the last
+//! A job with ZeRO-1 that loses ranks: their slices come from their backups, or from the last
 //! checkpoint.
 
 use crate::losing::{RUN, assert_as, lost, lost_at_once, sorted, undisturbed_with, with};
@@ -45,7 +45,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
     let faults = [
         "0:forward:14:kill",
         "2:reduction:14:kill",
-        // The keeper has no sums, and the others have theirs.
+        // The backup has no sums, and the others have theirs.
         "2:copy:14:kill",
         "0:copy:1:kill",
         "4:optimizer:14:kill",
@@ -57,7 +57,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
         // Two that are not neighbours, at once.
         "0:forward:9:kill,2:forward:9:kill",
         "1:agreed:9:kill,4:optimizer:9:kill",
-        // One after the other: the keeper of the first, too.
+        // One after the other: the backup of the first, too.
         "1:forward:9:kill,2:forward:10:kill,3:reduction:11:kill,4:agreed:12:kill",
         // Another one while slices are cut anew.
         "2:forward:9:kill,0:slices:2:kill",
@@ -83,7 +83,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
 
 #[test]
 fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
-    // Owner and keeper of a slice: before and after the point from which the others continue.
+    // Owner and backup of a slice: before and after the point from which the others continue.
     let faults = [
         "2:optimizer:14:leave,3:optimizer:14:leave",
         "2:agreed:14:leave,3:agreed:14:leave",
@@ -107,7 +107,7 @@ fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
 }
 
 #[test]
-fn slices_that_were_lost_with_owner_and_keeper_come_from_the_last_checkpoint() {
+fn slices_that_were_lost_with_owner_and_backup_come_from_the_last_checkpoint() {
     // The others meet when both are gone: a rank that holds is waited for. The last ones are lost
     // before the first checkpoint.
     let faults = [
@@ -136,7 +136,7 @@ fn slices_that_were_lost_with_owner_and_keeper_come_from_the_last_checkpoint() {
 }
 
 #[test]
-fn a_keeper_can_be_lost_while_slices_are_cut_anew() {
+fn a_backup_can_be_lost_while_slices_are_slice_anew() {
     // If all others have their new slices by then, nothing is lost.
     let faults = ["1:forward:14:kill,2:slices:2:kill"];
     lose_with_zero(

@@ -278,8 +278,14 @@ impl Decision<'_> {
             let mut absent = self.survey().0;
             absent.retain(|&rank| self.silent_for(rank, since).is_some_and(|it| it > limit));
             absent.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
+            if !absent.is_empty() {
+                // They may be the reason why new ranks of this generation could not connect.
+                let new = self.state.members.iter().filter(|it| it.is_new);
+                new.for_each(|it| self.state.ranks[it.rank].unconnected = 0);
+            }
         }
-        if self.state.over_since.is_some() && !living.is_empty() {
+        let meets = self.state.over_since.is_some() && self.state.ends.is_none();
+        if meets && !living.is_empty() {
             return;
         }
         // Ranks that wait for a stopped one have time to meet the one that comes for it.

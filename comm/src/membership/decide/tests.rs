@@ -381,13 +381,34 @@ fn one_that_comes_twice_and_cannot_connect_stays_out() {
 }
 
 #[test]
-fn one_that_came_is_not_left_out_for_another_of_its_host() {
-    let mut job = trains(&[1, 2, 2]);
+fn that_one_could_not_connect_does_not_count_if_another_hung() {
+    let mut job = trains(&[1, 2, 3]);
+    // Rank 2 hangs, and rank 0 names rank 1.
+    come_again_of_three(&mut job, 20);
+    job.says(2, ToLauncher::Progress(1));
+    job.at_s(6);
+    job.misses(0, &[1], false);
+    assert_eq!(job.kills(), [1]);
+    job.ends(1, KILLED);
+    job.waits(0);
+    job.at_s(12);
+    assert_eq!(job.kills(), [2]);
+    assert_eq!(job.state.ranks[1].unconnected, 0);
+}
+
+/// Rank 1 was lost and comes again.
+fn come_again_of_three(job: &mut Job, ms: u64) {
     job.ends(1, KILLED);
     [0, 2].iter().for_each(|&rank| job.waits(rank));
-    job.at(20);
+    job.at(ms);
     (0..3).for_each(|rank| job.waits(rank));
     assert_eq!(job.members(), [0, 1, 2]);
+}
+
+#[test]
+fn one_that_came_is_not_left_out_for_another_of_its_host() {
+    let mut job = trains(&[1, 2, 2]);
+    come_again_of_three(&mut job, 20);
     job.at_s(6);
     job.misses(2, &[0], false);
     assert_eq!(job.kills(), [0]);
@@ -443,6 +464,36 @@ fn ranks_that_all_hang_are_killed_also_before_they_have_met() {
         job.at_s(241);
         assert_eq!(job.kills(), [0, 1]);
     }
+}
+
+#[test]
+fn one_that_has_waited_for_a_rank_that_hangs_is_not_killed_when_it_is_taken_in() {
+    let mut job = trains(&[0, 0]);
+    job.state.rules.min_ranks = 1;
+    job.ends(1, KILLED);
+    job.waits(0);
+    job.at_s(1);
+    assert_eq!(job.members(), [0]);
+    job.waits(1);
+    job.at_s(124);
+    assert_eq!(job.kills(), [0]);
+    job.ends(0, KILLED);
+    assert_eq!(job.members(), [1]);
+    job.at_s(125);
+    assert_eq!(job.kills(), [0; 0]);
+}
+
+#[test]
+fn a_rank_that_hangs_after_it_has_ended_the_job_is_killed() {
+    let mut job = trains(&[0, 0]);
+    job.ends(1, End::Code(77));
+    job.says(0, ToLauncher::Ends(77));
+    job.at_s(120);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(121);
+    assert_eq!(job.kills(), [0]);
+    job.ends(0, KILLED);
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
 }
 
 #[test]

@@ -20,7 +20,13 @@ impl Job<'_> {
         // Between hosts others may be heard of first, and be no cause.
         let is_lost = match fault {
             Fault::Kill(_) | Fault::Fails(_) | Fault::Leaves(..) => self.schedule.hosts > 1,
-            Fault::FailsToStart(_) | Fault::Suspends(_) | Fault::Signal => false,
+            Fault::FailsToStart(_)
+            | Fault::StartsLate(..)
+            | Fault::Suspends(_)
+            | Fault::Signal(..)
+            | Fault::Asked(_)
+            | Fault::DiskIsFull
+            | Fault::LockStays(_) => false,
             _ => true,
         };
         self.explained.extend(is_lost.then_some(77));
@@ -28,7 +34,10 @@ impl Job<'_> {
             Fault::Kill(_) => vec![decide::of_signal(KILL)],
             Fault::Leaves(_, code) => vec![code],
             Fault::Fails(_) => vec![65],
-            Fault::Signal => vec![75, decide::of_signal(TERM)],
+            Fault::Signal(signal, _) | Fault::Asked(signal) => {
+                vec![75, decide::of_signal(signal), decide::of_signal(TERM)]
+            }
+            Fault::LockStays(_) => vec![74],
             _ => vec![],
         });
         match fault {
@@ -88,10 +97,43 @@ impl Job<'_> {
                     self.plan(ms, Next::Passes(index));
                 }
             }
-            Fault::Signal => {
+            Fault::Signal(signal, is_again) => {
                 self.asked.get_or_insert(self.now);
-                self.decide(JobEvent::Signal(TERM));
+                self.decide(JobEvent::Signal(signal));
+                if is_again {
+                    self.plan(300, Next::Passes(index));
+                }
             }
+            Fault::Asked(signal) => {
+                self.asked.get_or_insert(self.now);
+                self.decide(JobEvent::Asked(signal));
+            }
+            Fault::StartsLate(rank, ms) => {
+                self.starts_late[rank] = ms;
+                self.plan(ms, Next::Passes(index));
+            }
+            Fault::AgentStops(host, ms) => {
+                self.links[host].is_stopped = self.links[host].has_agent;
+                self.plan(ms, Next::Passes(index));
+            }
+            Fault::Delays(host, by, ms) => {
+                self.links[host].delay = by;
+                self.plan(ms, Next::Passes(index));
+            }
+            Fault::DiskIsFull => self.disk.is_full = true,
+            Fault::LockStays(ms) => {
+                self.disk.lock_stays = self.disk.lock_stays.max(self.now + ms);
+                self.plan(ms, Next::Passes(index));
+            }
+        }
+    }
+
+    /// Passes on what was held back.
+    fn release(&mut self, host: usize) {
+        for way in [0, 1] {
+            let held = std::mem::take(&mut self.links[host].held[way]);
+            held.into_iter()
+                .for_each(|message| self.send(host, way, message));
         }
     }
 
@@ -121,12 +163,17 @@ impl Job<'_> {
             }
             Fault::Cut(host, ..) => {
                 self.links[host].is_cut = [false; 2];
-                for way in [0, 1] {
-                    let held = std::mem::take(&mut self.links[host].held[way]);
-                    held.into_iter()
-                        .for_each(|message| self.send(host, way, message));
-                }
+                self.release(host);
             }
+            Fault::AgentStops(host, _) => {
+                self.links[host].is_stopped = false;
+                if self.state.hosts[host].is_lost {
+                    self.agent_ends(host);
+                }
+                self.release(host);
+            }
+            Fault::Delays(host, ..) => self.links[host].delay = 0,
+            Fault::Signal(signal, _) => self.decide(JobEvent::Signal(signal)),
             Fault::CutBetween(..) => self.is_cut.clear(),
             Fault::Suspends(_) => {
                 let since = self.suspended_since.take().unwrap_or(self.now);

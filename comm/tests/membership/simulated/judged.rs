@@ -1,5 +1,8 @@
 //! What must hold in a simulated job: after each event, and at its end.
 
+use std::collections::BTreeSet;
+
+use ddp_comm::membership::agreement::Regroup;
 use ddp_comm::membership::decide::JobAction;
 use ddp_comm::membership::wire::{Generation, ToRank};
 
@@ -14,9 +17,9 @@ const STEPS_MAX: u64 = 30;
 const MEETING: u64 = 1500;
 /// For how long after a rank was unwell others may wait for each other when the job ends.
 const ENDING: u64 = 20_000;
-/// How often in a row a rank may be left out before it has connected, at most: twice as one that
-/// came, and perhaps between other ends.
-const UNCONNECTED_MAX: u32 = 3;
+/// How often in a row a rank may be left out before it has connected, at most, because of the one
+/// fault. Of each other one a generation may come, in which it does not count as new.
+const UNCONNECTED_MAX: u32 = 2;
 
 impl Job<'_> {
     pub(super) fn wrong(&mut self, what: String) {
@@ -36,7 +39,8 @@ impl Job<'_> {
         if self.disagrees[rank] {
             self.wrong(format!("rank {rank}, which disagrees, is started again"));
         }
-        if self.unconnected[rank] > UNCONNECTED_MAX {
+        let others = schedule.faults.len().saturating_sub(1) as u32;
+        if self.unconnected[rank] > UNCONNECTED_MAX + others {
             self.wrong(format!(
                 "rank {rank}, which cannot connect, is started again"
             ));
@@ -75,8 +79,8 @@ impl Job<'_> {
     pub(super) fn judge_kill(&mut self, index: usize, why: &str) {
         let it = &self.processes[index];
         let together = self.together.get(&it.generation);
-        let has_connected = together.is_none_or(|it| it.first > 0);
-        if why.contains("another host") && it.steps.is_none() && !has_connected {
+        let has_connected = together.is_none_or(|it| it.has_met);
+        if why.contains("another host") && !it.has_begun && !has_connected {
             self.unconnected[it.rank] += 1;
         }
         // The launcher cannot know whether the rank that was missed hangs.
@@ -155,20 +159,64 @@ impl Job<'_> {
         }
     }
 
-    /// A rank of this generation has the sums of a step, after its model has taken `steps`.
-    pub(super) fn judge_step(&mut self, generation: u32, steps: Option<u64>, step: u64) {
+    /// The ranks of a process's generation have this plan.
+    pub(super) fn judge_plan(&mut self, index: usize, plan: &Regroup) {
+        let all = self.together[&self.processes[index].generation].all.clone();
+        // Of the processes that have last divided the slices: owner and backup of one.
+        let ranks = self.sliced.len();
+        let hosts: BTreeSet<usize> = self
+            .sliced
+            .iter()
+            .map(|&it| self.processes[it].host)
+            .collect();
+        let distance = match hosts.len() {
+            0 | 1 => 1,
+            hosts => ranks.div_ceil(hosts),
+        };
+        let is_gone = |place: usize| !all.contains(&self.sliced[place % ranks]);
+        let are_gone = (0..ranks).any(|it| is_gone(it) && is_gone(it + distance));
+        let taken = self.taken;
+        if plan.has_lost_slices && !are_gone && taken > 0 {
+            self.wrong("slices are lost, though each has its owner or its backup".into());
+        }
+        let Some(from) = plan.source().and_then(|it| plan.progress[it]) else {
+            return;
+        };
+        let has_taken = |it: &usize| self.processes[*it].steps() > Some(from.steps);
+        if self.schedule.has_slices && from.steps < taken || all.iter().any(has_taken) {
+            self.wrong(format!(
+                "the ranks continue after step {}, though a later one was taken",
+                from.steps
+            ));
+        }
+    }
+
+    /// A process has taken slices, or made an update.
+    pub(super) fn judge_elements(&mut self, index: usize) {
+        let it = &self.processes[index];
+        let (rank, run) = (it.rank, it.run.as_ref().expect("it has a run"));
+        let steps = run.progress.steps;
+        if let Some((element, updates)) = run.wrong_element() {
+            self.wrong(format!(
+                "element {element} of rank {rank} has {updates:?} updates after step {steps}"
+            ));
+        }
+    }
+
+    /// A rank of this generation has taken a step.
+    pub(super) fn judge_step(&mut self, generation: u32, step: u64) {
         if generation < self.newest {
             self.wrong(format!(
                 "generation {generation} takes step {step} after {}",
                 self.newest
             ));
         }
-        if steps.is_some_and(|steps| steps + 1 != step) {
-            self.wrong(format!("step {step} follows step {steps:?}"));
+        if step != self.taken && step != self.taken + 1 {
+            self.wrong(format!("step {step} follows step {}", self.taken));
         }
         let is_again = generation == self.newest || step >= self.taken;
         let holds = |it: &Process| {
-            it.generation < generation && it.steps >= Some(step) && it.phase != Phase::Ended
+            it.generation < generation && it.steps() >= Some(step) && it.phase != Phase::Ended
         };
         if !is_again && self.processes.iter().any(holds) {
             self.wrong(format!(
@@ -191,7 +239,7 @@ impl Job<'_> {
         let it = &mut self.processes[index];
         it.unwell_until = u64::MAX;
         let timeout = self.schedule.timeout_s * 1000;
-        let takes_part = matches!(it.phase, Phase::Connects | Phase::Computes | Phase::Sums);
+        let takes_part = it.takes_part();
         let is_only = self.schedule.faults.len() == 1 && self.state.members.len() > 1;
         if takes_part && is_only && ms > timeout + MEETING && !self.is_ordinary() {
             self.over_by = Some((self.now + timeout + MEETING, self.state.generation));
@@ -251,9 +299,12 @@ impl Job<'_> {
             }
             75 if self.state.stop.is_some() => {}
             // What a rank has found.
-            65 if self.state.ends == Some(65) => {}
-            code if self.state.ends == Some(65) => {
-                self.wrong(format!("{code} after a rank has ended the job with 65"));
+            65 | 74 if self.state.ends == Some(code) => {}
+            code if matches!(self.state.ends, Some(65 | 74)) => {
+                let ends = self.state.ends;
+                self.wrong(format!(
+                    "{code} after a rank has ended the job with {ends:?}"
+                ));
             }
             _ if schedule.must_succeed() => self.wrong(format!("it ended with {code}")),
             _ => {}

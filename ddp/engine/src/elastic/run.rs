@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use ddp_comm::membership::agreement::{RankProgress, RankReport, Regroup};
 use ddp_comm::{Group, World};
 use ddp_data::Batch;
 use ddp_data::sampler::Sampler;
@@ -15,7 +16,6 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::optim::Optimizer;
 
-use super::agreement::{RankReport, Regroup};
 use super::slices::{self, Slices};
 use super::totals::{Clock, RunTotals};
 use crate::audit::Workload;
@@ -93,7 +93,12 @@ impl Kept {
         let versions = self.slices.as_ref().map(|it| it.versions(of.steps));
         let [has, ready] = versions.unwrap_or_default();
         RankReport {
-            progress: Some([of.steps, of.logged, of.evaluated, of.saved]),
+            progress: Some(RankProgress {
+                steps: of.steps,
+                logged: of.logged,
+                evaluated: of.evaluated,
+                saved: of.saved,
+            }),
             has,
             ready,
         }
@@ -126,7 +131,7 @@ impl Kept {
         self.compared = None;
         let mut optimizers = Vec::new();
         if plan.has_slices() {
-            optimizers = slices::cut_anew(&mut self.step, group, &plan.cuts)?;
+            optimizers = slices::slice_anew(&mut self.step, group, &plan.slicings)?;
             faults::at_step(FaultPoint::Slices, world.generation())?;
         }
         let source = plan.source().expect("a rank has a run");

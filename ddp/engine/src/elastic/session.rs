@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use ddp_comm::membership::agreement::{Act, RankReport, Regroup};
 use ddp_comm::{Change, World};
 use ddp_data::Data;
 use ddp_kernels::ops::Bf16Order;
@@ -11,7 +12,6 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 
-use super::agreement::{Act, RankReport, Regroup};
 use super::run::Kept;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -272,7 +272,7 @@ impl Session {
             (_, Act::Forget) | (None, _) => self.kept = None,
         }
         let most = plan.progress.iter().max().copied().flatten();
-        self.check_stall(world, most.map_or(0, |[step, ..]| step))?;
+        self.check_stall(world, most.map_or(0, |it| it.steps))?;
         if plan.has_lost_slices && world.rank() == 0 {
             tracing::warn!(
                 "values and moments were lost with the ranks that had them, neighbours in {ZERO} \

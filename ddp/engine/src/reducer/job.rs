@@ -71,7 +71,7 @@ impl CommJob {
             }
             Self::Sum(bucket) if bucket.scatters() => named("reduce-scatter bucket").at(index),
             Self::Sum(_) => named("all-reduce bucket").at(index),
-            Self::Copy(_) => named("copy slice to its keeper"),
+            Self::Copy(_) => named("copy slice to its backup"),
             Self::Gather(_) => named("all-gather values"),
             Self::Broadcast(_) => named("broadcast buffers"),
         }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ddp_comm::membership::agreement::Slicing;
 use ddp_comm::{Group, SumTree, World};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::{Division, Parameter, Params, Sharing, Window};
@@ -39,7 +40,7 @@ pub struct ReducerOptions {
     pub updates_alone: bool,
     /// Under ZeRO-1: the rank that many after a slice's owner gets its sums, too
     /// (`elastic/slices.rs`); 0 if none does.
-    pub keeper_distance: usize,
+    pub backup_distance: usize,
 }
 
 impl ReducerOptions {
@@ -108,10 +109,21 @@ impl ReducerOptions {
             .saturating_add(arrives)
     }
 
-    /// Whose slices `rank` of `ranks` keeps.
-    pub(crate) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
-        let has_keepers = self.zero > 0 && !self.keeper_distance.is_multiple_of(ranks);
-        has_keepers.then(|| (rank + ranks - self.keeper_distance % ranks) % ranks)
+    /// The slices of rank `rank` of `ranks`, in this generation.
+    pub(crate) fn slicing(&self, generation: u64, [rank, ranks]: [usize; 2]) -> Slicing {
+        let distance = if self.zero > 0 {
+            self.backup_distance
+        } else {
+            0
+        };
+        Slicing::new(generation, [rank, ranks], distance)
+    }
+
+    /// The elements of the gradients' arena in the slice that a rank owns, and in the one of which
+    /// it is the backup.
+    pub(crate) fn ranges(self, params: &Params, slicing: Slicing) -> [Vec<Range<usize>>; 2] {
+        let of = |slice| slices(params, [slice, slicing.ranks], self);
+        [of(slicing.owns), slicing.backs_up.map_or_else(Vec::new, of)]
     }
 }
 
@@ -126,7 +138,7 @@ impl Default for ReducerOptions {
             zero: 0,
             shards: None,
             updates_alone: false,
-            keeper_distance: 0,
+            backup_distance: 0,
         }
     }
 }
@@ -246,7 +258,7 @@ pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Ran
 }
 
 /// The slices with the number `slice` if `ranks` share the buckets.
-pub(crate) fn slices(
+fn slices(
     params: &Params,
     [slice, ranks]: [usize; 2],
     options: ReducerOptions,
@@ -331,16 +343,16 @@ pub(super) fn jobs(
         }
     }
     let rank = group.rank();
-    let kept = options.kept_by(rank, shares);
-    for (bucket, from) in buckets.iter().filter_map(|it| Some((it, kept?))) {
+    let backed_up = options.slicing(0, [rank, shares]).backs_up;
+    for (bucket, from) in buckets.iter().filter_map(|it| Some((it, backed_up?))) {
         let slice = |of: usize| params.gradients().slice(bucket.slice(of, shares));
         jobs.push(CommJob::Copy(Copies {
             own: slice(rank)?,
             kept: slice(from)?,
             from,
-            to: (rank + options.keeper_distance) % shares,
+            to: (rank + options.backup_distance) % shares,
             // In a ring of ranks that all send first, none would receive.
-            sends_first: (rank / options.keeper_distance).is_multiple_of(2),
+            sends_first: (rank / options.backup_distance).is_multiple_of(2),
         }));
     }
     Ok((sums, jobs))

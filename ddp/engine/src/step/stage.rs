@@ -113,7 +113,7 @@ impl Stage {
         self.reducer.halt();
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
-        self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
+        self.clip = self.clip.slice_anew(params, self.reducer.owned())?;
         self.vote = vote(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())

@@ -31,7 +31,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
         zero: options.zero,
         shards: options.same_bits,
         updates_alone: world.is_elastic() && options.zero == 0,
-        keeper_distance: match (world.is_elastic(), world.hosts()) {
+        backup_distance: match (world.is_elastic(), world.hosts()) {
             (false, _) => 0,
             (true, 1) => 1,
             // Hosts have neighbouring ranks.

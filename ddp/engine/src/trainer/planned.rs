@@ -15,7 +15,6 @@ use ddp_nn::{Loss, Pass, PassOptions, Saved, Scratch};
 use super::division;
 use crate::config::Config;
 use crate::digest::DeviceDigests;
-use crate::elastic::agreement::Cut;
 use crate::error::Result;
 use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
@@ -137,8 +136,7 @@ pub(super) fn plan(
     let (mut bytes, mut step) = (ModelBytes::default(), StepBytes::default());
     for model in &models {
         let params = &model.params;
-        let cut = Cut::of(0, [0, ranks], reducer);
-        let [owned, kept] = &cut.ranges(params, reducer);
+        let [owned, kept] = &reducer.ranges(params, reducer.slicing(0, [0, ranks]));
         let optimizer = Optimizer::of_groups(options.rule(), &groups, params, [owned, kept])?;
         let (all, device) = (params.trained_part().len(), devices[0]);
         let longest = reducer.sizes_on(device).elements.min(all);

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_comm::membership::agreement::Regroup;
 use ddp_comm::{Group, World};
 use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
@@ -26,7 +27,6 @@ use super::{agree, bf16, resume};
 use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
-use crate::elastic::agreement::{self, Cut};
 use crate::elastic::run::Kept;
 use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
@@ -101,7 +101,7 @@ pub(super) fn assemble(
     world: &World,
     parameters_max: u64,
     session: &mut Session,
-    continued: Option<&agreement::Regroup>,
+    continued: Option<&Regroup>,
 ) -> Result<Prepared> {
     let mut resumed = match continued {
         Some(_) => None,
@@ -395,8 +395,8 @@ pub(super) fn step(
     check_trained(options, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
-        let cut = Cut::of(0, [group.rank(), group.size()], reducer);
-        let [owned, kept] = &cut.ranges(&model.params, reducer);
+        let slicing = reducer.slicing(0, [group.rank(), group.size()]);
+        let [owned, kept] = &reducer.ranges(&model.params, slicing);
         let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
         Ok(StageSpec {
             model,

@@ -91,7 +91,7 @@ impl Clip {
     }
 
     /// The same for other ranges, with the scale and norm so far.
-    pub fn cut_anew(&self, params: &Params, ranges: &[Range<usize>]) -> Result<Clip> {
+    pub fn slice_anew(&self, params: &Params, ranges: &[Range<usize>]) -> Result<Clip> {
         let new = Clip::of_slices(self.max_norm, params, ranges)?;
         let out = self.out.clone();
         Ok(Clip { out, ..new })

@@ -7,7 +7,6 @@ use ddp_nn::models::{Mlp, Model};
 use ddp_nn::optim::Rule;
 
 use super::*;
-use crate::elastic::agreement::RankProgress;
 use crate::elastic::slices::tests::{batch, numbers, sliced};
 use crate::step::Stage;
 
@@ -67,7 +66,12 @@ fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
 
 fn get_the_state(steps: [u64; 4]) {
     let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
-    let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
+    let at = |step| RankProgress {
+        steps: step,
+        saved: step,
+        ..RankProgress::default()
+    };
+    let progress = |step: u64| (step > 0).then(|| at(step));
     let plan = plan(&steps.map(progress));
     let run = |world: World| {
         let step = steps[world.rank()];
@@ -78,7 +82,7 @@ fn get_the_state(steps: [u64; 4]) {
         for tensor in state(&kept) {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
         }
-        assert_eq!(kept.report().progress, Some([7, 0, 0, 7]));
+        assert_eq!(kept.report().progress, Some(at(7)));
         assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
     };
     std::thread::scope(|scope| {

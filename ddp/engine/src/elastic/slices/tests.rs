@@ -24,7 +24,7 @@ fn step_options() -> StepOptions {
     let reducer = ReducerOptions {
         sizes: Some(BucketSizes::of_bytes(20_000)),
         zero: 1,
-        keeper_distance: 1,
+        backup_distance: 1,
         ..ReducerOptions::default()
     };
     StepOptions {
@@ -47,8 +47,8 @@ pub(crate) fn sliced(world: &World, rule: Rule) -> Step {
     let frozen = |name: &str| name.starts_with("2.");
     let model = Model::with_shares(layers, &[6], DType::F32, Device::Cpu, 3, &frozen, shares);
     let model = model.unwrap();
-    let ranges = Cut::of(0, [group.rank(), group.size()], options.reducer)
-        .ranges(&model.params, options.reducer);
+    let slicing = options.reducer.slicing(0, [group.rank(), group.size()]);
+    let ranges = options.reducer.ranges(&model.params, slicing);
     let [owned, kept] = &ranges;
     let optimizer = Optimizer::of_groups(rule, &[], &model.params, [owned, kept]).unwrap();
     let part = StageSpec {
@@ -85,7 +85,8 @@ impl Slices {
     /// As `take_step`, up to where this rank waits for the others.
     pub(crate) fn prepare(&mut self, step: &mut Step, batch: &Batch) {
         step.prepare(batch, 0.1).unwrap();
-        self.next = Some(NextState::Update(batch.rows));
+        self.rows = batch.rows;
+        self.state.make_ready(NextVersion::Update);
     }
 }
 
@@ -113,11 +114,10 @@ pub(crate) fn numbers(step: &Step, slices: &Slices) -> Vec<Vec<f32>> {
 
 /// The elements that this rank has.
 fn ranges(step: &Step, slices: &Slices) -> Vec<Range<usize>> {
-    let ranges = slices
-        .cut
-        .unwrap()
-        .ranges(&step.stages()[0].model().params, options(step));
-    ranges.concat()
+    let slicing = slices.state.slicing().unwrap();
+    options(step)
+        .ranges(&step.stages()[0].model().params, slicing)
+        .concat()
 }
 
 /// The value of an element, and its moments.
@@ -181,8 +181,8 @@ fn check(step: &Step, slices: &Slices) {
     }
 }
 
-/// `ranks` ranks lose some, and others join them. Each then has its slices of the new cut.
-fn cut_slices_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
+/// `ranks` ranks lose some, and others join them. Each then has its new slices.
+fn divide_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
     let timeout = Duration::from_secs(60);
     let left: Vec<usize> = (0..ranks).filter(|rank| !lost.contains(rank)).collect();
     let size = left.len() + joined;
@@ -198,7 +198,7 @@ fn cut_slices_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
             let mut step = sliced(&before, rule);
             let slices = begun(&mut step, 1);
             fill(&step, &slices);
-            held = slices.cut;
+            held = slices.state.slicing();
             (step, slices)
         });
         let Some(now) = now else {
@@ -213,11 +213,11 @@ fn cut_slices_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
             },
         );
         let main = now.group("main").unwrap();
-        let cuts = crate::exchange::gather(&now, &held).unwrap();
-        assert!(Cut::are_whole(&cuts));
-        let optimizers = cut_anew(&mut step, &main, &cuts).unwrap();
+        let slicings = crate::exchange::gather(&now, &held).unwrap();
+        assert!(Slicing::are_whole(&slicings));
+        let optimizers = slice_anew(&mut step, &main, &slicings).unwrap();
         slices.make_ready(&step, 2, optimizers);
-        assert_eq!(slices.cut, held, "not before all have theirs");
+        assert_eq!(slices.state.slicing(), held, "not before all have theirs");
         slices.advance(&mut step).unwrap();
         check(&step, &slices);
     };
@@ -236,7 +236,7 @@ fn cut_slices_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
 }
 
 #[test]
-fn slices_are_cut_anew_for_any_number_of_ranks() {
+fn slices_are_slice_anew_for_any_number_of_ranks() {
     for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::muon()] {
         for (ranks, lost, joined) in [
             (2, &[1][..], 0),
@@ -248,7 +248,7 @@ fn slices_are_cut_anew_for_any_number_of_ranks() {
             (4, &[0, 2], 3),
             (5, &[4], 1),
         ] {
-            cut_slices_anew(rule, ranks, lost, joined);
+            divide_anew(rule, ranks, lost, joined);
         }
     }
 }
@@ -301,13 +301,13 @@ fn a_step_that_is_prepared_is_completed_without_the_others_or_taken_again() {
                 slices.go_back(&step).unwrap();
             }
 
-            // Owner and keeper have the same: all that a rank has is what it gets from the others.
+            // Owner and backup have the same: all that a rank has is what it gets from the others.
             let own = numbers(&step, &slices);
-            let cuts = crate::exchange::gather(&world, &slices.cut).unwrap();
+            let slicings = crate::exchange::gather(&world, &slices.state.slicing()).unwrap();
             for rank in 0..3 {
-                let mut held = cuts.clone();
+                let mut held = slicings.clone();
                 held[rank] = None;
-                let optimizers = cut_anew(&mut step, &main, &held).unwrap();
+                let optimizers = slice_anew(&mut step, &main, &held).unwrap();
                 slices.make_ready(&step, 1, optimizers);
                 slices.advance(&mut step).unwrap();
                 assert!(numbers(&step, &slices) == own, "rank {rank}");
@@ -324,14 +324,14 @@ fn a_step_that_is_prepared_is_completed_without_the_others_or_taken_again() {
 proptest! {
     #[test]
     fn each_element_is_moved_once_from_a_rank_that_has_it(
-        cuts in prop::collection::vec(prop::collection::vec((0usize..40, 1usize..9), 0..5), 1..5),
+        held in prop::collection::vec(prop::collection::vec((0usize..40, 1usize..9), 0..5), 1..5),
         wanted in prop::collection::vec(prop::collection::vec((0usize..40, 1usize..9), 0..5), 1..5),
     ) {
         let ranges = |all: Vec<Vec<(usize, usize)>>| -> Vec<Vec<Range<usize>>> {
             let of = |(start, length)| start..start + length;
             all.into_iter().map(|one| one.into_iter().map(of).collect()).collect()
         };
-        let (held, wanted) = (ranges(cuts), ranges(wanted));
+        let (held, wanted) = (ranges(held), ranges(wanted));
         let has = |ranges: &[Range<usize>], at| ranges.iter().any(|range| range.contains(&at));
         let moves = moves(&held, &wanted);
         for (to, ranges) in wanted.iter().enumerate() {
@@ -354,31 +354,4 @@ proptest! {
             prop_assert!(within(&held[it.from]) && within(&wanted[it.to]));
         }
     }
-}
-
-#[test]
-fn each_slice_has_one_owner_and_one_keeper_elsewhere() {
-    for ranks in 3..9 {
-        for keeper_distance in 1..ranks {
-            let options = ReducerOptions {
-                keeper_distance,
-                ..step_options().reducer
-            };
-            let all: Vec<_> = (0..ranks)
-                .map(|rank| Some(Cut::of(1, [rank, ranks], options)))
-                .collect();
-            for lost in 0..ranks {
-                let keeper = (lost + keeper_distance) % ranks;
-                assert_eq!(all[keeper].unwrap().keeps, Some(lost));
-                let mut left = all.clone();
-                left[lost] = None;
-                assert!(Cut::are_whole(&left));
-                left[keeper] = None;
-                assert!(!Cut::are_whole(&left));
-            }
-        }
-    }
-    assert!(Cut::are_whole(&[None, None]), "no rank has a run");
-    let alone = Cut::of(1, [0, 1], step_options().reducer);
-    assert!(alone.keeps.is_none() && Cut::are_whole(&[Some(alone), None]));
 }

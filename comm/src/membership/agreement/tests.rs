@@ -3,7 +3,6 @@
 //! nowhere.
 
 use super::*;
-use crate::reducer::ReducerOptions;
 
 /// Where a rank is between two versions of what all have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,22 +34,16 @@ fn phases(ranks: usize) -> impl Iterator<Item = Vec<Phase>> {
         .filter(can_be)
 }
 
-fn cut(number: u64, rank: usize, ranks: usize, keeper_distance: usize) -> Cut {
-    let options = ReducerOptions {
-        zero: 1,
-        keeper_distance,
-        ..ReducerOptions::default()
-    };
-    Cut::of(number, [rank, ranks], options)
-}
-
 fn report(phase: Phase, old: Option<Version>, next: Version) -> RankReport {
     let steps = match (phase, old) {
         (Before | Ready, Some(old)) => old.steps,
         _ => next.steps,
     };
     RankReport {
-        progress: Some([steps, 0, 0, 0]),
+        progress: Some(RankProgress {
+            steps,
+            ..RankProgress::default()
+        }),
         has: if phase == After { Some(next) } else { old },
         ready: (phase == Ready).then_some(next),
     }
@@ -66,12 +59,12 @@ fn check(phases: &[Phase], reports: &[RankReport], [old, next]: [u64; 2], what: 
     let of = |number| {
         let all = offered
             .clone()
-            .filter(move |it: &Version| it.cut.number == number);
-        all.map(|it| Some(it.cut)).collect::<Vec<_>>()
+            .filter(move |it: &Version| it.slicing.number == number);
+        all.map(|it| Some(it.slicing)).collect::<Vec<_>>()
     };
     if plan.has_lost_slices {
         // Nothing better was there: neither the next slices nor the old ones are whole.
-        let was_whole = |number| !of(number).is_empty() && Cut::are_whole(&of(number));
+        let was_whole = |number| !of(number).is_empty() && Slicing::are_whole(&of(number));
         let has_next = phases.contains(&After) || goes_on && was_whole(next);
         assert!(!was_whole(if has_next { next } else { old }), "{what}");
         assert!(plan.progress.iter().all(Option::is_none), "{what}");
@@ -79,9 +72,9 @@ fn check(phases: &[Phase], reports: &[RankReport], [old, next]: [u64; 2], what: 
         assert!(plan.source().is_none(), "{what}");
         return;
     }
-    assert!(Cut::are_whole(&plan.cuts), "{what}");
+    assert!(Slicing::are_whole(&plan.slicings), "{what}");
     // All have the same then.
-    let mut after: Vec<_> = plan.cuts.iter().flatten().map(|it| it.number).collect();
+    let mut after: Vec<_> = plan.slicings.iter().flatten().map(|it| it.number).collect();
     after.dedup();
     assert!(after.len() <= 1, "{what}");
     let mut steps: Vec<_> = plan.progress.iter().flatten().collect();
@@ -114,10 +107,10 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
                 .into_iter()
                 .map(move |lost| (it.clone(), lost))
         }) {
-            for keeper_distance in 1..ranks {
+            for distance in 1..ranks {
                 let version = |steps, rank| Version {
                     steps,
-                    cut: cut(3, rank, ranks, keeper_distance),
+                    slicing: Slicing::new(3, [rank, ranks], distance),
                 };
                 let of = |(rank, phase): (usize, &Phase)| {
                     report(*phase, Some(version(6, rank)), version(7, rank))
@@ -126,14 +119,14 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
                 let (reports, phases) = (left(&reports, &lost), left(&phases, &lost));
                 check(&phases, &reports, [3, 3], "an update");
                 let plan = Regroup::of(&reports);
-                // With owner or keeper of each slice, nothing is lost.
-                let has = |rank: usize| !lost[rank] || !lost[(rank + keeper_distance) % ranks];
+                // With owner or backup of each slice, nothing is lost.
+                let has = |rank: usize| !lost[rank] || !lost[(rank + distance) % ranks];
                 let is_whole = phases.is_empty() || (0..ranks).all(has);
                 assert_eq!(plan.has_lost_slices, !is_whole);
                 // One that has made it cannot undo it, and one that is not ready cannot make it.
                 if is_whole && !phases.is_empty() {
                     let makes = phases.contains(&After) || !phases.contains(&Before);
-                    let steps = plan.progress.iter().flatten().map(|it| it[0]);
+                    let steps = plan.progress.iter().flatten().map(|it| it.steps);
                     assert!(
                         steps.eq(phases.iter().map(|_| 6 + u64::from(makes))),
                         "{plan:?}"
@@ -147,28 +140,30 @@ fn an_update_is_made_by_all_ranks_that_are_left_or_by_none() {
 }
 
 #[test]
-fn ranks_take_slices_that_are_cut_anew_or_keep_those_they_had() {
-    // `before` ranks lost some, others joined, and slices were cut anew for all that are there.
+fn ranks_take_new_slices_or_keep_those_they_had() {
+    // `before` ranks lost some, others joined, and all that are there divided buckets anew.
     // Then any of them are lost.
     let mut cases = 0;
     for before in 1..5 {
         for first_lost in choices(&[true, false], before) {
-            let old: Vec<_> = (0..before).map(|rank| cut(1, rank, before, 1)).collect();
+            let old: Vec<_> = (0..before)
+                .map(|rank| Slicing::new(1, [rank, before], 1))
+                .collect();
             let old = left(&old, &first_lost);
             let whole: Vec<_> = old.iter().copied().map(Some).collect();
-            if old.is_empty() || !Cut::are_whole(&whole) {
+            if old.is_empty() || !Slicing::are_whole(&whole) {
                 continue;
             }
             for ranks in old.len().max(2)..5 {
                 let old = |rank: usize| {
-                    old.get(rank).map(|cut| Version {
+                    old.get(rank).map(|slicing| Version {
                         steps: 6,
-                        cut: *cut,
+                        slicing: *slicing,
                     })
                 };
                 let new = |rank| Version {
                     steps: 6,
-                    cut: cut(2, rank, ranks, 1),
+                    slicing: Slicing::new(2, [rank, ranks], 1),
                 };
                 for phases in phases(ranks) {
                     for lost in choices(&[true, false], ranks) {
@@ -191,7 +186,13 @@ fn ranks_take_slices_that_are_cut_anew_or_keep_those_they_had() {
 
 #[test]
 fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
-    let at = |step, logged| Some([step, logged, 0, 0]);
+    let at = |steps, logged| {
+        Some(RankProgress {
+            steps,
+            logged,
+            ..RankProgress::default()
+        })
+    };
     let cases = choices(&[None, at(6, 5), at(6, 6), at(7, 5)], 4);
     for progress in (2..5).flat_map(|ranks| cases.iter().map(move |it| &it[..ranks])) {
         let of = |progress: &Option<RankProgress>| RankReport {
@@ -213,4 +214,27 @@ fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
         let before = &progress[..plan.source().unwrap_or(0)];
         assert!(before.iter().all(|it| it.as_ref() != furthest));
     }
+}
+
+#[test]
+fn each_slice_has_one_owner_and_one_backup_elsewhere() {
+    for ranks in 3..9 {
+        for distance in 1..ranks {
+            let all: Vec<_> = (0..ranks)
+                .map(|rank| Some(Slicing::new(1, [rank, ranks], distance)))
+                .collect();
+            for lost in 0..ranks {
+                let backup = (lost + distance) % ranks;
+                assert_eq!(all[backup].unwrap().backs_up, Some(lost));
+                let mut left = all.clone();
+                left[lost] = None;
+                assert!(Slicing::are_whole(&left));
+                left[backup] = None;
+                assert!(!Slicing::are_whole(&left));
+            }
+        }
+    }
+    assert!(Slicing::are_whole(&[None, None]), "no rank has a run");
+    let alone = Slicing::new(1, [0, 1], 1);
+    assert!(alone.backs_up.is_none() && Slicing::are_whole(&[Some(alone), None]));
 }

@@ -1,0 +1,205 @@
+//! Connections between the launcher and hosts, and the agents there.
+
+use std::collections::VecDeque;
+
+use ddp_comm::membership::decide::{self, End, JobEvent, silence};
+use ddp_comm::membership::wire::{ToLauncher, ToRank};
+
+use super::{CALL, INTERRUPT, Job, KILL, Next, Phase, Process, SIGN, START};
+use crate::schedule::Kind;
+
+#[derive(Clone, Debug)]
+pub(super) enum Message {
+    /// The launcher hears of a process.
+    Word(usize, Word),
+    /// An agent asks, at this time, and is answered.
+    Asked(u64),
+    Answered(u64),
+    /// An agent has come. It is gone, and with it the connection.
+    Came,
+    Gone,
+    /// A process is started, told something, sent a signal.
+    Start(usize),
+    ToRank(usize, ToRank),
+    Signal(usize, i32),
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Word {
+    Said(ToLauncher),
+    Ended(End),
+    Stopped(bool),
+}
+
+/// The launcher's connection to a host, and the agent there.
+#[derive(Default)]
+pub(super) struct Link {
+    /// From the host, and to it.
+    pub(super) is_cut: [bool; 2],
+    /// What a cut holds back, in order.
+    pub(super) held: [VecDeque<Message>; 2],
+    /// When the last message arrives: they arrive in order.
+    pub(super) last: [u64; 2],
+    /// Counts connections: what is said on an earlier one counts no more.
+    pub(super) number: u32,
+    /// Counts agents. Whether the last one works, and when it asked what was answered last.
+    pub(super) agents: u32,
+    pub(super) has_agent: bool,
+    pub(super) answered: u64,
+    /// Whether that is stopped.
+    pub(super) is_stopped: bool,
+    /// How much longer messages take.
+    pub(super) delay: u64,
+}
+
+impl Job<'_> {
+    pub(super) fn send(&mut self, host: usize, way: usize, message: Message) {
+        if let (0, Message::Word(index, _)) = (host, &message) {
+            // Each process here has its own connection to the launcher.
+            let at = self.now + self.random.of(1..60);
+            let it = &mut self.processes[*index];
+            it.last_word = it.last_word.max(at);
+            let after = it.last_word - self.now;
+            return self.plan(after, Next::Arrives(0, 0, message.into()));
+        }
+        let delay = if host == 0 { 1 } else { self.random.of(1..30) };
+        let link = &mut self.links[host];
+        if link.is_cut[way] || link.is_stopped {
+            return link.held[way].push_back(message);
+        }
+        let at = (self.now + delay + link.delay).max(link.last[way]);
+        link.last[way] = at;
+        let number = link.number;
+        self.plan(at - self.now, Next::Arrives(host, number, message.into()));
+    }
+
+    pub(super) fn arrives(&mut self, host: usize, message: Message) {
+        if host > 0 && matches!(message, Message::Word(..) | Message::Asked(_)) {
+            self.decide(JobEvent::HostHeard(host));
+        }
+        match message {
+            Message::Word(index, word) => {
+                let (rank, process) = (self.processes[index].rank, self.processes[index].number);
+                let disagrees = matches!(word, Word::Ended(End::Code(78)));
+                self.disagrees[rank] |= disagrees && self.state.stop.is_none();
+                self.decide(match word {
+                    Word::Said(said) => JobEvent::Said(rank, process, said),
+                    Word::Ended(end) => JobEvent::Ended(rank, process, end),
+                    Word::Stopped(is_stopped) => JobEvent::Stopped(rank, process, is_stopped),
+                });
+            }
+            Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
+            Message::Answered(at) => self.links[host].answered = at,
+            Message::Came => {
+                self.say(format!("host {host} has come"));
+                self.coming = Some(host);
+                self.decide(JobEvent::HostCame {
+                    host,
+                    address: None,
+                });
+                self.judge_host(host);
+                self.coming = None;
+            }
+            Message::Gone => {
+                let why = "the connection to it was lost".into();
+                self.decide(JobEvent::HostLost { host, why });
+            }
+            // What was sent to an agent that has ended.
+            _ if host > 0 && !self.links[host].has_agent => {}
+            Message::Start(index) => {
+                let rank = self.processes[index].rank;
+                let late = std::mem::take(&mut self.starts_late[rank]);
+                let after = late + self.random.of(START);
+                self.processes[index].phase = Phase::Starts;
+                self.plan(after, Next::Goes(index, 0));
+                self.plan(SIGN, Next::Shows(index));
+            }
+            Message::ToRank(index, message) => {
+                if self.processes[index].is_still() {
+                    self.processes[index].unheard.push_back(message);
+                } else if self.processes[index].phase != Phase::Ended {
+                    self.hears(index, message);
+                }
+            }
+            Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
+            Message::Signal(index, signal) => {
+                let it = &mut self.processes[index];
+                let is_again = std::mem::replace(&mut it.was_asked, true);
+                if it.phase == Phase::Starts {
+                    self.ends(index, End::Signal(signal));
+                } else if is_again && signal == INTERRUPT && it.phase != Phase::Ended {
+                    self.goes_after(index, Phase::Ends(decide::of_signal(signal)), 1..50);
+                }
+            }
+        }
+    }
+
+    /// The launcher closes the connection to a host.
+    pub(super) fn leaves(&mut self, host: usize) {
+        let lives =
+            |it: &&Process| it.host == host && !matches!(it.phase, Phase::Comes | Phase::Ended);
+        let is_early = self.state.ends.is_none() && !self.state.has_killed;
+        if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {
+            let (rank, number) = (it.rank, it.number);
+            self.wrong(format!(
+                "host {host} counts as lost while process {number} of rank {rank} lives"
+            ));
+        }
+        let link = &mut self.links[host];
+        link.number += 1;
+        link.held = Default::default();
+        if !link.is_cut[1] && !link.is_stopped {
+            self.agent_ends(host);
+        }
+    }
+
+    pub(super) fn calls(&mut self, host: usize) {
+        self.plan(CALL, Next::Calls(host));
+        let (state, link) = (&self.state, &mut self.links[host]);
+        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
+        let has_ranks = state.ranks.iter().any(|rank| rank.host == host);
+        let is_lost = state.hosts[host].is_lost && state.stop.is_none();
+        let is_wanted = self.schedule.kind == Kind::Pods || may_start && has_ranks;
+        if is_wanted && is_lost && link.is_cut == [false; 2] && !link.has_agent {
+            link.agents += 1;
+            link.number += 1;
+            (link.has_agent, link.answered) = (true, self.now);
+            self.send(host, 0, Message::Came);
+        }
+    }
+
+    pub(super) fn asks(&mut self, host: usize) {
+        self.plan(SIGN, Next::Asks(host));
+        if !self.links[host].has_agent {
+            return;
+        }
+        let limit = silence(self.state.rules.timeout).as_millis() as u64;
+        if self.links[host].is_stopped {
+            // Its ranks do not hear that it and the connection work, and end.
+            if self.now - self.links[host].answered > limit {
+                let runs = |it: &Process| it.host == host && it.phase != Phase::Comes;
+                let of_host = |&index: &usize| runs(&self.processes[index]);
+                let all: Vec<usize> = (0..self.processes.len()).filter(of_host).collect();
+                all.into_iter()
+                    .for_each(|index| self.ends(index, End::Code(77)));
+            }
+            return;
+        }
+        if self.now - self.links[host].answered > limit {
+            self.say(format!(
+                "the agent of host {host} has not heard of the launcher"
+            ));
+            return self.agent_ends(host);
+        }
+        self.send(host, 0, Message::Asked(self.now));
+    }
+
+    /// An agent ends, and its ranks with it.
+    pub(super) fn agent_ends(&mut self, host: usize) {
+        self.links[host].has_agent = false;
+        self.links[host].is_stopped = false;
+        for it in self.processes.iter_mut().filter(|it| it.host == host) {
+            it.phase = Phase::Ended;
+        }
+    }
+}
