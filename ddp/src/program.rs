@@ -143,6 +143,7 @@ fn settings(command: Option<&Command>) -> Config {
 }
 
 fn run(command: Command, world: &World) -> Result<()> {
+    ddp_engine::at_command(world.generation())?;
     // Ranks with different commands would wait for each other in different places. In an elastic
     // job the launcher gives all the same one, and only the trainer survives the loss of a rank.
     if !world.is_elastic() {

@@ -107,6 +107,8 @@ pub enum JobAction {
         rank: usize,
         /// Its number.
         process: u32,
+        /// For logs.
+        why: &'static str,
     },
     /// Kill a process.
     Kill {
@@ -126,10 +128,10 @@ pub enum JobAction {
         /// What.
         message: ToRank,
     },
-    /// Send all processes a signal.
-    Signal(c_int),
-    /// Close the connection to a host.
-    Leave(usize),
+    /// Send all processes a signal, for this reason.
+    Signal(c_int, &'static str),
+    /// Close the connection to a host, for this reason.
+    Leave(usize, String),
     /// Print a line.
     Print(String),
 }
@@ -162,7 +164,10 @@ struct Decision<'a> {
 impl Decision<'_> {
     fn take(&mut self, event: JobEvent) {
         match event {
-            JobEvent::Begin => (0..self.state.ranks.len()).for_each(|rank| self.start(rank)),
+            JobEvent::Begin => {
+                let all = 0..self.state.ranks.len();
+                all.for_each(|rank| self.start(rank, "the job begins"));
+            }
             JobEvent::Said(rank, process, said) => self.hear(rank, process, said),
             JobEvent::Ended(rank, process, end) => self.has_ended(rank, process, end),
             JobEvent::Stopped(rank, process, is_stopped) => {

@@ -390,10 +390,10 @@ impl<'a> Job<'a> {
 
     fn carry_out(&mut self, action: JobAction) {
         match action {
-            JobAction::Start { rank, process } => {
+            JobAction::Start { rank, process, why } => {
                 let host = self.state.ranks[rank].host;
                 self.say(format!(
-                    "rank {rank}: process {process} is started on host {host}"
+                    "rank {rank}: process {process} is started on host {host}, because {why}"
                 ));
                 self.judge_start(rank, host);
                 self.processes.push(Process {
@@ -464,8 +464,8 @@ impl<'a> Job<'a> {
                     Message::ToRank(index, message),
                 );
             }
-            JobAction::Signal(signal) => {
-                self.say(format!("all are sent signal {signal}"));
+            JobAction::Signal(signal, why) => {
+                self.say(format!("all are sent signal {signal}, because {why}"));
                 if signal == KILL {
                     self.judge_kill_of_all();
                 }
@@ -479,7 +479,10 @@ impl<'a> Job<'a> {
                     }
                 }
             }
-            JobAction::Leave(host) => self.leaves(host),
+            JobAction::Leave(host, why) => {
+                self.say(format!("host {host} is left, because {why}"));
+                self.leaves(host);
+            }
             JobAction::Print(line) => self.say(format!("launcher: {line}")),
         }
     }

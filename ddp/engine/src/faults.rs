@@ -45,6 +45,9 @@ pub(crate) enum FaultPoint {
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,
+    /// When ranks have met for the first time, before the command begins: the generation instead of
+    /// a step.
+    Command,
     /// When ranks have met, before they agree where they continue: the generation instead of a
     /// step.
     Meeting,
@@ -157,6 +160,11 @@ pub(crate) fn begin(step: u64) {
 /// Injects the fault of this point in the current step, if there is one.
 pub(crate) fn at(point: FaultPoint) -> Result<()> {
     at_step(point, STEP.load(Ordering::Relaxed))
+}
+
+/// For the program.
+pub fn at_command(generation: u64) -> Result<()> {
+    at_step(FaultPoint::Command, generation)
 }
 
 /// As `at` for the points of a step that is launched as a graph: before the launch.

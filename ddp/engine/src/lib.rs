@@ -32,3 +32,5 @@ pub mod trainer;
 pub mod units;
 
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use faults::at_command;

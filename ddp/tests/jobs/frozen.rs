@@ -85,12 +85,13 @@ fn a_job_of_which_all_processes_are_stopped_ends_or_starts_them_again() {
 
 #[test]
 fn a_rank_that_is_stopped_just_after_it_has_met_the_others_is_replaced() {
-    all_at_once(0..2, |rank| {
+    let moments = [0, 1].map(|rank| ["command", "meeting"].map(|point| (rank, point)));
+    all_at_once(moments.concat(), |(rank, point)| {
         let folder = Folder::new("frozen-met");
         let words = format!("{QUICK} --min-ranks 2 --restarts 9 --timeout-s 5");
         let job = folder.started(2, &words);
         // The process that replaces it comes to the second meeting.
-        let fault = format!("{rank}:meeting:1:stop");
+        let fault = format!("{rank}:{point}:1:stop");
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
         assert_eq!(ended.exit_code(), Some(0), "{ended}");
         let told = format!("rank {rank} killed because it showed no progress: starting it again");

@@ -167,12 +167,13 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
     // Each kill is drawn from its number.
     let kills = ddp_slice::of("kills at random moments", 200, 8);
     let mut folder = Folder::new("random");
-    let mut killed = 0;
+    let (mut killed, mut early) = (0, 0);
     while killed < kills.len() {
         let mut running = job(&folder, 2, &format!("{words} --resume auto")).start();
         running.wait_for(r#"{"event":"st"#);
         let number = kills[killed] as u64;
-        at_random(1, number, Duration::from_millis(1200));
+        // Another moment where the run was done before the last one.
+        at_random(1 + early, number, Duration::from_millis(1200));
         running.signal_rank(mixed(2, number) as usize % 2, "KILL");
         let ended = running.wait();
         if ended.exit_code() == Some(0) {
@@ -180,6 +181,7 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
                 outcome(&folder, 240) == expected,
                 "after {killed} kills: {ended}"
             );
+            early += 1;
             folder = Folder::new("random");
             continue;
         }

@@ -369,7 +369,7 @@ impl Job {
         for action in decide::on(&mut self.state, self.now, event) {
             tracing::trace!("{action:?}");
             match action {
-                JobAction::Start { rank, process } => {
+                JobAction::Start { rank, process, .. } => {
                     if let Err(error) = self.start_process(rank, process) {
                         let end = End::Code(error.exit_code());
                         result = result.and(Err((error, JobEvent::Ended(rank, process, end))));
@@ -387,12 +387,12 @@ impl Job {
                     None => self.tell_here(rank, process, &message),
                     Some(at) => self.others[at].send(&AgentOrder::Tell(rank, process, message)),
                 },
-                JobAction::Signal(signal) => {
+                JobAction::Signal(signal, _) => {
                     self.here.signal(signal);
                     let others = self.others.iter_mut();
                     others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
-                JobAction::Leave(host) => self.others[host - 1].leave(),
+                JobAction::Leave(host, _) => self.others[host - 1].leave(),
                 JobAction::Print(line) => self.print(&line),
             }
         }

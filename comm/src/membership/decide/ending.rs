@@ -20,7 +20,8 @@ impl Decision<'_> {
             Some(_) => {}
         }
         self.state.stop = self.state.stop.or(Some(signal));
-        self.actions.push(JobAction::Signal(passed));
+        let why = "the job was asked to stop";
+        self.actions.push(JobAction::Signal(passed, why));
     }
 
     /// Ranks that are left after `limit` are killed.
@@ -65,7 +66,8 @@ impl Decision<'_> {
             self.state.failure = Some(self.state.stop.map_or(EXIT_PEER_LOST, of_signal));
         }
         self.state.has_killed = true;
-        self.actions.push(JobAction::Signal(libc::SIGKILL));
+        let why = "they have had the time to end";
+        self.actions.push(JobAction::Signal(libc::SIGKILL, why));
         self.end_within(ENDING);
     }
 }

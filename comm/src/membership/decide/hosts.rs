@@ -20,7 +20,7 @@ impl Decision<'_> {
 
     pub(super) fn host_lost(&mut self, host: usize, why: &str) {
         self.state.hosts[host].is_lost = true;
-        self.actions.push(JobAction::Leave(host));
+        self.actions.push(JobAction::Leave(host, why.into()));
         let lost = self.state.ranks_of(host);
         if lost.is_empty() {
             return;
@@ -86,7 +86,7 @@ impl Decision<'_> {
                 continue;
             }
             if self.state.rules.hosts_come {
-                self.start(rank);
+                self.start(rank, "its host has come");
             } else {
                 self.start_again(rank, None, &how, "");
             }

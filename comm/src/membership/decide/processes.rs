@@ -16,7 +16,7 @@ const PUT_OFF: Duration = Duration::from_millis(20);
 const TOOK_PART: Duration = Duration::from_secs(5);
 
 impl Decision<'_> {
-    pub(super) fn start(&mut self, rank: usize) {
+    pub(super) fn start(&mut self, rank: usize, why: &'static str) {
         self.state.processes += 1;
         let number = self.state.processes;
         self.state.ranks[rank].process = Some(RankProcess {
@@ -29,7 +29,7 @@ impl Decision<'_> {
             killed: None,
         });
         let process = number;
-        self.actions.push(JobAction::Start { rank, process });
+        self.actions.push(JobAction::Start { rank, process, why });
         let message = ToRank::Welcome {
             is_elastic: self.state.rules.is_elastic,
             min_ranks: self.state.rules.min_ranks,
@@ -200,7 +200,7 @@ impl Decision<'_> {
                 continue;
             }
             if !is_ending {
-                self.start(rank);
+                self.start(rank, "its last process was lost");
             } else if !self.state.goes_on() && !self.state.is_done() {
                 self.state.failure.get_or_insert(EXIT_PEER_LOST);
             }

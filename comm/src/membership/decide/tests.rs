@@ -134,7 +134,7 @@ impl Job {
 
     fn signals(&mut self) -> Vec<c_int> {
         self.done(|action| match action {
-            JobAction::Signal(signal) => Some(*signal),
+            JobAction::Signal(signal, _) => Some(*signal),
             _ => None,
         })
     }
