@@ -49,6 +49,17 @@ pub(crate) enum Fault {
     LockStays(u64),
 }
 
+impl Fault {
+    fn rank(&self) -> Option<usize> {
+        use Fault::{Fails, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop};
+        match *self {
+            Kill(rank) | Hangs(rank) | FailsToStart(rank) | Fails(rank) => Some(rank),
+            Stop(rank, _) | StartsLate(rank, _) | Leaves(rank, _) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
 /// What a loss means, and who starts the processes of other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -236,6 +247,17 @@ impl Schedule {
             it.faults.remove(index);
             all.push(it);
         }
+        if self.ranks > self.hosts.max(2) {
+            let (ranks, min_ranks) = (self.ranks - 1, self.min_ranks.min(self.ranks - 1));
+            let mut it = Schedule {
+                ranks,
+                min_ranks,
+                ..self.clone()
+            };
+            it.faults
+                .retain(|(_, fault)| fault.rank().is_none_or(|rank| rank < ranks));
+            all.push(it);
+        }
         if self.steps > 2 {
             all.push(Schedule {
                 steps: self.steps / 2,
@@ -247,7 +269,8 @@ impl Schedule {
             ..self.clone()
         });
         all.retain(|it| {
-            it.faults.len() < self.faults.len() || it.steps < self.steps || it.spares < self.spares
+            let is_fewer = it.ranks < self.ranks || it.faults.len() < self.faults.len();
+            is_fewer || it.steps < self.steps || it.spares < self.spares
         });
         all
     }
