@@ -92,13 +92,12 @@ impl Slices {
     /// Takes what this rank is ready for. Returns over how many rows the step was, if it is an
     /// update.
     pub(super) fn advance(&mut self, step: &mut Step) -> Result<Option<u64>> {
+        // None, unless it is ready for other slices.
+        step.take_optimizers(std::mem::take(&mut self.optimizers))?;
         let next = self.state.advance();
         match next {
             Some(NextVersion::Update) => step.update()?,
-            Some(NextVersion::Slices(slicing)) => {
-                step.take_optimizers(std::mem::take(&mut self.optimizers))?;
-                self.spoiled = spoiled(step, slicing)?;
-            }
+            Some(NextVersion::Slices(slicing)) => self.spoiled = spoiled(step, slicing)?,
             None => {}
         }
         for [tensor, copy] in &self.spoiled {
@@ -110,6 +109,7 @@ impl Slices {
     /// Goes back to what this rank had after its last complete step.
     pub(super) fn go_back(&mut self, step: &Step) -> Result<()> {
         self.state.go_back();
+        self.optimizers.clear();
         for params in step.params().filter(|it| it.device().is_accelerator()) {
             // What other ranks own arrives anew, but for padding.
             ops::zero(params.trained_values())?;
