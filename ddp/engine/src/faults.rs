@@ -162,7 +162,7 @@ pub(crate) fn at(point: FaultPoint) -> Result<()> {
     at_step(point, STEP.load(Ordering::Relaxed))
 }
 
-/// For the program.
+/// As `at_step`, for the program: before its command begins.
 pub fn at_command(generation: u64) -> Result<()> {
     at_step(FaultPoint::Command, generation)
 }

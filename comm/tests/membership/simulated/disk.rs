@@ -22,7 +22,7 @@ pub(super) struct Disk {
 }
 
 impl Job<'_> {
-    /// Rank 0 opens the metrics log. Whether it has, or has ended.
+    /// Rank 0 opens the metrics log. Whether it could; if not, it tries again, or ends the job.
     pub(super) fn opens(&mut self, index: usize) -> bool {
         let free = match self.disk.locked_by {
             None => true,

@@ -97,7 +97,6 @@ impl Run {
                 if slices.sums != self.progress.steps {
                     slices.moments = [None; ELEMENTS];
                 }
-                // Where the backup of a slice is its owner, too, there is none.
                 for element in ranges(&slicing).into_iter().flatten() {
                     slices.moments[element] = slices.moments[element].map(|it| it + 1);
                 }
