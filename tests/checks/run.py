@@ -9,15 +9,18 @@ import sys
 import zlib
 
 import examples
-from programs import BY_CLIPPY, FEATURES, NEED_GPUS, RUN_FIRST, UNIT_TESTS, Programs
+from programs import BY_CLIPPY, FEATURES, NEED_GPUS, ON_FOUR, ON_ONE, RUN_FIRST, UNIT_TESTS, Programs
 from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
-# Seconds of CPU on a Zen 4, as the table at the end of a run says: of the build, and of all that follows (600 to 950).
-BUILD_S, CHECKS_S = 350, 800
+# Seconds of CPU on a Zen 4, as the table at the end of a run says: of the build, of all that follows (600 to 950), and of
+# what a commit that changes kernels runs besides.
+BUILD_S, CHECKS_S, KERNELS_S = 350, 800, 300
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
+# A test that skips itself for want of GPUs fails.
+ENOUGH = {"DDP_TEST_ENOUGH_GPUS": "1"}
 # What takes long: ranks, and the waits and orders of trainings.
 WITHOUT_RANKS = [word for name in "ranks zero split jobs timeline waits orders".split() for word in ("--skip", f"{name}::")]
 IN_RELEASE = ["cargo", "test", "--workspace", "--release", "--tests"]
@@ -45,7 +48,7 @@ class Checks:
     def expected(self):
         """About how long it will take."""
         is_built = os.path.exists(f"{self.built}/ddp-train")
-        seconds = (CHECKS_S + (0 if is_built else BUILD_S)) / CORES
+        seconds = (CHECKS_S + BUILD_S * (not is_built) + KERNELS_S * changes_kernels()) / CORES
         time = f"about {plural(round(seconds / 60 + 0.5), 'minute')} on {plural(CORES, 'idle core')} of a Zen 4, up to twice that on older ones"
         return time + ", and a build of what changed" * is_built
 
@@ -149,31 +152,32 @@ class Checks:
     def on_simulated_gpus(self):
         """What GPUs do: a tenth of the operations and of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
-        # 4 GPUs are enough for these.
-        apart = [] if self.is_long else [word for name in "ranks losing zero split".split() for word in ("--skip", f"{name}::")]
-        # Every kernel in ten commits: each case of a test is run on one of the GPUs.
-        tenths = list(range(10)) if changed("kernels/src") or changed("tests/simcuda") else self.selected("operations", 10)
+        apart = [word for name in ON_FOUR + ON_ONE for word in ("--skip", name)]
+        # Every kernel in ten commits: each case of a test is run on one of the GPUs. All tenths would take more than ten minutes.
+        tenths = self.selected("operations", 10)
+        if not self.is_long and changes_kernels():
+            tenths += [(tenths[0] + more) % 10 for more in (1, 2)]
         for which in tenths:
             # Approximate instructions err as far as the ISA lets them.
-            env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", "SIMCUDA_APPROXIMATE": "1"}
+            env = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", "SIMCUDA_APPROXIMATE": "1", **ENOUGH}
             beside(f"operations, 2 simulated GPUs, part {which + 1} of 10", some, "kernels", 2, 10, which, env=env)
         for which in self.selected("trainer", 10):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart)
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 10", some, "ddp", 2, 10, which, *apart, env=ENOUGH)
         for which in self.selected("ranks", 16):
             events, which = divmod(which, 8)
-            what, env = ["ranks::", "losing::", "zero::", "split", "golden::four", "orders::with_shards"], {"SIMCUDA_NCCL_EVENTS": str(events)}
+            env = {"SIMCUDA_NCCL_EVENTS": str(events), **ENOUGH}
             title = f"ranks, lost ranks and split models, 4 simulated GPUs{', NCCL with event nodes' * events}, part {which + 1} of 8"
-            beside(title, some, "ddp", 4, 8, which, *what, env=env)
-        beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
+            beside(title, some, "ddp", 4, 8, which, *ON_FOUR, env=env)
+        beside("one rank in any order, 1 simulated GPU", lambda: on_gpus(1, "cuda", *ON_ONE, package="ddp"), env=ENOUGH)
         for which in self.selected("transfers", 2):
             targets = ["transfers warnings faults", "planted waits"][which]
-            beside(f"{targets.replace(' ', ', ')}, 2 simulated GPUs", on_gpus, 2, targets)
-        beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::")
-        beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads")
+            beside(f"{targets.replace(' ', ', ')}, 2 simulated GPUs", on_gpus, 2, targets, env=ENOUGH)
+        beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::", env=ENOUGH)
+        beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads", env=ENOUGH)
         which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"
         mutants = ["tests/mutants/run", "kernels", self.programs.file("kernels", "cuda"), which, "1"]
         beside(f"wrong kernels are found, {which} of tests/mutants", mutants)
-        beside("steady state, 2 simulated GPUs", on_gpus, 2, "cuda_steady_state")
+        beside("steady state, 2 simulated GPUs", on_gpus, 2, "cuda_steady_state", env=ENOUGH)
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
@@ -297,6 +301,10 @@ def install():
 def changed(folder):
     """Whether it is not as it was before the last commit."""
     return subprocess.run(["git", "diff", "--quiet", "HEAD^", "--", folder], stderr=subprocess.DEVNULL, check=False).returncode == 1
+
+
+def changes_kernels():
+    return changed("kernels/src") or changed("tests/simcuda")
 
 
 def fuzz_locks():

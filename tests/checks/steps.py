@@ -149,7 +149,7 @@ class Steps:
         self.counts["failed"] += sum(int(failed) for _, failed in results) or (not has_passed)
         for program, test, why in skips:
             print(f"    skipped: {test}: {why}")
-            # What needs another number of GPUs runs in another step, on simulated ones.
+            # What needs another number of GPUs runs in another step, which fails if those are too few (ENOUGH in run.py).
             if "CUDA device" not in why:
                 self.skip(f"{test} of {program.rsplit('-', 1)[0]}", why)
         for why in re.findall(r"^ *skipped: (.*)$", text, re.MULTILINE):

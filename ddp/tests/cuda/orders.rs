@@ -123,13 +123,12 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
         .iter()
         .filter(|gpu| gpu.name.contains("Simulated"))
         .count();
-    if there == gpus {
-        return Some(machine);
+    if there < gpus {
+        ddp_slice::skip(&format!(
+            "{gpus} simulated CUDA devices are needed, {there} found"
+        ));
     }
-    ddp_slice::skip(&format!(
-        "{gpus} simulated CUDA devices are needed, {there} found"
-    ));
-    None
+    (there == gpus).then_some(machine)
 }
 
 /// The seeds, of this many, that this commit runs.

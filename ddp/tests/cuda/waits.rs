@@ -415,7 +415,6 @@ fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
 #[test]
 fn every_wait_of_ranks_with_two_gpus_each_is_needed() {
     if !ddp_slice::is_all() {
-        ddp_slice::skip("only launch/test --long runs it");
         return;
     }
     let Some(_gpu) = machine_of(4) else { return };

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::losing::{RUN, assert_undisturbed, joined, lost, sorted, undisturbed};
 use crate::support::job::{FAR, Folder, Running, all_at_once};
-use crate::support::processes::while_nothing_happens;
+use crate::support::processes::{SIGTSTP, while_nothing_happens};
 use crate::tcp;
 
 #[test]
@@ -132,9 +132,10 @@ fn ctrl_z_suspends_no_launcher_that_agents_would_count_as_lost() {
     let job = folder.started_on("--hosts localhost:1,far:1", "", &words);
     let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();
     running.wait_for_fault("0:forward:20");
+    // In an orphaned group the signal stops no process.
+    assert!(running.ignores(SIGTSTP));
     running.signal("TSTP");
     running.go_on(20);
-    // A process that has stopped would stay so, unless its group is orphaned.
     assert_undisturbed(&folder, &running.wait());
 }
 

@@ -175,17 +175,16 @@ fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
 
 #[test]
 fn a_stop_during_an_evaluation_takes_effect_after_it() {
-    // Nearly all the time goes into evaluations.
-    let words = LONG
-        .replace("held-out=64", "held-out=6000")
-        .replace("--eval-every 50", "--eval-every 1");
     let folder = Folder::new("evaluation");
-    let mut running = folder.together(&words).start();
-    running.wait_for(r#"{"event":"eval","step":2,"#);
+    let job = folder.together(&LONG.replace("--eval-every 50", "--eval-every 5"));
+    let running = job.env("DDP_TEST_FAULT", "0:evaluation:5:hold").start();
+    running.wait_for_fault("0:evaluation:5");
     running.signal_rank(0, "TERM");
+    running.go_on(5);
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     let step = stopped_at(&ended, &folder, "SIGTERM");
+    assert_eq!(step, 5, "{ended}");
     let evals: Vec<f64> = folder
         .metrics_log()
         .all("eval")

@@ -583,6 +583,11 @@ impl Running {
         self.deliver(signal, self.pid);
     }
 
+    /// Whether the process that was started ignores a signal.
+    pub(crate) fn ignores(&self, signal: u32) -> bool {
+        has_signal(self.pid, "SigIgn:", signal)
+    }
+
     /// Sends a signal to all its processes.
     pub(crate) fn signal_all(&self, signal: &str) {
         send(signal, &processes_of(&self.mark));

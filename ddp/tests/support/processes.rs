@@ -116,18 +116,25 @@ pub(super) fn has_pending_signals(pid: u32) -> bool {
     pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
 }
 
+const SIGUSR1: u32 = 10;
+pub(crate) const SIGTSTP: u32 = 20;
+
 /// Whether a process of ours, and not its launcher, has a handler for SIGUSR1.
 pub(super) fn catches_usr1(pid: u32) -> bool {
+    status_of(pid, "Name:") == "ddp-train" && has_signal(pid, "SigCgt:", SIGUSR1)
+}
+
+/// Whether a set of signals of a process, such as `SigIgn:` for those that it ignores, has this one.
+pub(super) fn has_signal(pid: u32, set: &str, signal: u32) -> bool {
+    let set = u64::from_str_radix(&status_of(pid, set), 16).unwrap_or(0);
+    set & (1 << (signal - 1)) != 0
+}
+
+/// A field of a process's status.
+fn status_of(pid: u32, field: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let field = |name: &str| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::trim)
-            .unwrap_or_default()
-    };
-    let caught = u64::from_str_radix(field("SigCgt:"), 16).unwrap_or(0);
-    field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
+    let value = status.lines().find_map(|line| line.strip_prefix(field));
+    value.unwrap_or_default().trim().to_string()
 }
 
 /// New files in /dev/shm that no process uses. Those of other programs do not count: of the fuzz

@@ -199,43 +199,53 @@ fn windows_documents_and_caps(wanted: &[DType]) {
         ..attention(200, [1, 1, 64], true)
     };
     let cases = [
-        (windowed(1, attention(70, [2, 1, 16], true)), vec![0], both),
         (
+            2,
+            windowed(1, attention(70, [2, 1, 16], true)),
+            vec![0],
+            both,
+        ),
+        (
+            1,
             windowed(65, attention(300, [4, 2, 64], true)),
             vec![0],
             both,
         ),
         (
+            1,
             windowed(9, attention(150, [3, 1, 128], true)),
             vec![0],
             &both[1..],
         ),
         (
+            2,
             attention(300, [4, 2, 16], true),
             vec![0, 1, 2, 30, 64, 200, 299],
             both,
         ),
         (
+            1,
             attention(260, [1, 1, 128], true),
             vec![0, 129, 250],
             &both[1..],
         ),
-        (windowed(50, steep), vec![0, 20, 130], both),
-        (capped(0.5, steep), vec![0, 20, 130], both),
+        (1, windowed(50, steep), vec![0, 20, 130], both),
+        (1, capped(0.5, steep), vec![0, 20, 130], both),
         (
+            1,
             capped(3.0, attention(300, [4, 2, 128], true)),
             vec![0],
             both,
         ),
-        (steep, vec![0, 70, 71], both),
+        (1, steep, vec![0, 70, 71], both),
     ];
-    for (attention, starts, dtypes) in cases {
+    for (batch, attention, starts, dtypes) in cases {
         for (&dtype, device) in dtypes
             .iter()
             .filter(|dtype| wanted.contains(dtype))
             .filter_map(|dtype| Some((dtype, next_device()?)))
         {
-            let run = Run::new(2, attention, dtype, (device, 0));
+            let run = Run::new(batch, attention, dtype, (device, 0));
             if starts.len() > 1 {
                 run.with_documents(&starts).check();
             } else {

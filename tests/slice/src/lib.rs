@@ -37,8 +37,11 @@ pub fn write_executable(path: &Path, bytes: &[u8]) {
 
 /// Records that the calling test, or a part of it, is skipped: in the file that `DDP_TEST_SKIPPED`
 /// names, from which `launch/test` counts, else on standard error, past the harness, which hides
-/// what passing tests print.
+/// what passing tests print. Fails where `DDP_TEST_ENOUGH_GPUS` says that a test may not lack GPUs.
 pub fn skip(why: &str) {
+    let lacks_gpus = why.contains("CUDA device");
+    let has_enough = env::var_os("DDP_TEST_ENOUGH_GPUS").is_some();
+    assert!(!(lacks_gpus && has_enough), "{why}");
     let thread = std::thread::current();
     // A line each: reasons may be errors of several lines.
     let why = why.replace(['\n', '\t'], " ");
