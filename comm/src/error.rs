@@ -23,7 +23,7 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// The end of a generation: a rank was lost, and the job continues without it.
+    /// The end of a generation, after which the job continues: a rank was lost, or comes.
     pub(crate) fn of_generation(text: String) -> Cause {
         Cause {
             rank: 0,

@@ -8,8 +8,8 @@
 //! The launcher decides. Ranks report what they do (`wire::ToLauncher`) and are told what was
 //! decided (`wire::ToRank`). A decision is a pure function of what has happened (`decide.rs`): it
 //! has no clock, file, socket or thread, so that a simulation can run it through years of faults
-//! (`tests/membership`). The launcher's loop (`launch/spawn/job.rs`) turns what happens into events
-//! and carries out what is decided.
+//! (`tests/membership`). The launcher's loop (`launch/spawn.rs`, `launch/spawn/job.rs`) turns what
+//! happens into events and carries out what is decided.
 //!
 //! Where the ranks of a new generation continue, and who gives its state to whom, is another pure
 //! function (`agreement.rs`).

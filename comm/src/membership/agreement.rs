@@ -2,13 +2,17 @@
 //! gives its state to whom. It follows only from what each of them says, so all make the same
 //! [`Regroup`].
 //!
-//! Without ZeRO-1 each rank has everything, and those that are behind, or new, get it from the
-//! first that is furthest. With ZeRO-1 a rank has slices, in a [`Version`], and may be ready for
-//! the next one: for an update that it has prepared, or for slices that it has got. It takes that
-//! only when all ranks are ready ([`SliceState`]). So either a rank has the next version, and then
-//! all others are ready for it; or none has it, and if one is not ready, they do without.
+//! Without ZeRO-1 each rank has everything. Ranks that are behind, or new, get it from the lowest
+//! rank of those with the most progress.
 //!
-//! Each slice has an owner and a backup, the rank a fixed distance after it. Both make its updates.
+//! With ZeRO-1 a rank has slices, in a [`Version`]: a number of steps and a way of slicing. It may
+//! be ready for the next version, by an update that it has prepared or by slices that it has got,
+//! and takes it only when all ranks are ready ([`SliceState`]). So after a loss, if one rank has
+//! the next version, all others are ready for it and take it. If none has it and one is not ready,
+//! all stay.
+//!
+//! Each slice has an owner and a backup: the rank that follows the owner by a fixed distance. Both
+//! make its updates.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Decides who takes part, who is started, killed or left out, and how the job ends: a pure
-//! function of the state, the time and the event.
+//! Decides who takes part, who is started, killed or left out, and how the job ends. The same
+//! state, time and event always give the same actions and the same next state.
 
 mod ending;
 mod generations;

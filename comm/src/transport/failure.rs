@@ -1,5 +1,5 @@
 //! How a job fails: a rank records why, one rank prints it, and every process ends without waiting
-//! for the others.
+//! for the others. In the same way a generation of an elastic job ends, without an exit.
 //!
 //! The first cause of a host goes on the board that its ranks share. The rank it belongs to prints
 //! it once, and all ranks end with its exit code. A rank that was killed cannot: the first rank

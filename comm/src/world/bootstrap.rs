@@ -1,5 +1,5 @@
-//! How ranks find each other: they meet over MPI or sockets and exchange who they are; then those
-//! of one host share memory. On a single host the way they met is idle from then on.
+//! How ranks find each other: they exchange over MPI or sockets who they are, and then those of one
+//! host share memory. On one host the sockets are closed after that.
 
 use serde_json::{Value, json};
 
@@ -177,7 +177,7 @@ fn peers(placement: &Placement, infos: &[RankInfo]) -> Vec<Peer> {
 #[derive(Clone)]
 struct RankInfo {
     host: String,
-    /// MpiRanks with equal keys can share memory.
+    /// Ranks with equal keys can share memory.
     key: String,
     pid: u32,
     /// The cores that it may run on.
@@ -187,7 +187,7 @@ struct RankInfo {
 fn exchange_infos(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<RankInfo>> {
     let host = lookup(TEST_HOST).unwrap_or_else(host_name);
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // MpiRanks in two containers of one machine do not see each other's processes.
+    // Ranks in two containers of one machine do not see each other's processes.
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
     let user = unsafe { libc::geteuid() };

@@ -1,5 +1,5 @@
-//! How a rank that this program has started joins the others: once, or in an elastic job once for
-//! each generation.
+//! How a rank that this program has started joins the others. In an elastic job it does so for each
+//! generation.
 
 use std::fs::File;
 use std::net::TcpListener;

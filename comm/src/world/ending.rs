@@ -1,4 +1,5 @@
-//! How a rank stops and fails: signals, deadlines, panics, and the end of the world.
+//! How a rank stops and fails: signals, deadlines, panics, and the end of the world. In an elastic
+//! job a panic or a lost rank ends only a rank, and the others continue.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -181,8 +182,8 @@ impl World {
     }
 
     /// From now on a panic on any thread ends this process at once with exit code 70, and with it
-    /// the job; its message and source line are the cause. Also one that `catch_unwind` would
-    /// catch, unless `ddp_kernels::panics` handles it.
+    /// a job that is not elastic; its message and source line are the cause. Also one that
+    /// `catch_unwind` would catch, unless `ddp_kernels::panics` handles it.
     pub fn install_panic_hook(&self) {
         let failure = Arc::clone(&self.failure);
         std::panic::set_hook(Box::new(move |panic| {
@@ -193,7 +194,8 @@ impl World {
     }
 
     /// From now on this process ends within a second after any rank of its host has ended without
-    /// reporting an error, or any rank of the job has failed, whatever it is doing. It also tells
+    /// reporting an error, or any rank of the job has failed, whatever it is doing; in an elastic
+    /// job its generation does. It also tells
     /// other hosts that this one works: without it, a rank that works longer than the timeout is
     /// missing to them. Does nothing for ranks of one process.
     pub fn watch(&self) -> Result<()> {

@@ -1,5 +1,5 @@
-//! How ranks meet over sockets: rank 0 has one to each other rank, and collects and returns what
-//! they exchange.
+//! How ranks meet over sockets: rank 0 has one to every other rank. It collects a value of each and
+//! sends all values to all.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;

@@ -1,10 +1,11 @@
-//! A thread of each rank that notices a failed job while the rank computes. It waits for the end of
-//! the launcher and of the other ranks of its host, and looks at the board and for news of other
-//! hosts several times a second.
+//! A thread of each rank. It notices that a rank, the launcher or the job has ended, also while the
+//! rank computes: then it ends the process, or in an elastic job the calls of the generation. It
+//! waits for the end of the launcher and of the other ranks of its host, and looks 20 times a
+//! second at the board, at what the launcher says and for news of other hosts.
 //!
-//! Within a host it notices every way in which a rank or the launcher can end. Between hosts it
-//! notices every failure that a rank of the other host lives to report, and over TCP also a rank
-//! whose sockets close. A host that disappears as a whole is noticed by the launcher, or by the
+//! Within a host it notices every way in which a rank or the launcher can end. From other hosts it
+//! hears of failures that a rank there could still report, and over TCP of a rank whose sockets
+//! close. A host that disappears as a whole is noticed by the launcher, or by the
 //! timeout of the next collective.
 
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! Progress, reports and `inspect` derive from it.
 //!
 //! Rank 0 writes it. A line is written whole or not at all: a full disk does not damage earlier
-//! lines. Non-finite numbers are `null`. Only the first line, the last one and those of a resume
-//! have wall-clock times. When a run is resumed, lines after the checkpoint are removed
-//! (`metrics_log/cut.rs`).
+//! lines. Non-finite numbers are `null`. Only the first line, the last one, those of a resume
+//! and of lost ranks have wall-clock times. When a run is resumed, lines after the checkpoint are
+//! removed (`metrics_log/cut.rs`).
 
 mod cut;
 

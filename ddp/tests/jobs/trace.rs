@@ -130,8 +130,8 @@ fn a_trace_changes_no_bit_of_the_model() {
     assert!(with == without);
 }
 
-/// It is late in the last step that is traced, by more than all the time before: in no earlier step,
-/// on however busy a machine, can it have been later.
+/// It is late in the last step that is traced, by more than all the time before: in no earlier
+/// step, on however busy a machine, can it have been later.
 #[test]
 fn a_slow_rank_is_named_as_late_with_its_worst_step() {
     let folder = Folder::new("trace-late");

@@ -124,7 +124,7 @@ pub(super) fn catches_usr1(pid: u32) -> bool {
     status_of(pid, "Name:") == "ddp-train" && has_signal(pid, "SigCgt:", SIGUSR1)
 }
 
-/// Whether a set of signals of a process, such as `SigIgn:` for those that it ignores, has this one.
+/// Whether a set of signals of a process, such as `SigIgn:` for those it ignores, has this one.
 pub(super) fn has_signal(pid: u32, set: &str, signal: u32) -> bool {
     let set = u64::from_str_radix(&status_of(pid, set), 16).unwrap_or(0);
     set & (1 << (signal - 1)) != 0

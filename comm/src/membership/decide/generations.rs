@@ -1,5 +1,5 @@
-//! Who takes part. Ranks wait and are told of the next generation; those that make no progress, or
-//! that others cannot hear, are killed.
+//! Who takes part. Forms the next generation when all living ranks of one wait, and tells them.
+//! Kills ranks that make no progress, or that others cannot hear.
 
 use std::time::Duration;
 

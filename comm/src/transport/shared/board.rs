@@ -83,8 +83,8 @@ impl Board {
         self.segment.u32_at(PUBLISHED_AT)
     }
 
-    /// Ends the job: records why, unless another cause came first, and wakes all waiting ranks.
-    /// Whether this was the first cause. A text beyond 4 KiB is cut.
+    /// Ends the job, or this generation of it: records why, unless another cause came first, and
+    /// wakes all waiting ranks. Whether this was the first cause. A text beyond 4 KiB is cut.
     pub(crate) fn fail(&self, cause: &Cause) -> bool {
         let started = Instant::now();
         let slot = loop {
@@ -164,7 +164,7 @@ impl Board {
         })
     }
 
-    /// Whether the job ends: one load.
+    /// Whether the job, or this generation of it, ends: one load.
     #[inline]
     pub(crate) fn is_aborted(&self) -> bool {
         self.published().load(Ordering::Acquire) != 0

@@ -280,7 +280,7 @@ impl Channel {
         self.failed_spins.store(0, Ordering::Relaxed);
     }
 
-    /// [`Error::PeerFailed`] if the job ends.
+    /// [`Error::PeerFailed`] if the job ends, or this generation of it.
     pub(super) fn check_abort(&self) -> Result<()> {
         if !self.board.is_aborted() {
             return Ok(());

@@ -1,9 +1,9 @@
 //! A run as one rank has it, which it carries from one world of ranks to the next.
 //!
-//! Without ZeRO-1 an update is local and follows the last collective of its step, so a rank is at
-//! most one step behind, and never within an update. With it an update is made by all or none
-//! (`slices.rs`). A GPU may have been given steps that it does not complete: what it has counted is
-//! what was taken. Nothing is read from disk.
+//! Without ZeRO-1 a rank updates alone, after the last collective of the step. So after a loss no
+//! update is half made, and ranks differ by at most one step. With ZeRO-1 an update is made by all
+//! or none (`slices.rs`). A GPU may not complete every step that it was given: only those that it
+//! has counted are taken. Nothing is read from disk.
 
 use std::ops::Range;
 use std::path::Path;
@@ -120,7 +120,7 @@ impl Kept {
 
     /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
     /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
-    /// ranks get it later (`give_state`), unless others are behind, too.
+    /// ranks get it later (`give_state`), unless others are behind, too, or there are slices.
     pub(crate) fn level(
         &mut self,
         world: &World,

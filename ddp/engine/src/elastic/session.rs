@@ -1,5 +1,5 @@
-//! A training session of one process: what it does from its start to the end of the job, while
-//! ranks are lost and come. [`run`] is the time line of docs/elastic.md.
+//! What a process that trains does from its start to the end of the job, while ranks are lost and
+//! come. [`run`] is the rank's part of the time line in docs/elastic.md.
 
 use std::time::Instant;
 
@@ -27,7 +27,8 @@ enum SessionState<R> {
     Joining,
     /// It waits for the next generation of ranks, because of this error or for new ones.
     Meeting(Option<Error>),
-    /// The ranks agree where they continue, and get what they lack.
+    /// The ranks agree where they continue, and get what they lack; but a new one without slices
+    /// gets its weights in `Training`.
     Recovering,
     /// They take steps.
     Training(R),
@@ -43,7 +44,8 @@ pub(crate) enum Next {
     Meet(Option<Error>),
 }
 
-/// What a session asks of the trainer. All ranks of a world call each of these together.
+/// What a session asks of the trainer. All ranks of a world call each of these together; a process
+/// that joins opens its data in a world of its own.
 pub(crate) trait Trains {
     /// A run that is ready for its first step with the ranks of a world.
     type Ready;

@@ -1,23 +1,23 @@
-//! ZeRO-1 where ranks may be lost: which slices a rank has, and how all of them survive.
+//! ZeRO-1 where ranks may be lost: which slices a rank has, and how none gets lost.
 //!
 //! Each slice has an owner and a backup, the rank `ReducerOptions::backup_distance` after it, on
 //! another host if there are several. The owner gives the backup the sums of the slice's gradients.
 //! Then both make the same update, so both have its values and moments, with the same bits.
 //!
-//! An update is made by all ranks or by none. A rank prepares the step, which takes the others, and
-//! then waits until all ranks have (a barrier). The update after that waits for nothing. So when
-//! ranks meet after a loss, they agree (`agreement.rs` of ddp-comm): either all that are left have
-//! made the update or are ready for it, and make it without the others; or one is not, then none
-//! has passed the barrier, and all take the step again. What a step has spoiled by then comes from
+//! An update is made by all ranks or by none. A rank prepares the step together with the others.
+//! Then it waits at a barrier until all are prepared. The update after that waits for nothing. So
+//! when ranks meet after a loss, they agree (`agreement.rs` of ddp-comm): either all that are left
+//! have made the update or are ready for it, and those make it now; or one is not, then none has
+//! passed the barrier, and all take the step again. What the broken step overwrote is restored from
 //! a copy.
 //!
 //! The ranks of a new world divide buckets into slices anew in the same way: each rank gets values
 //! and moments of its new slices from ranks that have them, and keeps its old ones until all ranks
-//! are ready for theirs (a barrier again). Values are the same in both, so they are written in
-//! place.
+//! are ready for theirs (a barrier again). Values do not change when slices do, so new ones are
+//! written over old ones.
 //!
-//! Only if owner and backup of a slice are lost before that are values or moments lost, and the run
-//! continues from its last checkpoint.
+//! Values or moments are lost only if owner and backup are lost before the new slices are ready.
+//! Then the run continues from its last checkpoint.
 
 use ddp_comm::Group;
 use ddp_comm::membership::agreement::{Move, NextVersion, SliceState, Slicing, Version, moves};
