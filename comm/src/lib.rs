@@ -2,7 +2,7 @@
 //!
 //! A program starts with a [`World`]: this process among the ranks of its job. It makes [`Group`]s,
 //! which move and reduce tensors. Five folders, each of which uses only those before it, over a
-//! base of plain files (errors, processes, the launcher's variables, signals):
+//! base of plain files (errors, processes, the launcher's variables, where ranks meet):
 //!
 //! - `membership/`: who takes part in a job
 //! - `collective/`: groups of ranks, and what a transport has to offer them
@@ -18,11 +18,9 @@ mod identity;
 mod launch;
 mod launcher;
 pub mod membership;
-mod patience;
 mod process;
 mod rendezvous;
 mod say;
-mod stop;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -38,11 +36,11 @@ pub use error::{Error, Remedy, RemoteError, Result};
 pub use identity::RANKS_MAX;
 pub use launch::gpus::{GpuTable, Shortage};
 pub use launch::limits::check_stack;
+pub use launch::stop::{Signal, StopSignals, hold_stops};
 pub use launch::{gpus, spawn};
 pub use launcher::{is_rank_0, job_age, job_number, likely_rank};
 pub use membership::{Change, LostRank};
 pub use say::{print_line, print_now, print_progress};
-pub use stop::{Signal, StopSignals, hold_stops};
 pub use transport::nccl::environment::{NcclChoice, settings_of_free_order};
 pub use transport::rdma::Rdma;
 pub use world::{HasExitCode, Options, World};

@@ -1,7 +1,7 @@
 //! How tensors and news of failures move between ranks. The implementations of
 //! [`Collective`](crate::collective) are `shared/` within a host, `hosts` across hosts (with
 //! `messages` over `tcp/` or `mpi/`), and `nccl/` between GPUs. `failure` is how a rank that fails
-//! ends the others.
+//! ends the others, and `patience` how long a rank waits for one that shows no progress.
 
 pub(crate) mod failure;
 pub(crate) mod frames;
@@ -10,6 +10,7 @@ pub(crate) mod messages;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 pub(crate) mod nccl;
+pub(crate) mod patience;
 pub(crate) mod placement;
 pub(crate) mod rdma;
 pub(crate) mod shared;

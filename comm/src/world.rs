@@ -44,7 +44,7 @@ use crate::launch::gpus::{GpuTable, Shortage, VisibleGpus, assign};
 use crate::launcher::{self, Launch, OwnJob};
 use crate::membership::client::Client;
 use crate::say;
-use crate::stop;
+use crate::launch::stop;
 use crate::transport::failure::Failure;
 use crate::transport::nccl::environment::{self, NcclChoice, RankKind};
 use crate::transport::nccl::{self, Join};

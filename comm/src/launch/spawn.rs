@@ -22,9 +22,9 @@ pub use self::signals::stop_with_parent;
 use self::task::PERIOD;
 pub use self::task::{Losses, RankCommand};
 use crate::error::Result;
+use crate::launch::stop::{self, STOPS};
 use crate::launcher::{Launch, Launcher};
 use crate::membership::decide::{EXIT_STOPPED, JobEvent, of_signal};
-use crate::stop::{self, STOPS};
 
 mod agent;
 mod children;

@@ -14,6 +14,15 @@ use std::time::Duration;
 use super::state::JobState;
 use super::wire::{ToLauncher, ToRank};
 
+/// The signals that ask to stop.
+pub(crate) const STOPS: [c_int; 5] = [
+    libc::SIGUSR1,
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+];
+
 /// How long ranks have to end after another has failed: only a stopped one needs more than a
 /// second.
 pub const ENDING: Duration = Duration::from_secs(3);

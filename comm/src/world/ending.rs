@@ -14,7 +14,7 @@ use crate::background::{Background, Cancelled};
 use crate::error::{Error, Result};
 use crate::launcher;
 use crate::say::print_line;
-use crate::stop::{self, Signal, StopSignals};
+use crate::launch::stop::{self, Signal, StopSignals};
 use crate::transport::failure::{self, EXIT_PANIC};
 use crate::transport::nccl::environment;
 use crate::world::allocation;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use crate::background::{Background, Cancelled};
 use crate::error::{Cause, EXIT_PEER_LOST, Remedy, Result};
+use crate::launch::stop::{self, Termination};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
-use crate::stop::{self, Termination};
 use crate::transport::failure::alerts::{Alerts, WorkNews};
 use crate::transport::failure::{Failure, GRACE};
 

@@ -21,7 +21,7 @@ use crate::identity::program_name;
 use crate::membership::decide::of_signal;
 use crate::membership::wire::{ToLauncher, ToRank};
 use crate::say::print_line;
-use crate::stop::STOPS;
+use crate::launch::stop::STOPS;
 use crate::waited::Waited;
 
 /// How long an agent without ranks stays, because a launcher that cannot be reached does not end

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::agent;
 use super::place::JobPlace;
 use crate::error::{Error, Result};
+use crate::launch::stop;
 use crate::rendezvous::Rendezvous;
-use crate::stop;
 use crate::transport::frames::Frames;
 use crate::transport::tcp::{self, Acceptor};
 

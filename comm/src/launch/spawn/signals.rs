@@ -5,8 +5,8 @@ use std::os::unix::process::{CommandExt, parent_id};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::launch::stop::{self, STOPS};
 use crate::launcher::OWN_JOB;
-use crate::stop::{self, STOPS};
 
 /// If `DDP_PARENT` is the number of the process that started this one, the kernel asks this one to
 /// stop when that ends. Python sets it, so that no run outlives a notebook. Ranks inherit the

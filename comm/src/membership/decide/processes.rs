@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, NOT_HEARD, of_signal};
+use super::{
+    Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, NOT_HEARD, STOPS, of_signal,
+};
 use crate::error::EXIT_PEER_LOST;
 use crate::membership::state::RankProcess;
 use crate::membership::wire::ToRank;
-use crate::stop::STOPS;
 
 /// How often a rank may be started in a row without taking part for a while, and by how much the
 /// first restart is put off; each later one is put off by more than twice as much.

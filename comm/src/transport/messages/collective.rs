@@ -16,7 +16,7 @@ use crate::collective::sums::add_in_order;
 use crate::collective::tree::Part;
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
-use crate::patience::{Awaited, Patience};
+use crate::transport::patience::{Awaited, Patience};
 use crate::transport::shared::Board;
 use crate::waited::Pause;
 

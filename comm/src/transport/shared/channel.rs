@@ -19,7 +19,7 @@ use super::layout::{CHANNELS, DEPTH, LINE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
 use crate::error::{Cause, Error, Result};
-use crate::patience::{Awaited, Patience};
+use crate::transport::patience::{Awaited, Patience};
 
 /// How long to spin before sleeping: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(20);

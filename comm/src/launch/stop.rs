@@ -13,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ddp_kernels::named;
 
+/// The numbers of these signals.
+pub(crate) use crate::membership::decide::STOPS;
 use crate::say;
 
 named! {
@@ -46,15 +48,6 @@ impl Signal {
         STOPS[self as usize]
     }
 }
-
-/// Their numbers.
-pub(crate) const STOPS: [c_int; 5] = [
-    libc::SIGUSR1,
-    libc::SIGTERM,
-    libc::SIGINT,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-];
 
 /// How many [`StopSignals`] live in this process: one a rank where ranks are threads.
 static CATCHING: AtomicUsize = AtomicUsize::new(0);
