@@ -163,11 +163,6 @@ impl JobState {
         self.failure.unwrap_or(0)
     }
 
-    /// Whether the job is on several hosts.
-    pub fn is_across(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.host > 0)
-    }
-
     /// By rank: its host.
     pub fn hosts_of_ranks(&self) -> Vec<usize> {
         self.ranks.iter().map(|rank| rank.host).collect()

@@ -10,11 +10,11 @@ use ddp_kernels::panics;
 
 use super::World;
 use super::options::Options;
-use crate::background::{Background, Cancelled};
+use crate::background::Background;
 use crate::error::{Error, Result};
+use crate::launch::stop::{self, Signal, StopSignals};
 use crate::launcher;
 use crate::say::print_line;
-use crate::launch::stop::{self, Signal, StopSignals};
 use crate::transport::failure::{self, EXIT_PANIC};
 use crate::transport::nccl::environment;
 use crate::world::allocation;
@@ -152,27 +152,13 @@ impl World {
         text: fn(Signal) -> String,
     ) -> Result<Background> {
         let failure = Arc::clone(&self.failure);
-        let body = move |cancelled: &Cancelled| {
-            while !cancelled.within(PERIOD) {
-                if let Some(signal) = stop::requested() {
-                    failure.fail_unless_another_has(text(signal), exit_code);
-                }
-            }
-        };
-        Background::start("stop", body)
+        when_asked(move |signal| failure.fail_unless_another_has(text(signal), exit_code))
     }
 
     /// Ends this process with `exit_code`, and without a word, as soon as a signal asks it to stop:
     /// while the other ranks of the job need not know.
     pub fn leave_when_asked(&self, _: &StopSignals, exit_code: u8) -> Result<Background> {
-        let body = move |cancelled: &Cancelled| {
-            while !cancelled.within(PERIOD) {
-                if stop::requested().is_some() {
-                    failure::leave_at_once(exit_code);
-                }
-            }
-        };
-        Background::start("stop", body)
+        when_asked(move |_| failure::leave_at_once(exit_code))
     }
 
     /// From now on SIGUSR1, SIGTERM, SIGHUP, SIGQUIT and Ctrl-C ask this process to stop instead of
@@ -205,6 +191,15 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Does this as soon as a signal has asked this process to stop.
+fn when_asked(end: impl Fn(Signal) + Send + 'static) -> Result<Background> {
+    Background::start("stop", move |cancelled| {
+        while !cancelled.within(PERIOD) {
+            stop::requested().into_iter().for_each(&end);
+        }
+    })
 }
 
 impl Drop for World {

@@ -326,21 +326,12 @@ pub enum RunOutcome {
 }
 
 impl RunOutcome {
-    /// That of a run that ended with an error of this exit code.
-    pub(crate) fn of_error(exit_code: u8) -> RunOutcome {
-        if exit_code == EXIT_STOPPED {
-            RunOutcome::Stopped
-        } else {
-            RunOutcome::Failed
-        }
-    }
-
-    /// That of a run whose log, of an older version, says only this.
-    pub fn of_reason(reason: &str, exit_code: u8) -> RunOutcome {
+    /// That of a run that ended with this exit code, and not early.
+    pub fn of_exit_code(exit_code: u8) -> RunOutcome {
         match exit_code {
-            0 if reason == DONE => RunOutcome::Done,
-            0 => RunOutcome::Early,
-            code => RunOutcome::of_error(code),
+            0 => RunOutcome::Done,
+            EXIT_STOPPED => RunOutcome::Stopped,
+            _ => RunOutcome::Failed,
         }
     }
 }

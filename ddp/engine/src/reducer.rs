@@ -50,15 +50,15 @@ const WAIT: Label = Label::new(Lane::Waiting, "wait for reductions");
 /// Layers wait for gathered values.
 const WAIT_VALUES: Label = Label::new(Lane::Waiting, "wait for values");
 
-/// When a bucket was reduced, as times since the step began.
+/// When a bucket was reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketTime {
     /// When its last gradient was complete.
-    pub ready: Duration,
+    pub ready: Instant,
     /// When its reduction began.
-    pub started: Duration,
+    pub started: Instant,
     /// When its reduction ended.
-    pub done: Duration,
+    pub done: Instant,
 }
 
 /// How long the reductions of a step took.
@@ -105,7 +105,6 @@ pub struct Reducer {
     /// How long layers have waited in this step.
     wait: Cell<Duration>,
     ready_at: Vec<Instant>,
-    began: Instant,
     last: ReduceTime,
 }
 
@@ -210,7 +209,6 @@ impl Reducer {
             ready_at: vec![now; buckets.len()],
             buckets,
             buckets_of,
-            began: now,
             last: ReduceTime::default(),
         })
     }
@@ -321,7 +319,6 @@ impl Reducer {
     pub fn begin(&mut self) -> Result<()> {
         self.queue.begin();
         self.sums.iter().for_each(|sum| sum.begin());
-        self.began = Instant::now();
         self.begin_round();
         self.wait.set(Duration::ZERO);
         self.is_stale = self.is_shared || self.buffers.is_some();
@@ -440,7 +437,6 @@ impl Reducer {
     /// Begins a step that is launched as a graph, so that only the device knows its progress.
     pub(crate) fn begin_launch(&mut self) {
         self.last = ReduceTime::default();
-        self.began = Instant::now();
         self.is_stale = self.is_shared || self.buffers.is_some();
     }
 
@@ -499,20 +495,14 @@ impl Reducer {
     /// When each bucket of the last step was ready, started and done. Empty if only the device
     /// knows.
     pub fn timeline(&self) -> Vec<BucketTime> {
-        let since = |at: Instant| at.saturating_duration_since(self.began);
         let times = self.queue.times().into_iter().zip(&self.ready_at);
         times
             .map(|((started, done), &ready)| BucketTime {
-                ready: since(ready),
-                started: since(started),
-                done: since(done),
+                ready,
+                started,
+                done,
             })
             .collect()
-    }
-
-    /// When the last step began, to compare other times with the timeline.
-    pub fn began(&self) -> Instant {
-        self.began
     }
 }
 

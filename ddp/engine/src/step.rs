@@ -53,8 +53,8 @@ use crate::reducer::ReducerOptions;
 /// How many elements of its state a rank gives another at once.
 const GIVEN_AT_ONCE: usize = 1 << 22;
 
-/// How steps are taken.
-#[derive(Clone, Copy, Debug)]
+/// How steps are taken. The default: no clipping, seed 0, graphs on a GPU.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions {
     /// How gradients are reduced.
     pub reducer: ReducerOptions,
@@ -64,18 +64,6 @@ pub struct StepOptions {
     pub seed: u64,
     /// Whether steps on the batches of a [`Loader`](ddp_data::Loader) are captured as graphs.
     pub graph: GraphChoice,
-}
-
-impl Default for StepOptions {
-    /// No clipping, seed 0, the reducer's defaults, graphs on a GPU.
-    fn default() -> StepOptions {
-        StepOptions {
-            reducer: ReducerOptions::default(),
-            clip_norm: 0.0,
-            seed: 0,
-            graph: GraphChoice::Auto,
-        }
-    }
 }
 
 /// A model in training, on one rank.

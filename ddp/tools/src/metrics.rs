@@ -253,7 +253,7 @@ impl Run {
         let reason = end["reason"].as_str().unwrap_or_default();
         let code = end["exit_code"].as_u64().unwrap_or(0) as u8;
         let outcome = RunOutcome::deserialize(&end["outcome"]);
-        let outcome = outcome.unwrap_or_else(|_| RunOutcome::of_reason(reason, code));
+        let outcome = outcome.unwrap_or_else(|_| RunOutcome::of_exit_code(code));
         Some((outcome, reason, code))
     }
 

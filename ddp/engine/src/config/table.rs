@@ -9,9 +9,6 @@ use serde_json::{Map, Value};
 
 use super::settings::{Config, MODEL, SETTINGS, Setting, find, model_of};
 
-/// A setting of earlier versions, in files of their runs, and the value that every run has now.
-const REMOVED: (&str, &str) = ("products", "first");
-
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
         ReadConfig(ModelSpec::default()).deserialize(deserializer)
@@ -41,9 +38,7 @@ impl<'de> Visitor<'de> for ReadConfig {
         let mut values = Map::new();
         while let Some(KnownName(name)) = table.next_key()? {
             let value = table.next_value_seed(ValueOf(&name))?;
-            if name != REMOVED.0 {
-                values.insert(name, value);
-            }
+            values.insert(name, value);
         }
         of_values(values, self.0).map_err(de::Error::custom)
     }
@@ -90,16 +85,8 @@ impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
             return value.deserialize_any(ModelTable);
         }
         let value = Value::deserialize(value)?;
-        let tried = match find(self.0) {
-            Some(setting) => setting.try_value(&value),
-            None if value == REMOVED.1 => Ok(()),
-            None => Err(format!(
-                "{} was removed: expected {:?}, got {value}; help: leave it out",
-                SettingName(self.0),
-                REMOVED.1
-            )),
-        };
-        tried.map_err(de::Error::custom)?;
+        let setting = find(self.0).expect("a known name");
+        setting.try_value(&value).map_err(de::Error::custom)?;
         Ok(value)
     }
 }
@@ -150,7 +137,7 @@ impl TryFrom<String> for KnownName {
     type Error = String;
 
     fn try_from(name: String) -> Result<KnownName, String> {
-        if find(&name).is_some() || name == REMOVED.0 {
+        if find(&name).is_some() {
             return Ok(KnownName(name));
         }
         let names: Vec<&str> = SETTINGS.iter().map(Setting::name).collect();

@@ -206,10 +206,4 @@ fn the_settings_in_a_checkpoint_are_checked() {
     assert!(why.contains(r#""more""#), "{why}");
     let why = refusal(|settings| _ = settings.insert("batch-size".into(), 0.into()));
     assert!(why.contains("`batch-size`"), "{why}");
-    // Earlier versions saved it in every run.
-    let older = saved(|settings| _ = settings.insert("products".into(), "first".into()));
-    assert_eq!(older.unwrap(), Config::default().settled());
-    let why = refusal(|settings| _ = settings.insert("products".into(), "timed".into()));
-    let expected = r#"`products` was removed: expected "first", got "timed""#;
-    assert!(why.contains(expected), "{why}");
 }

@@ -122,8 +122,7 @@ impl TrainingRun<'_> {
         let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
         let outcome = match &result {
             Ok(_) if self.early().is_some() => RunOutcome::Early,
-            Ok(_) => RunOutcome::Done,
-            Err(_) => RunOutcome::of_error(exit_code),
+            _ => RunOutcome::of_exit_code(exit_code),
         };
         let closed = self.close(outcome, &reason, exit_code);
         let report = self.report();
