@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::{Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::optim::muon::Exchange;
 use ddp_nn::params::{ParamId, Params};
@@ -94,8 +94,6 @@ pub struct Reducer {
     /// With ZeRO-2.
     windows: Option<BucketWindows>,
     pub(crate) options: ReducerOptions,
-    /// The first of the jobs that copy a slice of each bucket to its backup, if slices have one.
-    copies: Option<usize>,
     /// The job that gives all ranks the buffers of rank 0, if there are any.
     buffers: Option<usize>,
     /// By bucket, under ZeRO: whether layers have waited for its values in this step.
@@ -177,7 +175,6 @@ impl Reducer {
             buckets_of[parameter.id.0] = first..last;
         }
         let (sums, mut jobs) = jobs(params, &buckets, &group, options)?;
-        let copies = jobs.iter().position(|job| matches!(job, CommJob::Copy(_)));
         let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
         let buffers = shared_buffers.map(|buffers| {
             jobs.push(CommJob::Broadcast(buffers));
@@ -199,7 +196,6 @@ impl Reducer {
             windows: BucketWindows::of(params, &buckets),
             sums,
             options,
-            copies,
             buffers,
             waited: vec![Cell::new(true); buckets.len()],
             is_stale: shares > 1,
@@ -271,9 +267,7 @@ impl Reducer {
 
     /// Bytes of gradients, and of partial sums, that this rank gives for the sums of a step.
     pub(crate) fn given_bytes(&self) -> usize {
-        let gradients: usize = self.sums.iter().map(|sum| sum.given_bytes()).sum();
-        let owned: usize = self.owned.iter().map(Range::len).sum();
-        gradients + self.copies.map_or(0, |_| owned * DType::F32.bytes())
+        self.sums.iter().map(|sum| sum.given_bytes()).sum()
     }
 
     /// Keeps the gradients of shard `index` of this rank, which is not its last: they are complete,
@@ -458,11 +452,7 @@ impl Reducer {
     /// Starts the sum of the next bucket.
     fn start_next(&mut self) -> Result<()> {
         let is_followed = self.next + 1 < self.buckets.len();
-        let copy = self.copies.map(|first| first + self.next);
-        self.queue.start(self.next, is_followed && copy.is_none())?;
-        if let Some(copy) = copy {
-            self.queue.start(copy, false)?;
-        }
+        self.queue.start(self.next, is_followed)?;
         self.next += 1;
         Ok(())
     }

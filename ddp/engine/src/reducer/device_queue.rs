@@ -91,8 +91,8 @@ impl CommQueue for DeviceQueue {
     fn start(&self, job: usize, is_followed: bool) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
         // Messages between pairs of ranks have marks apart from the collectives that follow.
-        let along_tree = matches!(job, CommJob::Sum(bucket) if bucket.along.is_some());
-        let along = is_followed && !along_tree;
+        let has_messages = matches!(job, CommJob::Sum(bucket) if bucket.has_messages());
+        let along = is_followed && !has_messages;
         let group = if along { &self.followed } else { &self.group };
         let (mut small, mut held) = (self.small.borrow_mut(), self.held.borrow_mut());
         let first = held.len();

@@ -9,53 +9,19 @@ use ddp_comm::{Group, Reduce};
 use ddp_kernels::Tensor;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{Label, Lane};
-use ddp_kernels::transfer::announced;
 
 use super::reduced::Reduced;
 use crate::error::Result;
-use crate::faults::{self, FaultPoint};
 
 /// What is done with a bucket.
 #[derive(Debug)]
 pub(super) enum CommJob {
     /// It, or this rank's slice of it, becomes the sum over the ranks.
     Sum(Arc<Reduced>),
-    /// The sums of this rank's slice of it go to the rank that keeps the slice, too.
-    Copy(Copies),
     /// Each rank gives its slice and gets the others.
     Gather(Tensor),
     /// Each rank gets those of rank 0.
     Broadcast(Tensor),
-}
-
-/// Sums that also go to the rank that keeps a slice. Letters: O elements of a slice.
-#[derive(Debug)]
-pub(super) struct Copies {
-    /// f32 (O): of this rank's slice, and of the slice that it keeps.
-    pub(super) own: Tensor,
-    pub(super) kept: Tensor,
-    /// The ranks on both sides.
-    pub(super) from: usize,
-    pub(super) to: usize,
-    pub(super) sends_first: bool,
-}
-
-impl Copies {
-    fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
-        faults::at(FaultPoint::Copy)?;
-        let exchange = || {
-            if self.sends_first {
-                group.send(&self.own, self.to, stream)?;
-            }
-            group.receive(&self.kept, self.from, stream)?;
-            if self.sends_first {
-                return Ok(());
-            }
-            group.send(&self.own, self.to, stream)
-        };
-        // Slices differ in length.
-        Ok(announced("copies of slices", || group.grouped(exchange))?)
-    }
 }
 
 /// The sum of a small tensor, in a trace.
@@ -71,7 +37,6 @@ impl CommJob {
             }
             Self::Sum(bucket) if bucket.scatters() => named("reduce-scatter bucket").at(index),
             Self::Sum(_) => named("all-reduce bucket").at(index),
-            Self::Copy(_) => named("copy slice to its backup"),
             Self::Gather(_) => named("all-gather values"),
             Self::Broadcast(_) => named("broadcast buffers"),
         }
@@ -82,7 +47,6 @@ impl CommJob {
         match self {
             CommJob::Sum(bucket) => bucket.is_freed(),
             CommJob::Gather(_) | CommJob::Broadcast(_) => true,
-            CommJob::Copy(_) => false,
         }
     }
 
@@ -91,7 +55,6 @@ impl CommJob {
     pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         match self {
             CommJob::Sum(bucket) => bucket.run(group, small, stream),
-            CommJob::Copy(copies) => copies.run(group, stream),
             CommJob::Gather(values) => Ok(group.all_gather(values, stream)?),
             CommJob::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),
         }

@@ -9,9 +9,9 @@ use ddp_comm::{Group, SumTree, World};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::{Division, Parameter, Params, Sharing, Window};
 
-use super::job::{CommJob, Copies};
+use super::job::CommJob;
 use super::plan::{self, Bucket, BucketSizes};
-use super::reduced::{Reduced, received};
+use super::reduced::{BackupCopy, Reduced, received};
 use crate::error::{Error, Result};
 use crate::setting::SAME_BITS;
 
@@ -278,7 +278,7 @@ fn slices(
 /// A sum for each bucket, and all jobs: these sums. If ranks share buckets, also a gather of what
 /// layers read for each bucket, and if that is a bf16 copy and ranks have all masters, a gather of
 /// these for each bucket.
-/// If ranks also keep slices of others, a copy of the sums for each bucket.
+/// If slices have a backup, the sums go there, too.
 pub(super) fn jobs(
     params: &Params,
     buckets: &[Bucket],
@@ -310,6 +310,18 @@ pub(super) fn jobs(
         }
         _ => None,
     };
+    let backed_up = options.slicing(0, [rank, shares]).backs_up;
+    let backup = |bucket: &Bucket, from: usize| -> Result<_> {
+        let slice = |of: usize| params.gradients().slice(bucket.slice(of, shares));
+        Ok(BackupCopy {
+            own: slice(rank)?,
+            backed_up: slice(from)?,
+            from,
+            to: (rank + options.backup_distance) % shares,
+            // In a ring of ranks that all send first, none would receive.
+            sends_first: (rank / options.backup_distance).is_multiple_of(2),
+        })
+    };
     let sum = |(index, bucket): (usize, &Bucket)| -> Result<Arc<Reduced>> {
         let gradients = params.written_gradients(bucket.range.clone())?;
         let gradients = gradients.named(&format!("gradients, bucket {index}"));
@@ -322,7 +334,8 @@ pub(super) fn jobs(
             .transpose()?;
         let own = own.start - bucket.range.start..own.end - bucket.range.start;
         let memory = [kept.as_ref(), shared.as_ref()];
-        let sum = Reduced::new(gradients, own, memory, dtype, rank, along.as_ref())?;
+        let backup = backed_up.map(|from| backup(bucket, from)).transpose()?;
+        let sum = Reduced::new(gradients, own, memory, dtype, rank, along.as_ref(), backup)?;
         Ok(Arc::new(sum))
     };
     let sums = buckets.iter().enumerate().map(sum);
@@ -341,19 +354,6 @@ pub(super) fn jobs(
         if params.dtype() != params.master_dtype() && !params.is_divided() {
             gather(params.values(), "masters")?;
         }
-    }
-    let rank = group.rank();
-    let backed_up = options.slicing(0, [rank, shares]).backs_up;
-    for (bucket, from) in buckets.iter().filter_map(|it| Some((it, backed_up?))) {
-        let slice = |of: usize| params.gradients().slice(bucket.slice(of, shares));
-        jobs.push(CommJob::Copy(Copies {
-            own: slice(rank)?,
-            kept: slice(from)?,
-            from,
-            to: (rank + options.backup_distance) % shares,
-            // In a ring of ranks that all send first, none would receive.
-            sends_first: (rank / options.backup_distance).is_multiple_of(2),
-        }));
     }
     Ok((sums, jobs))
 }

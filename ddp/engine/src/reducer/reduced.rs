@@ -63,6 +63,38 @@ pub(super) struct Reduced {
     turn: AtomicUsize,
     /// If the sum is one over the shards of the batch.
     pub(super) along: Option<AlongTree>,
+    /// If the slice has a backup, which gets the sums, too.
+    backup: Option<BackupCopy>,
+}
+
+/// Sums that also go to the backup of their slice. Letters: O elements of a slice.
+#[derive(Debug)]
+pub(super) struct BackupCopy {
+    /// f32 (O): of this rank's slice, and of the slice whose backup it is.
+    pub(super) own: Tensor,
+    pub(super) backed_up: Tensor,
+    /// The ranks on both sides.
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) sends_first: bool,
+}
+
+impl BackupCopy {
+    fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
+        faults::at(FaultPoint::Copy)?;
+        let exchange = || {
+            if self.sends_first {
+                group.send(&self.own, self.to, stream)?;
+            }
+            group.receive(&self.backed_up, self.from, stream)?;
+            if self.sends_first {
+                return Ok(());
+            }
+            group.send(&self.own, self.to, stream)
+        };
+        // Slices differ in length.
+        Ok(announced("copies of slices", || group.grouped(exchange))?)
+    }
 }
 
 impl Reduced {
@@ -76,6 +108,7 @@ impl Reduced {
         dtype: DType,
         rank: usize,
         along: Option<&(Arc<SumTree>, Tensor)>,
+        backup: Option<BackupCopy>,
     ) -> Result<Reduced> {
         let name = gradients.name().unwrap_or("gradients");
         let travels = match shared {
@@ -91,6 +124,7 @@ impl Reduced {
             kept: kept.cloned(),
             turn: AtomicUsize::new(0),
             along: along.transpose()?,
+            backup,
             gradients,
             travels,
         })
@@ -109,7 +143,13 @@ impl Reduced {
     /// Bytes that this rank gives in a step.
     pub(super) fn given_bytes(&self) -> usize {
         let of_tree = self.along.as_ref().map(AlongTree::given_bytes);
-        of_tree.unwrap_or(self.travels.bytes())
+        let of_backup = self.backup.as_ref().map_or(0, |it| it.own.bytes());
+        of_tree.unwrap_or(self.travels.bytes()) + of_backup
+    }
+
+    /// Whether it takes messages between pairs of ranks.
+    pub(super) fn has_messages(&self) -> bool {
+        self.along.is_some() || self.backup.is_some()
     }
 
     /// Copies the gradients to what travels, before they are summed, or the sums back.
@@ -138,7 +178,9 @@ impl Reduced {
     /// What is done with complete gradients: their sum, or with ZeRO-2 one of those of a step.
     pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         let Some(kept) = &self.kept else {
-            return self.sum(group, small, stream);
+            self.sum(group, small, stream)?;
+            let backup = self.backup.as_ref();
+            return backup.map_or(Ok(()), |it| it.run(group, stream));
         };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if let Some(along) = self
