@@ -41,10 +41,10 @@ use crate::error::{Argument, Error, RemoteError, Result};
 use crate::identity::RankIdentity;
 use crate::launch::cores::{self, CoreShare};
 use crate::launch::gpus::{GpuTable, Shortage, VisibleGpus, assign};
+use crate::launch::stop;
 use crate::launcher::{self, Launch, OwnJob};
 use crate::membership::client::Client;
 use crate::say;
-use crate::launch::stop;
 use crate::transport::failure::Failure;
 use crate::transport::nccl::environment::{self, NcclChoice, RankKind};
 use crate::transport::nccl::{self, Join};
@@ -115,7 +115,7 @@ impl World {
         let launch = Launch::detect(&lookup)?;
         if let Some(job) = OwnJob::read(&lookup)? {
             let client = Client::new(job.rank, elastic::inherited(job.socket)?)?;
-            if client.is_elastic() {
+            if client.heard().is_elastic {
                 let (start, elastic) = elastic::connect(options, client)?;
                 let Some(start) = start else {
                     let mut world = World::alone(options, vec![job.rank])?;

@@ -1,73 +1,15 @@
-//! A rank's side: what it tells the launcher, and what it has been told.
+//! A rank's connection to the launcher: through it the rank tells what it does, and hears
+//! (`heard.rs`) on a thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
+use super::heard::{CallsEnd, Heard, MeetingOutcome};
 use super::packets::Packets;
-use super::wire::{Generation, ToLauncher, ToRank};
+use super::wire::{ToLauncher, ToRank};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
-
-/// What a rank has been told: plain data.
-#[derive(Clone, Debug, Default)]
-pub struct Heard {
-    /// Whether the launcher has said how the job is.
-    pub is_welcomed: bool,
-    /// Whether the job continues without lost ranks.
-    pub is_elastic: bool,
-    /// With fewer ranks the job saves and ends.
-    pub min_ranks: usize,
-    /// By rank: its host.
-    pub hosts: Vec<usize>,
-    /// The current generation when this process came; 0 before the first.
-    pub first: u32,
-    /// The last generation that this process belongs to.
-    pub generation: Option<Generation>,
-    /// The last generation that is over.
-    pub over: u32,
-    /// Whether processes wait to join.
-    pub newcomers: bool,
-    /// The exit code of a job that ends.
-    pub ends: Option<u8>,
-}
-
-impl Heard {
-    /// Records what the launcher says.
-    pub fn hear(&mut self, message: ToRank) {
-        match message {
-            ToRank::Welcome {
-                is_elastic,
-                min_ranks,
-                hosts,
-                generation,
-            } => {
-                (self.is_elastic, self.min_ranks) = (is_elastic, min_ranks);
-                self.is_welcomed = true;
-                (self.hosts, self.first) = (hosts, generation);
-            }
-            ToRank::Formed(generation) => {
-                self.hosts.clone_from(&generation.hosts);
-                self.newcomers = false;
-                self.generation = Some(generation);
-            }
-            ToRank::Over(generation) => self.over = generation,
-            ToRank::Newcomers(are_there) => self.newcomers = are_there,
-            ToRank::Ends(code) => _ = self.ends.get_or_insert(code),
-            ToRank::Sockets(_) | ToRank::Alive => {}
-        }
-    }
-
-    /// The number of the last generation that this process belongs to; 0 for none.
-    pub fn current(&self) -> u32 {
-        self.generation.as_ref().map_or(0, |it| it.number)
-    }
-
-    /// Whether the generation of this process is over.
-    pub fn is_over(&self) -> bool {
-        self.current() > 0 && self.over == self.current()
-    }
-}
 
 /// A rank's connection to what started it: the launcher, or its agent on this host.
 #[derive(Debug)]
@@ -81,20 +23,8 @@ pub(crate) struct Client {
     sockets: Mutex<Vec<(u32, OwnedFd)>>,
     /// Whether a thread listens.
     has_thread: AtomicBool,
-    /// How often its agent has said that it works; 0 where the launcher started this rank.
-    signs: AtomicU64,
-    /// What started this rank is gone.
-    is_alone: AtomicBool,
     /// The last sign of progress that was shown.
     shown: AtomicU64,
-}
-
-/// How a wait for the next generation ended.
-#[derive(Debug)]
-pub(crate) enum MeetingOutcome {
-    Formed(Generation),
-    /// The job ends with this exit code.
-    Over(u8),
 }
 
 impl Client {
@@ -108,15 +38,13 @@ impl Client {
             changed: Condvar::new(),
             sockets: Mutex::default(),
             has_thread: AtomicBool::new(false),
-            signs: AtomicU64::new(0),
-            is_alone: AtomicBool::new(false),
             shown: AtomicU64::new(0),
         });
         // How the job is: what this process does first depends on it. An agent may have said before
         // that it works.
         while !client.heard().is_welcomed {
             if !client.listen() {
-                let code = client.ends().unwrap_or(EXIT_PEER_LOST);
+                let code = client.heard().job_ends().unwrap_or(EXIT_PEER_LOST);
                 std::process::exit(code.into());
             }
         }
@@ -136,23 +64,18 @@ impl Client {
     /// Hears one thing. Whether there can be another.
     fn listen(&self) -> bool {
         let (message, sockets) = self.socket.receive_with().unzip();
-        match &message {
-            None => self.is_alone.store(true, Ordering::Release),
-            Some(ToRank::Alive) => _ = self.signs.fetch_add(1, Ordering::Relaxed),
-            Some(ToRank::Sockets(of)) => {
-                let sockets = sockets.into_iter().flatten();
-                self.sockets().extend(sockets.map(|socket| (*of, socket)));
-            }
-            Some(_) => {}
+        if let Some(ToRank::Sockets(of)) = &message {
+            let sockets = sockets.into_iter().flatten();
+            self.sockets().extend(sockets.map(|socket| (*of, socket)));
         }
         let goes_on = message.is_some();
-        let mut heard = self.heard();
-        message.into_iter().for_each(|message| heard.hear(message));
+        self.heard().hear(message);
         self.changed.notify_all();
         goes_on
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
+    /// What it has been told.
+    pub(crate) fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,19 +91,9 @@ impl Client {
         of_it.map(|(_, socket)| socket).collect()
     }
 
-    /// Whether the job continues without lost ranks.
-    pub(crate) fn is_elastic(&self) -> bool {
-        self.heard().is_elastic
-    }
-
     /// How many ranks the job was started with.
     pub(crate) fn ranks(&self) -> usize {
         self.heard().hosts.len()
-    }
-
-    /// With fewer ranks the job ends.
-    pub(crate) fn min_ranks(&self) -> usize {
-        self.heard().min_ranks
     }
 
     /// The number of a rank's host.
@@ -191,33 +104,6 @@ impl Client {
     /// Whether an agent, and not the launcher, has started this rank.
     pub(crate) fn is_of_agent(&self) -> bool {
         self.host_of(self.rank) > 0
-    }
-
-    /// Whether the job is on several hosts.
-    pub(crate) fn is_across(&self) -> bool {
-        self.heard().hosts.iter().any(|&host| host > 0)
-    }
-
-    /// Whether this process came to a job that had begun, and has not taken part yet.
-    pub(crate) fn is_newcomer(&self) -> bool {
-        let heard = self.heard();
-        heard.first > 0 && heard.generation.is_none()
-    }
-
-    /// Whether processes wait to be taken in.
-    pub(crate) fn has_newcomers(&self) -> bool {
-        self.heard().newcomers
-    }
-
-    /// The exit code of a job that ends.
-    pub(crate) fn ends(&self) -> Option<u8> {
-        let alone = self.is_alone.load(Ordering::Acquire);
-        self.heard().ends.or(alone.then_some(EXIT_PEER_LOST))
-    }
-
-    /// A number that changes while the agent of this host works; 0 where there is none.
-    pub(crate) fn signs(&self) -> u64 {
-        self.signs.load(Ordering::Relaxed)
     }
 
     /// The job ends, unless it does so already: whether this ends it.
@@ -243,14 +129,8 @@ impl Client {
         self.socket.send(&ToLauncher::Waits { after, port }, true);
         let mut heard = self.heard();
         loop {
-            if let Some(code) = heard.ends {
-                return MeetingOutcome::Over(code);
-            }
-            if self.is_alone.load(Ordering::Acquire) {
-                return MeetingOutcome::Over(EXIT_PEER_LOST);
-            }
-            if let Some(formed) = heard.generation.as_ref().filter(|it| it.number > after) {
-                return MeetingOutcome::Formed(formed.clone());
+            if let Some(outcome) = heard.meeting(after) {
+                return outcome;
             }
             if self.has_thread.load(Ordering::Relaxed) {
                 let waited = self.changed.wait(heard);
@@ -273,29 +153,26 @@ impl Client {
         let ranks: Vec<usize> = known.map(|it| it.rank).collect();
         let generation = formed.number;
         if !ranks.is_empty() {
-            self.socket.send(
-                &ToLauncher::Misses {
-                    generation,
-                    ranks,
-                    have_met,
-                },
-                true,
-            );
+            let misses = ToLauncher::Misses {
+                generation,
+                ranks,
+                have_met,
+            };
+            self.socket.send(&misses, true);
         }
     }
 
     /// Why the calls of the current generation end, as far as the launcher says so.
     pub(crate) fn ended(&self) -> Option<Cause> {
-        let heard = self.heard();
-        let failed = heard.ends.filter(|&code| code != 0);
-        let cause = failed.map(|exit_code| Cause {
-            rank: 0,
-            host: "another host".into(),
-            exit_code,
-            text: "the job has ended".into(),
-        });
-        let is_over = heard.is_over() && heard.ends.is_none();
-        cause.or_else(|| is_over.then(|| Cause::of_generation("a rank was lost".into())))
+        match self.heard().calls_end()? {
+            CallsEnd::Generation => Some(Cause::of_generation("a rank was lost".into())),
+            CallsEnd::Job(exit_code) => Some(Cause {
+                rank: 0,
+                host: "another host".into(),
+                exit_code,
+                text: "the job has ended".into(),
+            }),
+        }
     }
 }
 
@@ -307,7 +184,7 @@ pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::wire::{Change, MemberAddress};
+    use super::super::wire::{Change, Generation, MemberAddress};
     use super::*;
 
     /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
@@ -354,7 +231,7 @@ pub(crate) mod tests {
         launcher.send(&ToRank::Over(1), true);
         launcher.send(&ToRank::Formed(generation(3, &[0, 1, 2])), true);
         assert!(matches!(client.meet(1, 7), MeetingOutcome::Formed(it) if it.number == 3));
-        assert!(!client.has_newcomers() && client.ended().is_none());
+        assert!(!client.heard().newcomers && client.ended().is_none());
         // Ranks of the generation have other numbers than those of the job.
         client.leave_out(&[1, 9], true);
         launcher.receive::<ToLauncher>();
@@ -382,8 +259,8 @@ pub(crate) mod tests {
         };
         launcher.send(&welcome, true);
         let client = Client::new(1, socket).unwrap();
-        assert!(client.is_elastic() && client.is_newcomer());
-        assert_eq!((client.ranks(), client.min_ranks()), (3, 2));
+        assert!(client.heard().is_elastic && client.heard().is_newcomer());
+        assert_eq!((client.ranks(), client.heard().min_ranks), (3, 2));
     }
 
     #[test]
@@ -398,7 +275,7 @@ pub(crate) mod tests {
             alone.meet(0, 7),
             MeetingOutcome::Over(EXIT_PEER_LOST)
         ));
-        assert_eq!(alone.ends(), Some(EXIT_PEER_LOST));
+        assert_eq!(alone.heard().job_ends(), Some(EXIT_PEER_LOST));
     }
 
     #[test]
@@ -408,7 +285,7 @@ pub(crate) mod tests {
             launcher.send(&ToRank::Formed(generation(number, &[0, 1])), true);
             launcher.send(&ToRank::Over(over), true);
             launcher.send(&ToRank::Alive, true);
-            while rank.signs() < u64::from(number) {
+            while rank.heard().signs < u64::from(number) {
                 std::thread::yield_now();
             }
             let ended = rank.ended();

@@ -15,11 +15,12 @@ use super::links::Start;
 use super::options::Options;
 use super::star::{ACTION, Star};
 use crate::background::Background;
-use crate::error::{EXIT_PEER_LOST, Error, Result};
+use crate::error::{Error, Result};
 use crate::launch::limits;
 use crate::launcher::{self, HOST_ADDRESSES, Launcher, OWN_JOB};
-use crate::membership::client::{Client, MeetingOutcome};
-use crate::membership::decide::silence;
+use crate::membership::client::Client;
+use crate::membership::heard::MeetingOutcome;
+use crate::membership::lease::RankWatch;
 use crate::membership::wire::{Change, Generation};
 use crate::rendezvous::Rendezvous;
 use crate::transport::failure::{Failure, leave_at_once};
@@ -35,7 +36,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 const LOOKS_PER_SIGN: u64 = 5;
 
 /// A rank's part in an elastic job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Elastic {
     pub(super) client: Arc<Client>,
     /// Shows the launcher the signs of progress of this rank.
@@ -60,7 +61,7 @@ fn listen() -> Result<(Option<TcpListener>, u16)> {
 
 /// What the world of a rank starts with in a job that ends with any of its ranks.
 pub(super) fn connect_once(options: &Options, client: &Arc<Client>) -> Result<Start> {
-    bootstrap::apply_settings(options, !client.is_across());
+    bootstrap::apply_settings(options, !client.heard().is_across());
     let (listener, port) = listen()?;
     match client.meet(0, port) {
         MeetingOutcome::Formed(generation) => start(client, &generation, listener, options),
@@ -73,31 +74,21 @@ pub(super) fn connect_once(options: &Options, client: &Arc<Client>) -> Result<St
 /// one that joins ranks that train.
 pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<Start>, Elastic)> {
     // While this process has one thread.
-    bootstrap::apply_settings(options, !client.is_across());
+    bootstrap::apply_settings(options, !client.heard().is_across());
     client.listen_on()?;
-    let (shown, limit) = (Arc::clone(&client), silence(options.timeout));
-    let is_newcomer = client.is_newcomer();
+    let is_newcomer = client.heard().is_newcomer();
+    let mut watch = RankWatch::new(options.timeout, client.is_of_agent());
+    let shown = Arc::clone(&client);
     let progress = Background::start("progress", move |cancelled| {
-        let (mut waited, mut last) = (Waited::new(), (0, Duration::ZERO));
-        let mut looks = 0;
+        let (mut waited, mut looks) = (Waited::new(), 0);
         while !cancelled.within(PERIOD) {
-            // Nothing else ends a process that has not been taken in, and may be reading its data.
-            if shown.is_newcomer()
-                && let Some(code) = shown.ends()
-            {
+            let code = watch.look(&shown.heard(), waited.after(PERIOD));
+            if let Some(code) = code {
                 leave_at_once(code)
             }
             looks += 1;
             if looks % LOOKS_PER_SIGN == 0 {
                 shown.show_progress(heartbeat::total());
-            }
-            let (signs, now) = (shown.signs(), waited.after(PERIOD));
-            if signs != last.0 {
-                last = (signs, now);
-            }
-            if signs > 0 && now - last.1 > limit {
-                // The others are about to continue without this host.
-                leave_at_once(EXIT_PEER_LOST)
             }
         }
     })?;
@@ -158,13 +149,10 @@ impl Elastic {
     /// This process in `generation`.
     fn of(&self, generation: Generation) -> Elastic {
         Elastic {
-            client: Arc::clone(&self.client),
-            _progress: Arc::clone(&self._progress),
-            options: self.options.clone(),
             number: generation.number,
             job_ranks: generation.members.iter().map(|it| it.rank).collect(),
             change: generation.change,
-            latest: Arc::clone(&self.latest),
+            ..self.clone()
         }
     }
 }
@@ -182,8 +170,8 @@ fn start(
     let host_of = |rank: usize| generation.hosts[rank];
     let here = members.iter().filter(|it| host_of(it.rank) == host_of(own));
     // Ranks that meet again need what two generations need.
-    let limits = limits::check(here.count(), 1 + u64::from(client.is_elastic()));
-    let meets_again = Some(Arc::clone(client)).filter(|_| client.is_elastic());
+    let limits = limits::check(here.count(), 1 + u64::from(client.heard().is_elastic));
+    let meets_again = Some(Arc::clone(client)).filter(|_| client.heard().is_elastic);
     let mut meeting = if let Some(listener) = listener {
         let first = &members[0];
         let lookup = |name: &str| std::env::var(name).ok();

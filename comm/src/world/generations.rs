@@ -46,13 +46,13 @@ impl World {
     /// With fewer ranks the job saves and ends.
     pub fn min_ranks(&self) -> usize {
         let elastic = self.elastic.as_ref();
-        elastic.map_or(1, |it| it.client.min_ranks())
+        elastic.map_or(1, |it| it.client.heard().min_ranks)
     }
 
     /// Whether a process waits to be taken in. Ranks may see it at different times.
     pub fn has_newcomers(&self) -> bool {
         let elastic = self.elastic.as_ref();
-        elastic.is_some_and(|it| it.number > 0 && it.client.has_newcomers())
+        elastic.is_some_and(|it| it.number > 0 && it.client.heard().newcomers)
     }
 
     /// Ends all calls of this world's groups. On GPUs they end soon, without a result, and their

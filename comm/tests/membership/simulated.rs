@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use ddp_comm::membership::client::Heard;
-use ddp_comm::membership::decide::{self, End, JobAction, JobEvent};
+use ddp_comm::membership::decide::{self, End, JobAction, JobEvent, silence};
+use ddp_comm::membership::heard::{CallsEnd, Heard, MeetingOutcome};
+use ddp_comm::membership::lease::RankWatch;
 use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
@@ -93,6 +94,9 @@ struct Process {
     host: usize,
     agent: u32,
     heard: Heard,
+    watch: RankWatch,
+    /// For how long it has run, without the time in which it was stopped.
+    ran: u64,
     /// What it was told while it was stopped.
     unheard: VecDeque<ToRank>,
     phase: Phase,
@@ -100,6 +104,8 @@ struct Process {
     plan: u32,
     is_stopped: bool,
     stopped_at: u64,
+    /// When it went on after that.
+    went_on: Option<u64>,
     /// For good, and nothing says so.
     hangs: bool,
     /// When it last went on; `u64::MAX` while it is stopped or hangs.
@@ -133,11 +139,6 @@ impl Process {
     fn steps(&self) -> Option<u64> {
         let run = self.run.as_ref().filter(|it| !it.awaits_state);
         run.map(|it| it.progress.steps)
-    }
-
-    /// Whether it knows that the generation in which it is is over.
-    fn is_over(&self) -> bool {
-        self.heard.is_over() && self.heard.current() == self.generation
     }
 
     /// Whether it does something with others.
@@ -227,10 +228,7 @@ impl<'a> Job<'a> {
             state: JobState::new(schedule.rules(), (0..hosts).map(host).collect(), &ranks),
             processes: Vec::new(),
             links: (0..hosts)
-                .map(|_| Link {
-                    has_agent: true,
-                    ..Link::default()
-                })
+                .map(|_| Link::new(silence(schedule.rules().timeout)))
                 .collect(),
             together: BTreeMap::new(),
             is_cut: BTreeSet::new(),
@@ -402,11 +400,14 @@ impl<'a> Job<'a> {
                     host,
                     agent: self.links[host].agents,
                     heard: Heard::default(),
+                    watch: RankWatch::new(self.state.rules.timeout, host > 0),
+                    ran: 0,
                     unheard: VecDeque::new(),
                     phase: Phase::Comes,
                     plan: 0,
                     is_stopped: false,
                     stopped_at: 0,
+                    went_on: None,
                     hangs: false,
                     unwell_until: 0,
                     last_word: 0,
@@ -525,12 +526,22 @@ impl<'a> Job<'a> {
         if it.phase == Phase::Ended {
             return;
         }
-        if !it.is_still() {
+        self.plan(SIGN, Next::Shows(index));
+        let it = &mut self.processes[index];
+        if it.is_stopped || !it.heard.is_welcomed {
+            return;
+        }
+        it.ran += SIGN;
+        let now = Duration::from_millis(it.ran);
+        if let (Some(code), false) = (it.watch.look(&it.heard, now), self.is_ordinary()) {
+            return self.ends(index, End::Code(code));
+        }
+        let it = &mut self.processes[index];
+        if !it.hangs {
             it.progress += u64::from(!matches!(it.phase, Phase::Waits | Phase::Exchanges));
             let said = ToLauncher::Progress(it.progress);
             self.says(index, said);
         }
-        self.plan(SIGN, Next::Shows(index));
     }
 
     fn goes_after(&mut self, index: usize, phase: Phase, after: Range<u64>) {
@@ -549,27 +560,43 @@ impl<'a> Job<'a> {
         (it.phase, it.waits_since) = (Phase::Waits, self.taken);
         let after = it.generation;
         self.says(index, ToLauncher::Waits { after, port: 1 });
+        self.follows(index);
     }
 
     fn hears(&mut self, index: usize, message: ToRank) {
         let it = &mut self.processes[index];
-        it.heard.hear(message.clone());
-        if matches!(message, ToRank::Over(over) if over == it.heard.current())
-            && !it.heard.is_over()
-        {
+        it.heard.hear(Some(message.clone()));
+        let current = it.heard.generation.as_ref().map(|it| it.number);
+        if matches!(message, ToRank::Over(over) if Some(over) == current) && !it.heard.is_over() {
             return self.wrong("a rank does not know that its generation is over".into());
         }
+        self.follows(index);
+    }
+
+    /// A process does what follows from what it has heard. One that starts does so later. Where one
+    /// hangs, only its threads hear.
+    fn follows(&mut self, index: usize) {
         let it = &mut self.processes[index];
-        match message {
-            ToRank::Formed(_) if it.phase == Phase::Waits && it.heard.current() > it.generation => {
-                it.generation = it.heard.current();
-                self.goes_after(index, Phase::Connects, 5..40);
+        if it.hangs {
+            return;
+        }
+        if it.phase == Phase::Waits {
+            match it.heard.meeting(it.generation) {
+                Some(MeetingOutcome::Formed(formed)) => {
+                    it.generation = formed.number;
+                    self.goes_after(index, Phase::Connects, 5..40);
+                }
+                Some(MeetingOutcome::Over(code)) => {
+                    self.goes_after(index, Phase::Ends(code), 1..50);
+                }
+                None => {}
             }
-            ToRank::Over(_) if it.takes_part() && it.is_over() => self.waits(index),
-            ToRank::Ends(code) if code > 0 || !it.takes_part() => {
-                self.goes_after(index, Phase::Ends(code), 1..50);
+        } else if it.takes_part() {
+            match it.heard.calls_end() {
+                Some(CallsEnd::Generation) => self.waits(index),
+                Some(CallsEnd::Job(code)) => self.goes_after(index, Phase::Ends(code), 1..50),
+                None => {}
             }
-            _ => {}
         }
     }
 }

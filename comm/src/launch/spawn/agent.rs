@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
-use super::lease::{Lease, give_up};
+use super::lease::{AgentLease, give_up};
 use super::signals::Signals;
-use super::task::{LAUNCHER_MAX, PERIOD, VERSION};
+use super::task::{PERIOD, VERSION};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::identity::program_name;
+use crate::launch::stop::STOPS;
 use crate::membership::decide::of_signal;
+use crate::membership::lease::LAUNCHER_MAX;
 use crate::membership::wire::{ToLauncher, ToRank};
 use crate::say::print_line;
-use crate::launch::stop::STOPS;
 use crate::waited::Waited;
 
 /// How long an agent without ranks stays, because a launcher that cannot be reached does not end
@@ -120,7 +121,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         return EXIT_PEER_LOST;
     }
     tell(&News::Ready(greeting()));
-    let lease = setup.silence.map(Lease::new).transpose();
+    let lease = setup.silence.map(AgentLease::new).transpose();
     let mut ranks = match lease {
         Ok(lease) => HostRanks {
             children: Children::new(lease.is_some()),
@@ -142,6 +143,8 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
             match order {
                 Some(AgentOrder::Start(rank, process, variables)) => {
                     idle_since = None;
+                    // Before it has answered a question, too: it counts this host as lost.
+                    ranks.lease.iter().for_each(|it| it.is_heard(0));
                     if let Err(error) = ranks.start(&setup, (rank, process), variables) {
                         match &ranks.lease {
                             None => tell(&News::Refused(error.to_string())),
@@ -262,7 +265,7 @@ struct HostRanks {
     children: Children,
     printers: Vec<(usize, JoinHandle<()>)>,
     /// In an elastic job.
-    lease: Option<Lease>,
+    lease: Option<AgentLease>,
     /// How the last rank ended.
     last_code: u8,
     /// How the job ends, as the launcher has told the ranks.
@@ -292,7 +295,7 @@ impl HostRanks {
 
     /// Shows the ranks that this process works, and asks the launcher whether it does.
     fn show_life(&mut self) {
-        let question = self.lease.as_mut().and_then(Lease::question);
+        let question = self.lease.as_mut().and_then(AgentLease::question);
         if let Some(asked_ms) = question {
             self.children.show_life();
             tell(&News::Alive(asked_ms));

@@ -2,13 +2,13 @@
 //! from the launcher for too long ends its ranks, which save nothing; the others then continue
 //! without this host.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::task::LAUNCHER_MAX;
-use crate::error::{EXIT_PEER_LOST, Error, Result};
+use crate::background::Background;
+use crate::error::{EXIT_PEER_LOST, Result};
 use crate::membership::decide::SILENCE_MARGIN;
+use crate::membership::lease::Lease;
 use crate::waited::Waited;
 
 /// How often an agent asks the launcher for a sign of life.
@@ -17,46 +17,51 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// An agent's right to have ranks.
-pub(super) struct Lease {
-    /// For how long this process has run, without the time in which it was stopped.
-    now_ms: Arc<AtomicU64>,
+pub(super) struct AgentLease {
+    shared: Arc<Mutex<WatchedLease>>,
     asked: Instant,
-    /// When the question was asked that the launcher answered last, in milliseconds; until it has
-    /// answered one, when it should have.
-    answered_ms: Arc<AtomicU64>,
+    /// Ends this process when it is over.
+    _thread: Background,
 }
 
-impl Lease {
-    pub(super) fn new(silence: Duration) -> Result<Lease> {
-        let lease = Lease {
-            now_ms: Arc::default(),
-            asked: Instant::now(),
-            answered_ms: Arc::new(AtomicU64::new(LAUNCHER_MAX.as_millis() as u64)),
-        };
-        let (clock, answered_ms) = (Arc::clone(&lease.now_ms), Arc::clone(&lease.answered_ms));
+struct WatchedLease {
+    lease: Lease,
+    /// For how long this process has run, without the time in which it was stopped.
+    now: Duration,
+}
+
+fn lock(shared: &Mutex<WatchedLease>) -> MutexGuard<'_, WatchedLease> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AgentLease {
+    pub(super) fn new(silence: Duration) -> Result<AgentLease> {
+        let (lease, now) = (Lease::of_agent(silence), Duration::ZERO);
+        let shared = Arc::new(Mutex::new(WatchedLease { lease, now }));
+        let watched = Arc::clone(&shared);
         // On another thread, because a connection that has stalled blocks the agent.
-        let watch = move || {
+        let thread = Background::start("silence", move |cancelled| {
             let mut waited = Waited::new();
-            loop {
+            while !cancelled.within(PERIOD) {
+                let mut it = lock(&watched);
                 // Half a second more than that: this process was stopped.
-                let now_ms = waited.after(SILENCE_MARGIN / 4).as_millis() as u64;
-                clock.store(now_ms, Ordering::Relaxed);
-                let answered_ms = answered_ms.load(Ordering::Relaxed);
-                if now_ms > answered_ms.saturating_add(silence.as_millis() as u64) {
+                it.now = waited.after(SILENCE_MARGIN / 4);
+                if it.lease.is_over(it.now) {
                     give_up()
                 }
-                std::thread::sleep(PERIOD);
             }
-        };
-        let thread = std::thread::Builder::new().name("silence".into());
-        let thread = thread.spawn(watch);
-        thread.map_err(|error| Error::no_thread("silence", &error))?;
-        Ok(lease)
+        })?;
+        Ok(AgentLease {
+            shared,
+            asked: Instant::now(),
+            _thread: thread,
+        })
     }
 
     /// The launcher has answered the question that was asked then.
     pub(super) fn is_heard(&self, asked_ms: u64) {
-        self.answered_ms.store(asked_ms, Ordering::Relaxed);
+        let asked = Duration::from_millis(asked_ms);
+        lock(&self.shared).lease.hears(asked);
     }
 
     /// A question for the launcher, if it is time: when it is asked.
@@ -64,7 +69,7 @@ impl Lease {
         let is_time = self.asked.elapsed() >= ASKED_EVERY;
         is_time.then(|| {
             self.asked = Instant::now();
-            self.now_ms.load(Ordering::Relaxed)
+            lock(&self.shared).now.as_millis() as u64
         })
     }
 }

@@ -8,8 +8,6 @@ use super::place::JobPlace;
 
 /// The version that launcher and agents must share.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// How long a launcher may take to tell an agent what to prepare, and then to answer it once.
-pub(super) const LAUNCHER_MAX: Duration = Duration::from_secs(60);
 /// How often to look at the clock. Signals, orders and news, and the end of a rank
 /// wake this process earlier.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);

@@ -76,9 +76,10 @@ impl Job {
     }
 
     fn waits(&mut self, rank: usize) {
-        let after = match self.state.is_member(rank) {
-            true => self.state.generation,
-            false => 0,
+        let after = if self.state.is_member(rank) {
+            self.state.generation
+        } else {
+            0
         };
         self.says(rank, ToLauncher::Waits { after, port: 7 });
     }

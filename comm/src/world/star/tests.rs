@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::membership::client::tests::{client, generation};
+use crate::membership::heard::MeetingOutcome;
 use crate::membership::packets::Packets;
 use crate::membership::wire::ToRank;
 
@@ -126,10 +127,7 @@ fn meetings(timeout: Duration) -> Meetings {
     let (listener, port) = tcp::listen_for_ranks().unwrap();
     let first = ToRank::Formed(generation(1, &[0]));
     let (client, launcher) = client(0, 1, &[first]);
-    assert!(matches!(
-        client.meet(0, 0),
-        client::MeetingOutcome::Formed(_)
-    ));
+    assert!(matches!(client.meet(0, 0), MeetingOutcome::Formed(_)));
     Meetings {
         listener,
         port,

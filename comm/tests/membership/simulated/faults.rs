@@ -148,10 +148,10 @@ impl Job<'_> {
                         continue;
                     }
                     self.processes[it].is_stopped = false;
-                    if self.processes[it].hangs {
-                        continue;
+                    self.processes[it].went_on = Some(self.now);
+                    if !self.processes[it].hangs {
+                        self.processes[it].unwell_until = self.now;
                     }
-                    self.processes[it].unwell_until = self.now;
                     if self.processes[it].phase != Phase::Ended {
                         self.word(it, Word::Stopped(false));
                         let unheard = std::mem::take(&mut self.processes[it].unheard);

@@ -1,8 +1,10 @@
 //! Connections between the launcher and hosts, and the agents there.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use ddp_comm::membership::decide::{self, End, JobEvent, silence};
+use ddp_comm::membership::decide::{self, End, JobEvent, SILENCE_MARGIN, silence};
+use ddp_comm::membership::lease::Lease;
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use super::{CALL, INTERRUPT, Job, KILL, Next, Phase, Process, SIGN, START};
@@ -12,9 +14,9 @@ use crate::schedule::Kind;
 pub(super) enum Message {
     /// The launcher hears of a process.
     Word(usize, Word),
-    /// An agent asks, at this time, and is answered.
-    Asked(u64),
-    Answered(u64),
+    /// An agent asks, at this time of its own, and is answered.
+    Asked(Duration),
+    Answered(Duration),
     /// An agent has come. It is gone, and with it the connection.
     Came,
     Gone,
@@ -32,7 +34,6 @@ pub(super) enum Word {
 }
 
 /// The launcher's connection to a host, and the agent there.
-#[derive(Default)]
 pub(super) struct Link {
     /// From the host, and to it.
     pub(super) is_cut: [bool; 2],
@@ -42,14 +43,33 @@ pub(super) struct Link {
     pub(super) last: [u64; 2],
     /// Counts connections: what is said on an earlier one counts no more.
     pub(super) number: u32,
-    /// Counts agents. Whether the last one works, and when it asked what was answered last.
+    /// Counts agents. Whether the last one works, or is stopped.
     pub(super) agents: u32,
     pub(super) has_agent: bool,
-    pub(super) answered: u64,
-    /// Whether that is stopped.
     pub(super) is_stopped: bool,
+    /// Its right to have ranks, and for how long it has run.
+    lease: Lease,
+    ran: Duration,
     /// How much longer messages take.
     pub(super) delay: u64,
+}
+
+impl Link {
+    /// With an agent, which may hear nothing for so long.
+    pub(super) fn new(silence: Duration) -> Link {
+        Link {
+            is_cut: [false; 2],
+            held: Default::default(),
+            last: [0; 2],
+            number: 0,
+            agents: 0,
+            has_agent: true,
+            is_stopped: false,
+            lease: Lease::of_agent(silence),
+            ran: Duration::ZERO,
+            delay: 0,
+        }
+    }
 }
 
 impl Job<'_> {
@@ -89,7 +109,7 @@ impl Job<'_> {
                 });
             }
             Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
-            Message::Answered(at) => self.links[host].answered = at,
+            Message::Answered(at) => self.links[host].lease.hears(at),
             Message::Came => {
                 self.say(format!("host {host} has come"));
                 self.coming = Some(host);
@@ -107,6 +127,7 @@ impl Job<'_> {
             // What was sent to an agent that has ended.
             _ if host > 0 && !self.links[host].has_agent => {}
             Message::Start(index) => {
+                self.links[host].lease.hears(Duration::ZERO);
                 let rank = self.processes[index].rank;
                 let late = std::mem::take(&mut self.starts_late[rank]);
                 let after = late + self.random.of(START);
@@ -114,13 +135,7 @@ impl Job<'_> {
                 self.plan(after, Next::Goes(index, 0));
                 self.plan(SIGN, Next::Shows(index));
             }
-            Message::ToRank(index, message) => {
-                if self.processes[index].is_still() {
-                    self.processes[index].unheard.push_back(message);
-                } else if self.processes[index].phase != Phase::Ended {
-                    self.hears(index, message);
-                }
-            }
+            Message::ToRank(index, message) => self.tells(index, message),
             Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
             Message::Signal(index, signal) => {
                 let it = &mut self.processes[index];
@@ -134,10 +149,25 @@ impl Job<'_> {
         }
     }
 
+    fn tells(&mut self, index: usize, message: ToRank) {
+        let it = &mut self.processes[index];
+        if it.is_stopped {
+            it.unheard.push_back(message);
+        } else if it.phase != Phase::Ended {
+            self.hears(index, message);
+        }
+    }
+
     /// The launcher closes the connection to a host.
     pub(super) fn leaves(&mut self, host: usize) {
-        let lives =
-            |it: &&Process| it.host == host && !matches!(it.phase, Phase::Comes | Phase::Ended);
+        // One that was stopped beside its agent has not waited as long, and one that has heard
+        // nothing does nothing. What they do later is judged then.
+        let waits = (silence(self.state.rules.timeout) + SILENCE_MARGIN).as_millis() as u64;
+        let lives = |it: &&Process| {
+            let was_stopped = it.is_stopped || it.went_on.is_some_and(|at| at + waits > self.now);
+            let runs = !matches!(it.phase, Phase::Comes | Phase::Ended) && it.heard.is_welcomed;
+            it.host == host && runs && !was_stopped
+        };
         let is_early = self.state.ends.is_none() && !self.state.has_killed;
         if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {
             let (rank, number) = (it.rank, it.number);
@@ -163,35 +193,35 @@ impl Job<'_> {
         if is_wanted && is_lost && link.is_cut == [false; 2] && !link.has_agent {
             link.agents += 1;
             link.number += 1;
-            (link.has_agent, link.answered) = (true, self.now);
+            link.has_agent = true;
+            link.lease = Lease::of_agent(silence(state.rules.timeout));
+            link.ran = Duration::ZERO;
             self.send(host, 0, Message::Came);
         }
     }
 
     pub(super) fn asks(&mut self, host: usize) {
         self.plan(SIGN, Next::Asks(host));
-        if !self.links[host].has_agent {
+        let link = &mut self.links[host];
+        if !link.has_agent || link.is_stopped {
             return;
         }
-        let limit = silence(self.state.rules.timeout).as_millis() as u64;
-        if self.links[host].is_stopped {
-            // Its ranks do not hear that it and the connection work, and end.
-            if self.now - self.links[host].answered > limit {
-                let runs = |it: &Process| it.host == host && it.phase != Phase::Comes;
-                let of_host = |&index: &usize| runs(&self.processes[index]);
-                let all: Vec<usize> = (0..self.processes.len()).filter(of_host).collect();
-                all.into_iter()
-                    .for_each(|index| self.ends(index, End::Code(77)));
-            }
-            return;
-        }
-        if self.now - self.links[host].answered > limit {
+        let agent = link.agents;
+        link.ran += Duration::from_millis(SIGN);
+        if link.lease.is_over(link.ran) {
             self.say(format!(
                 "the agent of host {host} has not heard of the launcher"
             ));
             return self.agent_ends(host);
         }
-        self.send(host, 0, Message::Asked(self.now));
+        let asked = Message::Asked(link.ran);
+        self.send(host, 0, asked);
+        for index in 0..self.processes.len() {
+            let it = &self.processes[index];
+            if (it.host, it.agent) == (host, agent) && it.phase != Phase::Comes {
+                self.tells(index, ToRank::Alive);
+            }
+        }
     }
 
     /// An agent ends, and its ranks with it.

@@ -93,6 +93,11 @@ impl Job<'_> {
                 self.explained.insert(71);
                 self.ends(index, End::Code(71))
             }
+            // What it does first depends on how the job is.
+            Phase::Starts if !self.processes[index].heard.is_welcomed => {
+                let plan = self.processes[index].plan;
+                self.plan(RETRY, Next::Goes(index, plan));
+            }
             Phase::Starts => self.waits(index),
             Phase::Connects if !self.reaches_all(index) => {
                 let plan = self.processes[index].plan;

@@ -1,0 +1,78 @@
+//! How long agents, and ranks on their hosts, work without a word from the launcher: plain data,
+//! without a clock. An agent asks the launcher several times a second, and tells its ranks that it
+//! works. Whoever hears nothing for too long ends, before the launcher counts the host as lost.
+
+use std::time::Duration;
+
+use super::decide::silence;
+use super::heard::Heard;
+use crate::error::EXIT_PEER_LOST;
+
+/// How long a launcher may take to tell an agent what to prepare, and then to answer it once.
+pub const LAUNCHER_MAX: Duration = Duration::from_secs(60);
+
+/// The right to work, which a word from the launcher renews. Times are those of the process,
+/// without the time in which it was stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    silence: Duration,
+    /// When the last word that was heard had been asked for.
+    heard: Option<Duration>,
+    /// By when the first one should be; None if there may be none.
+    first: Option<Duration>,
+}
+
+impl Lease {
+    /// That of an agent. `silence`: for how long it may hear nothing.
+    pub fn of_agent(silence: Duration) -> Lease {
+        Lease {
+            silence,
+            heard: None,
+            first: Some(LAUNCHER_MAX),
+        }
+    }
+
+    /// The launcher has answered what was asked at this time. Its first order counts as the answer
+    /// to what the agent said at 0: the launcher has listened to it since.
+    pub fn hears(&mut self, asked: Duration) {
+        self.heard = self.heard.max(Some(asked));
+    }
+
+    /// Whether it has heard nothing for too long.
+    pub fn is_over(&self, now: Duration) -> bool {
+        let last = self.heard.or(self.first);
+        last.is_some_and(|last| now > last + self.silence)
+    }
+}
+
+/// What a rank of an elastic job looks at several times a second, whatever else it does.
+#[derive(Clone, Copy, Debug)]
+pub struct RankWatch {
+    lease: Lease,
+    /// How often its agent had said that it works.
+    signs: u64,
+}
+
+impl RankWatch {
+    /// From 0 on, in a job with this timeout. `is_of_agent`: an agent has started this rank, and
+    /// not the launcher.
+    pub fn new(timeout: Duration, is_of_agent: bool) -> RankWatch {
+        let lease = Lease {
+            silence: silence(timeout),
+            heard: is_of_agent.then_some(Duration::ZERO),
+            first: None,
+        };
+        RankWatch { lease, signs: 0 }
+    }
+
+    /// The exit code with which this process ends at once, if it has to.
+    pub fn look(&mut self, heard: &Heard, now: Duration) -> Option<u8> {
+        if std::mem::replace(&mut self.signs, heard.signs) != heard.signs {
+            self.lease.hears(now);
+        }
+        // Nothing else ends a process that has not been taken in, and may be reading its data.
+        let ends = heard.job_ends().filter(|_| heard.is_newcomer());
+        // Without a word, the others are about to continue without this host.
+        ends.or(self.lease.is_over(now).then_some(EXIT_PEER_LOST))
+    }
+}
