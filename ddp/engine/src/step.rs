@@ -25,7 +25,6 @@ use ddp_comm::{Field, Group, Reduce};
 use ddp_data::sampler::Shards;
 use ddp_data::{Batch, InOrder, Origin};
 use ddp_kernels::graph::Graph;
-use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::trace;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
@@ -49,9 +48,6 @@ use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
-
-/// How many elements of its state a rank gives another at once.
-const GIVEN_AT_ONCE: usize = 1 << 22;
 
 /// How steps are taken. The default: no clipping, seed 0, graphs on a GPU.
 #[derive(Clone, Copy, Debug, Default)]
@@ -201,41 +197,6 @@ impl Step {
     pub(crate) fn take_optimizers(&mut self, optimizers: Vec<Optimizer>) -> Result<()> {
         let mut stages = self.model.stages.iter_mut().zip(optimizers);
         stages.try_for_each(|(stage, optimizer)| stage.take_optimizer(optimizer))
-    }
-
-    /// Passes on, by `pass_on`, each tensor of the state after the last step, `with_moments` or
-    /// without: that of this rank, or where it is `behind` what arrives. What a rank has is
-    /// replaced only when all has arrived.
-    pub(crate) fn share_state(
-        &mut self,
-        [behind, with_moments]: [bool; 2],
-        pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
-    ) -> Result<()> {
-        let mut received = Vec::new();
-        let stages = self.model.stages.iter();
-        let state = stages.flat_map(|stage| stage.state(with_moments));
-        for tensor in state.filter(|tensor| tensor.count() > 0) {
-            let target = if behind {
-                Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?
-            } else {
-                tensor.to(Device::Cpu)?
-            };
-            let (all, count) = (target.flatten()?, target.count());
-            for start in (0..count).step_by(GIVEN_AT_ONCE) {
-                // The others wait for a rank that gets the state only while it shows progress.
-                heartbeat::beat(Work::Starts);
-                pass_on(&all.slice(start..(start + GIVEN_AT_ONCE).min(count))?)?;
-            }
-            received.push((tensor, target));
-        }
-        for (tensor, target) in received.into_iter().filter(|_| behind) {
-            tensor.copy_from(&target)?;
-        }
-        for stage in &self.model.stages {
-            let params = &stage.model().params;
-            params.refresh(0..params.values().count())?;
-        }
-        Ok(())
     }
 
     /// Ends all ranks of `group` if they load batches from different data: compared at the first

@@ -12,6 +12,7 @@ use ddp_comm::membership::agreement::{RankProgress, RankReport, Regroup};
 use ddp_comm::{Group, World};
 use ddp_data::Batch;
 use ddp_data::sampler::Sampler;
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::optim::Optimizer;
@@ -26,6 +27,31 @@ use crate::faults::{self, FaultPoint};
 use crate::metrics_log::MetricsLog;
 use crate::step::{Stats, Step};
 
+use self::StateRole::{Gets, Gives};
+
+/// How many elements of its state a rank gives another at once.
+const GIVEN_AT_ONCE: usize = 1 << 22;
+
+/// This rank's part where new ranks get the state of the run after the others train again.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum LateState {
+    /// No rank lacks it.
+    Complete,
+    /// It gives it to these ranks.
+    GivesTo(Vec<usize>),
+    /// It has none yet, and gets it from this rank.
+    AwaitsFrom(usize),
+    /// Other ranks give it and get it.
+    OfOthers,
+}
+
+/// A rank's part where one gives its state to others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StateRole {
+    Gives,
+    Gets,
+}
+
 /// A run, on one rank.
 pub(crate) struct Kept {
     pub(crate) step: Step,
@@ -39,10 +65,8 @@ pub(crate) struct Kept {
     began: u64,
     /// The step after which ranks were last found to have the same model.
     pub(crate) compared: Option<u64>,
-    /// Which rank gives its state to which new ones, while the others train already.
-    pub(crate) gives: Option<(usize, Vec<usize>)>,
-    /// Whether this rank is one of the new ones, and has no state yet.
-    pub(crate) awaits_state: bool,
+    /// Whether new ranks get the state of the run while the others train already.
+    pub(crate) late_state: LateState,
     /// The digest of the base model, if adapters are trained.
     pub(crate) base: Option<String>,
 }
@@ -59,8 +83,7 @@ impl Kept {
             clock: Clock::new(has_rates),
             workload: Workload::default(),
             compared: None,
-            gives: None,
-            awaits_state: false,
+            late_state: LateState::Complete,
             base: None,
         }
     }
@@ -173,13 +196,16 @@ impl Kept {
         let mut old = plan.progress.iter().filter(|it| it.is_some());
         // Under ZeRO-1 a new rank has slices by now, which must not be lost.
         if !plan.has_slices() && old.all(|it| it == most) {
-            self.awaits_state = new.contains(&world.rank());
-            self.gives = Some((source, new));
+            self.late_state = match world.rank() {
+                rank if rank == source => LateState::GivesTo(new),
+                rank if new.contains(&rank) => LateState::AwaitsFrom(source),
+                _ => LateState::OfOthers,
+            };
         } else {
             let stream = Stream::default_of(Device::Cpu)?;
             let pass_on = |tensor: &Tensor| group.broadcast(tensor, source, &stream);
-            let with_moments = !plan.has_slices();
-            self.step.share_state([is_behind, with_moments], pass_on)?;
+            let role = if is_behind { Gets } else { Gives };
+            share_state(&self.step, role, !plan.has_slices(), pass_on)?;
         }
         if is_behind {
             self.began = totals.steps;
@@ -194,21 +220,22 @@ impl Kept {
     /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they
     /// meet these at the end of the next step.
     pub(crate) fn give_state(&mut self, group: &Group) -> Result<()> {
-        let Some((source, new)) = &self.gives else {
-            return Ok(());
-        };
-        let (stream, rank) = (Stream::default_of(Device::Cpu)?, group.rank());
-        if rank == *source {
-            let give = |tensor: &Tensor| {
-                new.iter()
-                    .try_for_each(|to| group.send(tensor, *to, &stream))
-            };
-            self.step.share_state([false, true], give)?;
-        } else if new.contains(&rank) {
-            let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
-            self.step.share_state([true, true], take)?;
+        let stream = Stream::default_of(Device::Cpu)?;
+        match &self.late_state {
+            LateState::GivesTo(new) => {
+                let give = |tensor: &Tensor| {
+                    new.iter()
+                        .try_for_each(|to| group.send(tensor, *to, &stream))
+                };
+                share_state(&self.step, Gives, true, give)?;
+            }
+            LateState::AwaitsFrom(source) => {
+                let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
+                share_state(&self.step, Gets, true, take)?;
+            }
+            LateState::Complete | LateState::OfOthers => {}
         }
-        (self.gives, self.awaits_state) = (None, false);
+        self.late_state = LateState::Complete;
         Ok(())
     }
 
@@ -268,6 +295,37 @@ impl Kept {
         }
         Ok(!is_saved)
     }
+}
+
+/// Passes on, by `pass_on`, each tensor of the state after the last step, `with_moments` or
+/// without. What a rank has that gets it is replaced only when all has arrived.
+fn share_state(
+    step: &Step,
+    role: StateRole,
+    with_moments: bool,
+    pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
+) -> Result<()> {
+    let mut received = Vec::new();
+    let stages = step.stages().iter();
+    let state = stages.flat_map(|stage| stage.state(with_moments));
+    for tensor in state.filter(|tensor| tensor.count() > 0) {
+        let target = match role {
+            Gets => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
+            Gives => tensor.to(Device::Cpu)?,
+        };
+        let (all, count) = (target.flatten()?, target.count());
+        for start in (0..count).step_by(GIVEN_AT_ONCE) {
+            // The others wait for a rank that gets the state only while it shows progress.
+            heartbeat::beat(Work::Starts);
+            pass_on(&all.slice(start..(start + GIVEN_AT_ONCE).min(count))?)?;
+        }
+        received.push((tensor, target));
+    }
+    for (tensor, target) in received.into_iter().filter(|_| role == Gets) {
+        tensor.copy_from(&target)?;
+    }
+    let mut all = step.params();
+    Ok(all.try_for_each(|params| params.refresh(0..params.values().count()))?)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 
-use super::run::Kept;
+use super::run::{Kept, LateState};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -240,8 +240,10 @@ impl Session {
             self.has_begun = Some(true);
         }
         // A new rank that did not get its state is as one that has just come.
-        self.kept.take_if(|kept| kept.awaits_state);
-        self.kept.iter_mut().for_each(|kept| kept.gives = None);
+        self.kept
+            .take_if(|kept| matches!(kept.late_state, LateState::AwaitsFrom(_)));
+        let kept = self.kept.iter_mut();
+        kept.for_each(|kept| kept.late_state = LateState::Complete);
         let mine = Said {
             report: self.kept.as_ref().map(Kept::report).unwrap_or_default(),
             has_data: self.data.is_some(),

@@ -140,7 +140,7 @@ impl Stage {
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
     /// later ones, or the log, read. Without moments where each rank has its own.
-    pub(super) fn state(&self, with_moments: bool) -> impl Iterator<Item = &Tensor> {
+    pub(crate) fn state(&self, with_moments: bool) -> impl Iterator<Item = &Tensor> {
         let moments = self.optimizer.moments().filter(move |_| with_moments);
         let moments = moments.map(|(_, moment)| moment);
         let of_step = [

@@ -27,7 +27,7 @@ use super::{agree, bf16, resume};
 use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
-use crate::elastic::run::Kept;
+use crate::elastic::run::{Kept, LateState};
 use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -204,7 +204,8 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = session.kept();
     kept.advance()?;
-    let fields = agree::fields(&data, &kept.step, kept.gives.is_none(), &kept.base)?;
+    let is_complete = kept.late_state == LateState::Complete;
+    let fields = agree::fields(&data, &kept.step, is_complete, &kept.base)?;
     agree::compare(fields, world)?;
 
     // After the model's memory: data may take what is left.
