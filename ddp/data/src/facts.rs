@@ -46,13 +46,13 @@ pub(crate) fn scan(
 ) -> Result<Facts> {
     let (rows, fraction) = (source.features.rows(), request.val_split);
     let is_split = model.is_none() && fraction > 0.0;
-    let split = match request.stratify {
-        _ if !is_split => None,
-        true => {
-            let classes = agree(ranks, classes(source))?;
-            Some(Split::stratified(&classes, fraction, request.seed)?)
-        }
-        false => Some(Split::new(rows, fraction, request.seed)?),
+    let split = if !is_split {
+        None
+    } else if request.stratify {
+        let classes = agree(ranks, classes(source))?;
+        Some(Split::stratified(&classes, fraction, request.seed)?)
+    } else {
+        Some(Split::new(rows, fraction, request.seed)?)
     };
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
     let scan = Scan {

@@ -131,14 +131,14 @@ impl Settling<'_> {
             return Ok(());
         };
         let width: usize = model.row_shape.iter().product();
-        let what = match may_hold_label {
-            _ if count != width => format!(
-                "{width} columns of features, as many as the model was trained on, got {count}"
-            ),
-            true => "the names of the features, since the model was trained on rows without names, got a table that may hold \
-                 the label as well"
-                .into(),
-            false => return Ok(()),
+        let what = if count != width {
+            format!("{width} columns of features, as many as the model was trained on, got {count}")
+        } else if may_hold_label {
+            "the names of the features, since the model was trained on rows without names, got a table that may hold the \
+             label as well"
+                .into()
+        } else {
+            return Ok(());
         };
         let (path, setting) = (self.path.display(), self.files.setting);
         bail!(

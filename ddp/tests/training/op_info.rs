@@ -48,12 +48,11 @@ impl Program {
     fn leaf(&self, m: &mut Scope<'_>, at: usize) -> Var {
         let of = &self.tensors()[at];
         let (shape, values) = (sizes(&of["shape"]), numbers(&of["values"]));
-        match self.trains(at) {
-            true => {
-                let flat = m.parameter(&format!("{at}"), &[values.len()], Init::Constant(0.0));
-                flat.reshape(&shape)
-            }
-            false => m.numbers(&values, &shape),
+        if self.trains(at) {
+            let flat = m.parameter(&format!("{at}"), &[values.len()], Init::Constant(0.0));
+            flat.reshape(&shape)
+        } else {
+            m.numbers(&values, &shape)
         }
     }
 

@@ -259,9 +259,10 @@ fn ranks_that_take_turns_have_the_same_batches_for_any_number_of_ranks() {
 fn a_builder_leaves_rows_in_order_unless_told_and_wants_a_device() {
     let build = |shuffled: bool, rank: usize| {
         let builder = Loader::builder(numbered(10, 0).train).batch_size(4);
-        let builder = match shuffled {
-            true => builder.shuffle(Seed(3)).drop_last(),
-            false => builder,
+        let builder = if shuffled {
+            builder.shuffle(Seed(3)).drop_last()
+        } else {
+            builder
         };
         let member = Member {
             rank,

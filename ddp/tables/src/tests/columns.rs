@@ -124,13 +124,15 @@ fn each_value_of_a_categorical_column_is_a_feature() {
         ..TableRequest::default()
     };
     for name in ["t.csv", "t.tsv", "t.csv.gz", "t.tsv.gz"] {
-        let content = match name.contains("tsv") {
-            true => content.replace(',', "\t"),
-            false => content.to_string(),
+        let content = if name.contains("tsv") {
+            content.replace(',', "\t")
+        } else {
+            content.to_string()
         };
-        let content = match name.ends_with("gz") {
-            true => packed(content.as_bytes()),
-            false => content.into_bytes(),
+        let content = if name.ends_with("gz") {
+            packed(content.as_bytes())
+        } else {
+            content.into_bytes()
         };
         let table = Table::new(name, content);
         // The second time it comes from the cache, with what is odd about it.

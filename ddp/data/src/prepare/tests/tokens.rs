@@ -323,9 +323,10 @@ fn ranks_that_share_the_reading_find_the_same() {
         tokens[index] = 128;
         file(&scratch, "a.bin", &narrow(&tokens[..170_000]));
         file(&scratch, "b.bin", &narrow(&tokens[170_000..]));
-        let (name, position) = match index < 170_000 {
-            true => ("a.bin", index),
-            false => ("b.bin", index - 170_000),
+        let (name, position) = if index < 170_000 {
+            ("a.bin", index)
+        } else {
+            ("b.bin", index - 170_000)
         };
         for size in [1, 2, 3] {
             let text = found(size);

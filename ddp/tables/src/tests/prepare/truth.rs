@@ -117,9 +117,12 @@ fn one_fraction_does_not_make_classes_numbers() {
     assert_eq!(given.unwrap(), "regression of 1 number");
     // Prices, of which few are round, and few have cents.
     for with_cents in [1, 9] {
-        let price = |row: usize| match row % 10 < with_cents {
-            true => format!("{row}.25"),
-            false => format!("{}", row * 17),
+        let price = |row: usize| {
+            if row % 10 < with_cents {
+                format!("{row}.25")
+            } else {
+                format!("{}", row * 17)
+            }
         };
         let path = table(&scratch, "t.csv", 4000, price);
         assert_eq!(learned(&path, None).unwrap(), "regression of 1 number");

@@ -576,10 +576,12 @@ fn pack<S: AmxElement>(
         let tiles = &mut to[(half / 2 * steps + step) * 2 * S::PARTS + half % 2..];
         let tiles = &mut tiles[..2 * S::PARTS - 1];
         // Rows lie on pages of their own, so the processor does not foresee what comes next.
-        let (rows, ahead) = match from.transposed {
-            true if half % 2 == 1 => (0, 0),
-            true => (ALONG, ALONG * stride),
-            false => (LINES, STEPS_AHEAD * ALONG),
+        let (rows, ahead) = if !from.transposed {
+            (LINES, STEPS_AHEAD * ALONG)
+        } else if half % 2 == 1 {
+            (0, 0)
+        } else {
+            (ALONG, ALONG * stride)
         };
         for row in 0..rows {
             let next = from

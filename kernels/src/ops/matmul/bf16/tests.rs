@@ -394,9 +394,12 @@ fn f32_is_multiplied_by_its_two_parts_with_the_bits_of_the_order() {
             let alone = run(order, &|work| split::in_copies(work, 1, &AsIs));
             for index in (0..m * n).step_by((m * n / 20).max(1)) {
                 let line = |of: &[f32], transposed: bool, lines: usize, line: usize| -> Vec<f32> {
-                    let of_line = (0..k).map(|along| match transposed {
-                        true => of[along * lines + line],
-                        false => of[line * k + along],
+                    let of_line = (0..k).map(|along| {
+                        if transposed {
+                            of[along * lines + line]
+                        } else {
+                            of[line * k + along]
+                        }
                     });
                     of_line.collect()
                 };
