@@ -94,7 +94,9 @@ class Checks:
         for package, target in self.programs.slow():
             mostly_waits = {"RUST_TEST_THREADS": threads or str(3 * CORES)}
             if target == "jobs" and not self.is_long:
-                beside(f"tests of ddp: jobs, part {turn % 10 + 1} of 10", self.programs.some, package, target, 10, turn % 10, env=mostly_waits)
+                # Storms of real kills: simulated jobs lose 20,000 processes in each commit instead (comm/tests/membership).
+                parts = (10, turn % 10, "--skip=losing_often::")
+                beside(f"tests of ddp: jobs, part {turn % 10 + 1} of 10", self.programs.some, package, target, *parts, env=mostly_waits)
                 continue
             if target == "training":
                 for which in self.selected("training", 10):
