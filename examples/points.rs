@@ -4,21 +4,23 @@
 use ddp::comm::{Options, World};
 use ddp::data::{InMemory, Loader};
 use ddp::kernels::{DType, Device, Random, Seed, Tensor};
-use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
+use ddp::nn::{CrossEntropy, Formula, Scope, Sequential, Var};
 use ddp::optim::AdamW;
 use ddp::step::Step;
 
+fn forward(m: &mut Scope<'_>, x: &Var) -> Var {
+    // a model is its forward; the rest follows
+    let hidden = m.linear("hidden", x, 32).relu();
+    m.linear("output", &hidden, 2)
+}
 fn train(world: &World) -> ddp::Result<()> {
-    let device = world.device()?; // this rank's GPU, or the CPU
     let points = Tensor::rand(&[600, 2], DType::F32, Device::Cpu, &mut Random::new(1))?;
     let is_near = |point: &[f32]| i64::from(point[0].hypot(point[1]) < 0.8);
     let labels: Vec<i64> = points.to_vec()?.chunks(2).map(is_near).collect();
     let data = InMemory::classes(points, labels, 2)?;
-    let layers = Sequential::new()
-        .then(Linear::new(32))
-        .then(Activate::relu())
-        .then(Linear::new(2));
-    let model = layers.build(&[2], device, Seed(1))?;
+    let model = Sequential::new()
+        .then(Formula(forward))
+        .build(&[2], world.device()?, Seed(1))?;
     let mut loader = Loader::builder(data)
         .batch_size(60)
         .shuffle(Seed(1))

@@ -42,7 +42,7 @@ pub use gate::Gate;
 pub use losses::LossFormula;
 pub(crate) use losses::first_largest;
 pub use rope::Rope;
-pub use scope::{Module, Scope};
+pub use scope::{Formula, Module, Scope};
 pub use trace::Var;
 
 impl PassMode {

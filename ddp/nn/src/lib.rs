@@ -33,7 +33,7 @@ pub use containers::{Residual, Sequential};
 pub use cross_entropy::CrossEntropy;
 pub use decode::{Decoder, Sampling};
 pub use error::{Error, Result};
-pub use forward::{Convolution, CustomOp, Gate, LossFormula, Module, PerAxis, Scope, Var};
+pub use forward::{Convolution, CustomOp, Formula, Gate, LossFormula, Module, PerAxis, Scope, Var};
 pub use linear::Linear;
 pub use lora::Lora;
 pub use loss::{Loss, Mse};

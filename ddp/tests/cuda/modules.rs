@@ -1,12 +1,11 @@
 //! Modules by their formula on GPUs. Their chains have the CPU's bits, forward and backward; their
 //! training is the CPU's up to rounding, captured as eager, and the same on any number of ranks.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::TaskSpec;
-use ddp::nn::{Convolution, Init, Linear, Module, Pass, PassOptions, Saved, Scope, Scratch};
+use ddp::nn::{Convolution, Formula, Init, Linear, Pass, PassOptions, Saved, Scope, Scratch};
 use ddp::nn::{Sequential, Var};
 use ddp::optim::Rule;
 use ddp_kernels::{DType, Device, Random, Seed, Tensor};
@@ -16,22 +15,7 @@ use crate::own_losses;
 use crate::support::random::uniform;
 use crate::support::training::{Case, Outcome, Rows, Way, on_ranks};
 
-/// A module of one formula.
-struct Formula(Of);
-
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
-
-impl fmt::Debug for Formula {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Formula")
-    }
-}
-
-impl Module for Formula {
-    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        self.0(m, x)
-    }
-}
 
 fn weight(m: &mut Scope<'_>, name: &str, shape: &[usize]) -> Var {
     m.parameter(name, shape, Init::Normal { deviation: 1.0 })

@@ -1,35 +1,19 @@
 //! Modules by their formula: every operation's derivative against finite differences in f64, and
 //! what a module is as a layer: names, errors with lines, order of gradients, any batch, same bits.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ddp::models::Model;
 use ddp::nn::check::DerivativeCheck;
 use ddp::nn::{
-    Convolution, CustomOp, Init, Linear, Module, Normalize, Pass, PassOptions, Result, Saved,
-    Scope, Scratch, Sequential, Var,
+    Convolution, CustomOp, Formula, Init, Linear, Module, Normalize, Pass, PassOptions, Result,
+    Saved, Scope, Scratch, Sequential, Var,
 };
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
-/// A module of one formula.
-pub(crate) struct Formula<F = Of>(pub(crate) F);
-
 /// An output for `x`.
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
-
-impl<F> fmt::Debug for Formula<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Formula")
-    }
-}
-
-impl<F: Fn(&mut Scope<'_>, &Var) -> Var + Send + 'static> Module for Formula<F> {
-    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        self.0(m, x)
-    }
-}
 
 #[track_caller]
 fn assert_derivatives(shape: &[usize], formula: Of) {

@@ -2,12 +2,11 @@
 //! golden/formulas.json.
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, Init, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Formula, Init, Pass, PassOptions, Saved, Scope, Scratch, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
-use crate::forward::Formula;
 use crate::golden_layers::numbers;
 
 const CPU: Device = Device::Cpu;

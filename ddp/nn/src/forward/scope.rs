@@ -51,6 +51,22 @@ pub trait Module: Any + fmt::Debug + Send {
     }
 }
 
+/// A module that is a function without settings: `Formula(forward)`.
+pub struct Formula<F>(pub F);
+
+/// Debug shows the function's name.
+impl<F> fmt::Debug for Formula<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::any::type_name::<F>())
+    }
+}
+
+impl<F: Fn(&mut Scope<'_>, &Var) -> Var + Send + 'static> Module for Formula<F> {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        self.0(m, x)
+    }
+}
+
 /// What a forward is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassMode {
