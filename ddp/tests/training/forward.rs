@@ -73,6 +73,138 @@ fn functions_of_one_value() {
     });
 }
 
+/// Values and derivatives of a formula at these numbers, each of which is a row.
+fn derivatives_at(formula: Of, dtype: DType, values: &[f64]) -> Vec<[f64; 2]> {
+    let layers = Box::new(Sequential::new().then(Formula(formula)));
+    let model = Model::new(layers, &[1], dtype, Device::Cpu, 1, &|_| false).unwrap();
+    let x = Tensor::from_slice(values, &[values.len(), 1], Device::Cpu).unwrap();
+    let [y, dx] = of_rows(&model, &x.to_dtype(dtype).unwrap());
+    y.into_iter().zip(dx).map(|(y, dx)| [y, dx]).collect()
+}
+
+/// The output for `x`, and the gradient of the sum of outputs by it.
+fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
+    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+    let mut ready = |_: ParamId| Ok(());
+    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    let y = model.forward(&mut pass, x).unwrap();
+    let one = y.ones_like().unwrap();
+    let dx = model.backward_to_input(&mut pass, &one).unwrap();
+    let dx = dx.unwrap_or_else(|| y.zeros_like().unwrap());
+    [y, dx].map(|it| it.to_dtype(DType::F64).unwrap().to_vec().unwrap())
+}
+
+/// `pow(1.5)` gave NaN at 0, `pow(-2.0)` an infinite derivative at 1e-10, `pow(33.0)` NaN below 0,
+/// and a maximum with NaN the derivative 0.
+#[test]
+fn derivatives_at_zeros_ties_and_infinities_are_pytorchs() {
+    const INF: f64 = f64::INFINITY;
+    const NAN: f64 = f64::NAN;
+    let cases: [(&str, Of, &[[f64; 3]]); 15] = [
+        (
+            "1.5",
+            |_, x| x.pow(1.5),
+            &[
+                [0.0, 0.0, 0.0],
+                [4.0, 8.0, 3.0],
+                [INF, INF, INF],
+                [-1.0, NAN, NAN],
+            ],
+        ),
+        (
+            "2.5",
+            |_, x| x.pow(2.5),
+            &[[0.0, 0.0, 0.0], [4.0, 32.0, 20.0]],
+        ),
+        (
+            "1.25",
+            |_, x| x.pow(1.25),
+            &[[0.0, 0.0, 0.0], [INF, INF, INF]],
+        ),
+        ("0.25", |_, x| x.pow(0.25), &[[0.0, 0.0, INF]]),
+        (
+            "0",
+            |_, x| x.pow(0.0),
+            &[[0.0, 1.0, 0.0], [INF, 1.0, 0.0], [NAN, 1.0, 0.0]],
+        ),
+        (
+            "-1",
+            |_, x| x.pow(-1.0),
+            &[[0.0, INF, -INF], [-2.0, -0.5, -0.25]],
+        ),
+        (
+            "-2",
+            |_, x| x.pow(-2.0),
+            &[[0.0, INF, -INF], [2.0, 0.25, -0.25], [-INF, 0.0, 0.0]],
+        ),
+        (
+            "-1.5",
+            |_, x| x.pow(-1.5),
+            &[[0.0, INF, -INF], [INF, 0.0, 0.0]],
+        ),
+        (
+            "33",
+            |_, x| x.pow(33.0),
+            &[[-1.0, -1.0, 33.0], [0.0, 0.0, 0.0]],
+        ),
+        (
+            "sqrt",
+            |_, x| x.sqrt(),
+            &[[0.0, 0.0, INF], [4.0, 2.0, 0.25]],
+        ),
+        (
+            "rsqrt",
+            |_, x| x.rsqrt(),
+            &[[0.0, INF, -INF], [4.0, 0.5, -0.0625]],
+        ),
+        ("abs", |_, x| x.abs(), &[[0.0, 0.0, 0.0], [-2.0, 2.0, -1.0]]),
+        (
+            "maximum",
+            |_, x| x.maximum(&x.number(1.0)),
+            &[[0.0, 1.0, 0.0], [1.0, 1.0, 0.5], [NAN, NAN, 1.0]],
+        ),
+        (
+            "minimum",
+            |_, x| x.minimum(&x.number(1.0)),
+            &[[2.0, 1.0, 0.0], [1.0, 1.0, 0.5], [NAN, NAN, 1.0]],
+        ),
+        // 0·∞, as in PyTorch: the branch that is not taken is differentiated, too.
+        (
+            "where",
+            |_, x| x.equal(&x.number(0.0)).select(x, &(1.0 / x)),
+            &[[0.0, 0.0, NAN], [2.0, 0.5, -0.25]],
+        ),
+    ];
+    for (name, formula, points) in cases {
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let values: Vec<f64> = points.iter().map(|it| it[0]).collect();
+            let got = derivatives_at(formula, dtype, &values);
+            for ([x, value, slope], got) in points.iter().zip(got) {
+                for (expected, got) in [*value, *slope].into_iter().zip(got) {
+                    let is_near = (got - expected).abs() <= 0.01 * expected.abs();
+                    let is_same = got == expected || got.is_nan() && expected.is_nan();
+                    assert!(
+                        is_near || is_same,
+                        "{name} at {x}, {dtype}: {got}, in PyTorch {expected}"
+                    );
+                }
+            }
+        }
+    }
+    let [[_, slope]] = derivatives_at(|_, x| x.pow(-2.0), DType::F32, &[1e-10])[..] else {
+        panic!("one row")
+    };
+    assert!((slope / -2e30 - 1.0).abs() < 1e-5, "{slope}");
+}
+
 #[test]
 fn functions_of_two_values_with_every_broadcast() {
     for shape in [&[4][..], &[1, 4], &[3, 1], &[3, 4], &[2, 3, 4], &[1, 1, 1]] {

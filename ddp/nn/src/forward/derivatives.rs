@@ -124,6 +124,9 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .collect()
         }
         Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) => vec![],
+        Op::Slope => (0..x.len())
+            .map(|at| (at % 2 == 1).then(|| d * &x[at + 1]))
+            .collect(),
         Op::Stop | Op::Part(..) | Op::Documents => vec![None; x.len()],
         // No forward has these.
         Op::Fold(_)
@@ -144,9 +147,11 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
 /// As `gradients`, before what was broadcast is summed.
 fn apply_gradients(function: Function, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
     use Function::*;
-    // Of equal ones each gets half, as in PyTorch.
-    let share =
-        |greater: &Var, less: &Var| Some(d * (less.less(greater) + less.equal(greater) * 0.5));
+    // Of equal ones each gets half, as in PyTorch. Where one is NaN, both get all.
+    let share = |greater: &Var, less: &Var| {
+        let half = less.equal(greater).select(&(d * 0.5), d);
+        Some(greater.less(less).select(&d.constant(0.0), &half))
+    };
     let slope = |function: Function| Some(d * Var::apply(function, &[&x[0]]));
     let one = match function {
         Add => return vec![Some(d.clone()), Some(d.clone())],

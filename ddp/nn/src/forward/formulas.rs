@@ -74,23 +74,36 @@ impl Var {
         self.constant(value)
     }
 
-    /// xᵖ. Whole powers up to 32 are products; others are e^(p ln x), NaN below 0.
+    /// xᵖ. Whole powers are products; others are e^(p ln x), NaN below 0.
     #[track_caller]
     pub fn pow(&self, power: f64) -> Var {
-        if power < 0.0 {
-            return if power == -0.5 {
-                self.rsqrt()
-            } else {
-                1.0 / self.pow(-power)
-            };
+        let value = self.power(power);
+        let is_product = power.fract() == 0.0 && (-1.0..=32.0).contains(&power);
+        if is_product || power.abs() == 0.5 {
+            return value;
         }
+        // The derivative of e^(p ln x) would be 0·∞ at 0, that of 1 / xᵖ ∞·0.
+        let slope = self.power(power - 1.0) * power;
+        let of = [&value, self, &slope];
+        self.checked(Op::Slope, &of, self.shape()).named("pow")
+    }
+
+    /// `pow`, whose own derivative holds where no factor is 0 or infinite.
+    #[track_caller]
+    fn power(&self, power: f64) -> Var {
         if power == 0.5 {
             return self.sqrt();
         }
-        if power.fract() != 0.0 || power > 32.0 {
+        if power == -0.5 {
+            return self.rsqrt();
+        }
+        if power < 0.0 {
+            return 1.0 / self.power(-power);
+        }
+        if power.fract() != 0.0 {
             return (self.log() * power).exp();
         }
-        let (mut left, mut square, mut result) = (power as u32, self.clone(), None);
+        let (mut left, mut square, mut result) = (power as u64, self.clone(), None);
         loop {
             if left % 2 == 1 {
                 result = Some(match result {
@@ -100,7 +113,7 @@ impl Var {
             }
             left /= 2;
             if left == 0 {
-                return result.unwrap_or_else(|| self * 0.0 + 1.0);
+                return result.unwrap_or_else(|| self.constant(1.0).expand(&self.shape()));
             }
             square = &square * &square;
         }

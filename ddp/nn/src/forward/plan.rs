@@ -159,7 +159,7 @@ pub(super) fn plan(
     let mut real: Vec<usize> = (0..nodes.len()).collect();
     for id in 0..nodes.len() {
         nodes[id].inputs.iter_mut().for_each(|it| *it = real[*it]);
-        if matches!(nodes[id].op, Op::Stop) {
+        if matches!(nodes[id].op, Op::Stop | Op::Slope) {
             real[id] = nodes[id].inputs[0];
         }
     }

@@ -40,6 +40,9 @@ pub(super) enum Op {
     Reshape,
     /// The same value without a gradient.
     Stop,
+    /// The first input's value. Its derivative by the second input is the third, by the fourth the
+    /// fifth.
+    Slope,
     /// Axis i of the value is this axis of its input.
     Permute(Vec<usize>),
     /// From this index of an axis on, one of so many.
@@ -255,6 +258,13 @@ impl Var {
         let inputs = inputs.iter().map(|it| it.id).collect();
         let id = self.trace.borrow_mut().push(op, inputs, shape);
         self.at(id)
+    }
+
+    /// The same value, which messages call so.
+    pub fn named(self, name: &str) -> Var {
+        let named = (self.id, name.to_string());
+        self.trace.borrow_mut().names.push(named);
+        self
     }
 
     /// Another value of its operation.
