@@ -334,6 +334,35 @@ fn pools_and_norms_of_groups() {
         });
         assert_derivatives_by(&[2, 5, 4], move |_, x| x.exp().avg_pool2d(size, stride));
     }
+    // Of equal ones the first of a window has the gradient; those of a window with NaN are NaN.
+    let layers = Box::new(
+        Sequential::new().then(Formula(|_: &mut Scope<'_>, x: &Var| x.max_pool2d(2, 2, 0))),
+    );
+    let model = Model::new(layers, &[1, 2, 4], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    let x = [
+        3.0,
+        7.0,
+        1.0,
+        5.0,
+        7.0,
+        7.0,
+        5.0,
+        5.0,
+        2.0,
+        2.0,
+        f32::NAN,
+        1.0,
+        2.0,
+        2.0,
+        1.0,
+        1.0,
+    ];
+    let x = Tensor::from_slice(&x, &[2, 1, 2, 4], Device::Cpu).unwrap();
+    let [y, dx] = of_rows(&model, &x);
+    assert_eq!(y[..3], [7.0, 5.0, 2.0]);
+    assert!(y[3].is_nan());
+    let taken: Vec<usize> = (0..14).filter(|&at| dx[at] != 0.0).collect();
+    assert_eq!(taken[..3], [1, 3, 8]);
     for groups in [1, 2, 4] {
         for shape in [&[4][..], &[4, 3], &[4, 2, 3]] {
             // Groups of one number are 0, whatever it is.

@@ -204,7 +204,8 @@ impl Var {
         }
     }
 
-    /// The largest of each window of the last two axes; `padding` at their ends counts as −∞.
+    /// The largest of each window of the last two axes; `padding` at their ends counts as −∞. Of
+    /// equal ones the first gets the gradient, as in PyTorch.
     #[track_caller]
     pub fn max_pool2d(&self, size: usize, stride: usize, padding: usize) -> Var {
         let mut x = self.clone();
@@ -217,28 +218,44 @@ impl Var {
                 x = Var::concatenate(&[&ends, &x, &ends], axis);
             }
         }
-        let windows = x.windows_of_two(size, stride);
-        let largest = windows.largest(-1).largest(-2);
-        largest.without_last(windows.rank())
+        let largest = |largest: &Var, next: &Var| {
+            let (both, stays) = (largest.maximum(next), next.less_equal(largest));
+            let of = [&both, largest, &stays, next, &(1.0 - &stays)];
+            largest.push(Op::Slope, &of, largest.shape())
+        };
+        let of_lines = x.over_windows("max_pool2d", -1, [size, stride], largest);
+        of_lines.over_windows("max_pool2d", -2, [size, stride], largest)
     }
 
     /// The mean of each window of the last two axes.
     #[track_caller]
     pub fn avg_pool2d(&self, size: usize, stride: usize) -> Var {
-        let windows = self.windows_of_two(size, stride);
-        windows.mean(-1).mean(-2).without_last(windows.rank())
+        let add = |sum: &Var, next: &Var| sum + next;
+        let of_lines = self.over_windows("avg_pool2d", -1, [size, stride], add);
+        let sums = of_lines.over_windows("avg_pool2d", -2, [size, stride], add);
+        (sums * (1.0 / (size * size).max(1) as f64)).named("avg_pool2d")
     }
 
+    /// Joins the values of each window of an axis, from slices: windows as rows are too short for a
+    /// pass over rows.
     #[track_caller]
-    fn windows_of_two(&self, size: usize, stride: usize) -> Var {
-        let rank = self.rank() as isize;
-        let windows = self.windows(rank - 2, size, stride);
-        windows.windows(rank - 1, size, stride)
-    }
-
-    /// Without the last two axes, of length 1, of a value of this many.
-    fn without_last(&self, rank: usize) -> Var {
-        let shape = self.shape();
-        self.reshape(&shape[..rank.min(shape.len()).saturating_sub(2)])
+    fn over_windows(
+        &self,
+        name: &str,
+        axis: isize,
+        [size, stride]: [usize; 2],
+        join: impl Fn(&Var, &Var) -> Var,
+    ) -> Var {
+        let (Some(axis), mut shape) = (self.axis(name, axis), self.shape()) else {
+            return self.clone();
+        };
+        if size == 0 || stride == 0 || size > shape[axis] {
+            let expected = format!("a size from 1 to {}, and a stride from 1", shape[axis]);
+            return self.refuse(name, &[self], &expected, "use smaller windows");
+        }
+        shape[axis] = (shape[axis] - size) / stride + 1;
+        let slice = |start| self.push(Op::Slice(axis, start, stride), &[self], shape.clone());
+        let joined = (1..size).fold(slice(0), |all, start| join(&all, &slice(start)));
+        joined.named(name)
     }
 }

@@ -1,6 +1,8 @@
 //! The table of derivatives, and the backward that follows from it: the operations that compute the
 //! gradients of all parameters, from the last operation to the first.
 
+use std::ops::Range;
+
 use ddp_kernels::ops::{self, Function};
 
 use super::trace::{INPUTS_MAX, Kind, Op, Var};
@@ -284,24 +286,21 @@ pub(super) fn backward(
 
 /// The sum of two gradients. Those of different parts of an axis lie side by side.
 fn added(a: &Var, b: &Var) -> Var {
-    if let (Op::Join(axis, starts, 1), Op::Join(other, more, 1)) = (a.op(), b.op())
-        && axis == other
+    if let (Op::Join(axis, starts, step), Op::Join(other, more, other_step)) = (a.op(), b.op())
+        && (axis, step) == (other, other_step)
         && starts.len() + more.len() <= INPUTS_MAX
     {
         let (inputs, others) = (a.inputs(), b.inputs());
-        let range = |(start, of): (&usize, &Var)| *start..start + of.shape()[axis];
+        let range = |(start, of): (&usize, &Var)| *start..start + of.shape()[axis] * step;
         let own: Vec<_> = starts.iter().zip(&inputs).map(range).collect();
         let mut ranges = more.iter().zip(&others).map(range);
-        if ranges.all(|it| {
-            own.iter()
-                .all(|own| own.end <= it.start || it.end <= own.start)
-        }) {
+        let is_apart = |a: &Range<usize>, b: &Range<usize>| {
+            a.start % step != b.start % step || a.end <= b.start || b.end <= a.start
+        };
+        if ranges.all(|it| own.iter().all(|own| is_apart(own, &it))) {
             let inputs: Vec<&Var> = inputs.iter().chain(&others).collect();
-            return a.push(
-                Op::Join(axis, [starts, more].concat(), 1),
-                &inputs,
-                a.shape(),
-            );
+            let op = Op::Join(axis, [starts, more].concat(), step);
+            return a.push(op, &inputs, a.shape());
         }
     }
     // A norm's part is sums of rows.
