@@ -6,6 +6,7 @@
 //! pass over memory, and operations with kernels of their own (`kernels.rs`), some within others
 //! (`fuse.rs`). Memory comes from the pass, and goes back to it after a value's last use.
 
+mod batch;
 mod convolution;
 mod custom;
 mod derivatives;
@@ -156,6 +157,7 @@ impl Traced {
             lora: None,
         };
         let y = self.module.forward(&mut scope, &x);
+        x.trace.borrow_mut().refuse_mixed_rows(shape[0], y.id);
         if let Some(error) = x.trace.borrow_mut().error.take() {
             return Err(Error::Usage(error));
         }

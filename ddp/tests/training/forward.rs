@@ -648,11 +648,12 @@ fn errors_name_operation_operands_and_line() {
         &[5],
     );
     let at = format!(
-        "0 ({}:{line}): add: expected equal lengths, or 1, got exp [2, 5] and 0.wrong [7]; help: ",
+        "0 ({}:{line}): add: expected equal lengths, or 1, got exp [2, 5] of line {line} and \
+         0.wrong [7]; help: ",
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 13] = [
+    let cases: [(Of, &str); 17] = [
         (|_, x| x.sum(4), ": sum: "),
         (|_, x| x.mean(4), ": mean: "),
         (|_, x| x.smallest(4), ": smallest: "),
@@ -673,8 +674,24 @@ fn errors_name_operation_operands_and_line() {
             "as many rows of the second as columns of the first, 5",
         ),
         (
-            |_, x| x.sum(0),
+            |_, x| x.reshape(&[5, 2]),
             "expected an output with the batch as its first axis",
+        ),
+        (
+            |m, x| m.linear("up", x, 3).relu() + x.matmul(&weight(m, "w", &[5, 4])).named("mixed"),
+            "got activate [2, 3] of line",
+        ),
+        (
+            |m, x| m.linear("up", x, 3) + x.matmul(&weight(m, "w", &[5, 4])).named("mixed"),
+            " and mixed [2, 4] of line",
+        ),
+        (
+            |m, x| x.softmax(-1) + m.linear("up", x, 3),
+            "got softmax [2, 5] of line",
+        ),
+        (
+            |m, x| x.pow(1.5) + m.linear("up", x, 3),
+            "got pow [2, 5] of line",
         ),
         (
             |m, x| m.linear("a", x, 5) + m.linear("a", x, 5),
@@ -742,6 +759,129 @@ fn errors_within_own_modules_name_the_line_of_the_wrong_operation() {
         let text = built.unwrap_err().to_string();
         let at = format!("{place} ({}:{line}): ", file!());
         assert!(text.starts_with(&at), "{at}: {text}");
+    }
+}
+
+/// Ranks and micro-batches divide the batch, so these results depended on how many there are.
+#[test]
+fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
+    let built = |formula: Of, row: &[usize]| {
+        let layers = Sequential::new().then(Formula(formula));
+        let built = layers.build(row, Device::Cpu, ddp_kernels::Seed(1));
+        built.map(drop).map_err(|error| error.to_string())
+    };
+    let line = line!() + 1;
+    let text = built(|_, x| x - x.mean(0), &[4]).unwrap_err();
+    let expected = format!(
+        "0 ({}:{line}): mean: expected each row of the batch by itself",
+        file!()
+    );
+    assert!(text.starts_with(&expected), "{text}");
+    assert!(text.contains("got x [2, 4]; help: "), "{text}");
+    let mixed: [(&str, Of); 16] = [
+        ("sum", |_, x| x * x.sum(0)),
+        ("softmax", |_, x| x.softmax(0)),
+        ("log_softmax", |_, x| x.log_softmax(-3)),
+        ("smallest", |_, x| x - x.smallest(0)),
+        ("largest", |_, x| x - x.largest(0).tanh()),
+        // The batch is within another axis, or was moved.
+        ("sum", |_, x| {
+            let rows = x.reshape(&[x.size(0) * 4, 6]);
+            (&rows - rows.sum(0)).reshape(&x.shape())
+        }),
+        ("softmax", |_, x| {
+            x.transpose(0, 2).softmax(2).transpose(0, 2)
+        }),
+        ("sum", |m, x| {
+            let other = x.permute(&[1, 0, 2]) * weight(m, "w", &[6]);
+            let all = other.reshape(&[2, 2, x.size(0) * 6]);
+            x + all.sum(2).reshape(&[4, 1])
+        }),
+        ("mean", |_, x| {
+            let both = Var::concatenate(&[x, &x.exp()], 0);
+            let pairs = both.reshape(&[x.size(0) * 8, 6]);
+            x - pairs.mean(0)
+        }),
+        ("matmul", |_, x| {
+            let rows = x.reshape(&[x.size(0), 24]);
+            rows.matmul(&rows.transpose(0, 1).matmul(&rows))
+                .reshape(&x.shape())
+        }),
+        ("slice", |_, x| x + x.slice(0, 0..1)),
+        ("window", |_, x| {
+            let next = x.pad(0, 0, 1).windows(0, 2, 1).largest(-1);
+            x + next.reshape(&x.shape())
+        }),
+        ("linear", |m, x| {
+            m.linear("l", &x.transpose(0, 2), 2).transpose(0, 2) * x
+        }),
+        ("norm", |m, x| {
+            m.layer_norm("n", &x.transpose(0, 2)).transpose(0, 2)
+        }),
+        ("dropout", |m, x| {
+            let rows = x.reshape(&[x.size(0) * 4, 6]);
+            m.dropout("d", &rows, 0.5).reshape(&x.shape())
+        }),
+        ("unfold", |m, x| {
+            let image = x.reshape(&[1, x.size(0), 4, 6]);
+            m.conv2d("c", &image, Convolution::new(2, 1))
+                .reshape(&[x.size(0), 4, 6])
+        }),
+    ];
+    for (name, formula) in mixed {
+        let text = built(formula, &[4, 6]).unwrap_err();
+        let expected = format!(": {name}: expected each row of the batch by itself");
+        assert!(text.contains(&expected), "{name}: {text}");
+    }
+    let apart: [Of; 9] = [
+        |m, x| x * weight(m, "w", &[3, 4, 6]).softmax(0).sum(0),
+        |_, x| {
+            let patches = x.reshape(&[x.size(0) * 4, 6]).softmax(-1);
+            let rows = patches.reshape(&x.shape());
+            rows.mean(1) * x
+        },
+        |_, x| x.transpose(0, 1).softmax(0).transpose(0, 1),
+        |_, x| {
+            let both = Var::concatenate(&[x, &x.exp()], 0);
+            let pairs = both.softmax(-1).reshape(&[2, x.size(0), 24]).mean(0);
+            x * pairs.reshape(&x.shape())
+        },
+        |_, x| {
+            let rows = x.size(0);
+            let both = Var::concatenate(&[x, &x.exp()], 0).softmax(1);
+            both.slice(0, 0..rows) * both.slice(0, rows..2 * rows).sum(1)
+        },
+        |m, x| {
+            m.linear("l", &x.reshape(&[x.size(0) * 4, 6]), 6)
+                .reshape(&x.shape())
+        },
+        |m, x| {
+            let image = x.reshape(&[x.size(0), 1, 4, 6]);
+            let y = m.conv2d("c", &image, Convolution::new(2, 3).padding(1));
+            m.group_norm("n", &y.max_pool2d(2, 2, 0), 1)
+                .mean(-1)
+                .mean(1)
+        },
+        |_, x| x.matmul(&x.transpose(1, 2)).matmul(x),
+        |m, x| {
+            let b = x.size(0);
+            let heads = x
+                .reshape(&[b, 4, 2, 3])
+                .permute(&[0, 2, 1, 3])
+                .reshape(&[b * 2, 4, 3]);
+            let mixed = heads
+                .matmul(&heads.transpose(1, 2))
+                .softmax(-1)
+                .matmul(&heads);
+            let back = mixed
+                .reshape(&[b, 2, 4, 3])
+                .permute(&[0, 2, 1, 3])
+                .reshape(&[b, 4, 6]);
+            m.dropout("d", &back, 0.5)
+        },
+    ];
+    for (at, formula) in apart.into_iter().enumerate() {
+        built(formula, &[4, 6]).unwrap_or_else(|text| panic!("{at}: {text}"));
     }
 }
 

@@ -237,7 +237,11 @@ pub(super) fn backward(
         y.push(Op::Finished(*parameter), &[], vec![]);
     }
     for id in (0..nodes.len()).rev().filter(|&id| Some(id) != left) {
-        y.trace.borrow_mut().place = nodes[id].place.clone();
+        {
+            let trace = &mut y.trace.borrow_mut();
+            trace.place = nodes[id].place.clone();
+            trace.line = Some(nodes[id].line);
+        }
         if is_parameter(id) && (!reaches[id] || id == y.id) {
             complete(id, &of);
         }

@@ -132,7 +132,8 @@ impl Var {
     #[track_caller]
     pub fn mean(&self, axis: isize) -> Var {
         self.axis("mean", axis);
-        self.sum(axis) * (1.0 / self.size(axis) as f64)
+        let sum = self.sum(axis).named("mean");
+        (sum * (1.0 / self.size(axis) as f64)).named("mean")
     }
 
     /// The largest over an axis, which stays with length 1; NaN if one is. Of equal ones each gets
@@ -149,7 +150,7 @@ impl Var {
     #[track_caller]
     pub fn smallest(&self, axis: isize) -> Var {
         self.axis("smallest", axis);
-        -(-self).largest(axis)
+        (-(-self).largest(axis).named("smallest")).named("smallest")
     }
 
     #[track_caller]
@@ -175,16 +176,18 @@ impl Var {
     #[track_caller]
     pub fn softmax(&self, axis: isize) -> Var {
         self.axis("softmax", axis);
-        let exp = (self - self.largest(axis).without_gradient()).exp();
-        &exp / exp.sum(axis)
+        let largest = self.largest(axis).named("softmax");
+        let exp = (self - largest.without_gradient()).exp();
+        (&exp / exp.sum(axis)).named("softmax")
     }
 
     /// The logarithm of the softmax.
     #[track_caller]
     pub fn log_softmax(&self, axis: isize) -> Var {
         self.axis("log_softmax", axis);
-        let centred = self - self.largest(axis).without_gradient();
-        &centred - centred.exp().sum(axis).log()
+        let largest = self.largest(axis).named("log_softmax");
+        let centred = self - largest.without_gradient();
+        (&centred - centred.exp().sum(axis).log()).named("log_softmax")
     }
 
     /// The same value, through which no gradient flows.
@@ -409,15 +412,14 @@ impl Var {
             let (right, is_turned) = matrices(other, &of_other, 1);
             let left = self.reshape(&[1, rows, k]);
             let op = Op::MatMul([false, is_turned]);
-            return left
-                .checked(op, &[&left, &right], vec![1, rows, n])
-                .reshape(&shape);
+            let product = left.checked(op, &[&left, &right], vec![1, rows, n]);
+            return product.named("matmul").reshape(&shape).named("matmul");
         }
         let (left, left_turned) = matrices(self, &both, count(&both));
         let (right, right_turned) = matrices(other, &both, count(&both));
         let op = Op::MatMul([left_turned, right_turned]);
-        left.checked(op, &[&left, &right], vec![count(&both), m, n])
-            .reshape(&shape)
+        let product = left.checked(op, &[&left, &right], vec![count(&both), m, n]);
+        product.named("matmul").reshape(&shape).named("matmul")
     }
 
     /// The value before its last two axes were exchanged, if they were.

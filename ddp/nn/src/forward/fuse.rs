@@ -144,6 +144,7 @@ impl Planner {
                 shape: shape.to_vec(),
                 again: self.node(of).again,
                 place: self.node(of).place.clone(),
+                line: self.node(of).line,
             };
             self.add(part, kind)
         })

@@ -189,6 +189,9 @@ impl PlannedLoss {
         let are_indices = !targets.dtype().is_float();
         let rows = FormulaLosses::of(formula, &mut m, [&x, &target], are_indices)?;
         let forward = trace.borrow().nodes.len();
+        let count = output.shape()[0];
+        trace.borrow_mut().refuse_mixed_rows(count, rows.joined.id);
+        by_row(&rows.joined)?;
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {
             let help = "comparisons and without_gradient have no derivative";

@@ -110,12 +110,14 @@ pub(super) struct TraceNode {
     pub(super) again: Option<usize>,
     /// The layer that has it.
     pub(super) place: Arc<str>,
+    /// Where the user's code has it.
+    pub(super) line: &'static Location<'static>,
 }
 
 #[derive(Debug)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<TraceNode>,
-    /// The names of parameters and of a loss's inputs, in messages.
+    /// The names of values in messages. A later one of the same value counts.
     pub(super) names: Vec<(usize, String)>,
     /// The first error, with the line of the formula.
     pub(super) error: Option<String>,
@@ -155,14 +157,18 @@ impl Default for Trace {
     }
 }
 
+/// Whether a line is outside this crate and `core`.
+fn is_users(line: &Location<'_>) -> bool {
+    let (file, own) = (line.file(), file!().trim_end_matches("forward/trace.rs"));
+    !file.starts_with(own) && !file.contains("/library/core/")
+}
+
 impl Trace {
     /// The caller's line; if that is in this crate or in `core`, the last line outside them.
     #[track_caller]
     fn users_line(&self) -> &'static Location<'static> {
         let caller = Location::caller();
-        let (file, own) = (caller.file(), file!().trim_end_matches("forward/trace.rs"));
-        let is_users = !file.starts_with(own) && !file.contains("/library/core/");
-        self.line.filter(|_| !is_users).unwrap_or(caller)
+        self.line.filter(|_| !is_users(caller)).unwrap_or(caller)
     }
 
     /// Errors of this crate's code from here on name the caller's line. Returns the line before.
@@ -175,36 +181,57 @@ impl Trace {
     /// Keeps the first error, with the layer and the line.
     #[track_caller]
     pub(super) fn keep_error(&mut self, text: String) {
-        let at = self.users_line();
-        let (place, file, line) = (&self.place, at.file(), at.line());
-        let error = format!("{place} ({file}:{line}): {text}");
+        let (place, line) = (self.place.clone(), self.users_line());
+        self.keep_error_at(&place, line, text);
+    }
+
+    /// As `keep_error`, of an operation of this layer at this line.
+    pub(super) fn keep_error_at(&mut self, place: &str, line: &Location<'_>, text: String) {
+        let error = format!("{place} ({}:{}): {text}", line.file(), line.line());
         self.error.get_or_insert(error);
     }
 
+    #[track_caller]
     pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
         let id = self.nodes.len();
-        let (again, place) = (self.again, self.place.clone());
+        let (again, place, line) = (self.again, self.place.clone(), self.users_line());
         self.nodes.push(TraceNode {
             op,
             inputs,
             shape,
             again,
             place,
+            line,
         });
         id
     }
 
-    /// What a value is called in messages, with its shape.
-    fn described(&self, id: usize) -> String {
-        let TraceNode { op, shape, .. } = &self.nodes[id];
-        let known = self.names.iter().find(|it| it.0 == id);
-        let name = match (op, known) {
+    /// What a value is called in messages.
+    pub(super) fn name(&self, id: usize) -> String {
+        let op = &self.nodes[id].op;
+        let known = self.names.iter().rev().find(|it| it.0 == id);
+        match (op, known) {
             (_, Some((_, name))) => name.clone(),
             (Op::Input, None) => "x".to_string(),
-            (Op::Constant(value), None) => return format!("{value}"),
+            (Op::Constant(value), None) => format!("{value}"),
             (op, None) => op.name(),
-        };
-        format!("{name} {shape:?}")
+        }
+    }
+
+    /// The same, with its shape and, of a result, the line that has it.
+    pub(super) fn described(&self, id: usize) -> String {
+        let TraceNode {
+            op, shape, line, ..
+        } = &self.nodes[id];
+        let name = self.name(id);
+        match op {
+            Op::Constant(_) => name,
+            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) => {
+                format!("{name} {shape:?}")
+            }
+            _ if !is_users(line) => format!("{name} {shape:?}"),
+            _ => format!("{name} {shape:?} of line {}", line.line()),
+        }
     }
 }
 
@@ -254,6 +281,7 @@ impl Var {
     }
 
     /// A new value.
+    #[track_caller]
     pub(super) fn push(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
         let inputs = inputs.iter().map(|it| it.id).collect();
         let id = self.trace.borrow_mut().push(op, inputs, shape);
