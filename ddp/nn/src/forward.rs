@@ -21,6 +21,7 @@ mod rope;
 mod running;
 mod scope;
 mod trace;
+mod written;
 
 use std::cell::RefCell;
 use std::fmt;

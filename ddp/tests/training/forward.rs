@@ -885,6 +885,74 @@ fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
     }
 }
 
+/// x, where an element of the output, or of the gradient, is left out.
+#[derive(Debug)]
+struct Forgets {
+    is_backward: bool,
+}
+
+impl Forgets {
+    fn write(&self, to: &Tensor, of: &Tensor, forgets: bool) -> Result<()> {
+        let rows = to.shape()[0] - usize::from(forgets);
+        Ok(to.slice(0..rows)?.copy_from(&of.slice(0..rows)?)?)
+    }
+}
+
+impl CustomOp for Forgets {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Ok(inputs[0].clone())
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
+        self.write(out, x[0], !self.is_backward)
+    }
+
+    fn backward(&self, _: &[&Tensor], of: [&Tensor; 2], dx: &[&Tensor]) -> Result<()> {
+        self.write(dx[0], of[1], self.is_backward)
+    }
+}
+
+/// It trained on whatever the memory held.
+#[test]
+fn an_own_operation_that_leaves_elements_out_is_refused_with_its_line() {
+    for (is_backward, what) in [(false, "forward: out"), (true, "backward: gradient 0")] {
+        let line = line!() + 2;
+        let formula =
+            move |m: &mut Scope<'_>, x: &Var| m.custom(Arc::new(Forgets { is_backward }), &[x]);
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let layers = Sequential::new().then(Formula(formula));
+            let model = Model::new(Box::new(layers), &[3], dtype, Device::Cpu, 1, &|_| false);
+            let model = model.unwrap();
+            let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+            let options = PassOptions {
+                training: true,
+                accumulate: false,
+                last: true,
+                seed: 1,
+                position: &position,
+            };
+            let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+            let mut ready = |_: ParamId| Ok(());
+            let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+            let x = Tensor::zeros(&[4, 3], dtype, Device::Cpu).unwrap();
+            let y = model.forward(&mut pass, &x);
+            let error = match y {
+                Ok(y) => model
+                    .backward_to_input(&mut pass, &y)
+                    .map(drop)
+                    .unwrap_err(),
+                Err(error) => error,
+            };
+            let expected = format!(
+                "0 ({}:{line}): Forgets {{ is_backward: {is_backward} }}: {what}: expected a value \
+                 written to each of 12 elements, got 3 without one; help: ",
+                file!()
+            );
+            assert!(error.to_string().starts_with(&expected), "{error}");
+        }
+    }
+}
+
 #[test]
 fn what_depends_on_the_batch_is_refused() {
     let layers = Sequential::new().then(Formula(|m: &mut Scope<'_>, x: &Var| {

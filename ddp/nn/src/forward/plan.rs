@@ -6,6 +6,7 @@
 //! matmuls, sums and operations with kernels of their own are kept. Permuted, sliced and repeated
 //! values are read where they lie.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -91,6 +92,7 @@ pub(super) struct PlannedRun {
     pub(super) is_for_input: bool,
     /// The sums of blocks of rows of its first output, or those that it reads.
     pub(super) sums: Option<usize>,
+    pub(super) has_run: Cell<bool>,
 }
 
 /// A forward, and in training its backward.
@@ -670,6 +672,7 @@ impl Planner {
             last: Vec::new(),
             is_for_input: false,
             sums: None,
+            has_run: Cell::new(false),
         });
     }
 

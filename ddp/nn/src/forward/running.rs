@@ -6,6 +6,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::plan::{Action, PassPlan, PlannedRun};
 use super::trace::{INPUTS_MAX, Op, TraceNode};
+use super::written::must_write;
 use crate::error::{Error, Result};
 use crate::pass::{Pass, observe};
 
@@ -185,17 +186,22 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
                 let out = out(0).flatten()?;
                 ops::column_sum_into(&out, &rows(any, out.count())?, false)?;
             }
-            Action::Custom => {
-                if let Op::Custom(op) = &self.nodes[id].op {
-                    op.forward(inputs, out(0))?;
-                }
-            }
-            Action::CustomBackward => {
-                if let Op::CustomBackward(op) = &self.nodes[id].op {
-                    let mut gradients = [out(0); INPUTS_MAX];
-                    (0..run.outputs.len()).for_each(|at| gradients[at] = out(at));
-                    let (of, ends) = inputs.split_at(inputs.len() - 2);
-                    op.backward(of, [ends[0], ends[1]], &gradients[..run.outputs.len()])?;
+            Action::Custom | Action::CustomBackward => {
+                let mut outputs = [out(0); INPUTS_MAX];
+                (0..run.outputs.len()).for_each(|at| outputs[at] = out(at));
+                let (node, outputs) = (&self.nodes[id], &outputs[..run.outputs.len()]);
+                let write = || match &node.op {
+                    Op::Custom(op) => op.forward(inputs, outputs[0]),
+                    Op::CustomBackward(op) => {
+                        let (of, ends) = inputs.split_at(inputs.len() - 2);
+                        op.backward(of, [ends[0], ends[1]], outputs)
+                    }
+                    _ => Ok(()),
+                };
+                if run.has_run.replace(true) {
+                    write()?;
+                } else {
+                    must_write(node, outputs, write)?;
                 }
             }
             _ => {}

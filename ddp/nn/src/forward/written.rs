@@ -1,0 +1,51 @@
+//! Whether an operation by hand writes its outputs.
+
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor, ops};
+
+use super::trace::{Op, TraceNode};
+use crate::error::{Error, Result};
+
+/// What outputs hold before their first run: exact in each dtype, and hardly ever a result.
+const UNWRITTEN: f64 = -175.0 * (1u128 << 120) as f64;
+
+/// Runs `write`, which is refused if it leaves elements of `outputs` as they were.
+pub(super) fn must_write(
+    node: &TraceNode,
+    outputs: &[&Tensor],
+    write: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if outputs.iter().any(|it| it.device() == Device::PLANNED) {
+        return write();
+    }
+    for output in outputs {
+        ops::fill_into(output, UNWRITTEN)?;
+    }
+    write()?;
+    for (at, output) in outputs.iter().enumerate() {
+        let values: Vec<f64> = announced("first outputs of an own operation", || {
+            output.to(Device::Cpu)?.to_dtype(DType::F64)?.to_vec()
+        })?;
+        let left = values.iter().filter(|it| **it == UNWRITTEN).count();
+        if left > 0 {
+            let (what, op) = match &node.op {
+                Op::CustomBackward(op) => (format!("backward: gradient {at}"), op),
+                Op::Custom(op) => ("forward: out".to_string(), op),
+                _ => continue,
+            };
+            let (line, count) = (node.line, values.len());
+            return Err(Error::model(
+                format!(
+                    "{} ({}:{}): {op:?}: {what}",
+                    node.place,
+                    line.file(),
+                    line.line()
+                ),
+                format!("a value written to each of {count} elements"),
+                format!("{left} without one"),
+                "write all elements, also those that are 0: memory holds anything before",
+            ));
+        }
+    }
+    Ok(())
+}
