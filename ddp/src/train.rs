@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::metrics_log::{EvalEvent, StepEvent};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::tables::READER;
 use crate::trainer::{self, RunProgram};
 
@@ -86,6 +86,7 @@ impl Trainer {
     pub fn run(self, world: &World) -> Result<()> {
         let config = &self.config;
         config.check()?;
+        progress::start_log(config.log_level, world.rank());
         if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
             return Err(Error::Usage(format!(
                 "{LABEL_SMOOTHING} and {CLASS_WEIGHTS}: expected the defaults, since the trainer is given its loss; help: \

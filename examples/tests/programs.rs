@@ -210,7 +210,7 @@ fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
                 ("MASTER_PORT", port.to_string()),
             ];
             command.envs(variables).envs(holds.iter().copied());
-            command.spawn().unwrap()
+            command.stderr(Stdio::piped()).spawn().unwrap()
         })
     };
     let (whole, killed) = (folder.0.join("whole"), folder.0.join("killed"));
@@ -221,7 +221,9 @@ fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
     kill(&ranks[1].id().to_string());
     assert!(!ranks[1].wait().unwrap().success());
     assert_eq!(ranks[0].wait().unwrap().code(), Some(77));
-    start("killed", &[]).into_iter().for_each(ends_well);
+    let [said, _] = start("killed", &[]).map(|rank| rank.wait_with_output().unwrap());
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("resuming after step "), "{said}");
     assert!(model(&whole, STEPS) == model(&killed, STEPS));
     let log = fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
     assert!(

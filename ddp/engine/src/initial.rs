@@ -73,6 +73,7 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
         columns: None,
         label: None,
         class_weights: Vec::new(),
+        own_loss: None,
         base: None,
         fingerprint: String::new(),
         held_out: None,

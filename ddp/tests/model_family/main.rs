@@ -100,6 +100,9 @@ fn spec(dropout: f64) -> ModelSpec {
     })
 }
 
+const FLAGS: &str = "--model positions --batch-size 16 --lr 0.02 --progress never \
+                     --schedule constant --warmup-steps 0";
+
 /// Trains on integers as this command line says, on `ranks` ranks.
 fn train(ranks: usize, flags: &str, out: &Path) {
     let flags = format!("--model positions --batch-size 16 --lr 0.02 --progress never {flags}");
@@ -150,6 +153,38 @@ fn a_saved_run_resumes_to_the_same_bits() {
         let bytes = [&whole, &folder].map(|folder| model_bytes(&folder.out(), 9));
         assert!(bytes[0] == bytes[1], "{ranks} ranks, ZeRO {zero}");
     }
+}
+
+/// It continued with the other loss, and said nothing.
+#[test]
+fn a_run_is_not_resumed_with_another_loss() {
+    quietly();
+    let folder = Folder::new("positions-loss");
+    let resumed = |steps: u64, label_smoothing: f64| {
+        let flags = format!("--steps {steps} --resume auto {FLAGS}");
+        let config = Config {
+            out: folder.out(),
+            ..parse(&flags).unwrap()
+        };
+        let loss = CrossEntropy {
+            label_smoothing,
+            ..CrossEntropy::default()
+        };
+        let outcomes = on_ranks(1, Some(1), |world| {
+            let data = Data::own(Integers::new(200, 0), Integers::new(64, 1000));
+            let trainer = Trainer::builder(config.model.clone(), loss.clone(), data);
+            Ok(trainer.config(config.clone()).run(world))
+        });
+        outcomes.into_iter().next().unwrap()
+    };
+    resumed(3, 0.0).unwrap();
+    let text = resumed(6, 0.1).unwrap_err().to_string();
+    let expected = "that change the results: the loss CrossEntropy { label_smoothing: 0.1, ";
+    assert!(
+        text.contains(expected) && text.contains(" (was CrossEntropy { label_smoothing: 0.0, "),
+        "{text}"
+    );
+    resumed(6, 0.0).unwrap();
 }
 
 /// Trains on a text as this command line says, on `ranks` ranks.

@@ -76,6 +76,9 @@ pub struct State {
     /// among the settings only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class_weights: Vec<f64>,
+    /// The loss of a program that has its own. Versions up to 0.7 did not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_loss: Option<String>,
     /// The digest of the base model, if the checkpoint has adapters alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,

@@ -129,6 +129,7 @@ impl<'a> RunFolder<'a> {
             columns: data.columns.clone(),
             label: data.label.clone(),
             class_weights: loss.class_weights.numbers(),
+            own_loss: self.run.own_loss.clone(),
             base: self.kept.base.clone(),
             fingerprint: data.train.fingerprint()?,
             held_out,

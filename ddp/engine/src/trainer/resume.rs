@@ -10,6 +10,7 @@ use ddp_comm::World;
 use ddp_data::{Data, LabelName};
 use ddp_kernels::Device;
 use ddp_kernels::setting::Choice;
+use ddp_nn::Loss;
 use ddp_nn::optim::ScheduleShape;
 
 use super::plan::Plan;
@@ -119,7 +120,7 @@ pub(super) fn changes(
     options: &Config,
     plan: &Plan,
     data: &Data,
-    device: Device,
+    (device, own_loss): (Device, Option<&str>),
     opened: &Opened,
 ) -> Result<Vec<String>> {
     let state = &opened.state;
@@ -134,6 +135,7 @@ pub(super) fn changes(
     let mut changes = options.changes(&Config::of_checkpoint(opened)?);
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
+    changes.extend(changed_loss(own_loss, state));
     changes.extend(changed_schedule(options, plan, state));
     if changes.is_empty() {
         changes.extend(changed_formula(options, plan, state)?);
@@ -162,6 +164,23 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
     };
     let then = state.world.devices.first()?.split([':', ' ']).next()?;
     (then != now).then(|| format!("{DEVICE} {now} (was {then})"))
+}
+
+/// A loss with its settings, but not on which device its tensors are.
+pub(super) fn described(loss: &dyn Loss) -> String {
+    let text = format!("{loss:?}").replace(" on cpu", "");
+    let mut parts = text.split(" on cuda:");
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |text, part| {
+        text + part.trim_start_matches(|c: char| c.is_ascii_digit())
+    })
+}
+
+/// A program's own loss belongs to the run. A checkpoint of version 0.7 does not say it.
+fn changed_loss(now: Option<&str>, state: &State) -> Option<String> {
+    let then = state.own_loss.as_deref()?;
+    let now = now.unwrap_or("that of the data");
+    (now != then).then(|| format!("the loss {now} (was {then})"))
 }
 
 /// Where each rank trains, and versions by name.

@@ -55,6 +55,8 @@ pub(super) struct Assembled {
     pub(super) overridden: Vec<String>,
     pub(super) devices: Vec<Device>,
     pub(super) data: Data,
+    /// Of the program itself, with its settings.
+    pub(super) own_loss: Option<String>,
     pub(super) plan: Plan,
     pub(super) main: Group,
     /// Whether it was trained before, with other ranks.
@@ -131,9 +133,10 @@ pub(super) fn assemble(
     };
     session.data = Some(data.clone());
     let plan = options.plan(&data)?;
+    let own_loss = program.loss().map(|loss| resume::described(&*loss));
     let mut overridden = Vec::new();
     if let Some(opened) = &mut resumed {
-        overridden = resume::changes(options, &plan, &data, device, opened)?;
+        overridden = resume::changes(options, &plan, &data, (device, own_loss.as_deref()), opened)?;
         resume::forget_best(options, &data, &mut opened.state)?;
     }
     let is_finished = |opened: &mut Opened| {
@@ -216,6 +219,7 @@ pub(super) fn assemble(
         overridden,
         devices,
         data,
+        own_loss,
         plan,
         main,
         continues: continued.is_some(),

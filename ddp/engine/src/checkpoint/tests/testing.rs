@@ -38,6 +38,7 @@ pub(crate) fn state(step: u64) -> State {
         plan: Default::default(),
         columns: None,
         class_weights: Vec::new(),
+        own_loss: None,
         label: None,
         base: None,
         fingerprint: "rows".into(),
