@@ -1,15 +1,17 @@
 //! Modules: a model, or a part of one, is one function from inputs to outputs.
 //!
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
-//! of operations (`trace.rs`). Its backward follows from one table of derivatives
-//! (`derivatives.rs`), and from both what runs (`plan.rs`): chains of elementwise operations in one
-//! pass over memory, and operations with kernels of their own (`kernels.rs`), some within others
-//! (`fuse.rs`). Memory comes from the pass, and goes back to it after a value's last use.
+//! of operations (`trace.rs`), in which rows of a batch stay apart (`batch.rs`). Its backward
+//! follows from one table of derivatives (`derivatives.rs`), and from both what runs (`plan.rs`,
+//! `emit.rs`): chains of elementwise operations in one pass over memory, and operations with
+//! kernels of their own (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the pass,
+//! and goes back to it after a value's last use.
 
 mod batch;
 mod convolution;
 mod custom;
 mod derivatives;
+mod emit;
 mod formulas;
 mod fuse;
 mod gate;
