@@ -82,8 +82,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
     let progress = Background::start("progress", move |cancelled| {
         let (mut waited, mut looks) = (Waited::new(), 0);
         while !cancelled.within(PERIOD) {
-            let code = watch.look(&shown.heard(), waited.after(PERIOD));
-            if let Some(code) = code {
+            if let Some(code) = watch.look(&shown.heard(), waited.after(PERIOD)) {
                 leave_at_once(code)
             }
             looks += 1;
