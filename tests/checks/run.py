@@ -199,7 +199,8 @@ class Checks:
             raise Failure("no test of operations launched a kernel")
         with open(launches) as lines, open(os.path.dirname(self.built) + "/check-kernels/figures.json") as figures:
             launched = {line.split("\t")[0] for line in lines}
-            made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels}
+            # Samples of chains are named after what they compute; their texts are compared.
+            made = {kernel for kernels in json.load(figures)["sm_90"].values() for kernel in kernels if not kernel.startswith("chain_")}
         if missing := sorted(made - launched):
             raise Failure(f"no operation's test launches {', '.join(missing)}")
         print(f"{plural(len(made), 'kernel')} are launched by tests of operations")

@@ -53,6 +53,10 @@ impl CuFile {
             making: Mutex::new(None),
         }
     }
+
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 /// The name of a kernel: `activate_f32` is `("activate", DType::F32)`.

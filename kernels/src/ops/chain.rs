@@ -107,7 +107,7 @@ pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Res
                 *dtype = placed.tensor(slot).dtype();
             }
             let source = chain.source(dtypes);
-            return gpu.launch(source, "chain", grid, &args[..=used]);
+            return gpu.launch(source, source.name(), grid, &args[..=used]);
         }
         with_float!(placed.dtype, T => cpu::run::<T>(chain, out, x));
         Ok(())

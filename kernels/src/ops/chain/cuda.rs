@@ -11,6 +11,11 @@ use crate::DType;
 use crate::launch::{CuFile, text_of};
 use crate::panics::lock;
 
+/// What the text of each kernel begins with.
+pub(super) const FUNCTIONS: &str = include_str!("../chain.cu");
+/// How many steps the name of a kernel has.
+const NAMED_MAX: usize = 8;
+
 impl Chain {
     /// The kernel for operands of these dtypes: outputs, then inputs.
     pub(super) fn source(&self, dtypes: [DType; OPERANDS_MAX]) -> &'static CuFile {
@@ -21,8 +26,8 @@ impl Chain {
             let kept = kept.get_or_insert_default();
             *kept.entry(text).or_insert_with_key(|text| {
                 // For the rest of the process, as the loaded modules are.
-                let text = String::leak(text.clone());
-                Box::leak(Box::new(CuFile::new("chain", text)))
+                let [name, text] = [self.kernel_name(), text.clone()].map(|it| &*it.leak());
+                Box::leak(Box::new(CuFile::new(name, text)))
             })
         };
         let (known, source) = self.source.get_or_init(|| (dtypes, make()));
@@ -30,8 +35,32 @@ impl Chain {
     }
 
     fn text(&self, dtypes: &[DType; OPERANDS_MAX]) -> String {
-        let mut text = text_of("chain.cu", include_str!("../chain.cu")).into_owned();
-        text += "\nKERNEL(BLOCK_THREADS) chain(";
+        text_of("chain.cu", FUNCTIONS).into_owned() + &self.kernel(dtypes)
+    }
+
+    /// What it computes, in order.
+    fn kernel_name(&self) -> String {
+        let words: Vec<&str> = (self.steps.iter())
+            .filter_map(|step| match step {
+                ChainStep::Apply(function, _) => Some(function.name()),
+                ChainStep::Sum(_) => Some("row sum"),
+                ChainStep::Max(_) => Some("row max"),
+                _ => None,
+            })
+            .collect();
+        let more = match words.len().saturating_sub(NAMED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let named = &words[..words.len().min(NAMED_MAX)];
+        format!("chain {}{more}", named.join(" "))
+            .trim_end()
+            .replace(' ', "_")
+    }
+
+    /// The kernel below the functions that it uses.
+    pub(super) fn kernel(&self, dtypes: &[DType; OPERANDS_MAX]) -> String {
+        let mut text = format!("\nKERNEL(BLOCK_THREADS) {}(", self.kernel_name());
         for (out, &dtype) in dtypes[..self.stores.len()].iter().enumerate() {
             _ = write!(text, "{}* out{out}, ", name_of(dtype));
         }

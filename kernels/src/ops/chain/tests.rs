@@ -359,3 +359,78 @@ fn machine_code_has_the_bits_of_loops() {
         "{with_code} of 600 have machine code"
     );
 }
+
+/// Kernels as formulas make them, which launch/check-kernels compiles and judges as those that are
+/// written: a gated GELU, its derivative, and a softmax of rows that are kept in bf16.
+fn samples() -> Vec<(Chain, Vec<DType>)> {
+    use ChainStep::{Apply, Constant, Load, Max, Store, Sum};
+    use Function::{Add, Div, Exp, Gelu, GeluSlope, Mul, Sub};
+    let make = |dims: &[usize], row, steps: Vec<ChainStep>, counts: [usize; 2]| {
+        let views = counts.map(|count| vec![ChainView::whole(dims); count]);
+        Chain::new("sample", dims, row, steps, views).unwrap()
+    };
+    let gated = vec![
+        Load(0),
+        Load(1),
+        Apply(Gelu, [0; 3]),
+        Apply(Mul, [2, 1, 0]),
+        Store(0, 3),
+    ];
+    let derivative = vec![
+        Load(0),
+        Load(1),
+        Load(2),
+        Apply(GeluSlope, [1; 3]),
+        Apply(Mul, [0, 2, 0]),
+        Apply(Mul, [4, 3, 0]),
+        Store(0, 5),
+        Apply(Gelu, [1; 3]),
+        Apply(Mul, [0, 7, 0]),
+        Store(1, 8),
+    ];
+    let softmax = vec![
+        Load(0),
+        Constant(0.125),
+        Apply(Mul, [0, 1, 0]),
+        Max(2),
+        Apply(Sub, [2, 3, 0]),
+        Apply(Exp, [4; 3]),
+        Sum(5),
+        Constant(1e-9),
+        Apply(Add, [6, 7, 0]),
+        Apply(Div, [5, 8, 0]),
+        Store(0, 9),
+    ];
+    vec![
+        (make(&[64, 1024], 0, gated, [2, 1]), vec![DType::BF16; 3]),
+        (
+            make(&[64, 1024], 0, derivative, [3, 2]),
+            vec![DType::F32; 5],
+        ),
+        (
+            make(&[64, 1024], 1, softmax, [1, 1]),
+            vec![DType::BF16, DType::F32],
+        ),
+    ]
+}
+
+/// With `DDP_TEST_WRITE` it writes them.
+#[test]
+fn the_samples_of_kernels_are_what_is_made() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains");
+    for (chain, dtypes) in samples() {
+        let mut all = [DType::F32; OPERANDS_MAX];
+        all[..dtypes.len()].copy_from_slice(&dtypes);
+        let text = cuda::FUNCTIONS.to_string() + &chain.kernel(&all);
+        let (_, rest) = text.split_once("KERNEL(BLOCK_THREADS) ").unwrap();
+        let path = format!("{folder}/{}.cu", rest.split_once('(').unwrap().0);
+        if std::env::var_os("DDP_TEST_WRITE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let sample = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            sample == text,
+            "{path} is not what is made: run this test with DDP_TEST_WRITE=1"
+        );
+    }
+}
