@@ -9,7 +9,7 @@ use ddp::optim::AdamW;
 use ddp::step::Step;
 
 fn forward(m: &mut Scope<'_>, x: &Var) -> Var {
-    // a model is its forward; the rest follows
+    // this is the model; gradients follow from it
     let hidden = m.linear("hidden", x, 32).relu();
     m.linear("output", &hidden, 2)
 }

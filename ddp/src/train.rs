@@ -82,11 +82,12 @@ impl Trainer {
         Trainer { config, ..self }
     }
 
-    /// Trains, as one of the ranks of `world`. Every rank calls it alike.
+    /// Trains, as one of the ranks of `world`. Every rank calls it alike. Shows the log if the
+    /// program has no subscriber.
     pub fn run(self, world: &World) -> Result<()> {
         let config = &self.config;
         config.check()?;
-        progress::start_log(config.log_level, world.rank());
+        progress::start_log(config.log_level, ddp_comm::likely_rank());
         if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
             return Err(Error::Usage(format!(
                 "{LABEL_SMOOTHING} and {CLASS_WEIGHTS}: expected the defaults, since the trainer is given its loss; help: \

@@ -221,8 +221,12 @@ fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
     kill(&ranks[1].id().to_string());
     assert!(!ranks[1].wait().unwrap().success());
     assert_eq!(ranks[0].wait().unwrap().code(), Some(77));
-    let [said, _] = start("killed", &[]).map(|rank| rank.wait_with_output().unwrap());
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    let ended = start("killed", &[]).map(|rank| rank.wait_with_output().unwrap());
+    let said = ended
+        .each_ref()
+        .map(|it| String::from_utf8_lossy(&it.stderr).into_owned());
+    assert!(ended.iter().all(|it| it.status.success()), "{said:?}");
+    let said = &said[0];
     assert!(said.contains("resuming after step "), "{said}");
     assert!(model(&whole, STEPS) == model(&killed, STEPS));
     let log = fs::read_to_string(killed.join("metrics.jsonl")).unwrap();

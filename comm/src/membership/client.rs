@@ -184,6 +184,8 @@ pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::super::wire::{Change, Generation, MemberAddress};
     use super::*;
 
@@ -249,7 +251,7 @@ pub(crate) mod tests {
     #[test]
     fn what_comes_before_the_welcome_does_not_hide_it() {
         let (launcher, socket) = Packets::pair().unwrap();
-        launcher.send(&ToRank::Alive, true);
+        launcher.send(&ToRank::Alive(Duration::ZERO), true);
         launcher.send(&ToRank::Newcomers(true), true);
         let welcome = ToRank::Welcome {
             is_elastic: true,
@@ -284,7 +286,7 @@ pub(crate) mod tests {
         for (number, over, ends) in [(1, 1, true), (2, 1, false), (3, 3, true)] {
             launcher.send(&ToRank::Formed(generation(number, &[0, 1])), true);
             launcher.send(&ToRank::Over(over), true);
-            launcher.send(&ToRank::Alive, true);
+            launcher.send(&ToRank::Alive(Duration::ZERO), true);
             while rank.heard().signs < u64::from(number) {
                 std::thread::yield_now();
             }

@@ -1,6 +1,8 @@
 //! What a rank has been told, and what it does because of it: plain data, which the simulation
 //! runs, too.
 
+use std::time::Duration;
+
 use super::wire::{Generation, ToRank};
 use crate::error::EXIT_PEER_LOST;
 
@@ -25,9 +27,11 @@ pub struct Heard {
     pub newcomers: bool,
     /// The exit code of a job that ends.
     pub ends: Option<u8>,
-    /// How often its agent has said that it works; 0 where the launcher started this rank.
+    /// How often its agent has said that the launcher works; 0 if the launcher started this rank.
     pub signs: u64,
-    /// What started this rank is gone.
+    /// How long before the last time it had asked the launcher.
+    pub asked_before: Duration,
+    /// Whether the launcher or agent that started this rank has ended.
     pub is_alone: bool,
 }
 
@@ -71,7 +75,9 @@ impl Heard {
             Some(ToRank::Over(generation)) => self.over = generation,
             Some(ToRank::Newcomers(are_there)) => self.newcomers = are_there,
             Some(ToRank::Ends(code)) => _ = self.ends.get_or_insert(code),
-            Some(ToRank::Alive) => self.signs += 1,
+            Some(ToRank::Alive(asked_before)) => {
+                (self.signs, self.asked_before) = (self.signs + 1, asked_before);
+            }
             Some(ToRank::Sockets(_)) => {}
             None => self.is_alone = true,
         }
@@ -108,7 +114,7 @@ impl Heard {
     }
 
     /// Why what this rank does with those of its generation ends, as far as the launcher says so.
-    /// Where the work is done, each rank ends by itself.
+    /// None if the job ends with 0, too: ranks then end by themselves.
     pub fn calls_end(&self) -> Option<CallsEnd> {
         match self.ends {
             Some(code) => (code != 0).then_some(CallsEnd::Job(code)),

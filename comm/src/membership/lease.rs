@@ -1,6 +1,7 @@
 //! How long agents, and ranks on their hosts, work without a word from the launcher: plain data,
-//! without a clock. An agent asks the launcher several times a second, and tells its ranks that it
-//! works. Whoever hears nothing for too long ends, before the launcher counts the host as lost.
+//! without a clock. An agent asks the launcher several times a second, and tells its ranks of each
+//! answer. Whoever hears nothing for too long ends, before the launcher counts the host as lost.
+//! That counts from the question: when it was asked, the launcher had not heard of it yet.
 
 use std::time::Duration;
 
@@ -18,8 +19,6 @@ pub struct Lease {
     silence: Duration,
     /// When the last word that was heard had been asked for.
     heard: Option<Duration>,
-    /// By when the first one should be; None if there may be none.
-    first: Option<Duration>,
 }
 
 impl Lease {
@@ -28,7 +27,6 @@ impl Lease {
         Lease {
             silence,
             heard: None,
-            first: Some(LAUNCHER_MAX),
         }
     }
 
@@ -38,18 +36,24 @@ impl Lease {
         self.heard = self.heard.max(Some(asked));
     }
 
+    /// How long ago the last word had been asked for.
+    pub fn asked_before(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.heard.unwrap_or(now))
+    }
+
     /// Whether it has heard nothing for too long.
     pub fn is_over(&self, now: Duration) -> bool {
-        let last = self.heard.or(self.first);
-        last.is_some_and(|last| now > last + self.silence)
+        now > self.heard.unwrap_or(LAUNCHER_MAX) + self.silence
     }
 }
 
 /// What a rank of an elastic job looks at several times a second, whatever else it does.
 #[derive(Clone, Copy, Debug)]
 pub struct RankWatch {
-    lease: Lease,
-    /// How often its agent had said that it works.
+    silence: Duration,
+    /// When it ends if it hears no more; None if the launcher has started this rank.
+    until: Option<Duration>,
+    /// How often its agent had said that the launcher works.
     signs: u64,
 }
 
@@ -57,22 +61,23 @@ impl RankWatch {
     /// From 0 on, in a job with this timeout. `is_of_agent`: an agent has started this rank, and
     /// not the launcher.
     pub fn new(timeout: Duration, is_of_agent: bool) -> RankWatch {
-        let lease = Lease {
-            silence: silence(timeout),
-            heard: is_of_agent.then_some(Duration::ZERO),
-            first: None,
-        };
-        RankWatch { lease, signs: 0 }
+        let silence = silence(timeout);
+        RankWatch {
+            silence,
+            until: is_of_agent.then_some(silence),
+            signs: 0,
+        }
     }
 
     /// The exit code with which this process ends at once, if it has to.
     pub fn look(&mut self, heard: &Heard, now: Duration) -> Option<u8> {
         if std::mem::replace(&mut self.signs, heard.signs) != heard.signs {
-            self.lease.hears(now);
+            self.until = Some(now + self.silence.saturating_sub(heard.asked_before));
         }
         // Nothing else ends a process that has not been taken in, and may be reading its data.
         let ends = heard.job_ends().filter(|_| heard.is_newcomer());
         // Without a word, the others are about to continue without this host.
-        ends.or(self.lease.is_over(now).then_some(EXIT_PEER_LOST))
+        let is_over = self.until.is_some_and(|until| now > until);
+        ends.or(is_over.then_some(EXIT_PEER_LOST))
     }
 }

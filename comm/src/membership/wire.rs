@@ -1,6 +1,7 @@
 //! The messages between a rank and its launcher. On another host an agent passes them on.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,8 +55,8 @@ pub enum ToRank {
     Newcomers(bool),
     /// The job ends with this exit code.
     Ends(u8),
-    /// Its agent is working, and so is the connection between hosts.
-    Alive,
+    /// Its agent has heard that the launcher works. It had asked that so long ago.
+    Alive(Duration),
 }
 
 /// A generation.

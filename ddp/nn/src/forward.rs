@@ -160,11 +160,14 @@ impl Traced {
             lora: None,
         };
         let y = self.module.forward(&mut scope, &x);
-        x.trace.borrow_mut().refuse_mixed_rows(shape[0], y.id);
+        let output = y.shape();
+        if let (Some(&rows), true) = (shape.first(), output.first() == shape.first()) {
+            let mut trace = x.trace.borrow_mut();
+            trace.refuse_mixed_rows(rows, y.id, false);
+        }
         if let Some(error) = x.trace.borrow_mut().error.take() {
             return Err(Error::Usage(error));
         }
-        let output = y.shape();
         if output.first() != shape.first() {
             let expected = format!("an output with the batch as its first axis, {:?}", shape[0]);
             let help = "reduce and reshape the other axes only";

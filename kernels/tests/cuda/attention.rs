@@ -212,7 +212,7 @@ fn windows_documents_and_caps(wanted: &[DType]) {
             both,
         ),
         (
-            1,
+            2,
             windowed(9, attention(150, [3, 1, 128], true)),
             vec![0],
             &both[1..],
@@ -224,12 +224,12 @@ fn windows_documents_and_caps(wanted: &[DType]) {
             both,
         ),
         (
-            1,
+            2,
             attention(260, [1, 1, 128], true),
             vec![0, 129, 250],
             &both[1..],
         ),
-        (1, windowed(50, steep), vec![0, 20, 130], both),
+        (2, windowed(50, steep), vec![0, 20, 130], both),
         (1, capped(0.5, steep), vec![0, 20, 130], both),
         (
             1,

@@ -143,8 +143,8 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
             match order {
                 Some(AgentOrder::Start(rank, process, variables)) => {
                     idle_since = None;
-                    // Before it has answered a question, too: it counts this host as lost.
-                    ranks.lease.iter().for_each(|it| it.is_heard(0));
+                    // From now on the launcher may count this host as lost.
+                    ranks.lease.iter().for_each(|it| _ = it.is_heard(0));
                     if let Err(error) = ranks.start(&setup, (rank, process), variables) {
                         match &ranks.lease {
                             None => tell(&News::Refused(error.to_string())),
@@ -166,7 +166,10 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                     ranks.children.tell(rank, process, &message, &[]);
                 }
                 Some(AgentOrder::Heard(asked_ms)) => {
-                    ranks.lease.iter().for_each(|it| it.is_heard(asked_ms));
+                    let asked_before = ranks.lease.as_ref().map(|it| it.is_heard(asked_ms));
+                    asked_before
+                        .iter()
+                        .for_each(|it| ranks.children.show_life(*it));
                 }
                 Some(AgentOrder::Prepare(_)) => {}
                 None => {
@@ -193,7 +196,8 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         if is_idle || is_gone {
             return ranks.last_code;
         }
-        ranks.show_life();
+        let question = ranks.lease.as_mut().and_then(AgentLease::question);
+        question.iter().for_each(|ms| tell(&News::Alive(*ms)));
         let signal = orders.signals.next(PERIOD);
         if let Some(signal) = signal.filter(|signal| has_signals && STOPS.contains(signal)) {
             // The launcher may get it, too: that is no second Ctrl-C.
@@ -291,15 +295,6 @@ impl HostRanks {
         let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
         self.printers.extend(printer.map(|printer| (rank, printer)));
         Ok(())
-    }
-
-    /// Shows the ranks that this process works, and asks the launcher whether it does.
-    fn show_life(&mut self) {
-        let question = self.lease.as_mut().and_then(AgentLease::question);
-        if let Some(asked_ms) = question {
-            self.children.show_life();
-            tell(&News::Alive(asked_ms));
-        }
     }
 
     /// Passes on what ranks have said, and tells which have ended. Whether the last one has.

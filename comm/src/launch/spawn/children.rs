@@ -118,16 +118,16 @@ impl Children {
             return;
         };
         let is_sent = it.socket.send_with(message, fds, false);
-        if !is_sent && *message != ToRank::Alive {
+        if !is_sent {
             // It has not listened for minutes.
             _ = it.child.kill();
         }
     }
 
-    /// Tells all of them that this process works.
-    pub(super) fn show_life(&self) {
+    /// Tells all of them that the launcher works, as this process had asked so long ago.
+    pub(super) fn show_life(&self, asked_before: Duration) {
         let sockets = self.running.iter().map(|it| &it.socket);
-        sockets.for_each(|socket| _ = socket.send(&ToRank::Alive, false));
+        sockets.for_each(|socket| _ = socket.send(&ToRank::Alive(asked_before), false));
     }
 
     /// Kills a process, if it still runs.

@@ -58,10 +58,12 @@ impl AgentLease {
         })
     }
 
-    /// The launcher has answered the question that was asked then.
-    pub(super) fn is_heard(&self, asked_ms: u64) {
-        let asked = Duration::from_millis(asked_ms);
-        lock(&self.shared).lease.hears(asked);
+    /// The launcher has answered the question that was asked then. Returns how long ago the last
+    /// of those was asked.
+    pub(super) fn is_heard(&self, asked_ms: u64) -> Duration {
+        let mut it = lock(&self.shared);
+        it.lease.hears(Duration::from_millis(asked_ms));
+        it.lease.asked_before(it.now)
     }
 
     /// A question for the launcher, if it is time: when it is asked.

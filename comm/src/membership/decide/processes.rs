@@ -10,7 +10,7 @@ use crate::membership::state::RankProcess;
 use crate::membership::wire::ToRank;
 
 /// How often a rank may be started in a row without taking part for a while, and by how much the
-/// first restart is put off; each later one is put off by more than twice as much.
+/// second restart is put off; each later one is put off by more than twice as much.
 const TRIES_MAX: u32 = 10;
 const PUT_OFF: Duration = Duration::from_millis(20);
 /// That while: one that fails in every step is not started for ever.

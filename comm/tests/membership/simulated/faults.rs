@@ -167,6 +167,7 @@ impl Job<'_> {
             }
             Fault::AgentStops(host, _) => {
                 self.links[host].is_stopped = false;
+                self.links[host].went_on = Some(self.now);
                 if self.state.hosts[host].is_lost {
                     self.agent_ends(host);
                 }

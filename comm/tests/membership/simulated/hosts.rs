@@ -47,6 +47,8 @@ pub(super) struct Link {
     pub(super) agents: u32,
     pub(super) has_agent: bool,
     pub(super) is_stopped: bool,
+    /// When it went on after that.
+    pub(super) went_on: Option<u64>,
     /// Its right to have ranks, and for how long it has run.
     lease: Lease,
     ran: Duration,
@@ -65,6 +67,7 @@ impl Link {
             agents: 0,
             has_agent: true,
             is_stopped: false,
+            went_on: None,
             lease: Lease::of_agent(silence),
             ran: Duration::ZERO,
             delay: 0,
@@ -109,7 +112,23 @@ impl Job<'_> {
                 });
             }
             Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
-            Message::Answered(at) => self.links[host].lease.hears(at),
+            Message::Answered(at) => {
+                let link = &mut self.links[host];
+                if link.is_stopped {
+                    return link.held[1].push_back(Message::Answered(at));
+                }
+                link.lease.hears(at);
+                let (agent, alive) = (
+                    link.agents,
+                    ToRank::Alive(link.lease.asked_before(link.ran)),
+                );
+                for index in 0..self.processes.len() {
+                    let it = &self.processes[index];
+                    if (it.host, it.agent) == (host, agent) && it.phase != Phase::Comes {
+                        self.tells(index, alive.clone());
+                    }
+                }
+            }
             Message::Came => {
                 self.say(format!("host {host} has come"));
                 self.coming = Some(host);
@@ -160,11 +179,14 @@ impl Job<'_> {
 
     /// The launcher closes the connection to a host.
     pub(super) fn leaves(&mut self, host: usize) {
-        // One that was stopped beside its agent has not waited as long, and one that has heard
-        // nothing does nothing. What they do later is judged then.
+        // One that was stopped, or whose agent was, has not waited as long: they do not count that
+        // time, which may be that of the whole job. One that has heard nothing does nothing. What
+        // they do later is judged then.
         let waits = (silence(self.state.rules.timeout) + SILENCE_MARGIN).as_millis() as u64;
+        let is_late = |at: Option<u64>| at.is_some_and(|at| at + waits > self.now);
         let lives = |it: &&Process| {
-            let was_stopped = it.is_stopped || it.went_on.is_some_and(|at| at + waits > self.now);
+            let was_stopped =
+                it.is_stopped || is_late(it.went_on) || is_late(self.links[host].went_on);
             let runs = !matches!(it.phase, Phase::Comes | Phase::Ended) && it.heard.is_welcomed;
             it.host == host && runs && !was_stopped
         };
@@ -206,7 +228,6 @@ impl Job<'_> {
         if !link.has_agent || link.is_stopped {
             return;
         }
-        let agent = link.agents;
         link.ran += Duration::from_millis(SIGN);
         if link.lease.is_over(link.ran) {
             self.say(format!(
@@ -216,12 +237,6 @@ impl Job<'_> {
         }
         let asked = Message::Asked(link.ran);
         self.send(host, 0, asked);
-        for index in 0..self.processes.len() {
-            let it = &self.processes[index];
-            if (it.host, it.agent) == (host, agent) && it.phase != Phase::Comes {
-                self.tells(index, ToRank::Alive);
-            }
-        }
     }
 
     /// An agent ends, and its ranks with it.

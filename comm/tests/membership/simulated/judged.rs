@@ -102,7 +102,10 @@ impl Job<'_> {
             return;
         }
         for index in 0..self.processes.len() {
-            self.judge_kill(index, "");
+            // One that still starts has nothing to lose.
+            if self.processes[index].phase != Phase::Starts {
+                self.judge_kill(index, "");
+            }
         }
     }
 

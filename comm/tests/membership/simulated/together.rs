@@ -309,10 +309,15 @@ impl Job<'_> {
 
     /// A process has taken a step, of which the sums came in this round.
     fn has_taken_step(&mut self, index: usize, round: u64) {
-        let generation = self.processes[index].generation;
         let step = self.run_of(index).progress.steps;
-        self.judge_step(generation, step);
-        (self.newest, self.taken) = (generation, step);
+        let it = &self.processes[index];
+        let generation = it.generation;
+        let is_left = self.state.hosts[it.host].is_lost || it.agent < self.links[it.host].agents;
+        // Nobody sees the step of one that was stopped beside its agent, unless it writes.
+        if !is_left || it.went_on.is_none() {
+            self.judge_step(generation, step);
+            (self.newest, self.taken) = (generation, step);
+        }
         let parts = self.together(index).parts[&round].values();
         let meets = parts.clone().any(|it| it.knows_of_newcomers);
         let stops = parts.clone().any(|it| it.was_asked);

@@ -32,7 +32,7 @@ use self::StateRole::{Gets, Gives};
 /// How many elements of its state a rank gives another at once.
 const GIVEN_AT_ONCE: usize = 1 << 22;
 
-/// This rank's part where new ranks get the state of the run after the others train again.
+/// This rank's part in sending the state to new ranks while the others already train.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LateState {
     /// No rank lacks it.
@@ -65,7 +65,7 @@ pub(crate) struct Kept {
     began: u64,
     /// The step after which ranks were last found to have the same model.
     pub(crate) compared: Option<u64>,
-    /// Whether new ranks get the state of the run while the others train already.
+    /// This rank's part in sending the state to new ranks.
     pub(crate) late_state: LateState,
     /// The digest of the base model, if adapters are trained.
     pub(crate) base: Option<String>,

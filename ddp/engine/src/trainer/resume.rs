@@ -176,10 +176,13 @@ pub(super) fn described(loss: &dyn Loss) -> String {
     })
 }
 
-/// A program's own loss belongs to the run. A checkpoint of version 0.7 does not say it.
+/// A program's own loss belongs to the run. A checkpoint of version 0.7 says neither that nor
+/// versions.
 fn changed_loss(now: Option<&str>, state: &State) -> Option<String> {
-    let then = state.own_loss.as_deref()?;
-    let now = now.unwrap_or("that of the data");
+    if state.versions.is_empty() {
+        return None;
+    }
+    let [then, now] = [state.own_loss.as_deref(), now].map(|it| it.unwrap_or("that of the data"));
     (now != then).then(|| format!("the loss {now} (was {then})"))
 }
 

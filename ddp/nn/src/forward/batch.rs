@@ -1,38 +1,58 @@
-//! Refuses what mixes the rows of a batch. Ranks, micro-batches and shards divide the batch, so
-//! that such a result would depend on how many there are.
+//! Refuses what mixes the rows of a batch. Ranks, micro-batches and shards divide the batch, so the
+//! result would depend on the number of ranks.
 
 use super::trace::{Op, Trace, TraceNode};
 
-/// Where rows are along an axis: index i is of row `i / inner % count`.
+/// Which row each index of an axis belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct RowAxis {
-    axis: usize,
-    inner: usize,
-    count: usize,
+enum RowsAlong {
+    /// Index i is of row `i / inner % count`.
+    Each { inner: usize, count: usize },
+    /// Indices are of rows, but not in this way.
+    Unknown,
 }
 
-impl RowAxis {
-    fn all_of(axis: usize, shape: &[usize]) -> RowAxis {
-        RowAxis {
-            axis,
-            inner: 1,
-            count: shape[axis],
-        }
+use RowsAlong::{Each, Unknown};
+
+/// The axes of a value along which rows are.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct RowAxes(Vec<(usize, RowsAlong)>);
+
+impl RowAxes {
+    fn first(count: usize) -> RowAxes {
+        RowAxes(vec![(0, Each { inner: 1, count })])
     }
 
-    fn to(self, axis: usize) -> RowAxis {
-        RowAxis { axis, ..self }
+    fn along(&self, axis: usize) -> Option<RowsAlong> {
+        let mut all = self.0.iter();
+        all.find(|it| it.0 == axis).map(|it| it.1)
+    }
+
+    /// Adds rows along an axis. None if others are there: one index would be of two rows.
+    fn with(mut self, axis: usize, rows: RowsAlong) -> Option<RowAxes> {
+        match self.along(axis) {
+            Some(known) if known != rows => return None,
+            Some(_) => {}
+            None => self.0.push((axis, rows)),
+        }
+        Some(self)
+    }
+
+    fn with_all(self, all: impl IntoIterator<Item = (usize, RowsAlong)>) -> Option<RowAxes> {
+        all.into_iter()
+            .try_fold(self, |all, (axis, rows)| all.with(axis, rows))
     }
 }
 
 impl Trace {
-    /// Keeps an error if `output` depends on an operation that mixes rows of a batch of `rows`.
-    /// Own operations may read such values, to write them to a buffer.
-    pub(super) fn refuse_mixed_rows(&mut self, rows: usize, output: usize) {
+    /// Keeps an error if row i of `output`, for a batch of `rows`, depends on other rows than i. Of
+    /// a loss, whose output has another order, only if an operation mixes them. A `CustomOp` may
+    /// read mixed values, for instance to store them in a buffer.
+    pub(super) fn refuse_mixed_rows(&mut self, rows: usize, output: usize, is_loss: bool) {
         if rows < 2 || self.error.is_some() {
             return;
         }
-        let mut axes = Vec::<Vec<RowAxis>>::with_capacity(self.nodes.len());
+        let mut axes = Vec::<RowAxes>::with_capacity(self.nodes.len());
         let mut mixed_by = Vec::<Option<usize>>::with_capacity(self.nodes.len());
         for (id, node) in self.nodes.iter().enumerate() {
             let of_node = row_axes(&self.nodes, node, &axes, rows);
@@ -44,7 +64,13 @@ impl Trace {
             });
             axes.push(of_node.unwrap_or_default());
         }
-        let Some(id) = mixed_by[output] else { return };
+        let is_in_order = |axes: &RowAxes| axes.0.is_empty() || *axes == RowAxes::first(rows);
+        let is_disordered = !is_loss && !is_in_order(&axes[output]);
+        let has_unknown = |axes: &RowAxes| axes.0.iter().any(|it| it.1 == Unknown);
+        let disordered_by = || axes.iter().position(has_unknown).unwrap_or(output);
+        let Some(id) = mixed_by[output].or_else(|| is_disordered.then(disordered_by)) else {
+            return;
+        };
         let node = &self.nodes[id];
         // A matmul's factors were reshaped for it.
         let is_matmul = matches!(node.op, Op::MatMul(_));
@@ -58,130 +84,198 @@ impl Trace {
         let (op, got) = (self.name(id), inputs.join(" and "));
         let help = match node.op {
             Op::Dropout(..) => "reshape to (batch, …) first, as x is",
-            _ => "use other axes; the mean over the batch is the step's, not the model's",
+            Op::Sum(_) | Op::Largest(_) | Op::Norm(..) => {
+                "reduce over other axes; the step averages over the batch"
+            }
+            _ => "keep the batch as the first axis, and its rows in order",
         };
         let text = format!(
-            "{op}: expected each row of the batch by itself, as ranks and micro-batches divide it, \
-             got {got}; help: {help}"
+            "{op}: expected a result for each row that does not depend on other rows, since ranks and \
+             micro-batches divide the batch, got {got}; help: {help}"
         );
         let (place, line) = (node.place.clone(), node.line);
         self.keep_error_at(&place, line, text);
     }
 }
 
-/// The axes of a node's value that rows are along; none if it mixes rows.
+/// The axes of a node's value along which rows are; none if it mixes rows.
 fn row_axes(
     nodes: &[TraceNode],
     node: &TraceNode,
-    known: &[Vec<RowAxis>],
+    known: &[RowAxes],
     rows: usize,
-) -> Option<Vec<RowAxis>> {
+) -> Option<RowAxes> {
     let (shape, inputs) = (&node.shape, &node.inputs);
     if shape.contains(&0) {
-        return Some(vec![]);
+        return Some(RowAxes::default());
     }
-    let of = |at: usize| inputs.get(at).map_or(&[][..], |&it| &known[it][..]);
+    let none = RowAxes::default();
+    let of = |at: usize| inputs.get(at).map_or(&none, |&it| &known[it]);
     let from = |at: usize| &nodes[inputs[at]].shape[..];
     let last = shape.len().saturating_sub(1);
-    // Axes count from the last one on.
-    let broadcast = |at: usize| {
-        let more = shape.len() - from(at).len();
-        of(at).iter().map(move |it| it.to(it.axis + more))
-    };
-    let unless = |is_mixed: bool| (!is_mixed).then(|| of(0).to_vec());
-    let has = |at: usize, axis: usize| of(at).iter().any(|it| it.axis == axis);
-    let mut all = match &node.op {
-        Op::Input => vec![RowAxis::all_of(0, shape)],
-        Op::Apply(_) | Op::Expand => (0..inputs.len()).flat_map(broadcast).collect(),
+    let unless = |is_mixed: bool| (!is_mixed).then(|| of(0).clone());
+    let has = |at: usize, axis: usize| of(at).along(axis).is_some();
+    let all = || (0..inputs.len()).flat_map(|at| of(at).0.iter().copied());
+    let mut axes = match &node.op {
+        Op::Input if !shape.is_empty() => RowAxes::first(shape[0]),
+        Op::Apply(_) | Op::Expand => {
+            // Axes count from the last one on.
+            let of_input = |at: usize| {
+                let more = shape.len() - from(at).len();
+                of(at).0.iter().map(move |it| (it.0 + more, it.1))
+            };
+            none.clone()
+                .with_all((0..inputs.len()).flat_map(of_input))?
+        }
         Op::Sum(axes) | Op::Largest(axes) => unless(axes.iter().any(|&axis| has(0, axis)))?,
-        Op::Reshape => of(0)
-            .iter()
-            .flat_map(|it| reshaped(*it, from(0), shape))
-            .collect(),
+        Op::Reshape => {
+            let of = of(0).0.iter().flat_map(|it| reshaped(*it, from(0), shape));
+            none.clone().with_all(of)?
+        }
         Op::Permute(axes) => {
-            let to = |it: &RowAxis| Some(it.to(axes.iter().position(|&axis| axis == it.axis)?));
-            of(0).iter().filter_map(to).collect()
+            let to =
+                |it: &(usize, RowsAlong)| Some((axes.iter().position(|&axis| axis == it.0)?, it.1));
+            RowAxes(of(0).0.iter().filter_map(to).collect())
         }
-        &Op::Slice(axis, ..) => {
-            let is_part = shape[axis] != from(0)[axis];
-            cut(
-                unless(has(0, axis) && shape[axis] < rows)?,
-                axis,
-                shape,
-                is_part,
-            )
+        &Op::Slice(axis, start, step) => {
+            let is_whole = shape[axis] == from(0)[axis];
+            let mut axes = of(0).clone();
+            for it in axes.0.iter_mut().filter(|it| it.0 == axis && !is_whole) {
+                it.1 = sliced(it.1, [start, step, shape[axis]], from(0)[axis])?;
+            }
+            axes
         }
-        &Op::Join(axis, ..) => {
-            let is_other = |at: usize| of(at) != of(0) || from(at)[axis] != from(0)[axis];
-            let is_padded = inputs.len() == 1 && shape[axis] != from(0)[axis];
-            let is_part = is_padded || (0..inputs.len()).any(is_other);
-            let all = (0..inputs.len()).flat_map(|at| of(at).iter().copied());
-            cut(all.collect(), axis, shape, is_part)
-        }
+        Op::Join(axis, starts, step) => joined(
+            (0..inputs.len()).map(|at| (of(at), starts[at], from(at)[*axis])),
+            *axis,
+            *step,
+            shape[*axis],
+        )?,
         &Op::Window(axis, _) => unless(has(0, axis))?,
         Op::Unfold(_) => {
             let places = shape[1] / from(0)[0];
-            let to = |it: &RowAxis| RowAxis {
-                axis: 1,
-                inner: it.inner * places,
-                ..*it
+            let to = |rows| match rows {
+                Each { inner, count } => Each {
+                    inner: inner * places,
+                    count,
+                },
+                Unknown => Unknown,
             };
             let axes = unless((1..4).any(|axis| has(0, axis)))?;
-            axes.iter().map(to).collect()
+            RowAxes(axes.0.into_iter().map(|it| (1, to(it.1))).collect())
         }
         &Op::MatMul([left, right]) => {
             let (rows, columns) = (1 + usize::from(left), 2 - usize::from(right));
             if has(0, 3 - rows) || has(1, 3 - columns) {
                 return None;
             }
-            let to = |it: &RowAxis, end: usize| it.to(if it.axis == 0 { 0 } else { end });
-            let of_left = of(0).iter().map(|it| to(it, 1));
-            of_left.chain(of(1).iter().map(|it| to(it, 2))).collect()
+            let to =
+                |end: usize| move |it: &(usize, RowsAlong)| (if it.0 == 0 { 0 } else { end }, it.1);
+            let of_left = of(0).0.iter().map(to(1));
+            none.clone()
+                .with_all(of_left.chain(of(1).0.iter().map(to(2))))?
         }
         Op::Linear => {
-            let of_weight = (1..inputs.len()).flat_map(|at| of(at).iter().map(|it| it.to(last)));
-            let of_x = unless(has(0, last) || has(1, 1))?;
-            of_x.into_iter().chain(of_weight).collect()
+            let of_weight = (1..inputs.len()).flat_map(|at| of(at).0.iter().map(|it| (last, it.1)));
+            unless(has(0, last) || has(1, 1))?.with_all(of_weight)?
         }
         Op::Norm(..) | Op::Gated(_) => unless(has(0, last))?,
         // Drops by the row's number in the batch, which is that of the first axis.
-        Op::Dropout(..) => unless(of(0) != [RowAxis::all_of(0, shape)])?,
-        Op::Rope(..) | Op::Attention(_) => unless(has(0, 1) || has(0, 2))?,
-        Op::Stop | Op::Slope | Op::Activate(_) | Op::Documents | Op::Embedding(_) => of(0).to_vec(),
-        // What it does with them is not known.
-        Op::Custom(_) if (0..inputs.len()).any(|at| !of(at).is_empty()) => {
-            vec![RowAxis::all_of(0, shape)]
+        Op::Dropout(..) => {
+            let first = RowAxes::first(*shape.first()?);
+            let is_of_rows = *of(0) == first || all().next().is_none() && shape[0] == rows;
+            is_of_rows.then_some(first)?
         }
-        _ => vec![],
+        Op::Rope(..) | Op::Attention(_) => {
+            let of_all = none.clone().with_all(all())?;
+            let is_mixed = [1, 2].iter().any(|&axis| of_all.along(axis).is_some());
+            (!is_mixed).then_some(of_all)?
+        }
+        Op::Stop | Op::Slope | Op::Activate(_) | Op::Documents | Op::Embedding(_) => of(0).clone(),
+        // What it does with them is not known. Of one shape rows stay where they are; of another
+        // number of axes it is a statistic.
+        Op::Custom(_) => {
+            let has_rows = |at: &usize| !of(*at).0.is_empty();
+            let like = (0..inputs.len()).find(|at| has_rows(at) && from(*at) == &shape[..]);
+            let is_of_rows = |at: usize| has_rows(&at) && from(at).len() == shape.len();
+            match like {
+                Some(at) => of(at).clone(),
+                None if shape.first() == Some(&rows) && (0..inputs.len()).any(is_of_rows) => {
+                    RowAxes::first(rows)
+                }
+                None => RowAxes::default(),
+            }
+        }
+        _ => RowAxes::default(),
     };
-    all.retain(|it| it.count > 1);
-    all.dedup();
-    Some(all)
+    axes.0.retain(|it| shape[it.0] > 1);
+    Some(axes)
 }
 
-/// The axes where an axis has been cut to a part, or joined of different ones.
-fn cut(mut all: Vec<RowAxis>, axis: usize, shape: &[usize], is_part: bool) -> Vec<RowAxis> {
-    if is_part {
-        let of_axis = all.iter_mut().filter(|it| it.axis == axis);
-        of_axis.for_each(|it| *it = RowAxis::all_of(axis, shape));
+/// Rows along an axis of which so many are left, from `start` on, one of `step`; none if only some
+/// rows are.
+fn sliced(of: RowsAlong, [start, step, left]: [usize; 3], length: usize) -> Option<RowsAlong> {
+    let Each { inner, count } = of else {
+        return None;
+    };
+    let period = inner * count;
+    if step == 1 && start.is_multiple_of(period) && left.is_multiple_of(period) {
+        return Some(of);
     }
-    all
+    let is_of_each = inner.is_multiple_of(step) && start < step && left * step == length;
+    is_of_each.then_some(Each {
+        inner: inner / step,
+        count,
+    })
 }
 
-/// Where rows of one axis of `from` are in a reshaped value.
-fn reshaped(of: RowAxis, from: &[usize], to: &[usize]) -> Vec<RowAxis> {
+/// Rows of values that are joined along an axis: the axes of each, where it begins, its length.
+fn joined<'a>(
+    parts: impl Iterator<Item = (&'a RowAxes, usize, usize)> + Clone,
+    axis: usize,
+    step: usize,
+    length: usize,
+) -> Option<RowAxes> {
+    let others = parts.clone().flat_map(|part| part.0.0.iter().copied());
+    let axes = RowAxes::default().with_all(others.filter(|it| it.0 != axis))?;
+    let Some(along) = parts.clone().find_map(|part| part.0.along(axis)) else {
+        return Some(axes);
+    };
+    let fits = |period: usize| {
+        let fits = |part: (&RowAxes, usize, usize)| {
+            let is_same = part.0.along(axis).is_none_or(|it| it == along);
+            is_same && [part.1, part.2].iter().all(|it| it.is_multiple_of(period))
+        };
+        step == 1 && length.is_multiple_of(period) && parts.clone().all(fits)
+    };
+    let is_regular = matches!(along, Each { inner, count } if fits(inner * count));
+    axes.with(axis, if is_regular { along } else { Unknown })
+}
+
+/// Where rows along an axis of `from` are in a reshaped value.
+fn reshaped(
+    (axis, of): (usize, RowsAlong),
+    from: &[usize],
+    to: &[usize],
+) -> Vec<(usize, RowsAlong)> {
     let stride = |shape: &[usize], axis: usize| shape[axis + 1..].iter().product::<usize>();
-    let begin = stride(from, of.axis) * of.inner;
-    let end = begin * of.count;
+    // A value's row follows from `index / begin % (end / begin)`.
+    let (inner, count) = match of {
+        Each { inner, count } => (inner, count),
+        Unknown => (1, from[axis]),
+    };
+    let begin = stride(from, axis) * inner;
+    let end = begin * count;
     let mut all = Vec::new();
     for axis in (0..to.len()).filter(|&axis| to[axis] > 1) {
         let (first, beyond) = (stride(to, axis), stride(to, axis) * to[axis]);
-        if begin.is_multiple_of(first) && beyond.is_multiple_of(end) {
+        let has_all = begin.is_multiple_of(first) && beyond.is_multiple_of(end);
+        if has_all && of != Unknown {
             let inner = begin / first;
-            return vec![RowAxis { axis, inner, ..of }];
+            return vec![(axis, Each { inner, count })];
         }
-        if first < end && begin < beyond {
-            all.push(RowAxis::all_of(axis, to));
+        if beyond > begin && !first.is_multiple_of(end) {
+            all.push((axis, Unknown));
         }
     }
     all

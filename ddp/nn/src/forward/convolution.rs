@@ -208,6 +208,10 @@ impl Var {
     /// equal ones the first gets the gradient, as in PyTorch.
     #[track_caller]
     pub fn max_pool2d(&self, size: usize, stride: usize, padding: usize) -> Var {
+        if padding > size / 2 {
+            let expected = format!("a padding up to {}, half of the size", size / 2);
+            return self.refuse("max_pool2d", &[self], &expected, "use less padding");
+        }
         let mut x = self.clone();
         for axis in [-2isize, -1] {
             if padding > 0 && x.rank() >= 2 {
@@ -233,7 +237,7 @@ impl Var {
         let add = |sum: &Var, next: &Var| sum + next;
         let of_lines = self.over_windows("avg_pool2d", -1, [size, stride], add);
         let sums = of_lines.over_windows("avg_pool2d", -2, [size, stride], add);
-        (sums * (1.0 / (size * size).max(1) as f64)).named("avg_pool2d")
+        (sums * (1.0 / size.saturating_mul(size).max(1) as f64)).named("avg_pool2d")
     }
 
     /// Joins the values of each window of an axis, from slices: windows as rows are too short for a
@@ -254,8 +258,12 @@ impl Var {
             return self.refuse(name, &[self], &expected, "use smaller windows");
         }
         shape[axis] = (shape[axis] - size) / stride + 1;
-        let slice = |start| self.push(Op::Slice(axis, start, stride), &[self], shape.clone());
-        let joined = (1..size).fold(slice(0), |all, start| join(&all, &slice(start)));
+        // Not by a closure, which would not pass on the caller's line.
+        let mut joined = self.push(Op::Slice(axis, 0, stride), &[self], shape.clone());
+        for start in 1..size {
+            let next = self.push(Op::Slice(axis, start, stride), &[self], shape.clone());
+            joined = join(&joined, &next);
+        }
         joined.named(name)
     }
 }

@@ -344,12 +344,13 @@ impl Var {
             );
             return vec![self.clone(); lengths.len()];
         }
-        let mut start = 0;
-        let part = |&length: &usize| {
+        // Not by a closure, which would not pass on the caller's line.
+        let (mut parts, mut start) = (Vec::with_capacity(lengths.len()), 0);
+        for length in lengths {
+            parts.push(self.slice(axis, start..start + length));
             start += length;
-            self.slice(axis, start - length..start)
-        };
-        lengths.iter().map(part).collect()
+        }
+        parts
     }
 
     /// Values one after the other along an axis.

@@ -232,7 +232,7 @@ impl Planner {
                 Op::PositionsBackward if is_within(self, first) => {
                     (Action::PositionsGradient(parameter), vec![])
                 }
-                Op::Part(..) => (Action::GradientSums(parameter), vec![]),
+                Op::Part(_, Kind::Sums) => (Action::GradientSums(parameter), vec![]),
                 _ => return false,
             },
             Op::Rope(..) => {

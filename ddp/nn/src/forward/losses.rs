@@ -190,7 +190,9 @@ impl PlannedLoss {
         let rows = FormulaLosses::of(formula, &mut m, [&x, &target], are_indices)?;
         let forward = trace.borrow().nodes.len();
         let count = output.shape()[0];
-        trace.borrow_mut().refuse_mixed_rows(count, rows.joined.id);
+        trace
+            .borrow_mut()
+            .refuse_mixed_rows(count, rows.joined.id, true);
         by_row(&rows.joined)?;
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {

@@ -92,6 +92,7 @@ pub(super) struct PlannedRun {
     pub(super) is_for_input: bool,
     /// The sums of blocks of rows of its first output, or those that it reads.
     pub(super) sums: Option<usize>,
+    /// Whether it has run: the first run of a `CustomOp` is checked.
     pub(super) has_run: Cell<bool>,
 }
 

@@ -54,7 +54,7 @@ pub trait Module: Any + fmt::Debug + Send {
 /// A module that is a function without settings: `Formula(forward)`.
 pub struct Formula<F>(pub F);
 
-/// Debug shows the function's name.
+/// Debug shows the function's type, which is its name unless it is a closure.
 impl<F> fmt::Debug for Formula<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(std::any::type_name::<F>())

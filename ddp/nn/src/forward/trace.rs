@@ -110,14 +110,14 @@ pub(super) struct TraceNode {
     pub(super) again: Option<usize>,
     /// The layer that has it.
     pub(super) place: Arc<str>,
-    /// Where the user's code has it.
+    /// The line of the user's code that made it.
     pub(super) line: &'static Location<'static>,
 }
 
 #[derive(Debug)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<TraceNode>,
-    /// The names of values in messages. A later one of the same value counts.
+    /// The names of values in messages. The last one given counts.
     pub(super) names: Vec<(usize, String)>,
     /// The first error, with the line of the formula.
     pub(super) error: Option<String>,
@@ -288,7 +288,7 @@ impl Var {
         self.at(id)
     }
 
-    /// The same value, which messages call so.
+    /// The same value; error messages use this name.
     pub fn named(self, name: &str) -> Var {
         let named = (self.id, name.to_string());
         self.trace.borrow_mut().names.push(named);

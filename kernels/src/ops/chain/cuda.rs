@@ -13,7 +13,7 @@ use crate::panics::lock;
 
 /// What the text of each kernel begins with.
 pub(super) const FUNCTIONS: &str = include_str!("../chain.cu");
-/// How many steps the name of a kernel has.
+/// The most steps that a kernel's name lists.
 const NAMED_MAX: usize = 8;
 
 impl Chain {
