@@ -202,8 +202,8 @@ if a.check:
     # and dv, and the gradient whose bias is summed.
     moved += L * (14 * R * C + 2 * R * F)
     print(f"nodes: plan {ours}, program {total['nodes']}; bytes: plan {moved:,}, program {total['moved_bytes']:,}")
-    # As many as 394 of GPT-2 124M with 64 sequences. They were 392 before the tokens of the embedding's gradient were sorted and merged,
-    # three nodes, instead of counted by one, whose time grew with the square of the tokens.
+    # 75 nodes here are 394 for GPT-2 124M with 64 sequences. These were 392 before three nodes sorted and merged the tokens of the embedding's
+    # gradient, instead of one that counted them: its time grew with the square of the tokens.
     is_same = ours == total["nodes"] == 75 and abs(moved / total["moved_bytes"] - 1) < 0.04
     for name in ("add_row_sums_f32", "norm_backward_summed_bf16", "fold_and_sum_bf16"):
         found = {line["blocks"] for line in lines if line.get("name") == name}

@@ -74,7 +74,7 @@ impl Var {
         self.constant(value)
     }
 
-    /// xᵖ. Whole powers are products; others are e^(p ln x), NaN below 0.
+    /// xᵖ. Whole powers are products, ±0.5 roots; others are e^(p ln x), NaN below 0.
     #[track_caller]
     pub fn pow(&self, power: f64) -> Var {
         let value = self.power(power);
@@ -88,7 +88,7 @@ impl Var {
         self.checked(Op::Slope, &of, self.shape()).named("pow")
     }
 
-    /// `pow`, whose own derivative holds where no factor is 0 or infinite.
+    /// xᵖ without a written derivative: that of its parts is wrong where one is 0 or infinite.
     #[track_caller]
     fn power(&self, power: f64) -> Var {
         if power == 0.5 {
