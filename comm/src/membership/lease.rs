@@ -81,3 +81,22 @@ impl RankWatch {
         ends.or(is_over.then_some(EXIT_PEER_LOST))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_has_a_minute_until_its_first_order_and_then_the_silence_of_a_host() {
+        let seconds = Duration::from_secs;
+        let mut lease = Lease::of_agent(seconds(5));
+        assert!(!lease.is_over(seconds(65)) && lease.is_over(seconds(66)));
+        lease.hears(Duration::ZERO);
+        assert!(!lease.is_over(seconds(5)) && lease.is_over(seconds(6)));
+        lease.hears(seconds(4));
+        // What was asked before does not take it back.
+        lease.hears(seconds(2));
+        assert!(!lease.is_over(seconds(9)) && lease.is_over(seconds(10)));
+        assert_eq!(lease.asked_before(seconds(7)), seconds(3));
+    }
+}

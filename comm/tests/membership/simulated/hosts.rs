@@ -184,11 +184,13 @@ impl Job<'_> {
         // they do later is judged then.
         let waits = (silence(self.state.rules.timeout) + SILENCE_MARGIN).as_millis() as u64;
         let is_late = |at: Option<u64>| at.is_some_and(|at| at + waits > self.now);
+        let link = &self.links[host];
+        // An agent that works ends its ranks, stopped or not.
+        let agent_was_stopped = link.is_stopped || is_late(link.went_on);
         let lives = |it: &&Process| {
-            let was_stopped =
-                it.is_stopped || is_late(it.went_on) || is_late(self.links[host].went_on);
+            let was_stopped = it.is_stopped || is_late(it.went_on) || is_late(link.went_on);
             let runs = !matches!(it.phase, Phase::Comes | Phase::Ended) && it.heard.is_welcomed;
-            it.host == host && runs && !was_stopped
+            it.host == host && runs && !(agent_was_stopped && was_stopped)
         };
         let is_early = self.state.ends.is_none() && !self.state.has_killed;
         if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {

@@ -102,8 +102,9 @@ impl Job<'_> {
             return;
         }
         for index in 0..self.processes.len() {
-            // One that still starts has nothing to lose.
-            if self.processes[index].phase != Phase::Starts {
+            // One that still starts, before others have trained, does not hear of the end.
+            let it = &self.processes[index];
+            if it.phase != Phase::Starts || it.heard.is_newcomer() {
                 self.judge_kill(index, "");
             }
         }
