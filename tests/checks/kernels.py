@@ -8,7 +8,8 @@ import machine_code
 
 FOLDER, NAME, ARCHITECTURES, LOOPS = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "loops"
 SOURCES = pathlib.Path("kernels/src")
-HEADER = SOURCES / "ops/common.cuh"
+# What sources include, and samples of chains.
+HEADERS = [SOURCES / "ops/common.cuh", SOURCES / "ops/chain.cu"]
 # Patterns of the lines that ptxas writes about a kernel.
 KERNEL = re.compile(r"Compiling entry function '([^']+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -61,11 +62,11 @@ def dynamic_shared(architecture):
 def compile_source(nvrtc, source, architecture, options):
     """The compiler's exit code (0: it compiled), its output and the machine code."""
     program, length = ctypes.c_void_p(), ctypes.c_size_t()
-    headers = (ctypes.c_char_p * 1)(HEADER.read_bytes())
-    names = (ctypes.c_char_p * 1)(b"common.cuh")
+    headers = (ctypes.c_char_p * 2)(*(header.read_bytes() for header in HEADERS))
+    names = (ctypes.c_char_p * 2)(*(header.name.encode() for header in HEADERS))
     options = [f"--gpu-architecture={architecture}", *options, "--ptxas-options=-v", "-lineinfo"]
     strings = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 1, headers, names)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 2, headers, names)
     code = nvrtc.nvrtcCompileProgram(program, len(options), strings)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(length))
     log = ctypes.create_string_buffer(length.value)
@@ -81,7 +82,7 @@ def compile_source(nvrtc, source, architecture, options):
 def disassembled(source, image):
     """What the code of each kernel does, and its launch bound."""
     text = subprocess.run([NVDISASM, "-c", "-g", str(image)], stdout=subprocess.PIPE, text=True, check=True).stdout
-    texts = {path.name: path.read_text().splitlines() for path in (source, HEADER)}
+    texts = {path.name: path.read_text().splitlines() for path in (source, *HEADERS)}
     found = {name: machine_code.analyse(kernel, texts) for name, kernel in machine_code.parse(text).items()}
     for name, threads in machine_code.threads_of(image.read_bytes()).items():
         found[name]["threads"] = threads
@@ -147,7 +148,7 @@ def kept(path, key, make):
 def check(nvrtc, source, architecture, options):
     # As the product does: see compiler.rs.
     compile_for = architecture + ("a" if f"__CUDA_ARCH_FEAT_SM{architecture[3:]}_ALL" in source.read_text() else "")
-    key = [source.read_text(), HEADER.read_text(), source.name, compile_for, *options, (FOLDER / "wheels").read_text()]
+    key = [*(path.read_text() for path in (source, *HEADERS)), source.name, compile_for, *options, (FOLDER / "wheels").read_text()]
     stem = f"{source.stem}-{architecture}"
     image = FOLDER / f"{stem}.cubin"
 

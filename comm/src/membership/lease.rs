@@ -1,7 +1,7 @@
 //! How long agents, and ranks on their hosts, work without a word from the launcher: plain data,
 //! without a clock. An agent asks the launcher several times a second, and tells its ranks of each
 //! answer. Whoever hears nothing for too long ends, before the launcher counts the host as lost.
-//! That counts from the question: when it was asked, the launcher had not heard of it yet.
+//! That time begins with the question, since the launcher has heard nothing later for sure.
 
 use std::time::Duration;
 
@@ -36,11 +36,6 @@ impl Lease {
         self.heard = self.heard.max(Some(asked));
     }
 
-    /// How long ago the last word had been asked for.
-    pub fn asked_before(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.heard.unwrap_or(now))
-    }
-
     /// Whether it has heard nothing for too long.
     pub fn is_over(&self, now: Duration) -> bool {
         now > self.heard.unwrap_or(LAUNCHER_MAX) + self.silence
@@ -55,6 +50,8 @@ pub struct RankWatch {
     until: Option<Duration>,
     /// How often its agent had said that the launcher works.
     signs: u64,
+    /// For how long it had been stopped then.
+    stopped: Duration,
 }
 
 impl RankWatch {
@@ -66,13 +63,21 @@ impl RankWatch {
             silence,
             until: is_of_agent.then_some(silence),
             signs: 0,
+            stopped: Duration::ZERO,
         }
     }
 
-    /// The exit code with which this process ends at once, if it has to.
-    pub fn look(&mut self, heard: &Heard, now: Duration) -> Option<u8> {
+    /// The exit code with which this process ends at once, if it has to. It has run for `now`, and
+    /// `stopped` beside that.
+    pub fn look(&mut self, heard: &Heard, now: Duration, stopped: Duration) -> Option<u8> {
         if std::mem::replace(&mut self.signs, heard.signs) != heard.signs {
-            self.until = Some(now + self.silence.saturating_sub(heard.asked_before));
+            // The agent counts the time in which it was stopped. If this process was stopped, too,
+            // the whole job may have been suspended.
+            let own = stopped.saturating_sub(std::mem::replace(&mut self.stopped, stopped));
+            let asked_before = heard.asked_before.saturating_sub(own);
+            let until = now + self.silence.saturating_sub(asked_before);
+            // Also of questions that were asked before such a time.
+            self.until = self.until.max(Some(until));
         }
         // Nothing else ends a process that has not been taken in, and may be reading its data.
         let ends = heard.job_ends().filter(|_| heard.is_newcomer());
@@ -97,6 +102,28 @@ mod tests {
         // What was asked before does not take it back.
         lease.hears(seconds(2));
         assert!(!lease.is_over(seconds(9)) && lease.is_over(seconds(10)));
-        assert_eq!(lease.asked_before(seconds(7)), seconds(3));
+    }
+
+    /// After how many seconds a rank ends that has heard one sign, 1 s after its start, of a
+    /// question that was asked so long before, and has been stopped for so long.
+    fn ends_after(asked_before: u64, stopped: u64) -> u64 {
+        let seconds = Duration::from_secs;
+        let mut heard = Heard::default();
+        let mut watch = RankWatch::new(seconds(5), true);
+        let mut look = |heard: &Heard, now| watch.look(heard, seconds(now), seconds(stopped));
+        assert_eq!(look(&heard, 0), None);
+        (heard.signs, heard.asked_before) = (1, seconds(asked_before));
+        (1..)
+            .find(|&now| look(&heard, now) == Some(EXIT_PEER_LOST))
+            .expect("it ends")
+    }
+
+    #[test]
+    fn a_rank_counts_from_the_question_with_the_time_in_which_its_agent_was_stopped() {
+        assert_eq!(ends_after(0, 0), 7);
+        // As without the sign: 5 s from the start.
+        assert_eq!([ends_after(2, 0), ends_after(60, 0)], [6, 6]);
+        // The whole job was suspended.
+        assert_eq!(ends_after(600, 600), 7);
     }
 }

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ddp_kernels::heartbeat;
 
@@ -80,9 +80,11 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
     let mut watch = RankWatch::new(options.timeout, client.is_of_agent());
     let shown = Arc::clone(&client);
     let progress = Background::start("progress", move |cancelled| {
-        let (mut waited, mut looks) = (Waited::new(), 0);
+        let (began, mut waited, mut looks) = (Instant::now(), Waited::new(), 0);
         while !cancelled.within(PERIOD) {
-            if let Some(code) = watch.look(&shown.heard(), waited.after(PERIOD)) {
+            let now = waited.after(PERIOD);
+            let stopped = began.elapsed().saturating_sub(now);
+            if let Some(code) = watch.look(&shown.heard(), now, stopped) {
                 leave_at_once(code)
             }
             looks += 1;

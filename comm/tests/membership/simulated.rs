@@ -95,8 +95,9 @@ struct Process {
     agent: u32,
     heard: Heard,
     watch: RankWatch,
-    /// For how long it has run, without the time in which it was stopped.
+    /// For how long it has run, and was stopped.
     ran: u64,
+    stopped_for: u64,
     /// What it was told while it was stopped.
     unheard: VecDeque<ToRank>,
     phase: Phase,
@@ -314,7 +315,7 @@ impl<'a> Job<'a> {
             Next::Arrives(_, _, message) => {
                 matches!(
                     **message,
-                    Message::Word(..) | Message::Asked(_) | Message::Came | Message::Gone
+                    Message::Word(..) | Message::Asked(..) | Message::Came | Message::Gone
                 )
             }
             Next::Fault(index) => {
@@ -402,6 +403,7 @@ impl<'a> Job<'a> {
                     heard: Heard::default(),
                     watch: RankWatch::new(self.state.rules.timeout, host > 0),
                     ran: 0,
+                    stopped_for: 0,
                     unheard: VecDeque::new(),
                     phase: Phase::Comes,
                     plan: 0,
@@ -528,12 +530,17 @@ impl<'a> Job<'a> {
         }
         self.plan(SIGN, Next::Shows(index));
         let it = &mut self.processes[index];
-        if it.is_stopped || !it.heard.is_welcomed {
+        if !it.heard.is_welcomed {
+            return;
+        }
+        if it.is_stopped {
+            it.stopped_for += SIGN;
             return;
         }
         it.ran += SIGN;
-        let now = Duration::from_millis(it.ran);
-        if let (Some(code), false) = (it.watch.look(&it.heard, now), self.is_ordinary()) {
+        let [now, stopped] = [it.ran, it.stopped_for].map(Duration::from_millis);
+        let ends = it.watch.look(&it.heard, now, stopped);
+        if let (Some(code), false) = (ends, self.is_ordinary()) {
             return self.ends(index, End::Code(code));
         }
         let it = &mut self.processes[index];

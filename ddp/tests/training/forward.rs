@@ -84,6 +84,11 @@ fn derivatives_at(formula: Of, dtype: DType, values: &[f64]) -> Vec<[f64; 2]> {
 
 /// The output for `x`, and the gradient of the sum of outputs by it.
 fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
+    let of = try_rows(model, x).unwrap();
+    of.map(|it| it.to_dtype(DType::F64).unwrap().to_vec().unwrap())
+}
+
+fn try_rows(model: &Model, x: &Tensor) -> Result<[Tensor; 2]> {
     let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
     let options = PassOptions {
         training: true,
@@ -95,11 +100,9 @@ fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
     let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
     let mut ready = |_: ParamId| Ok(());
     let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model.forward(&mut pass, x).unwrap();
-    let one = y.ones_like().unwrap();
-    let dx = model.backward_to_input(&mut pass, &one).unwrap();
-    let dx = dx.unwrap_or_else(|| y.zeros_like().unwrap());
-    [y, dx].map(|it| it.to_dtype(DType::F64).unwrap().to_vec().unwrap())
+    let y = model.forward(&mut pass, x)?;
+    let dx = model.backward_to_input(&mut pass, &y.ones_like()?)?;
+    Ok([y.clone(), dx.map_or_else(|| y.zeros_like(), Ok)?])
 }
 
 /// `pow(1.5)` gave NaN at 0, `pow(-2.0)` an infinite derivative at 1e-10, `pow(33.0)` NaN below 0,
@@ -946,27 +949,8 @@ fn an_own_operation_that_leaves_elements_out_is_refused_with_its_line() {
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             let layers = Sequential::new().then(Formula(formula));
             let model = Model::new(Box::new(layers), &[3], dtype, Device::Cpu, 1, &|_| false);
-            let model = model.unwrap();
-            let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-            let options = PassOptions {
-                training: true,
-                accumulate: false,
-                last: true,
-                seed: 1,
-                position: &position,
-            };
-            let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-            let mut ready = |_: ParamId| Ok(());
-            let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
             let x = Tensor::zeros(&[4, 3], dtype, Device::Cpu).unwrap();
-            let y = model.forward(&mut pass, &x);
-            let error = match y {
-                Ok(y) => model
-                    .backward_to_input(&mut pass, &y)
-                    .map(drop)
-                    .unwrap_err(),
-                Err(error) => error,
-            };
+            let error = try_rows(&model.unwrap(), &x).unwrap_err();
             let expected = format!(
                 "0 ({}:{line}): Forgets {{ is_backward: {is_backward} }}: {what}: expected all \
                  12 elements to be written, got 3 unwritten; help: ",

@@ -1,19 +1,4 @@
-// Elementwise chains: chain.rs writes a kernel for each below these functions.
-#include "common.cuh"
-
-INLINE float silu_of(float x) {
-    float slope;
-    return silu(x, slope);
-}
-
-INLINE float silu_slope(float x) {
-    float slope;
-    silu(x, slope);
-    return slope;
-}
-
-/// The kernel of this thread's warp: the number of its row.
-INLINE u64 row_of_warp() { return first_index() / WARP; }
+#include "chain.cu"
 
 KERNEL(BLOCK_THREADS) chain_gelu_slope_mul_mul_gelu_mul(float* out0, float* out1, const float* x0, const float* x1, const float* x2, u64 count) {
 for (u64 i = first_index(); i < count; i += grid_threads()) {

@@ -144,7 +144,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                 Some(AgentOrder::Start(rank, process, variables)) => {
                     idle_since = None;
                     // From now on the launcher may count this host as lost.
-                    ranks.lease.iter().for_each(|it| _ = it.is_heard(0));
+                    ranks.lease.iter_mut().for_each(|it| _ = it.is_heard(0));
                     if let Err(error) = ranks.start(&setup, (rank, process), variables) {
                         match &ranks.lease {
                             None => tell(&News::Refused(error.to_string())),
@@ -166,7 +166,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                     ranks.children.tell(rank, process, &message, &[]);
                 }
                 Some(AgentOrder::Heard(asked_ms)) => {
-                    let asked_before = ranks.lease.as_ref().map(|it| it.is_heard(asked_ms));
+                    let asked_before = ranks.lease.as_mut().map(|it| it.is_heard(asked_ms));
                     asked_before
                         .iter()
                         .for_each(|it| ranks.children.show_life(*it));

@@ -2,6 +2,7 @@
 //! from the launcher for too long ends its ranks, which save nothing; the others then continue
 //! without this host.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,10 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// An agent's right to have ranks.
 pub(super) struct AgentLease {
     shared: Arc<Mutex<WatchedLease>>,
-    asked: Instant,
+    /// Questions that are not answered yet, with their time.
+    asked: VecDeque<(u64, Instant)>,
+    /// When the last question, and the last one that was answered, was asked.
+    last: [Instant; 2],
     /// Ends this process when it is over.
     _thread: Background,
 }
@@ -53,25 +57,31 @@ impl AgentLease {
         })?;
         Ok(AgentLease {
             shared,
-            asked: Instant::now(),
+            asked: VecDeque::new(),
+            last: [Instant::now(); 2],
             _thread: thread,
         })
     }
 
-    /// The launcher has answered the question that was asked then. Returns how long ago the last
-    /// of those was asked.
-    pub(super) fn is_heard(&self, asked_ms: u64) -> Duration {
-        let mut it = lock(&self.shared);
-        it.lease.hears(Duration::from_millis(asked_ms));
-        it.lease.asked_before(it.now)
+    /// The launcher has answered the question that was asked then. Returns how long ago that was,
+    /// with the time in which this process was stopped.
+    pub(super) fn is_heard(&mut self, asked_ms: u64) -> Duration {
+        let asked = Duration::from_millis(asked_ms);
+        lock(&self.shared).lease.hears(asked);
+        while let Some((_, at)) = self.asked.pop_front_if(|(ms, _)| *ms <= asked_ms) {
+            self.last[1] = at;
+        }
+        self.last[1].elapsed()
     }
 
     /// A question for the launcher, if it is time: when it is asked.
     pub(super) fn question(&mut self) -> Option<u64> {
-        let is_time = self.asked.elapsed() >= ASKED_EVERY;
+        let is_time = self.last[0].elapsed() >= ASKED_EVERY;
         is_time.then(|| {
-            self.asked = Instant::now();
-            lock(&self.shared).now.as_millis() as u64
+            self.last[0] = Instant::now();
+            let asked_ms = lock(&self.shared).now.as_millis() as u64;
+            self.asked.push_back((asked_ms, self.last[0]));
+            asked_ms
         })
     }
 }

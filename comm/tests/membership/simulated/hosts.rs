@@ -14,9 +14,9 @@ use crate::schedule::Kind;
 pub(super) enum Message {
     /// The launcher hears of a process.
     Word(usize, Word),
-    /// An agent asks, at this time of its own, and is answered.
-    Asked(Duration),
-    Answered(Duration),
+    /// A question of an agent, and its answer. The agent had run for so long then; when it was.
+    Asked(Duration, u64),
+    Answered(Duration, u64),
     /// An agent has come. It is gone, and with it the connection.
     Came,
     Gone,
@@ -97,7 +97,7 @@ impl Job<'_> {
     }
 
     pub(super) fn arrives(&mut self, host: usize, message: Message) {
-        if host > 0 && matches!(message, Message::Word(..) | Message::Asked(_)) {
+        if host > 0 && matches!(message, Message::Word(..) | Message::Asked(..)) {
             self.decide(JobEvent::HostHeard(host));
         }
         match message {
@@ -111,21 +111,18 @@ impl Job<'_> {
                     Word::Stopped(is_stopped) => JobEvent::Stopped(rank, process, is_stopped),
                 });
             }
-            Message::Asked(at) => self.send(host, 1, Message::Answered(at)),
-            Message::Answered(at) => {
+            Message::Asked(ran, at) => self.send(host, 1, Message::Answered(ran, at)),
+            Message::Answered(ran, at) => {
                 let link = &mut self.links[host];
                 if link.is_stopped {
-                    return link.held[1].push_back(Message::Answered(at));
+                    return link.held[1].push_back(Message::Answered(ran, at));
                 }
-                link.lease.hears(at);
-                let (agent, alive) = (
-                    link.agents,
-                    ToRank::Alive(link.lease.asked_before(link.ran)),
-                );
+                link.lease.hears(ran);
+                let (agent, ago) = (link.agents, Duration::from_millis(self.now - at));
                 for index in 0..self.processes.len() {
                     let it = &self.processes[index];
                     if (it.host, it.agent) == (host, agent) && it.phase != Phase::Comes {
-                        self.tells(index, alive.clone());
+                        self.tells(index, ToRank::Alive(ago));
                     }
                 }
             }
@@ -179,16 +176,16 @@ impl Job<'_> {
 
     /// The launcher closes the connection to a host.
     pub(super) fn leaves(&mut self, host: usize) {
-        // One that was stopped, or whose agent was, has not waited as long: they do not count that
-        // time, which may be that of the whole job. One that has heard nothing does nothing. What
-        // they do later is judged then.
+        // A rank that was stopped beside its agent does not count that time, in which the whole job
+        // may have been suspended. One that has heard nothing does nothing. What they do later is
+        // judged then.
         let waits = (silence(self.state.rules.timeout) + SILENCE_MARGIN).as_millis() as u64;
         let is_late = |at: Option<u64>| at.is_some_and(|at| at + waits > self.now);
         let link = &self.links[host];
         // An agent that works ends its ranks, stopped or not.
         let agent_was_stopped = link.is_stopped || is_late(link.went_on);
         let lives = |it: &&Process| {
-            let was_stopped = it.is_stopped || is_late(it.went_on) || is_late(link.went_on);
+            let was_stopped = it.is_stopped || is_late(it.went_on);
             let runs = !matches!(it.phase, Phase::Comes | Phase::Ended) && it.heard.is_welcomed;
             it.host == host && runs && !(agent_was_stopped && was_stopped)
         };
@@ -237,7 +234,7 @@ impl Job<'_> {
             ));
             return self.agent_ends(host);
         }
-        let asked = Message::Asked(link.ran);
+        let asked = Message::Asked(link.ran, self.now);
         self.send(host, 0, asked);
     }
 

@@ -313,7 +313,8 @@ impl Job<'_> {
         let it = &self.processes[index];
         let generation = it.generation;
         let is_left = self.state.hosts[it.host].is_lost || it.agent < self.links[it.host].agents;
-        // Nobody sees the step of one that was stopped beside its agent, unless it writes.
+        // A rank that was stopped beside its agent may end the step in which it was, alone. Only
+        // what it writes counts.
         if !is_left || it.went_on.is_none() {
             self.judge_step(generation, step);
             (self.newest, self.taken) = (generation, step);

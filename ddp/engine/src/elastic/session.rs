@@ -45,7 +45,7 @@ pub(crate) enum Next {
 }
 
 /// What a session asks of the trainer. All ranks of a world call each of these together; a process
-/// that joins opens its data in a world of its own.
+/// that joins opens its data alone, in a world of one rank.
 pub(crate) trait Trains {
     /// A run that is ready for its first step with the ranks of a world.
     type Ready;

@@ -204,8 +204,8 @@ impl Var {
         }
     }
 
-    /// The largest of each window of the last two axes; `padding` at their ends counts as −∞. Of
-    /// equal ones the first gets the gradient, as in PyTorch.
+    /// The largest of each window of the last two axes; `padding` at their ends counts as −∞.
+    /// Of equal ones the first gets the gradient, as in PyTorch.
     #[track_caller]
     pub fn max_pool2d(&self, size: usize, stride: usize, padding: usize) -> Var {
         if padding > size / 2 {

@@ -11,8 +11,6 @@ use crate::DType;
 use crate::launch::{CuFile, text_of};
 use crate::panics::lock;
 
-/// What the text of each kernel begins with.
-pub(super) const FUNCTIONS: &str = include_str!("../chain.cu");
 /// The most steps that a kernel's name lists.
 const NAMED_MAX: usize = 8;
 
@@ -35,7 +33,7 @@ impl Chain {
     }
 
     fn text(&self, dtypes: &[DType; OPERANDS_MAX]) -> String {
-        text_of("chain.cu", FUNCTIONS).into_owned() + &self.kernel(dtypes)
+        text_of("chain.cu", include_str!("../chain.cu")).into_owned() + &self.kernel(dtypes)
     }
 
     /// What it computes, in order.

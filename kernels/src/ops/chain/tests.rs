@@ -421,7 +421,7 @@ fn the_samples_of_kernels_are_what_is_made() {
     for (chain, dtypes) in samples() {
         let mut all = [DType::F32; OPERANDS_MAX];
         all[..dtypes.len()].copy_from_slice(&dtypes);
-        let text = cuda::FUNCTIONS.to_string() + &chain.kernel(&all);
+        let text = format!("#include \"chain.cu\"\n{}", chain.kernel(&all));
         let (_, rest) = text.split_once("KERNEL(BLOCK_THREADS) ").unwrap();
         let path = format!("{folder}/{}.cu", rest.split_once('(').unwrap().0);
         if std::env::var_os("DDP_TEST_WRITE").is_some() {
