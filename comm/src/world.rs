@@ -22,10 +22,11 @@ mod watch;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ddp_kernels::device::discover;
+use ddp_kernels::panics;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Member};
 
@@ -62,6 +63,8 @@ const CONTROL: usize = 0;
 pub struct World {
     links: Links,
     control: Group,
+    /// Its groups, each for whoever next asks for one of its name when nobody else has it.
+    made: Mutex<Vec<Group>>,
     timeout: Duration,
     /// At least as long.
     join_timeout: Duration,
@@ -202,16 +205,15 @@ impl World {
     fn of_generation(start: Start, elastic: Elastic) -> Result<World> {
         let mut world = World::new(start, &elastic.options)?;
         world.of_processes = true;
-        let latest = elastic.latest.lock();
-        *latest.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&world.failure));
+        *panics::lock(&elastic.latest) = Some(Arc::clone(&world.failure));
         world.elastic = Some(elastic);
         Ok(world)
     }
 
     /// How this process's job fails: as its latest generation does.
     fn latest_failure(&self) -> Arc<Failure> {
-        let latest = self.elastic.as_ref().map(|it| it.latest.lock());
-        let latest = latest.and_then(|it| it.unwrap_or_else(PoisonError::into_inner).clone());
+        let latest = self.elastic.as_ref().map(|it| panics::lock(&it.latest));
+        let latest = latest.and_then(|it| it.clone());
         latest.unwrap_or_else(|| Arc::clone(&self.failure))
     }
 
@@ -221,6 +223,7 @@ impl World {
         Ok(World {
             links: start.links,
             control: Group::new(control, "control", options.timeout),
+            made: Mutex::default(),
             timeout: options.timeout,
             join_timeout: options.join_timeout.max(options.timeout),
             next_channel: AtomicUsize::new(CONTROL + 1),
@@ -327,16 +330,40 @@ impl World {
         }
     }
 
-    /// A new group over all ranks, independent of every other, for tensors in host memory. All
-    /// ranks call this in the same order, with the same names.
+    /// A group over all ranks, independent of every other in use, for tensors in host memory. All
+    /// ranks call this in the same order, with the same names. A group that no rank uses any more
+    /// is used again.
     pub fn group(&self, name: &'static str) -> Result<Group> {
-        let collective = self.links.collective(self.take_channel(name)?)?;
-        Ok(Group::new(collective, name, self.timeout))
+        self.unused_or(name, None, || {
+            let collective = self.links.collective(self.take_channel(name)?)?;
+            Ok(Group::new(collective, name, self.timeout))
+        })
     }
 
-    /// A new group over all ranks for tensors on GPUs. `device` is this rank's, and no other
+    /// A group that no rank uses any more, else one that `make` makes. On a GPU it has this name,
+    /// which its watch knows.
+    fn unused_or(
+        &self,
+        name: &'static str,
+        device: Option<Device>,
+        make: impl FnOnce() -> Result<Group>,
+    ) -> Result<Group> {
+        let mut made = panics::lock(&self.made);
+        for group in made.iter().filter(|it| it.device() == device) {
+            let is_fit = device.is_none() || group.name() == name;
+            if is_fit && self.control.all_agree(group.is_unused())? {
+                return Ok(group.called(name));
+            }
+        }
+        let group = make()?;
+        made.push(group.clone());
+        Ok(group)
+    }
+
+    /// A group over all ranks for tensors on GPUs. `device` is this rank's, and no other
     /// rank's. All ranks call this in the same order, with the same names. Several ranks need NCCL,
-    /// which has [`Options::join_timeout`] to connect them.
+    /// which has [`Options::join_timeout`] to connect them. A group of this name that no rank uses
+    /// any more is used again.
     ///
     /// A process may have several groups on one GPU. Their calls are made one at a time, and their
     /// work on the device follows the order of the calls, so all ranks make them in the same order
@@ -362,24 +389,26 @@ impl World {
             };
             return Ok(Group::new(Arc::new(single), name, self.timeout));
         }
-        let channel = self.take_channel(name)?;
-        nccl::join(Join {
-            name,
-            device,
-            control: &self.control,
-            failure: &self.failure,
-            watches: &self.gpu_watches,
-            host: self.links.collective(channel)?,
-            channel,
-            timeout: self.timeout,
-            join_timeout: self.join_timeout,
-            of_processes: self.of_processes,
-            choice: self.nccl,
-            site,
+        self.unused_or(name, Some(device), || {
+            let channel = self.take_channel(name)?;
+            nccl::join(Join {
+                name,
+                device,
+                control: &self.control,
+                failure: &self.failure,
+                watches: &self.gpu_watches,
+                host: self.links.collective(channel)?,
+                channel,
+                timeout: self.timeout,
+                join_timeout: self.join_timeout,
+                of_processes: self.of_processes,
+                choice: self.nccl,
+                site,
+            })
         })
     }
 
-    /// A new group over all ranks for tensors on `device`: as [`World::gpu_group`] on a GPU, else
+    /// A group over all ranks for tensors on `device`: as [`World::gpu_group`] on a GPU, else
     /// as [`World::group`].
     #[track_caller]
     pub fn group_on(&self, device: Device, name: &'static str) -> Result<Group> {
@@ -396,8 +425,8 @@ impl World {
             return Ok(channel);
         }
         self.next_channel.fetch_sub(1, Ordering::Relaxed);
-        let reason = format!("a world has at most {CHANNELS} groups, including its own");
-        let help = "make each group once, and clone it; start a process for each run";
+        let reason = format!("at most {CHANNELS} groups may be in use, including the world's own");
+        let help = "make each group once, and clone it";
         Err(Error::setup(format!("make the group {name}"), reason, help))
     }
 

@@ -6,7 +6,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use console::Term;
@@ -16,6 +16,8 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::writer::MakeWriterExt;
+
+use ddp_kernels::panics;
 
 use crate::config::{LogLevel, When};
 use crate::metrics_log::StepEvent;
@@ -201,13 +203,13 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
     let style = ProgressStyle::with_template(template).expect("the template is right");
     let style = style.progress_chars("━╸─");
     let bar = ProgressBar::with_draw_target(length, target).with_style(style);
-    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+    *panics::lock(&BAR) = Some(bar.downgrade());
     bar
 }
 
 /// Removes the bar, if there is one, before the process prints its last error.
 pub fn clear_bar() {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let bar = panics::lock(&BAR).take();
     if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
         bar.finish_and_clear();
     }
@@ -248,7 +250,7 @@ fn describe(figures: &StepEvent, room: usize) -> String {
 /// fit is dropped.
 fn show(line: &str) {
     let write = || ddp_comm::print_progress(&format!("{line}\n"));
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    let bar = panics::lock(&BAR);
     match bar.as_ref().and_then(WeakProgressBar::upgrade) {
         Some(bar) => bar.suspend(write),
         None => write(),
@@ -394,7 +396,7 @@ mod tests {
     /// The process has one bar on the screen: only one test at a time may make it.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
-        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+        panics::lock(&ALONE)
     }
 
     /// The last line that a run of 785 steps draws on this many columns.

@@ -24,7 +24,7 @@ pub fn are_handled() -> bool {
 }
 
 /// Locks `mutex`, ignoring poison: every user of this function keeps its state consistent.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

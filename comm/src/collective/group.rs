@@ -5,11 +5,12 @@ mod bytes;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ddp_kernels::error::Site;
 use ddp_kernels::foreign::OPERANDS_MAX;
+use ddp_kernels::panics;
 use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
@@ -109,6 +110,25 @@ impl Group {
         self.ranks.stop_word()
     }
 
+    /// The name that it was made with.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// A handle with another name.
+    pub(crate) fn called(&self, name: &'static str) -> Group {
+        Group {
+            name,
+            ..self.clone()
+        }
+    }
+
+    /// Whether this is its only handle, and calls on it still work.
+    pub(crate) fn is_unused(&self) -> bool {
+        let works = matches!(self.counters.broken.lock().as_deref(), Ok(None));
+        works && Arc::strong_count(&self.counters) == 1
+    }
+
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
         self.ranks.rank()
@@ -201,8 +221,7 @@ impl Group {
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<Vec<Pending>>> {
-        let pending = self.counters.pending.lock();
-        pending.unwrap_or_else(PoisonError::into_inner)
+        panics::lock(&self.counters.pending)
     }
 
     /// Makes a call in host memory: one at a time, and none after an error or a panic, when its

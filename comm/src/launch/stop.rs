@@ -9,9 +9,10 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use ddp_kernels::named;
+use ddp_kernels::panics;
 
 /// The numbers of these signals.
 pub(crate) use crate::membership::decide::STOPS;
@@ -192,7 +193,7 @@ pub(crate) fn set_of(signals: impl IntoIterator<Item = c_int>) -> libc::sigset_t
 /// One thread at a time changes handlers.
 fn handlers() -> MutexGuard<'static, ()> {
     static HANDLERS: Mutex<()> = Mutex::new(());
-    HANDLERS.lock().unwrap_or_else(PoisonError::into_inner)
+    panics::lock(&HANDLERS)
 }
 
 /// From now on a file that would grow beyond the limit on its size (ulimit -f) is an error of the

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
+use ddp_kernels::panics;
+
 use super::heard::{CallsEnd, Heard, MeetingOutcome};
 use super::packets::Packets;
 use super::wire::{ToLauncher, ToRank};
@@ -76,11 +78,11 @@ impl Client {
 
     /// What it has been told.
     pub(crate) fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        panics::lock(&self.heard)
     }
 
     fn sockets(&self) -> MutexGuard<'_, Vec<(u32, OwnedFd)>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        panics::lock(&self.sockets)
     }
 
     /// The sockets that connect this rank to others of a generation, once.

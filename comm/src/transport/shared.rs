@@ -32,8 +32,9 @@ mod stream;
 mod tests;
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use ddp_kernels::panics;
 use ddp_kernels::{DType, Tensor};
 
 pub(crate) use self::activity::Signature;
@@ -103,7 +104,7 @@ impl Shared {
         body: impl FnOnce(&mut ChannelState) -> Result<()>,
     ) -> Result<()> {
         // `Group` makes no calls after a panic.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = panics::lock(&self.state);
         self.channel.check_abort()?;
         let Channel {
             board, me, index, ..

@@ -3,7 +3,9 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use ddp_kernels::panics;
 
 use crate::transport::failure::Failure;
 
@@ -15,7 +17,7 @@ static REPORTER: AtomicI32 = AtomicI32::new(0);
 
 /// From now on a process that aborts because an allocation failed ends as a rank that fails.
 pub(crate) fn report_failures_to(failure: &Arc<Failure>) {
-    let mut known = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = panics::lock(&FAILURE);
     if known.replace(Arc::clone(failure)).is_none() {
         let handler: extern "C" fn(c_int) = on_abort;
         // SAFETY: the handler runs on the thread that aborts and argues for itself.

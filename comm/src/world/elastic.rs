@@ -5,10 +5,11 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ddp_kernels::heartbeat;
+use ddp_kernels::panics;
 
 use super::bootstrap;
 use super::links::Start;
@@ -213,7 +214,7 @@ fn start(
 /// process do not inherit.
 pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
     static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut taken = panics::lock(&TAKEN);
     if taken.contains(&fd) {
         let help = "connect one world in a process";
         return Err(Error::setup(ACTION, "its sockets are taken already", help));

@@ -185,7 +185,7 @@ impl World {
     /// other hosts that this one works: without it, a rank that works longer than the timeout is
     /// missing to them. Does nothing for ranks of one process.
     pub fn watch(&self) -> Result<()> {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = panics::lock(&self.watch);
         if watch.is_none() && self.of_processes {
             *watch = Some(watch::start(Arc::clone(&self.failure))?);
         }
@@ -204,6 +204,7 @@ fn when_asked(end: impl Fn(Signal) + Send + 'static) -> Result<Background> {
 
 impl Drop for World {
     fn drop(&mut self) {
+        panics::lock(&self.made).clear();
         if !self.of_processes {
             self.gpu_watches.stop();
             return;

@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use ddp_kernels::panics;
+
 use super::World;
 use crate::error::{Error, Result};
 use crate::membership::Change;
@@ -59,6 +61,7 @@ impl World {
     /// graphs have to be destroyed before `next_generation`. A rank that made another one wait too
     /// long (`why`) is killed.
     pub fn end_generation(&self, why: Option<&Error>) {
+        panics::lock(&self.made).clear();
         match why {
             Some(error @ Error::Timeout { missing, .. }) => self.failure.lose(error, missing),
             Some(error @ Error::Nccl(_)) => self.failure.lose(error, &[]),

@@ -105,20 +105,34 @@ fn groups_are_independent() {
 }
 
 #[test]
-fn one_group_too_many_is_refused_with_help() {
-    let world = World::single().unwrap();
-    let groups: Vec<Group> = (1..CHANNELS)
-        .map(|_| world.group("more").unwrap())
-        .collect();
-    assert_eq!(groups.len(), 11);
-    for _ in 0..2 {
-        let message = world.group("one too many").unwrap_err().to_string();
-        assert!(
-            message.contains("the group one too many") && message.contains("at most 12 groups"),
-            "{message}"
-        );
-        assert!(message.contains("clone it"), "{message}");
-    }
+fn a_group_that_is_no_longer_used_is_used_again_and_one_too_many_is_refused_with_help() {
+    on_ranks(2, Some(4), |world| {
+        let mut groups: Vec<Group> = (1..CHANNELS)
+            .map(|_| world.group("more").unwrap())
+            .collect();
+        assert_eq!(groups.len(), 11);
+        for _ in 0..2 {
+            // While one rank uses it, no rank gets it.
+            let freed = (world.rank() == 1).then(|| groups.remove(3));
+            drop(freed);
+            let message = world.group("again").unwrap_err().to_string();
+            let expected = "again: at most 12 groups may be in use, including the world's own; help: make \
+                            each group once, and clone it";
+            assert!(message.contains(expected), "{message}");
+            if world.rank() == 0 {
+                drop(groups.remove(3));
+            }
+            groups.push(world.group("more").unwrap());
+        }
+        let stream = Stream::default_of(Device::Cpu).unwrap();
+        let one = Tensor::ones(&[3], DType::F32, Device::Cpu).unwrap();
+        for group in &groups {
+            group.all_reduce(&one, Reduce::Sum, &stream).unwrap();
+        }
+        assert_eq!(one.to_vec::<f32>().unwrap(), [2048.0; 3]);
+        drop(groups);
+        world.group("another").unwrap();
+    });
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::panics;
 use ddp_kernels::{DType, Device, Tensor, threads};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -220,7 +221,7 @@ pub(crate) fn in_segments<T: Send>(
                 return;
             }
             let result = work(segments.start + index as u64);
-            results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+            panics::lock(&results)[index] = Some(result);
         }
     };
     std::thread::scope(|scope| {

@@ -5,9 +5,10 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ddp_kernels::ops::F32Math;
+use ddp_kernels::panics;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use crate::error::{Error, Result};
@@ -159,7 +160,7 @@ impl Declarations {
         shape: &[usize],
         init: Init,
     ) -> Result<ParamId> {
-        let mut held = tie.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = panics::lock(&tie.0);
         let serial = self.serial;
         let known = held.as_ref().filter(|it| it.serial == serial);
         let Some(id) = known.map(|it| it.id) else {

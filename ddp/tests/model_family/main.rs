@@ -133,6 +133,28 @@ fn it_learns_the_class_of_each_position_on_one_and_on_two_ranks() {
     }
 }
 
+/// The fourth training was refused: each took three groups of twelve.
+#[test]
+fn a_process_trains_as_often_as_it_wants() {
+    quietly();
+    for ranks in [1, 2] {
+        let folders: Vec<Folder> = (0..6).map(|_| Folder::new("positions-again")).collect();
+        on_ranks(ranks, Some(1), |world| {
+            for folder in &folders {
+                let data = Data::own(Integers::new(200, 0), Integers::new(64, 1000));
+                let config = Config {
+                    out: folder.out(),
+                    ..parse(&format!("--steps 1 {FLAGS}")).unwrap()
+                };
+                Trainer::builder(config.model.clone(), CrossEntropy::default(), data)
+                    .config(config)
+                    .run(world)?;
+            }
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn a_saved_run_resumes_to_the_same_bits() {
     quietly();

@@ -3,8 +3,10 @@
 //! without this host.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use ddp_kernels::panics;
 
 use crate::background::Background;
 use crate::error::{EXIT_PEER_LOST, Result};
@@ -35,7 +37,7 @@ struct WatchedLease {
 }
 
 fn lock(shared: &Mutex<WatchedLease>) -> MutexGuard<'_, WatchedLease> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+    panics::lock(shared)
 }
 
 impl AgentLease {

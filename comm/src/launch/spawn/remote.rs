@@ -9,9 +9,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
+
+use ddp_kernels::panics;
 
 use super::agent::{AgentOrder, Greeting, News, SSH_CONNECTION, Setup};
 use super::listener::Agent;
@@ -215,11 +217,7 @@ impl Remote {
         let status = self.ssh.as_mut().map(Child::wait).and_then(Result::ok);
         let program = task.program.display();
         std::thread::sleep(LAST_WORDS);
-        let kept = self
-            .words
-            .kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let kept = panics::lock(&self.words.kept);
         let said = kept.lines().rfind(|line| !line.trim().is_empty());
         let said = said.map_or("no reason given", str::trim);
         let same = format!("every host needs version {VERSION} of it at this path");
@@ -354,7 +352,7 @@ fn show(errors: ChildStderr, words: &Words) {
         if words.are_shown.load(Ordering::Relaxed) {
             print_line(&line)
         } else {
-            *words.kept.lock().unwrap_or_else(PoisonError::into_inner) += &line
+            *panics::lock(&words.kept) += &line
         }
     }
 }

@@ -1,9 +1,11 @@
+use ddp_kernels::panics;
+
 use super::*;
 
 /// Signals belong to the whole process: one test at a time catches them.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    panics::lock(&ALONE)
 }
 
 fn send(signal: Signal) {

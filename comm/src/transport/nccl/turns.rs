@@ -9,8 +9,9 @@
 //! Captured calls are ordered within their capture only: eager work that a capture waited for would
 //! not be part of the graph. The launch of a graph decides where it stands among eager work.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use ddp_kernels::panics;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, foreign};
 
@@ -35,7 +36,7 @@ pub(super) struct Turn {
 /// Waits for this thread's turn to call NCCL for `device`.
 pub(super) fn of(device: Device) -> MutexGuard<'static, Turn> {
     let turn = {
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = panics::lock(&DEVICES);
         match devices.iter().find(|(known, _)| *known == device) {
             Some((_, turn)) => *turn,
             None => {
@@ -46,7 +47,7 @@ pub(super) fn of(device: Device) -> MutexGuard<'static, Turn> {
         }
     };
     // A turn is valid at any time; a group whose call panicked knows that itself.
-    turn.lock().unwrap_or_else(PoisonError::into_inner)
+    panics::lock(turn)
 }
 
 impl Turn {

@@ -4,10 +4,11 @@
 //! and asks nothing of CUDA, so a stuck thread, driver or device cannot stop it.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::panics;
 use ddp_kernels::progress::ProgressBoard;
 
 use super::common::{Common, OTHER_HOSTS_GRACE};
@@ -49,19 +50,13 @@ impl Watches {
         };
         let body = move |cancelled: &Cancelled| watch.run(cancelled);
         let watch = Background::start("nccl watch", body)?;
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(watch);
+        panics::lock(&self.0).push(watch);
         Ok(())
     }
 
     /// Ends them all: they use what the world has.
     pub(crate) fn stop(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        panics::lock(&self.0).clear();
     }
 }
 

@@ -5,8 +5,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use ddp_kernels::panics;
 
 use crate::error::{Error, Result};
 use crate::transport::frames::{Frames, wait};
@@ -75,7 +77,7 @@ impl Mesh {
 
     /// What has been sent and received, after moving what can be moved at once.
     fn moved(&self) -> MutexGuard<'_, Traffic> {
-        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traffic = panics::lock(&self.traffic);
         traffic.advance();
         traffic
     }

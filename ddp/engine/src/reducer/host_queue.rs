@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
+use ddp_kernels::panics;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace;
 use ddp_kernels::transfer::{self, Phase, current_phase, in_phase};
@@ -186,7 +187,7 @@ impl SharedQueue {
 
     fn lock(&self) -> MutexGuard<'_, JobQueue> {
         // Nothing panics under this lock.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        panics::lock(&self.queue)
     }
 
     /// Runs jobs until the queue is closed. A panic becomes an error of the step.

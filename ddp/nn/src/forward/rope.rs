@@ -1,8 +1,9 @@
 //! Rotary positions.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ddp_kernels::ops;
+use ddp_kernels::panics;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 
@@ -37,7 +38,7 @@ impl Rope {
 
     /// The table of this many positions on `device`.
     pub(crate) fn table(&self, positions: usize, device: Device) -> Result<Tensor> {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = panics::lock(&self.tables);
         let is_it = |it: &&Tensor| it.device() == device && it.shape()[0] == positions;
         if let Some(table) = tables.iter().find(is_it) {
             return Ok(table.clone());

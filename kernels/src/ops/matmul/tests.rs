@@ -133,7 +133,7 @@ fn each_element_is_added_in_order_for_any_number_of_threads() {
             for (index, bits) in case.plainly() {
                 assert_eq!(alone[index], bits, "{shape:?} {layout:?}, element {index}");
             }
-            for threads in 2..=8 {
+            for threads in [2, 3, 5, 8] {
                 let pieces = case.run(|work| in_pieces(work, threads, &AsIs));
                 assert!(pieces == alone, "{shape:?} {layout:?} on {threads}");
             }
