@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -98,6 +98,32 @@ fn own_path() -> Option<PathBuf> {
             .to_string_lossy()
             .into_owned();
         fs::canonicalize(name).ok()
+    }
+}
+
+/// Held by who makes a file of the cache, for which others wait. Without it each makes its own.
+struct Turn {
+    path: PathBuf,
+    /// Closing it lets the next go on.
+    _locked: File,
+}
+
+impl Turn {
+    fn take(made: &Path) -> Option<Self> {
+        let path = made.with_extension("lock");
+        let file = File::create(&path).ok()?;
+        file.lock().ok()?;
+        Some(Self {
+            path,
+            _locked: file,
+        })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Who waits has it open.
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -220,7 +246,12 @@ pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, 
     let (library, cache) = (library()?, cache_folder()?);
     let key = key(program, options, &identity(&library)?);
     let path = key.map(|key| cache.join(format!("{key}.ptx")));
-    if let Some(text) = path.as_ref().and_then(|path| fs::read_to_string(path).ok()) {
+    let kept = || fs::read_to_string(path.as_ref()?).ok();
+    if let Some(text) = kept() {
+        return Ok(compiled(text));
+    }
+    let _turn = path.as_deref().and_then(Turn::take);
+    if let Some(text) = kept() {
         return Ok(compiled(text));
     }
     let scratch = Scratch::new(&cache)?;
@@ -236,7 +267,7 @@ pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, 
         command.args(&options.real);
     })?;
     if let Some(text) = scratch.read("made") {
-        if let Some(path) = path {
+        if let Some(path) = &path {
             // A file that cannot be kept is made again.
             let _ = fs::rename(scratch.0.join("made"), path);
         }
