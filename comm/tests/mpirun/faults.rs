@@ -100,7 +100,7 @@ fn a_stopped_rank_is_named_when_time_is_up() {
         let cause = ended.assert_ended_with(77);
         let expected = [
             "all_reduce sum of \"gradient\" f32[1000]",
-            "rank 1 did not arrive within 5 s",
+            "rank 1 did not arrive within 20 s",
             "group gradients",
         ];
         assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
@@ -146,7 +146,7 @@ fn ranks_that_take_different_branches_learn_who_is_missing() {
     assert!(
         ended
             .assert_ended_with(77)
-            .contains("did not arrive within 5 s"),
+            .contains("did not arrive within 20 s"),
         "{ended}"
     );
 }
@@ -222,7 +222,7 @@ fn assert_never_began(ended: &Ended, expected: &str) {
 
 #[test]
 fn a_rank_that_never_starts_mpi_ends_the_job() {
-    let said = "not all ranks started MPI within 5 s; help: check";
+    let said = "not all ranks started MPI within 20 s; help: check";
     let hosts = [
         &[(SLEEPS, 1), ("", 2)][..],
         &[(FOLLOWS, 1), (LEAVES, 1), (FOLLOWS, 1)],
@@ -245,7 +245,7 @@ fn a_rank_that_stops_in_the_bootstrap_is_named_once() {
     let job = |hosts| Job::on_hosts(hosts, "facts").timeout_ms(EXPIRES_MS);
     for (rank, ended) in all_at_once(hosts.map(job)).iter().enumerate() {
         let said = format!(
-            "cannot exchange addresses between ranks: rank {rank} did not come within 5 s; help: check"
+            "cannot exchange addresses between ranks: rank {rank} did not come within 20 s; help: check"
         );
         assert_never_began(ended, &said);
     }
@@ -255,7 +255,7 @@ fn a_rank_that_stops_in_the_bootstrap_is_named_once() {
 fn a_rank_that_never_ends_mpi_ends_the_job() {
     let ended = Job::new(3, "stays 1").timeout_ms(EXPIRES_MS).run();
     let cause = ended.assert_ended_with(77);
-    assert!(cause.contains("MPI did not end within 5 s: "), "{ended}");
+    assert!(cause.contains("MPI did not end within 10 s: "), "{ended}");
 }
 
 #[test]
@@ -298,9 +298,8 @@ fn a_rank_that_showed_progress_is_named_when_it_dies_or_stops() {
         let cause = ended.assert_ended_with(77);
         let named = "barrier (call 1 of group control, at ";
         assert!(cause.contains(named), "{ended}");
-        assert!(
-            cause.contains(&format!("rank {rank} did not arrive within 5 s")),
-            "{ended}"
-        );
+        let named = format!("rank {rank} did not arrive within ");
+        let shown = ", and showed no progress for 20 s; help: ";
+        assert!(cause.contains(&named) && cause.contains(shown), "{ended}");
     }
 }

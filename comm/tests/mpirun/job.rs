@@ -14,7 +14,7 @@ use crate::rank::{END, FOLDER, ROLE, TIMEOUT_MS, now_ms};
 /// The end of patience with a job after its fault. Ranks that nothing ends go on for ten minutes.
 pub(crate) const END_MAX_MS: u64 = 60_000;
 /// A timeout that is to expire. Healthy ranks show progress in less, also on a busy machine.
-pub(crate) const EXPIRES_MS: u64 = 5000;
+pub(crate) const EXPIRES_MS: u64 = 20_000;
 /// Longer than any job takes, also where NCCL takes its 60 s to join ranks. A job that
 /// hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(300);

@@ -235,7 +235,7 @@ fn play(role: &str, world: &World) -> Result<()> {
         ["slow", kind] => {
             world.barrier()?;
             if world.rank() + 1 == world.size() {
-                for _ in 0..60 {
+                for _ in 0..210 {
                     heartbeat::beat(Work::ReadsData);
                     // Sleep: all of them take longer than the timeout, `EXPIRES_MS`.
                     std::thread::sleep(Duration::from_millis(100));

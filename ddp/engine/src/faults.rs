@@ -98,7 +98,7 @@ enum FaultKind {
     Slow,
     /// It takes two seconds.
     Pause,
-    /// It takes eight seconds, in which it shows progress.
+    /// It takes 22 seconds, in which it shows progress.
     Work,
     /// Once: this rank leaves the others, to meet them again.
     Leave,
@@ -205,7 +205,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         FaultKind::Flip => {}
         FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
         FaultKind::Pause => std::thread::sleep(Duration::from_secs(2)),
-        FaultKind::Work => (0..80).for_each(|_| {
+        FaultKind::Work => (0..220).for_each(|_| {
             heartbeat::beat(Work::ReadsData);
             std::thread::sleep(Duration::from_millis(100));
         }),

@@ -210,7 +210,7 @@ fn it_is_said_once_how_nccl_connects_ranks_unless_the_user_has_its_log() {
 
 /// For ranks that only a timeout can notice. Longer than compiling a kernel takes on a busy
 /// machine.
-const NEAR: u64 = 5;
+const NEAR: u64 = 20;
 
 /// The end of a job of two ranks in which rank `rank` meets its fault in step 7, which is captured
 /// if any is.

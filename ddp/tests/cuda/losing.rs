@@ -84,7 +84,7 @@ fn assert_same(folder: &Folder, ended: &Ended) {
 }
 
 /// For ranks, GPUs and calls that only a timeout can notice. Healthy ones are sooner.
-const SHORT: &str = "--timeout-s 10";
+const SHORT: &str = "--timeout-s 20";
 
 const GRAPHS: [&str; 2] = ["on", "off"];
 const POINTS: [&str; 3] = ["forward", "reduction", "optimizer"];

@@ -9,7 +9,7 @@ use crate::support::metrics_log::MetricsLog;
 
 const PLACES: [&str; 4] = ["forward", "reduction", "optimizer", "log"];
 /// For ranks that can only be noticed by the deadline.
-const NEAR: u64 = 5;
+const NEAR: u64 = 20;
 
 /// What a job of `ranks` came to in which rank `rank` met its fault, and its metrics log.
 fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (Ended, MetricsLog) {

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::tcp;
+use crate::losing::SHORT;
 use crate::support::job::{Folder, QUICK, Running, all_at_once};
 
 /// More steps than any test waits for.
@@ -171,7 +172,7 @@ fn a_process_that_another_one_with_its_number_turns_away_is_named() {
         0 => String::new(),
         _ => three.display().to_string(),
     };
-    let words = format!("{ENDLESS} --min-ranks 1 --timeout-s 10");
+    let words = format!("{ENDLESS} --min-ranks 1 {SHORT}");
     let mut running = tcp::ranks(&folder, 2, &words, &of_rank).start();
     running.wait_for_said("it waits until the first one is lost");
     running.go_on(3);

@@ -127,7 +127,7 @@ pub(crate) fn slow_steps() -> String {
 }
 
 /// For ranks that only a timeout can notice. Healthy ones show progress sooner on a busy machine.
-const SHORT: &str = "--timeout-s 10";
+pub(crate) const SHORT: &str = "--timeout-s 20";
 
 #[test]
 fn any_rank_can_be_lost_at_any_point_of_a_step() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::losing::{RUN, assert_undisturbed, joined, lost, sorted, undisturbed};
+use crate::losing::{RUN, SHORT, assert_undisturbed, joined, lost, sorted, undisturbed};
 use crate::support::job::{FAR, Folder, Running, all_at_once};
 use crate::support::processes::{SIGTSTP, while_nothing_happens};
 use crate::tcp;
@@ -80,7 +80,7 @@ fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
 fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     undisturbed();
     let folder = Folder::new("losing-agent");
-    let words = format!("{RUN} --min-ranks 2 --timeout-s 10");
+    let words = format!("{RUN} --min-ranks 2 {SHORT}");
     let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
     let running = job.env("DDP_TEST_FAULT", "2:forward:20:hold").start();
     running.wait_for_fault("2:forward:20");
@@ -213,7 +213,7 @@ fn processes_that_variables_start_come_back_with_the_number_they_had() {
 fn a_host_whose_agent_is_stopped_is_lost_with_its_ranks() {
     undisturbed();
     let folder = Folder::new("losing-agent-stopped");
-    let words = format!("{RUN} --min-ranks 1 --timeout-s 10");
+    let words = format!("{RUN} --min-ranks 1 {SHORT}");
     let job = folder.started_on("--hosts far:2,localhost:1", "", &words);
     let mut running = job.env("DDP_TEST_FAULT", "2:forward:20:hold").start();
     running.wait_for_fault("2:forward:20");
@@ -236,7 +236,7 @@ fn stopped_ranks_of_another_host_are_left_out() {
     let faults = ["3:forward:7:stop", "2:forward:7:stop,3:forward:7:stop"];
     all_at_once(faults, |faults| {
         let folder = Folder::new("losing-hosts-stopped");
-        let words = format!("{RUN} --min-ranks 2 --timeout-s 6");
+        let words = format!("{RUN} --min-ranks 2 {SHORT}");
         let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
         let ended = job.env("DDP_TEST_FAULT", faults).run();
         let lost = sorted(lost(&folder.metrics_log()));
@@ -251,14 +251,14 @@ fn a_rank_that_writes_a_checkpoint_while_another_is_lost_is_waited_for() {
     undisturbed();
     all_at_once(["far:1,off:2", "localhost:1,far:2"], |hosts| {
         let folder = Folder::new("losing-hosts-writing");
-        let words = format!("{RUN} --min-ranks 2 --timeout-s 5");
+        let words = format!("{RUN} --min-ranks 2 {SHORT}");
         let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
         let faults = "0:save:18:hold,1:forward:20:kill";
         let running = job.env("DDP_TEST_FAULT", faults).start();
         running.wait_for_fault("0:save:18");
         running.wait_for_said("rank 1 ");
         // The launcher waits for a rank that shows no progress for twice the timeout.
-        while_nothing_happens(Duration::from_secs(15));
+        while_nothing_happens(Duration::from_secs(45));
         running.go_on(18);
         let ended = running.wait();
         assert_eq!(lost(&folder.metrics_log()), [1], "{ended}");
@@ -270,13 +270,13 @@ fn a_rank_that_writes_a_checkpoint_while_another_is_lost_is_waited_for() {
 fn a_job_that_is_suspended_and_resumed_loses_nothing() {
     undisturbed();
     let folder = Folder::new("losing-suspended");
-    let words = format!("{RUN} --min-ranks 1 --timeout-s 8");
+    let words = format!("{RUN} --min-ranks 1 {SHORT}");
     let job = folder.started_on("--hosts localhost:1,far:2", "", &words);
     let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();
     running.wait_for_fault("0:forward:20");
     running.signal_all("STOP");
     // Longer than launcher and agents wait for each other.
-    while_nothing_happens(Duration::from_secs(12));
+    while_nothing_happens(Duration::from_secs(25));
     running.signal_all("CONT");
     running.go_on(20);
     let ended = running.wait();

@@ -28,7 +28,7 @@ pub(super) fn ranks(
 
 /// How long ranks wait for one that does not come: within this time the others start on a busy
 /// machine.
-const MISSING_S: u64 = 10;
+const MISSING_S: u64 = 20;
 
 /// Each rank claims to be on a different host.
 fn on_hosts(rank: usize) -> String {

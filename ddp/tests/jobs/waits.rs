@@ -13,7 +13,7 @@ use crate::support::job::{host, program};
 use crate::support::processes::look_again_soon;
 
 /// How long ranks wait for one that shows no progress.
-const TIMEOUT_S: u64 = 5;
+const TIMEOUT_S: u64 = 20;
 /// How much later the job may be over: the end of patience.
 const LATER: Duration = Duration::from_secs(60);
 
