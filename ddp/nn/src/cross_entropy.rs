@@ -1,8 +1,10 @@
 //! The cross-entropy of class indices, by a kernel, and of class probabilities, by its formula.
 //! Letters: B rows, T positions, C classes.
 
-use ddp_kernels::Tensor;
+use std::fmt;
+
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
+use ddp_kernels::{DType, Tensor};
 
 use crate::error::{Error, Result};
 use crate::forward::{LossFormula, Scope, Var, first_largest};
@@ -16,7 +18,7 @@ use crate::pass::Pass;
 /// The mean of indices divides by the sum of the targets' class weights, which are 1 without
 /// `class_weights`; that of probabilities by the number of rows. A row of probabilities is right if
 /// its largest is that of the output.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CrossEntropy {
     /// The part of the target's probability that is spread over all classes, 0 to 1.
     pub label_smoothing: f64,
@@ -24,6 +26,20 @@ pub struct CrossEntropy {
     pub class_weights: Option<Tensor>,
     /// Rows with this target are ignored, if targets are indices.
     pub ignore_index: Option<i64>,
+}
+
+impl fmt::Debug for CrossEntropy {
+    /// With the numbers of the class weights: a run is resumed with the same ones.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers = |weights: &Tensor| weights.to_dtype(DType::F64)?.to_vec::<f64>();
+        let class_weights = self.class_weights.as_ref();
+        let class_weights = class_weights.and_then(|it| numbers(it).ok());
+        f.debug_struct("CrossEntropy")
+            .field("label_smoothing", &self.label_smoothing)
+            .field("class_weights", &class_weights)
+            .field("ignore_index", &self.ignore_index)
+            .finish()
+    }
 }
 
 impl Default for CrossEntropy {

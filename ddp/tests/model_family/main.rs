@@ -23,7 +23,7 @@ use crate::positions::PositionsSpec;
 use crate::support::job::Folder;
 use crate::support::metrics_log::{MetricsLog, model_bytes, number};
 use crate::support::random::mixed;
-use crate::support::training::{on_ranks, quietly};
+use crate::support::training::{cpu, on_ranks, quietly};
 
 /// Positions of a row, integers at each, and classes.
 const POSITIONS: usize = 5;
@@ -182,7 +182,7 @@ fn a_saved_run_resumes_to_the_same_bits() {
 fn a_run_is_not_resumed_with_another_loss() {
     quietly();
     let folder = Folder::new("positions-loss");
-    let resumed = |steps: u64, label_smoothing: f64| {
+    let resumed = |steps: u64, label_smoothing: f64, weight: f32| {
         let flags = format!("--steps {steps} --resume auto {FLAGS}");
         let config = Config {
             out: folder.out(),
@@ -190,6 +190,7 @@ fn a_run_is_not_resumed_with_another_loss() {
         };
         let loss = CrossEntropy {
             label_smoothing,
+            class_weights: Some(cpu(&[weight; CLASSES], &[CLASSES])),
             ..CrossEntropy::default()
         };
         let outcomes = on_ranks(1, Some(1), |world| {
@@ -199,14 +200,19 @@ fn a_run_is_not_resumed_with_another_loss() {
         });
         outcomes.into_iter().next().unwrap()
     };
-    resumed(3, 0.0).unwrap();
-    let text = resumed(6, 0.1).unwrap_err().to_string();
+    resumed(3, 0.0, 1.0).unwrap();
+    let text = resumed(6, 0.1, 1.0).unwrap_err().to_string();
     let expected = "that change the results: the loss CrossEntropy { label_smoothing: 0.1, ";
     assert!(
         text.contains(expected) && text.contains(" (was CrossEntropy { label_smoothing: 0.0, "),
         "{text}"
     );
-    resumed(6, 0.0).unwrap();
+    let text = resumed(6, 0.0, 1.5).unwrap_err().to_string();
+    assert!(
+        text.contains("Some([1.5, ") && text.contains("Some([1.0, "),
+        "{text}"
+    );
+    resumed(6, 0.0, 1.0).unwrap();
 }
 
 /// Trains on a text as this command line says, on `ranks` ranks.

@@ -230,7 +230,7 @@ impl Trace {
                 format!("{name} {shape:?}")
             }
             _ if !is_users(line) => format!("{name} {shape:?}"),
-            _ => format!("{name} {shape:?} of line {}", line.line()),
+            _ => format!("{name} {shape:?} of {}:{}", line.file(), line.line()),
         }
     }
 }
