@@ -63,7 +63,7 @@ const CONTROL: usize = 0;
 pub struct World {
     links: Links,
     control: Group,
-    /// Its groups, each for whoever next asks for one of its name when nobody else has it.
+    /// All groups that were made. One that no rank uses any more is given to who asks next.
     made: Mutex<Vec<Group>>,
     timeout: Duration,
     /// At least as long.
@@ -340,8 +340,8 @@ impl World {
         })
     }
 
-    /// A group that no rank uses any more, else one that `make` makes. On a GPU it has this name,
-    /// which its watch knows.
+    /// A group that no rank uses any more, else one that `make` makes. On a GPU it must have been
+    /// made with this name, by which its watch reports it.
     fn unused_or(
         &self,
         name: &'static str,

@@ -33,7 +33,7 @@ impl fmt::Debug for CrossEntropy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers = |weights: &Tensor| weights.to_dtype(DType::F64)?.to_vec::<f64>();
         let class_weights = self.class_weights.as_ref();
-        let class_weights = class_weights.and_then(|it| numbers(it).ok());
+        let class_weights = class_weights.map(|it| numbers(it).unwrap_or_default());
         f.debug_struct("CrossEntropy")
             .field("label_smoothing", &self.label_smoothing)
             .field("class_weights", &class_weights)
