@@ -43,7 +43,8 @@ impl Decision<'_> {
             }
         }
         if !self.state.is_done() {
-            self.state.failure.get_or_insert(EXIT_PEER_LOST);
+            let said = self.state.ends.unwrap_or(EXIT_PEER_LOST);
+            self.state.failure.get_or_insert(said);
         }
         self.end_within(ENDING);
     }

@@ -203,7 +203,8 @@ impl Decision<'_> {
             if !is_ending {
                 self.start(rank, "its last process was lost");
             } else if !self.state.goes_on() && !self.state.is_done() {
-                self.state.failure.get_or_insert(EXIT_PEER_LOST);
+                let said = self.state.ends.unwrap_or(EXIT_PEER_LOST);
+                self.state.failure.get_or_insert(said);
             }
         }
     }

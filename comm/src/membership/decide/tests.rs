@@ -554,6 +554,18 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
 }
 
 #[test]
+fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() {
+    for (said, code) in [(Some(74), 74), (Some(0), 0), (None, 77)] {
+        let mut job = trains(&[1, 1]);
+        said.iter()
+            .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
+        let why = "it does not answer".into();
+        job.happens(JobEvent::HostLost { host: 1, why });
+        assert_eq!(job.state.exit_code(), code, "{said:?}");
+    }
+}
+
+#[test]
 fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     let mut job = trains(&[0, 0]);
     job.says(1, ToLauncher::Ends(65));
