@@ -117,6 +117,18 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
+    /// The same of an operation, which `place` has.
+    #[must_use]
+    pub fn within(mut self, place: impl fmt::Display) -> Error {
+        use Error::{Cuda, DeviceMismatch, NoVersion, Operand, Value};
+        if let Cuda(text) | DeviceMismatch(text) | NoVersion(text) | Operand(text) | Value(text) =
+            &mut self
+        {
+            *text = format!("{place}: {text}");
+        }
+        self
+    }
+
     /// An argument out of range, at the caller's line.
     #[track_caller]
     pub(crate) fn value(

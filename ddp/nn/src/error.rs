@@ -50,6 +50,15 @@ impl Error {
         ))
     }
 
+    /// The same of an operation, which `place` has.
+    pub(crate) fn within(self, place: impl fmt::Display) -> Error {
+        match self {
+            Error::Usage(text) => Error::Usage(format!("{place}: {text}")),
+            Error::Tensor(error) => Error::Tensor(error.within(place)),
+            other => other,
+        }
+    }
+
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -110,7 +110,18 @@ impl Traced {
         let shape: Vec<usize> = [2].iter().chain(row_shape).copied().collect();
         let [_, y] = traced.trace(&shape, PassMode::Training, Some(declarations))?;
         let output = y.shape()[1..].to_vec();
-        Ok((traced, output))
+        let more: Vec<usize> = [2 * batch::MORE_ROWS]
+            .iter()
+            .chain(row_shape)
+            .copied()
+            .collect();
+        let [_, of_more] = traced.trace(&more, PassMode::Training, None)?;
+        let mut trace = y.trace.borrow_mut();
+        trace.refuse_row_counts(2, &of_more.trace.borrow());
+        match trace.error.take() {
+            Some(error) => Err(Error::Usage(error)),
+            None => Ok((traced, output)),
+        }
     }
 
     /// The numbers of the layers that draw random numbers.

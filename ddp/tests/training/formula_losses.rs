@@ -344,6 +344,9 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
     assert!(text.contains("a loss has no parameters"), "{text}");
     let text = of(|m, x, _| m.dropout("drop", x, 0.5).mean(-1));
     assert!(text.contains("a loss drops nothing"), "{text}");
+    let text = of(|_, x, t| (x - t).abs().sum(-1) / t.size(0) as f64);
+    let expected = "got 4 for 4 rows, which differs from 8 for 8; help: ";
+    assert!(text.contains(expected), "{text}");
     let text = of(|_, x, t| x.less(t).mean(-1));
     assert!(
         text.contains("a formula with a derivative by the output"),

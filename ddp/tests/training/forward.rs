@@ -845,8 +845,7 @@ fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
             m.layer_norm("n", &x.transpose(0, 2)).transpose(0, 2)
         }),
         ("dropout", |m, x| {
-            let rows = x.reshape(&[x.size(0) * 4, 6]);
-            m.dropout("d", &rows, 0.5).reshape(&x.shape())
+            m.dropout("d", &x.transpose(0, 1), 0.5).transpose(0, 1)
         }),
         ("unfold", |m, x| {
             let image = x.reshape(&[1, x.size(0), 4, 6]);
@@ -859,7 +858,45 @@ fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
         let expected = format!(": {name}: expected a result for each row that does not depend");
         assert!(text.contains(&expected), "{name}: {text}");
     }
-    let apart: [Of; 10] = [
+    // More than shapes depends on how many rows there are.
+    let counted: [(&str, Of); 5] = [
+        (
+            "got 0.5 for 2 rows, which differs from 0.25 for 4; help: ",
+            |_, x| x * (1.0 / x.size(0) as f64),
+        ),
+        ("numbers [2] for 2 rows, which differs from", |m, x| {
+            x + m.indices(x.size(0)).reshape(&[x.size(0), 1, 1])
+        }),
+        (
+            "numbers [3] for 2 rows, which differs from numbers [3] for 4",
+            |m, x| x + m.numbers(&[x.size(0) as f64; 3], &[3]).sum(0),
+        ),
+        ("exp [2, 4, 6] of ", |_, x| {
+            if x.size(0) > 2 { x.tanh() } else { x.exp() }
+        }),
+        ("which differs from exp [4, 4, 6] of ", |_, x| {
+            if x.size(0) > 2 {
+                x.tanh().exp()
+            } else {
+                x.tanh()
+            }
+        }),
+    ];
+    for (expected, formula) in counted {
+        let text = built(formula, &[4, 6]).unwrap_err();
+        let begins = "expected the same operations and numbers for any number of rows";
+        let is_here = text.starts_with(&format!("0 ({}:", file!()));
+        let is_said = text.contains(begins) && text.contains(expected);
+        assert!(is_here && is_said, "{expected}: {text}");
+    }
+    let apart: [Of; 11] = [
+        // The same numbers for each row.
+        |m, x| {
+            x + m
+                .numbers(&[1.0, 2.0].repeat(x.size(0)), &[x.size(0), 2, 1])
+                .sum(1)
+                .reshape(&[x.size(0), 1, 1])
+        },
         |_, x| x.reshape(&[x.size(0) * 4, 6]).every(0, 4).softmax(-1),
         |m, x| x * weight(m, "w", &[3, 4, 6]).softmax(0).sum(0),
         |_, x| {
@@ -961,31 +998,60 @@ fn an_own_operation_that_leaves_elements_out_is_refused_with_its_line() {
     }
 }
 
+/// Its kernel is called wrongly.
+#[derive(Debug)]
+struct Wrong;
+
+impl CustomOp for Wrong {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Ok(inputs[0].clone())
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
+        Ok(ddp_kernels::ops::sum_into(out, x[0])?)
+    }
+
+    fn backward(&self, _: &[&Tensor], _: [&Tensor; 2], _: &[&Tensor]) -> Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
-fn what_depends_on_the_batch_is_refused() {
+fn errors_of_a_kernel_name_the_layer_and_the_line() {
+    let line = line!() + 1;
+    let formula = |m: &mut Scope<'_>, x: &Var| m.custom(Arc::new(Wrong), &[&x.exp()]);
+    let model = built(Sequential::new().then(Formula(formula)), &[3]);
+    let x = Tensor::zeros(&[4, 3], DType::F32, Device::Cpu).unwrap();
+    let text = try_rows(&model, &x).unwrap_err().to_string();
+    let expected = format!("0 ({}:{line}): ", file!());
+    assert!(
+        text.starts_with(&expected) && text.contains("sum"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_parameter_that_depends_on_the_batch_is_refused() {
     let layers = Sequential::new().then(Formula(|m: &mut Scope<'_>, x: &Var| {
         x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))
     }));
-    let model = layers
-        .build(&[3], Device::Cpu, ddp_kernels::Seed(1))
-        .unwrap();
-    let x = Tensor::zeros(&[5, 3], DType::F32, Device::Cpu).unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training: false,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
+    let built = layers.build(&[3], Device::Cpu, ddp_kernels::Seed(1));
+    let text = built.unwrap_err().to_string();
+    let expected = "parameter 0.w: expected shape [2, 1], as in the first trace, got [4, 1]";
+    assert!(text.contains(expected), "{text}");
+}
+
+/// Several of the first axis may be of one row of the batch.
+#[test]
+fn dropout_of_flat_tokens_drops_the_same_elements() {
+    let shaped = of(|m, x| m.dropout("drop", x, 0.5), &[4, 6]);
+    let flat = |m: &mut Scope<'_>, x: &Var| {
+        let tokens = x.reshape(&[x.size(0) * 4, 6]);
+        m.dropout("drop", &tokens, 0.5).reshape(&x.shape())
     };
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let mut ready = |_: ParamId| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let text = model.forward(&mut pass, &x).unwrap_err().to_string();
-    assert!(
-        text.contains("parameter 0.w: expected shape [2, 1], as in the first trace, got [5, 1]"),
-        "{text}"
-    );
+    let shaped = passed(&shaped, 3, &mut Vec::new());
+    assert!(shaped == passed(&of(flat, &[4, 6]), 3, &mut Vec::new()));
+    assert!(shaped[0].contains(&0.0) && shaped[0].iter().any(|it| *it != 0.0));
 }
 
 #[test]

@@ -1,7 +1,10 @@
-//! Refuses what mixes the rows of a batch. Ranks, micro-batches and shards divide the batch, so the
-//! result would depend on the number of ranks.
+//! Refuses what mixes the rows of a batch, or depends on how many there are. Ranks, micro-batches
+//! and shards divide the batch, so the result would depend on the number of ranks.
 
 use super::trace::{Op, Trace, TraceNode};
+
+/// Another trace of the same formula has so many times the rows.
+pub(super) const MORE_ROWS: usize = 2;
 
 /// Which row each index of an axis belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,6 +99,48 @@ impl Trace {
         let (place, line) = (node.place.clone(), node.line);
         self.keep_error_at(&place, line, text);
     }
+
+    /// Keeps an error if `more`, the trace of the same formula for `MORE_ROWS` times the rows, has
+    /// other operations or other numbers.
+    pub(super) fn refuse_row_counts(&mut self, rows: usize, more: &Trace) {
+        let traces = [&*self, more];
+        let count = traces.map(|it| it.nodes.len());
+        let is_other = |at: &usize| match traces.map(|it| it.nodes.get(*at)) {
+            [Some(one), Some(other)] => !is_alike(&one.op, &other.op, rows.max(1)),
+            _ => true,
+        };
+        let Some(at) = (0..count[0].max(count[1])).find(is_other) else {
+            return;
+        };
+        let got = |it: &Trace| (at < it.nodes.len()).then(|| it.described(at));
+        let [one, other] = traces.map(|it| got(it).unwrap_or("nothing".into()));
+        let text = format!(
+            "expected the same operations and numbers for any number of rows, since ranks and \
+             micro-batches divide the batch, got {one} for {rows} rows, which differs from {other} \
+             for {}; help: let only shapes depend on the batch's length; the step averages over the \
+             batch",
+            rows * MORE_ROWS
+        );
+        let node = &traces[usize::from(at >= count[0])].nodes[at];
+        let (place, line) = (node.place.clone(), node.line);
+        self.keep_error_at(&place, line, text);
+    }
+}
+
+/// Whether operations of traces for `rows` and for `MORE_ROWS` times as many are the same. Numbers
+/// may also be the same for each row.
+fn is_alike(one: &Op, other: &Op, rows: usize) -> bool {
+    match (one, other) {
+        (Op::Constant(one), Op::Constant(other)) => one.to_bits() == other.to_bits(),
+        (Op::Apply(one), Op::Apply(other)) => one == other,
+        (Op::Numbers(one), Op::Numbers(other)) if one.len() != other.len() => {
+            let (row, left) = (one.len() / rows, one.len() % rows);
+            let mut all = one.chunks(row.max(1)).chain(other.chunks(row.max(1)));
+            left == 0 && other.len() == MORE_ROWS * one.len() && all.all(|it| *it == one[..row])
+        }
+        (Op::Numbers(one), Op::Numbers(other)) => one == other,
+        _ => std::mem::discriminant(one) == std::mem::discriminant(other),
+    }
 }
 
 /// The axes of a node's value along which rows are; none if it mixes rows.
@@ -180,9 +225,10 @@ fn row_axes(
             unless(has(0, last) || has(1, 1))?.with_all(of_weight)?
         }
         Op::Norm(..) | Op::Gated(_) => unless(has(0, last))?,
-        // Drops by the row's number in the batch, which is that of the first axis.
+        // Drops by the row's number in the batch, which follows from the first axis.
         Op::Dropout(..) => {
-            let first = RowAxes::first(*shape.first()?);
+            let (inner, count) = (*shape.first()? / rows, rows);
+            let first = RowAxes(vec![(0, Each { inner, count })]);
             let is_of_rows = *of(0) == first || all().next().is_none() && shape[0] == rows;
             is_of_rows.then_some(first)?
         }

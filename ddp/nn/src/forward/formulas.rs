@@ -70,6 +70,7 @@ impl Var {
     }
 
     /// A number of the same trace, for `select`, `maximum` and the like.
+    #[track_caller]
     pub fn number(&self, value: f64) -> Var {
         self.constant(value)
     }

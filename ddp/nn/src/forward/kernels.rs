@@ -141,7 +141,10 @@ impl Running<'_, '_, '_> {
                     layer: *layer,
                     position: self.pass.position(),
                 };
-                ops::dropout_into(&out, x[0], *probability, &key)?;
+                // A row of the batch may be several of the first axis.
+                let batch = self.plan.ends[0].map_or(1, |x| nodes[x].shape[0]).max(1);
+                let [out, x] = [&out, x[0]].map(|it| it.reshape(&[batch, it.count() / batch]));
+                ops::dropout_into(&out?, &x?, *probability, &key)?;
             }
             Op::Gated(gate) => gate.forward(&rows(&self.take(run, 0)?)?, &rows(x[0])?)?,
             Op::GatedBackward(gate) => {

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use ddp_kernels::{DType, Tensor, ops};
 
+use super::batch::MORE_ROWS;
 use super::derivatives;
 use super::plan::{self, Action, PassPlan, PlanFor, PlannedRun};
 use super::running::{self, Running};
@@ -169,30 +170,30 @@ impl PlannedLoss {
             return Err(Error::model("loss", expected, targets, help));
         }
         of_target.resize(of_target.len().max(output.shape().rank()), 1);
-        let trace = Rc::<RefCell<Trace>>::default();
-        trace.borrow_mut().place = "loss".into();
-        let mut declared = DeclaredParameters::default();
-        let mut m = Scope {
-            trace: trace.clone(),
-            declared: &mut declared,
-            build: None,
-            prefix: String::new(),
-            mode: if has_gradient {
-                PassMode::Training
-            } else {
-                PassMode::Evaluation
-            },
-            lora: None,
+        let mode = if has_gradient {
+            PassMode::Training
+        } else {
+            PassMode::Evaluation
         };
-        let x = m.leaf(Op::Input, output.shape(), "output".into());
-        let target = m.leaf(Op::Input, &of_target, "target".into());
         let are_indices = !targets.dtype().is_float();
-        let rows = FormulaLosses::of(formula, &mut m, [&x, &target], are_indices)?;
+        let traced = |times: usize| {
+            let shapes = [output.shape(), &of_target[..]].map(|shape| {
+                let mut shape = shape.to_vec();
+                shape[0] *= times;
+                shape
+            });
+            FormulaLosses::traced(formula, shapes, mode, are_indices)
+        };
+        let (x, rows) = traced(1)?;
+        let trace = x.trace.clone();
         let forward = trace.borrow().nodes.len();
         let count = output.shape()[0];
         trace
             .borrow_mut()
             .refuse_mixed_rows(count, rows.joined.id, true);
+        let (more, _) = traced(MORE_ROWS)?;
+        let more = more.trace.borrow();
+        trace.borrow_mut().refuse_row_counts(count, &more);
         by_row(&rows.joined)?;
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {
@@ -257,6 +258,30 @@ struct FormulaLosses {
 }
 
 impl FormulaLosses {
+    /// Those of an output and targets of these shapes, and the output.
+    fn traced<F: LossFormula>(
+        formula: &F,
+        [output, target]: [Vec<usize>; 2],
+        mode: PassMode,
+        are_indices: bool,
+    ) -> Result<(Var, FormulaLosses)> {
+        let trace = Rc::<RefCell<Trace>>::default();
+        trace.borrow_mut().place = "loss".into();
+        let mut declared = DeclaredParameters::default();
+        let mut m = Scope {
+            trace,
+            declared: &mut declared,
+            build: None,
+            prefix: String::new(),
+            mode,
+            lora: None,
+        };
+        let output = m.leaf(Op::Input, &output, "output".into());
+        let target = m.leaf(Op::Input, &target, "target".into());
+        let losses = FormulaLosses::of(formula, &mut m, [&output, &target], are_indices)?;
+        Ok((output, losses))
+    }
+
     fn of<F: LossFormula>(
         formula: &F,
         m: &mut Scope<'_>,

@@ -62,7 +62,13 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
             if run.is_for_input && !self.wants_input {
                 continue;
             }
-            self.run(run)?;
+            if let Err(error) = self.run(run) {
+                let place = self.nodes[run.of].users_place();
+                return Err(match place {
+                    Some(place) => error.within(place),
+                    None => error,
+                });
+            }
             for &id in &run.outputs {
                 let node = &self.nodes[id];
                 // Not what a processor computes again, or computes besides.

@@ -177,6 +177,7 @@ impl Scope<'_> {
         result
     }
 
+    #[track_caller]
     pub(super) fn leaf(&self, op: Op, shape: &[usize], name: String) -> Var {
         let mut trace = self.trace.borrow_mut();
         let id = trace.push(op, vec![], shape.to_vec());

@@ -157,6 +157,18 @@ impl Default for Trace {
     }
 }
 
+/// A layer and the line of an operation, for errors.
+fn at(place: &str, line: &Location<'_>) -> String {
+    format!("{place} ({}:{})", line.file(), line.line())
+}
+
+impl TraceNode {
+    /// The layer and the line, if that is the user's.
+    pub(super) fn users_place(&self) -> Option<String> {
+        is_users(self.line).then(|| at(&self.place, self.line))
+    }
+}
+
 /// Whether a line is outside this crate and `core`.
 fn is_users(line: &Location<'_>) -> bool {
     let (file, own) = (line.file(), file!().trim_end_matches("forward/trace.rs"));
@@ -187,8 +199,8 @@ impl Trace {
 
     /// As `keep_error`, of an operation of this layer at this line.
     pub(super) fn keep_error_at(&mut self, place: &str, line: &Location<'_>, text: String) {
-        let error = format!("{place} ({}:{}): {text}", line.file(), line.line());
-        self.error.get_or_insert(error);
+        self.error
+            .get_or_insert(format!("{}: {text}", at(place, line)));
     }
 
     #[track_caller]
@@ -301,6 +313,7 @@ impl Var {
     }
 
     /// A number.
+    #[track_caller]
     pub(super) fn constant(&self, value: f64) -> Var {
         self.push(Op::Constant(value), &[], vec![])
     }

@@ -41,14 +41,8 @@ pub(super) fn must_write(
                 Op::Custom(op) => ("forward: out".to_string(), op),
                 _ => continue,
             };
-            let line = node.line;
             return Err(Error::model(
-                format!(
-                    "{} ({}:{}): {op:?}: {what}",
-                    node.place,
-                    line.file(),
-                    line.line()
-                ),
+                format!("{op:?}: {what}"),
                 format!("all {count} elements to be written"),
                 format!("{left} unwritten"),
                 "write zeros, too: outputs are not cleared before",
