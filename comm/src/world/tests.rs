@@ -5,6 +5,7 @@ use ddp_kernels::{DType, Tensor};
 use super::*;
 use crate::Reduce;
 use crate::tests::on_ranks;
+use crate::transport::shared::CHANNELS;
 
 #[test]
 fn a_world_of_one_works_alone() {

@@ -199,6 +199,8 @@ pub(crate) struct Job<'a> {
     asked: Option<u64>,
     /// When the generation must be over, and which.
     over_by: Option<(u64, u32)>,
+    /// Why the job fails, as decided before a rank was heard to end it.
+    decided: Option<u8>,
     last_fault: u64,
     disk: Disk,
     /// Under ZeRO-1: the processes that have last divided all among them, in order.
@@ -248,6 +250,7 @@ impl<'a> Job<'a> {
             unconnected: vec![0; schedule.ranks],
             asked: None,
             over_by: None,
+            decided: None,
             last_fault: 0,
             disk: Disk::default(),
             sliced: Vec::new(),
@@ -378,6 +381,9 @@ impl<'a> Job<'a> {
     fn decide(&mut self, event: JobEvent) {
         let now = Duration::from_millis(self.now - self.suspended);
         let was_over = self.state.over_since.is_some();
+        if self.state.ends.is_none() {
+            self.decided = self.state.failure;
+        }
         let actions = decide::on(&mut self.state, now, event);
         if !was_over && self.state.over_since.is_some() {
             self.judge_end_of_generation(&actions);

@@ -15,6 +15,7 @@ mod emit;
 mod formulas;
 mod fuse;
 mod gate;
+mod groups;
 mod kernels;
 mod losses;
 mod normed;
@@ -22,6 +23,7 @@ mod plan;
 mod rope;
 mod running;
 mod scope;
+mod shapes;
 mod trace;
 mod written;
 

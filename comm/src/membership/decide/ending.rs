@@ -63,7 +63,9 @@ impl Decision<'_> {
             };
             let (ranks, limit) = (RankList(&left), Seconds(limit));
             self.print(format!("{ranks} did not end within {limit}{note}"));
-            self.state.failure = Some(self.state.stop.map_or(EXIT_PEER_LOST, of_signal));
+            let said = self.state.ends.filter(|&code| code > 0);
+            let asked = self.state.stop.map(of_signal);
+            self.state.failure = said.or(asked).or(Some(EXIT_PEER_LOST));
         }
         self.state.has_killed = true;
         let why = "they have had the time to end";

@@ -565,6 +565,20 @@ fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() 
     }
 }
 
+/// It was 130, the code of the signal.
+#[test]
+fn a_job_that_is_asked_to_stop_and_killed_has_the_code_that_a_rank_has_said_before() {
+    for (said, code) in [(Some(74), 74), (None, 130)] {
+        let mut job = trains(&[0, 0]);
+        job.happens(JobEvent::Signal(libc::SIGINT));
+        said.iter()
+            .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
+        job.at_s(1000);
+        assert_eq!(job.signals().last(), Some(&libc::SIGKILL));
+        assert_eq!(job.state.exit_code(), code, "{said:?}");
+    }
+}
+
 #[test]
 fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     let mut job = trains(&[0, 0]);

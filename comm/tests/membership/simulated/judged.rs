@@ -304,6 +304,8 @@ impl Job<'_> {
             75 if self.state.stop.is_some() => {}
             // What a rank has found.
             65 | 74 if self.state.ends == Some(code) => {}
+            // Its word came later.
+            _ if self.decided == Some(code) => {}
             code if matches!(self.state.ends, Some(65 | 74)) => {
                 let ends = self.state.ends;
                 self.wrong(format!(

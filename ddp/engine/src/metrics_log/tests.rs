@@ -6,7 +6,11 @@ use ddp_kernels::files::testing::Scratch;
 use ddp_kernels::transfer::Ledger;
 use serde_json::json;
 
+use serde_json::Value;
+
 use super::*;
+use crate::digest::LayerDigest;
+use crate::tasks::BestBy;
 
 #[test]
 fn a_log_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {

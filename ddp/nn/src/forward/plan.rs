@@ -12,15 +12,11 @@ use std::sync::Arc;
 
 use ddp_kernels::ops::{Activation, Chain, Windows};
 
+use super::groups::PlanPart;
 use super::trace::{Kind, Op, TraceNode};
 use crate::build::ParamId;
 use crate::error::Result;
 use crate::scratch::ScratchPool;
-
-/// The most operations of a chain.
-const CHAIN_MAX: usize = 26;
-/// The most values that it reads from memory and writes there.
-const OPERANDS_MAX: usize = 8;
 
 /// What runs at once.
 #[derive(Debug)]
@@ -111,20 +107,6 @@ pub(super) struct PassPlan {
     pub(super) pools: Vec<ScratchPool>,
     /// How many nodes were traced; those after them are computed again, or parts.
     pub(super) traced: usize,
-}
-
-/// Operations in one pass over memory.
-#[derive(Debug)]
-pub(super) struct FusedGroup {
-    pub(super) nodes: Vec<usize>,
-    pub(super) dims: Vec<usize>,
-    /// The axes that its sums and maxima are over.
-    pub(super) axes: Vec<usize>,
-}
-
-pub(super) enum PlanPart {
-    Group(FusedGroup),
-    Single(usize),
 }
 
 pub(super) struct Planner {
@@ -318,7 +300,7 @@ impl Planner {
         &self.nodes[id].shape
     }
 
-    fn count(&self, id: usize) -> usize {
+    pub(super) fn count(&self, id: usize) -> usize {
         self.shape(id).iter().product()
     }
 
@@ -351,7 +333,7 @@ impl Planner {
                 .all(|&axis| shape[axis] == 1 || kept.iter().all(|&at| at > axis))
     }
 
-    fn is_fusable(&self, id: usize) -> bool {
+    pub(super) fn is_fusable(&self, id: usize) -> bool {
         matches!(self.node(id).op, Op::Apply(_) | Op::Sum(_) | Op::Largest(_))
             && !self.is_columns(id)
             && !self.has_within(id)
@@ -370,7 +352,7 @@ impl Planner {
         self.is_view(id) || matches!(self.node(id).op, Op::Reshape) || self.is_columns(id)
     }
 
-    fn is_leaf(&self, id: usize) -> bool {
+    pub(super) fn is_leaf(&self, id: usize) -> bool {
         matches!(
             self.node(id).op,
             Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_)
@@ -378,127 +360,11 @@ impl Planner {
     }
 
     /// What an operation that is made on demand comes from.
-    fn base(&self, mut id: usize) -> usize {
+    pub(super) fn base(&self, mut id: usize) -> usize {
         while self.is_on_demand(id) || self.is_part(id) {
             id = self.node(id).inputs[0];
         }
         id
-    }
-
-    /// Divides operations, which are in order, into groups and single ones.
-    fn parts(&self, order: &[usize]) -> Vec<PlanPart> {
-        let (mut parts, mut open) = (Vec::new(), None::<FusedGroup>);
-        for &id in order {
-            if self.is_leaf(id) || self.is_part(id) || self.into[id].is_some() {
-                continue;
-            }
-            if let (Op::Expand, Some(group)) = (&self.node(id).op, &mut open)
-                && group.nodes.contains(&self.node(id).inputs[0])
-                && self.shape(id) == group.dims
-                && group.nodes.len() < CHAIN_MAX
-            {
-                group.nodes.push(id);
-                continue;
-            }
-            if self.is_on_demand(id) {
-                continue;
-            }
-            let depends = open.as_ref().is_some_and(|group| {
-                let is_in = |it: usize| group.nodes.contains(&it);
-                self.reads(id)
-                    .into_iter()
-                    .any(|it| is_in(it) || is_in(self.base(it)))
-            });
-            if !self.is_fusable(id) {
-                if depends {
-                    parts.extend(open.take().map(PlanPart::Group));
-                }
-                parts.push(PlanPart::Single(id));
-                continue;
-            }
-            if let Some(group) = &mut open {
-                if self.joins(group, id) {
-                    group.nodes.push(id);
-                    continue;
-                }
-                if !depends && self.count(id) < group.dims.iter().product() {
-                    parts.push(PlanPart::Group(self.group(id)));
-                    continue;
-                }
-            }
-            parts.extend(open.replace(self.group(id)).map(PlanPart::Group));
-        }
-        parts.extend(open.map(PlanPart::Group));
-        parts
-    }
-
-    /// A group of one operation.
-    fn group(&self, id: usize) -> FusedGroup {
-        let node = self.node(id);
-        let (dims, axes) = match &node.op {
-            Op::Sum(axes) | Op::Largest(axes) => (self.shape(node.inputs[0]), axes.clone()),
-            _ => (&node.shape[..], vec![]),
-        };
-        let dims = dims.to_vec();
-        FusedGroup {
-            nodes: vec![id],
-            dims,
-            axes,
-        }
-    }
-
-    /// Whether an operation can join a group; sets the group's axes if so.
-    fn joins(&self, group: &mut FusedGroup, id: usize) -> bool {
-        let node = self.node(id);
-        // What it reads from the group must be the value itself, not a view of it.
-        let is_direct =
-            |&it: &usize| group.nodes.contains(&it) || !group.nodes.contains(&self.base(it));
-        if group.nodes.len() >= CHAIN_MAX || !node.inputs.iter().all(is_direct) {
-            return false;
-        }
-        let mut reads: Vec<usize> = group
-            .nodes
-            .iter()
-            .chain([&id])
-            .flat_map(|&it| self.node(it).inputs.clone())
-            .collect();
-        reads.retain(|it| {
-            !group.nodes.contains(it) && !matches!(self.node(*it).op, Op::Constant(_))
-        });
-        reads.sort_unstable();
-        reads.dedup();
-        let sums = group
-            .nodes
-            .iter()
-            .chain([&id])
-            .filter(|it| !matches!(self.node(**it).op, Op::Apply(_) | Op::Expand))
-            .count();
-        if reads.len() + sums + 1 > OPERANDS_MAX {
-            return false;
-        }
-        let of_row = |axes: &[usize]| -> Vec<usize> {
-            let each = group.dims.iter().enumerate();
-            each.map(|(at, &length)| if axes.contains(&at) { 1 } else { length })
-                .collect()
-        };
-        match &node.op {
-            Op::Sum(axes) | Op::Largest(axes) => {
-                let input = node.inputs[0];
-                let first = axes.iter().min().copied().unwrap_or(0);
-                let is_last =
-                    (first..group.dims.len()).all(|at| axes.contains(&at) || group.dims[at] == 1);
-                let fits = self.shape(input) == group.dims
-                    && (group.axes == *axes || group.axes.is_empty() && is_last);
-                if fits {
-                    group.axes = axes.clone();
-                }
-                fits
-            }
-            _ => {
-                node.shape == group.dims
-                    || !group.axes.is_empty() && node.shape == of_row(&group.axes)
-            }
-        }
     }
 
     /// The value must be in memory.

@@ -3,7 +3,8 @@
 
 use ddp_comm::{Signal, StopSignals, World};
 
-use super::{TrainingRun, report};
+use super::TrainingRun;
+use super::ending::report;
 use crate::checkpoint::Saver;
 use crate::config::Config;
 use crate::elastic::run::Kept;

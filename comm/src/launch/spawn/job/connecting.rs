@@ -1,0 +1,184 @@
+//! Connecting a job to its other hosts, before it starts and when one is there again.
+
+use std::time::Duration;
+
+use super::Job;
+use crate::error::Result;
+use crate::launch::spawn::agent::{AgentOrder, News, Setup};
+use crate::launch::spawn::listener::AgentListener;
+use crate::launch::spawn::remote::{Remote, text_of};
+use crate::launch::spawn::task::VERSION;
+use crate::membership::decide::silence;
+use crate::say::{print_line, warn};
+use crate::transport::tcp::SECRET;
+
+/// How long other hosts may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How often the launcher looks whether a lost host is there again.
+const CALLED_EVERY: Duration = Duration::from_secs(5);
+/// How long agents that others start may take to come, at least.
+const GATHERING_MAX: Duration = Duration::from_secs(60);
+/// Beginnings and names of variables that ranks of other hosts get, too.
+const PASSED: [&str; 7] = ["DDP_", "NCCL_", "CUDA_", "RUST_", "FI_", "OFI_", "UCX_"];
+const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
+
+impl Job {
+    /// Starts an agent on each of the other hosts, or waits for those that others start.
+    pub(in crate::launch::spawn) fn connect(&mut self) -> Result<()> {
+        let place = self.task.place.as_ref();
+        self.listener = place.map(AgentListener::open).transpose()?;
+        if self.listener.is_some() && std::env::var_os(SECRET).is_none() {
+            let text = format!(
+                "MASTER_PORT stays open for the whole job, and whoever reaches it can take the \
+                 place of a lost process; help: give all processes the same {SECRET}"
+            );
+            warn(&self.program, &text);
+        }
+        let names = self.state.hosts[1..].iter().map(|host| host.name.clone());
+        let names: Vec<String> = names.collect();
+        self.connections = names.len();
+        for (index, name) in names.into_iter().enumerate() {
+            let (setup, sender) = (self.setup()?, self.sender.clone());
+            let other = match &self.listener {
+                None => Remote::connect(&name, index, &self.task, setup, sender)?,
+                Some(_) => Remote::absent(name, index),
+            };
+            self.others.push(other);
+        }
+        Ok(())
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let directory = std::env::current_dir().unwrap_or_default();
+        let arguments = self.task.arguments.iter().map(|word| text_of(word));
+        Ok(Setup {
+            version: VERSION.into(),
+            directory: text_of(directory.as_os_str())?,
+            arguments: arguments.collect::<Result<_>>()?,
+            environment: match &self.task.place {
+                None => passed_variables(),
+                // What starts the agents gives each its own.
+                Some(_) => Vec::new(),
+            },
+            size: self.state.ranks.len(),
+            grace: self.state.rules.grace,
+            silence: (self.task.losses).map(|_| silence(self.state.rules.timeout)),
+        })
+    }
+
+    /// Lets agents in that others have started, for the first time or again.
+    pub(super) fn let_in(&mut self) -> Result<()> {
+        let Some(listener) = &mut self.listener else {
+            return self.call_again();
+        };
+        let others = &self.others;
+        let (agents, launcher) = (
+            listener.agents(|number| others[number - 1].is_free())?,
+            listener.host(),
+        );
+        for agent in agents {
+            let (index, number) = (agent.number - 1, self.connections);
+            self.connections += 1;
+            let (setup, sender) = (self.setup()?, self.sender.clone());
+            self.others[index] = Remote::of_agent(agent, number, launcher.clone(), setup, sender)?;
+        }
+        Ok(())
+    }
+
+    /// Starts an agent again on a host that was lost, if it is there again.
+    fn call_again(&mut self) -> Result<()> {
+        let (state, now) = (&self.state, self.now);
+        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
+        if !may_start || state.stop.is_some() {
+            return Ok(());
+        }
+        for index in 0..self.others.len() {
+            let host = index + 1;
+            let has_ranks = self.state.ranks.iter().any(|rank| rank.host == host);
+            let other = &mut self.others[index];
+            let since = now.saturating_sub(other.called.max(self.state.hosts[host].heard));
+            if !has_ranks || !self.state.hosts[host].is_lost || since < CALLED_EVERY {
+                continue;
+            }
+            // A call that is under way may take longer.
+            if other.answer.is_none() && since < ANSWER_MAX && !other.has_left() {
+                continue;
+            }
+            let (name, refusal) = (other.name.clone(), std::mem::take(&mut other.refusal));
+            let number = self.connections;
+            self.connections += 1;
+            let (setup, sender) = (self.setup()?, self.sender.clone());
+            let mut other = Remote::connect(&name, number, &self.task, setup, sender)?;
+            (other.called, other.refusal) = (now, refusal);
+            self.others[index] = other;
+        }
+        Ok(())
+    }
+
+    /// The index of the host whose news have this number. None if it has come again since.
+    pub(super) fn other_of(&self, number: usize) -> Option<usize> {
+        self.others.iter().position(|other| other.number == number)
+    }
+
+    /// Whether all other hosts have answered. An error if one cannot start ranks; the others that
+    /// cannot are printed.
+    pub(in crate::launch::spawn) fn are_all_ready(&mut self, waited: Duration) -> Result<bool> {
+        self.let_in()?;
+        while let Ok((number, news)) = self.news.try_recv() {
+            let Some(index) = self.other_of(number) else {
+                continue;
+            };
+            let other = &mut self.others[index];
+            match news {
+                News::Ready(greeting) => other.is_ready(greeting),
+                News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
+                News::Alive(time) => other.send(&AgentOrder::Heard(time)),
+                News::Signal(signal) => self.asked = Some(signal),
+                // It may come again.
+                News::Gone if self.listener.is_some() => other.leave(),
+                News::Gone if other.answer.is_none() => {
+                    other.answer = Some(Err(other.why_no_answer(&self.task)));
+                }
+                _ => {}
+            }
+        }
+        let others = self.others.iter_mut().enumerate();
+        let mut silent = others.filter(|(_, other)| other.answer.is_none());
+        let limit = match &self.task.place {
+            None => ANSWER_MAX,
+            Some(_) => self.state.rules.timeout.max(GATHERING_MAX),
+        };
+        match (waited > limit, &self.listener) {
+            (true, Some(listener)) => {
+                let missing: Vec<usize> = silent.map(|(index, _)| index + 1).collect();
+                if !missing.is_empty() {
+                    return Err(listener.too_late(&missing, limit));
+                }
+            }
+            (true, None) => silent.for_each(|(_, it)| it.answer = Some(Err(it.silent(limit)))),
+            _ if silent.next().is_some() => return Ok(false),
+            _ => {}
+        }
+        let answers = self
+            .others
+            .iter_mut()
+            .filter_map(|other| other.answer.take_if(|it| it.is_err()));
+        let mut failures = answers.filter_map(Result::err);
+        let Some(first) = failures.next() else {
+            return Ok(true);
+        };
+        failures.for_each(|error| print_line(&format!("{}: {error}\n", self.program)));
+        Err(first)
+    }
+}
+
+/// The variables of this process that ranks of other hosts get.
+fn passed_variables() -> Vec<(String, String)> {
+    let is_passed = |name: &str| {
+        PASSED.iter().any(|start| name.starts_with(start)) || PASSED_NAMES.contains(&name)
+    };
+    let texts = std::env::vars_os();
+    let texts = texts
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| is_passed(name)).collect()
+}

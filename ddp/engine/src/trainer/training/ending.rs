@@ -1,0 +1,122 @@
+//! The end of a training run on one rank: what it says and writes.
+
+use std::path::{Path, PathBuf};
+
+use ddp_kernels::transfer::Ledger;
+
+use super::TrainingRun;
+use crate::checkpoint::{self, Best, MODEL_FILE};
+use crate::config::Config;
+use crate::error::Result;
+use crate::faults::{self, FaultPoint};
+use crate::metrics_log::{self, EVENTS_FILE, RunOutcome};
+use crate::process;
+use crate::setting::STOP_AFTER;
+use crate::trainer::program::RunProgram;
+
+impl TrainingRun<'_> {
+    /// Says where the results are.
+    pub(super) fn say_end(&mut self, saved: &Path, report: Option<PathBuf>) {
+        let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+        let line = format!("model {}, metrics log {}", model.display(), log.display());
+        self.program.note(&line);
+        if let Some(early) = self.early() {
+            self.program.note(&early);
+        }
+        let best = self.kept.totals.best;
+        if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
+            self.program.note(&describe_best(&self.options.out, best));
+        }
+        if let Some(report) = report {
+            self.program.note(&format!("report {}", report.display()));
+        }
+        self.program.finish();
+    }
+
+    /// After which step the run has stopped early, and why.
+    pub(super) fn early(&self) -> Option<String> {
+        let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
+        let [_, figure] = self.options.best.names();
+        let most = self.options.stop_after.filter(|_| step < steps)?;
+        Some(format!(
+            "stopped early after step {step} of {steps}: the held-out {figure} has not become \
+             better ({STOP_AFTER} {most})"
+        ))
+    }
+
+    /// Writes the metrics log's last line.
+    pub(super) fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
+        faults::at(FaultPoint::End)?;
+        let (seconds, samples_per_s) = self.kept.clock.total();
+        let [share, _] = self.kept.clock.shares();
+        let tokens_per_s = self.tokens_per_s(share * samples_per_s);
+        let (accuracy, totals) = (self.accuracy(), &self.kept.totals);
+        let Some(log) = self.metrics_log else {
+            return Ok(());
+        };
+        log.end(metrics_log::EndEvent {
+            time_unix_s: metrics_log::unix_s(),
+            outcome,
+            reason,
+            exit_code,
+            steps: totals.steps,
+            samples: totals.samples,
+            seconds,
+            samples_per_s,
+            tokens_per_s,
+            loss: totals.last_loss,
+            eval_loss: totals.evaluation.map(|stats| stats.loss()),
+            accuracy,
+            peak_mb: process::peak_mb(),
+            device_peak_mb: process::devices_peak_mb(&self.run.devices),
+            transfers: Ledger::of_process().to_json(),
+        })
+    }
+
+    /// Makes the report, however the run ended. A report that fails is only warned of.
+    pub(super) fn report(&self) -> Option<PathBuf> {
+        self.metrics_log.as_ref()?;
+        report(self.program, self.options)
+    }
+}
+
+/// Makes the report. One that fails is only warned of.
+pub(super) fn report(program: &dyn RunProgram, options: &Config) -> Option<PathBuf> {
+    let report = program.report(&options.out);
+    report
+        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .ok()
+}
+
+/// Names the folder of the best checkpoint and the figure that decided it.
+fn describe_best(out: &Path, best: Best) -> String {
+    let folder = checkpoint::folder(out, best.step);
+    let (by, figure) = best.by();
+    let figure = by.text(figure);
+    format!("best on held-out rows {}, {figure}", folder.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::BestBy;
+
+    #[test]
+    fn the_loss_of_the_best_checkpoint_has_four_digits_however_small_it_is() {
+        let mut best = Best {
+            step: 12,
+            loss: 0.000_481_234,
+            ..Best::default()
+        };
+        assert_eq!(
+            describe_best(Path::new("out"), best),
+            "best on held-out rows out/checkpoints/step-00000012, loss 0.0004812"
+        );
+        best.by = Some((BestBy::Balanced, 0.7125));
+        let text = describe_best(Path::new("out"), best);
+        assert!(
+            text.ends_with("step-00000012, balanced accuracy 71.25%"),
+            "{text}"
+        );
+    }
+}

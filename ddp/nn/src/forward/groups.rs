@@ -1,0 +1,141 @@
+//! Which elementwise operations and sums share a pass over memory.
+
+use super::plan::Planner;
+use super::trace::Op;
+
+/// The most operations of a chain.
+const CHAIN_MAX: usize = 26;
+/// The most values that it reads from memory and writes there.
+const OPERANDS_MAX: usize = 8;
+
+/// Operations in one pass over memory.
+#[derive(Debug)]
+pub(super) struct FusedGroup {
+    pub(super) nodes: Vec<usize>,
+    pub(super) dims: Vec<usize>,
+    /// The axes that its sums and maxima are over.
+    pub(super) axes: Vec<usize>,
+}
+
+pub(super) enum PlanPart {
+    Group(FusedGroup),
+    Single(usize),
+}
+
+impl Planner {
+    /// Divides operations, which are in order, into groups and single ones.
+    pub(super) fn parts(&self, order: &[usize]) -> Vec<PlanPart> {
+        let (mut parts, mut open) = (Vec::new(), None::<FusedGroup>);
+        for &id in order {
+            if self.is_leaf(id) || self.is_part(id) || self.into[id].is_some() {
+                continue;
+            }
+            if let (Op::Expand, Some(group)) = (&self.node(id).op, &mut open)
+                && group.nodes.contains(&self.node(id).inputs[0])
+                && self.shape(id) == group.dims
+                && group.nodes.len() < CHAIN_MAX
+            {
+                group.nodes.push(id);
+                continue;
+            }
+            if self.is_on_demand(id) {
+                continue;
+            }
+            let depends = open.as_ref().is_some_and(|group| {
+                let is_in = |it: usize| group.nodes.contains(&it);
+                self.reads(id)
+                    .into_iter()
+                    .any(|it| is_in(it) || is_in(self.base(it)))
+            });
+            if !self.is_fusable(id) {
+                if depends {
+                    parts.extend(open.take().map(PlanPart::Group));
+                }
+                parts.push(PlanPart::Single(id));
+                continue;
+            }
+            if let Some(group) = &mut open {
+                if self.joins(group, id) {
+                    group.nodes.push(id);
+                    continue;
+                }
+                if !depends && self.count(id) < group.dims.iter().product() {
+                    parts.push(PlanPart::Group(self.group(id)));
+                    continue;
+                }
+            }
+            parts.extend(open.replace(self.group(id)).map(PlanPart::Group));
+        }
+        parts.extend(open.map(PlanPart::Group));
+        parts
+    }
+
+    /// A group of one operation.
+    fn group(&self, id: usize) -> FusedGroup {
+        let node = self.node(id);
+        let (dims, axes) = match &node.op {
+            Op::Sum(axes) | Op::Largest(axes) => (self.shape(node.inputs[0]), axes.clone()),
+            _ => (&node.shape[..], vec![]),
+        };
+        let dims = dims.to_vec();
+        FusedGroup {
+            nodes: vec![id],
+            dims,
+            axes,
+        }
+    }
+
+    /// Whether an operation can join a group; sets the group's axes if so.
+    fn joins(&self, group: &mut FusedGroup, id: usize) -> bool {
+        let node = self.node(id);
+        // What it reads from the group must be the value itself, not a view of it.
+        let is_direct =
+            |&it: &usize| group.nodes.contains(&it) || !group.nodes.contains(&self.base(it));
+        if group.nodes.len() >= CHAIN_MAX || !node.inputs.iter().all(is_direct) {
+            return false;
+        }
+        let mut reads: Vec<usize> = group
+            .nodes
+            .iter()
+            .chain([&id])
+            .flat_map(|&it| self.node(it).inputs.clone())
+            .collect();
+        reads.retain(|it| {
+            !group.nodes.contains(it) && !matches!(self.node(*it).op, Op::Constant(_))
+        });
+        reads.sort_unstable();
+        reads.dedup();
+        let sums = group
+            .nodes
+            .iter()
+            .chain([&id])
+            .filter(|it| !matches!(self.node(**it).op, Op::Apply(_) | Op::Expand))
+            .count();
+        if reads.len() + sums + 1 > OPERANDS_MAX {
+            return false;
+        }
+        let of_row = |axes: &[usize]| -> Vec<usize> {
+            let each = group.dims.iter().enumerate();
+            each.map(|(at, &length)| if axes.contains(&at) { 1 } else { length })
+                .collect()
+        };
+        match &node.op {
+            Op::Sum(axes) | Op::Largest(axes) => {
+                let input = node.inputs[0];
+                let first = axes.iter().min().copied().unwrap_or(0);
+                let is_last =
+                    (first..group.dims.len()).all(|at| axes.contains(&at) || group.dims[at] == 1);
+                let fits = self.shape(input) == group.dims
+                    && (group.axes == *axes || group.axes.is_empty() && is_last);
+                if fits {
+                    group.axes = axes.clone();
+                }
+                fits
+            }
+            _ => {
+                node.shape == group.dims
+                    || !group.axes.is_empty() && node.shape == of_row(&group.axes)
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Methods of `Var` that move elements to another shape, and compute nothing.
+
+use std::ops::Range;
+
+use super::trace::{Op, Var, broadcast};
+
+impl Var {
+    /// The value with lengths of 1 repeated to this shape.
+    #[track_caller]
+    pub fn expand(&self, shape: &[usize]) -> Var {
+        if self.shape() == shape {
+            return self.clone();
+        }
+        if broadcast(&self.shape(), shape).is_none_or(|both| both != shape) {
+            let expected = format!("lengths of {shape:?}, or 1");
+            return self.refuse("expand", &[self], &expected, "reshape it first");
+        }
+        self.checked(Op::Expand, &[self], shape.to_vec())
+    }
+
+    /// The sum over the axes that broadcasting to this value's shape has repeated.
+    pub(super) fn reduced_to(&self, shape: &[usize]) -> Var {
+        let own = self.shape();
+        let missing = own.len() - shape.len();
+        let is_repeated = |&at: &usize| own[at] != 1 && (at < missing || shape[at - missing] == 1);
+        let axes: Vec<usize> = (0..own.len()).filter(is_repeated).collect();
+        let sum = if axes.is_empty() {
+            self.clone()
+        } else {
+            self.reduce(Op::Sum(axes))
+        };
+        sum.reshape(shape)
+    }
+
+    /// The same elements, in order, in another shape.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Var {
+        let own = self.shape();
+        if own == shape {
+            return self.clone();
+        }
+        if own.iter().product::<usize>() != shape.iter().product::<usize>() {
+            let expected = format!("as many elements as {shape:?} has");
+            let help = "take the batch from x.size(0)";
+            return self.refuse("reshape", &[self], &expected, help);
+        }
+        self.checked(Op::Reshape, &[self], shape.to_vec())
+    }
+
+    /// The value with axes in this order.
+    #[track_caller]
+    pub fn permute(&self, axes: &[usize]) -> Var {
+        let shape = self.shape();
+        let mut sorted = axes.to_vec();
+        sorted.sort_unstable();
+        if !sorted.into_iter().eq(0..shape.len()) {
+            let expected = format!("each of its axes once in {axes:?}");
+            return self.refuse(
+                "permute",
+                &[self],
+                &expected,
+                "name all axes, the batch too",
+            );
+        }
+        let permuted = axes.iter().map(|&axis| shape[axis]).collect();
+        self.push(Op::Permute(axes.to_vec()), &[self], permuted)
+    }
+
+    /// The value with two axes exchanged.
+    #[track_caller]
+    pub fn transpose(&self, a: isize, b: isize) -> Var {
+        let (Some(a), Some(b)) = (self.axis("transpose", a), self.axis("transpose", b)) else {
+            return self.clone();
+        };
+        let mut axes: Vec<usize> = (0..self.rank()).collect();
+        axes.swap(a, b);
+        self.permute(&axes)
+    }
+
+    /// Some indices of an axis.
+    #[track_caller]
+    pub fn slice(&self, axis: isize, range: Range<usize>) -> Var {
+        let Some(axis) = self.axis("slice", axis) else {
+            return self.clone();
+        };
+        let mut shape = self.shape();
+        if range.start > range.end || range.end > shape[axis] {
+            let expected = format!("indices {range:?} below {}", shape[axis]);
+            return self.refuse("slice", &[self], &expected, "give a range within the axis");
+        }
+        shape[axis] = range.len();
+        self.push(Op::Slice(axis, range.start, 1), &[self], shape)
+    }
+
+    /// One of every `step` indices of an axis, from the first on.
+    #[track_caller]
+    pub fn every(&self, axis: isize, step: usize) -> Var {
+        let (Some(axis), mut shape) = (self.axis("every", axis), self.shape()) else {
+            return self.clone();
+        };
+        if step == 0 {
+            return self.refuse(
+                "every",
+                &[self],
+                "a step of at least 1",
+                "give another step",
+            );
+        }
+        shape[axis] = shape[axis].div_ceil(step);
+        self.push(Op::Slice(axis, 0, step), &[self], shape)
+    }
+
+    /// Windows of `size` indices of an axis, each `step` further on. The axis then counts windows,
+    /// and what is in each is a new last axis.
+    #[track_caller]
+    pub fn windows(&self, axis: isize, size: usize, step: usize) -> Var {
+        let Some(axis) = self.axis("windows", axis) else {
+            return self.clone();
+        };
+        let mut shape = self.shape();
+        if size == 0 || step == 0 || size > shape[axis] {
+            let expected = format!("a size from 1 to {}, and a step of at least 1", shape[axis]);
+            let help = "pad the axis, or choose smaller windows";
+            return self.refuse("windows", &[self], &expected, help);
+        }
+        shape[axis] = (shape[axis] - size) / step + 1;
+        shape.push(size);
+        self.checked(Op::Window(axis, step), &[self], shape)
+    }
+
+    /// The value with this many zeros before and after it along an axis.
+    #[track_caller]
+    pub fn pad(&self, axis: isize, before: usize, after: usize) -> Var {
+        let (Some(axis), mut shape) = (self.axis("pad", axis), self.shape()) else {
+            return self.clone();
+        };
+        if before == 0 && after == 0 {
+            return self.clone();
+        }
+        shape[axis] = shape[axis].saturating_add(before).saturating_add(after);
+        self.checked(Op::Join(axis, vec![before], 1), &[self], shape)
+    }
+
+    /// Consecutive parts of an axis, of these lengths.
+    #[track_caller]
+    pub fn split(&self, axis: isize, lengths: &[usize]) -> Vec<Var> {
+        if self.axis("split", axis).is_some() && self.size(axis) != lengths.iter().sum::<usize>() {
+            let expected = format!("an axis as long as {lengths:?} together");
+            self.refuse(
+                "split",
+                &[self],
+                &expected,
+                "split all of the axis, or use slice",
+            );
+            return vec![self.clone(); lengths.len()];
+        }
+        // Not by a closure, which would not pass on the caller's line.
+        let (mut parts, mut start) = (Vec::with_capacity(lengths.len()), 0);
+        for length in lengths {
+            parts.push(self.slice(axis, start..start + length));
+            start += length;
+        }
+        parts
+    }
+
+    /// Values one after the other along an axis.
+    ///
+    /// # Panics
+    /// If there are none.
+    #[track_caller]
+    pub fn concatenate(values: &[&Var], axis: isize) -> Var {
+        let &first = values.first().expect("concatenate needs a value");
+        let Some(axis) = first.axis("concatenate", axis) else {
+            return first.clone();
+        };
+        let (mut shape, mut starts) = (first.shape(), Vec::new());
+        shape[axis] = 0;
+        for value in values {
+            let mut other = value.shape();
+            let length = other.get(axis).copied().unwrap_or(0);
+            starts.push(shape[axis]);
+            shape[axis] += length;
+            if let Some(own) = other.get_mut(axis) {
+                *own = shape[axis];
+            }
+            if other.len() != shape.len() || other != shape {
+                let expected = format!("equal lengths of all axes but axis {axis}");
+                return first.refuse("concatenate", values, &expected, "reshape or slice them");
+            }
+        }
+        first.checked(Op::Join(axis, starts, 1), values, shape)
+    }
+
+    /// Values along an axis of this length, each from an index on, and 0 elsewhere.
+    pub(crate) fn placed(values: &[Var], axis: usize, starts: &[usize], length: usize) -> Var {
+        let mut shape = values[0].shape();
+        shape[axis] = length;
+        let op = Op::Join(axis, starts.to_vec(), 1);
+        values[0].checked(op, &values.iter().collect::<Vec<_>>(), shape)
+    }
+}
