@@ -1,11 +1,11 @@
 //! Modules: a model, or a part of one, is one function from inputs to outputs.
 //!
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
-//! of operations (`trace.rs`), in which rows of a batch stay apart (`batch.rs`). Its backward
-//! follows from one table of derivatives (`derivatives.rs`), and from both what runs (`plan.rs`,
-//! `emit.rs`): chains of elementwise operations in one pass over memory, and operations with
-//! kernels of their own (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the pass,
-//! and goes back to it after a value's last use.
+//! of operations (`trace.rs`), in which rows of a batch stay apart (`batch.rs`, `row_counts.rs`).
+//! Its backward follows from one table of derivatives (`derivatives.rs`), and from both what runs
+//! (`plan.rs`, `emit.rs`): chains of elementwise operations in one pass over memory, and operations
+//! with kernels of their own (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the
+//! pass, and goes back to it after a value's last use.
 
 mod batch;
 mod convolution;
@@ -21,6 +21,7 @@ mod losses;
 mod normed;
 mod plan;
 mod rope;
+mod row_counts;
 mod running;
 mod scope;
 mod shapes;
@@ -38,6 +39,7 @@ use crate::error::{Error, Result};
 use crate::head::LeftHead;
 use crate::pass::Pass;
 use plan::{PassPlan, PlanFor};
+use row_counts::{MORE, ROWS, RowReference};
 use running::Running;
 use scope::{DeclaredParameters, PassMode};
 use trace::Op;
@@ -68,6 +70,17 @@ pub(crate) struct Traced {
     module: Box<dyn Module>,
     declared: RefCell<DeclaredParameters>,
     plans: RefCell<Vec<Planned>>,
+    /// What the next plan is compared with, if it is for such rows.
+    rows: RefCell<Option<FewRows>>,
+}
+
+/// A forward for a few rows.
+struct FewRows {
+    mode: PassMode,
+    row_shape: Vec<usize>,
+    reference: RowReference,
+    /// The shape of its output.
+    output: Vec<usize>,
 }
 
 /// Debug shows the module.
@@ -107,23 +120,12 @@ impl Traced {
             module,
             declared: RefCell::default(),
             plans: RefCell::default(),
+            rows: RefCell::default(),
         };
-        // The number of rows is any; not 1, which would be broadcast.
-        let shape: Vec<usize> = [2].iter().chain(row_shape).copied().collect();
-        let [_, y] = traced.trace(&shape, PassMode::Training, Some(declarations))?;
-        let output = y.shape()[1..].to_vec();
-        let more: Vec<usize> = [2 * batch::MORE_ROWS]
-            .iter()
-            .chain(row_shape)
-            .copied()
-            .collect();
-        let [_, of_more] = traced.trace(&more, PassMode::Training, None)?;
-        let mut trace = y.trace.borrow_mut();
-        trace.refuse_row_counts(2, &of_more.trace.borrow());
-        match trace.error.take() {
-            Some(error) => Err(Error::Usage(error)),
-            None => Ok((traced, output)),
-        }
+        let of_few = traced.rows_of(PassMode::Training, row_shape, Some(declarations))?;
+        let output = of_few.output[1..].to_vec();
+        traced.rows.replace(Some(of_few));
+        Ok((traced, output))
     }
 
     /// The numbers of the layers that draw random numbers.
@@ -174,10 +176,6 @@ impl Traced {
         };
         let y = self.module.forward(&mut scope, &x);
         let output = y.shape();
-        if let (Some(&rows), true) = (shape.first(), output.first() == shape.first()) {
-            let mut trace = x.trace.borrow_mut();
-            trace.refuse_mixed_rows(rows, y.id, false);
-        }
         if let Some(error) = x.trace.borrow_mut().error.take() {
             return Err(Error::Usage(error));
         }
@@ -188,6 +186,44 @@ impl Traced {
             return Err(Error::model("model", expected, got, help));
         }
         Ok([x, y])
+    }
+
+    /// A forward for a few rows of this shape, which does not mix them.
+    fn rows_of(
+        &self,
+        mode: PassMode,
+        row_shape: &[usize],
+        build: Option<&mut Declarations>,
+    ) -> Result<FewRows> {
+        let shape = |rows: usize| [&[rows], row_shape].concat();
+        let [_, few] = self.trace(&shape(ROWS), mode, build)?;
+        let [_, more] = self.trace(&shape(ROWS * MORE), mode, None)?;
+        let output = few.shape();
+        let reference = RowReference::new([&few, &more], ROWS, ROWS).map_err(Error::Usage)?;
+        Ok(FewRows {
+            mode,
+            row_shape: row_shape.to_vec(),
+            reference,
+            output,
+        })
+    }
+
+    /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
+    fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
+        let (Some((&rows, row_shape)), true) = (shape.split_first(), mode != PassMode::Decoding)
+        else {
+            return Ok(());
+        };
+        let mut known = self.rows.borrow_mut();
+        let few = match known.take() {
+            Some(few) if few.mode == mode && few.row_shape == row_shape => few,
+            _ => self.rows_of(mode, row_shape, None)?,
+        };
+        let few = known.insert(few);
+        match few.reference.difference(output, rows, false) {
+            Some(text) => Err(Error::Usage(text)),
+            None => Ok(()),
+        }
     }
 
     /// The plan for `x`, made at its first use. Returns its place.
@@ -202,6 +238,7 @@ impl Traced {
             return Ok(known);
         }
         let [x, mut y] = self.trace(shape, mode, None)?;
+        self.compare(mode, shape, &y)?;
         let head = y.trace.borrow_mut().head.take();
         let head = head.filter(|(output, ..)| leaves_head && *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();

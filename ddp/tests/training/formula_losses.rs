@@ -290,9 +290,11 @@ fn rows_of_weight_0_do_not_count_whatever_their_numbers() {
     assert_near(&stats, &[1.5 * ln3 + of_last, 2.5, 1.0, 3.0]);
 }
 
+type OfLosses = fn(&mut Scope<'_>, &Var, &Var) -> Var;
+
 /// A formula that is a function.
 #[derive(Clone, Debug)]
-struct Of(fn(&mut Scope<'_>, &Var, &Var) -> Var);
+struct Of(OfLosses);
 
 impl PartialEq for Of {
     fn eq(&self, other: &Of) -> bool {
@@ -345,8 +347,49 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
     let text = of(|m, x, _| m.dropout("drop", x, 0.5).mean(-1));
     assert!(text.contains("a loss drops nothing"), "{text}");
     let text = of(|_, x, t| (x - t).abs().sum(-1) / t.size(0) as f64);
-    let expected = "got 4 for 4 rows, which differs from 8 for 8; help: ";
+    let expected = "got 2 for 2 rows, which differs from 14 for 14; help: ";
     assert!(text.contains(expected), "{text}");
+    let text = of(|_, x, t| {
+        let ones = x.number(1.0).expand(&[x.size(0)]);
+        (x - t).abs().sum(-1) / ones.sum(0)
+    });
+    assert!(
+        text.contains(": sum: expected a result for each row"),
+        "{text}"
+    );
+    let text = of(|m, x, _| {
+        let places = m.indices(64).reshape(&[64, 1]).slice(0, 0..x.size(0));
+        x.mean(-1) * places
+    });
+    assert!(
+        text.contains(": slice: expected entries for each row"),
+        "{text}"
+    );
+    // Two wrong orders, and one.
+    let turned: OfLosses = |_, x, _| x.transpose(0, 1).reshape(&x.shape()).mean(-1);
+    let twice: OfLosses = |_, x, _| {
+        let other = x.reshape(&[3, x.size(0)]).transpose(0, 1);
+        (x.transpose(0, 1).reshape(&x.shape()) * other)
+            .abs()
+            .mean(-1)
+    };
+    for formula in [turned, twice] {
+        let text = of(formula);
+        assert!(
+            text.contains("since ranks and micro-batches divide"),
+            "{text}"
+        );
+    }
+    // One row has no others to be mixed with.
+    let alone = error_of(
+        &Of(|_, x, t| (x.log_softmax(0) * t).mean(-1)),
+        &randn(&[1, 3], 1),
+        &randn(&[1, 3], 2),
+    );
+    assert!(
+        alone.contains("log_softmax: expected a result for each row"),
+        "{alone}"
+    );
     let text = of(|_, x, t| x.less(t).mean(-1));
     assert!(
         text.contains("a formula with a derivative by the output"),

@@ -27,6 +27,7 @@ mod layers;
 mod nonfinite;
 mod op_info;
 mod overlap;
+mod rows;
 mod same_bits;
 mod split;
 

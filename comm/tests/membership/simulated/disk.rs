@@ -34,6 +34,14 @@ impl Job<'_> {
         if free {
             self.disk.locked_by = Some(index);
         } else if self.now > self.processes[index].since + LOCK_MAX {
+            // Nothing can end a stopped process on a host that does not answer.
+            let stays = |it: usize| {
+                let (process, link) = (&self.processes[it], &self.links[self.processes[it].host]);
+                process.is_stopped && (link.is_stopped || !link.has_agent || link.is_cut[1])
+            };
+            if self.disk.locked_by.is_some_and(stays) {
+                self.explained.insert(74);
+            }
             self.fails(index, 74);
         }
         free

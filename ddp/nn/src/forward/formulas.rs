@@ -161,8 +161,10 @@ impl Var {
             return self.clone();
         };
         axes.iter().for_each(|&axis| shape[axis] = 1);
-        // What has no elements, or sums of nothing.
-        let is_empty = axes.iter().any(|&axis| self.shape()[axis] == 0 && axis > 0);
+        // What has no elements, or sums of nothing. A batch may have no rows.
+        let first = usize::from(matches!(op, Op::Sum(_)));
+        let mut of_nothing = axes.iter().filter(|&&axis| self.shape()[axis] == 0);
+        let is_empty = of_nothing.any(|&axis| axis >= first);
         if is_empty && !shape.contains(&0) {
             if matches!(op, Op::Sum(_)) {
                 return self.constant(0.0).expand(&shape);

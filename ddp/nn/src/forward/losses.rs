@@ -9,9 +9,9 @@ use std::rc::Rc;
 
 use ddp_kernels::{DType, Tensor, ops};
 
-use super::batch::MORE_ROWS;
 use super::derivatives;
 use super::plan::{self, Action, PassPlan, PlanFor, PlannedRun};
+use super::row_counts::{MORE, ROWS, RowReference};
 use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
 use super::trace::{Op, Trace, Var};
@@ -176,24 +176,29 @@ impl PlannedLoss {
             PassMode::Evaluation
         };
         let are_indices = !targets.dtype().is_float();
-        let traced = |times: usize| {
+        let traced = |rows: usize| {
             let shapes = [output.shape(), &of_target[..]].map(|shape| {
                 let mut shape = shape.to_vec();
-                shape[0] *= times;
+                shape[0] = rows;
                 shape
             });
             FormulaLosses::traced(formula, shapes, mode, are_indices)
         };
-        let (x, rows) = traced(1)?;
-        let trace = x.trace.clone();
-        let forward = trace.borrow().nodes.len();
         let count = output.shape()[0];
-        trace
-            .borrow_mut()
-            .refuse_mixed_rows(count, rows.joined.id, true);
-        let (more, _) = traced(MORE_ROWS)?;
-        let more = more.trace.borrow();
-        trace.borrow_mut().refuse_row_counts(count, &more);
+        let (x, rows) = traced(count)?;
+        let trace = x.trace.clone();
+        // A formula of positions may need a whole number of rows.
+        let is_traced = |rows: &usize| traced(*rows).is_ok();
+        let few = [ROWS, ROWS * count].into_iter().find(is_traced);
+        let few = few.unwrap_or(ROWS * count);
+        let (of_few, of_more) = (traced(few)?.1.joined, traced(few * MORE)?.1.joined);
+        let period = of_few.shape()[0] / STATS;
+        let reference =
+            RowReference::new([&of_few, &of_more], few, period).map_err(Error::Usage)?;
+        if let Some(text) = reference.difference(&rows.joined, count, false) {
+            return Err(Error::Usage(text));
+        }
+        let forward = trace.borrow().nodes.len();
         by_row(&rows.joined)?;
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
         if has_gradient && dx.is_none() {

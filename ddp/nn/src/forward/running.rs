@@ -1,5 +1,7 @@
 //! Runs a plan, with memory of a pass.
 
+use std::collections::HashSet;
+
 use ddp_kernels::ops::{self, Chain};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
@@ -43,11 +45,9 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
             Op::Parameter(parameter) => Ok(self.pass.value(*parameter)?.clone()),
             Op::Tensor(tensor) => Ok(tensor.clone()),
             Op::Numbers(_) | Op::Constant(_) => {
-                let found = self.numbers.iter().find(|it| it.0 == id);
-                Ok(found
-                    .expect("numbers that runs read are made with the plan")
-                    .1
-                    .clone())
+                let found = self.numbers.binary_search_by_key(&id, |it| it.0);
+                let at = found.expect("numbers that runs read are made with the plan");
+                Ok(self.numbers[at].1.clone())
             }
             _ => {
                 let value = self.values[id].clone();
@@ -221,13 +221,17 @@ pub(super) fn rows(x: &Tensor, columns: usize) -> Result<Tensor> {
     Ok(x.reshape(&[x.count() / columns.max(1), columns])?)
 }
 
-/// The numbers that runs of a plan read, and those of `also`, by value.
+/// The numbers that runs of a plan read, of its output, and those of `also`, in the order of
+/// values.
 pub(super) fn numbers(
     plan: &PassPlan,
     also: Option<usize>,
     dtype: DType,
     device: Device,
 ) -> Result<Vec<(usize, Tensor)>> {
+    let runs = plan.forward.iter().chain(&plan.backward);
+    let mut read: HashSet<usize> = runs.flat_map(|run| run.inputs.iter().copied()).collect();
+    read.extend(also.into_iter().chain(plan.ends[1]));
     let mut numbers = Vec::new();
     for (id, node) in plan.nodes.iter().enumerate() {
         let values = match &node.op {
@@ -235,8 +239,7 @@ pub(super) fn numbers(
             Op::Constant(value) => vec![*value; node.shape.iter().product()],
             _ => continue,
         };
-        let mut runs = plan.forward.iter().chain(&plan.backward);
-        if also == Some(id) || runs.any(|run| run.inputs.contains(&id)) {
+        if read.contains(&id) {
             let made = announced("numbers of a forward", || {
                 let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
                 tensor.to_dtype(dtype)?.to(device)

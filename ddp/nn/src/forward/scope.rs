@@ -11,7 +11,7 @@ use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Tensor};
 
 use super::custom::CustomOp;
-use super::trace::{Kind, Op, Trace, Var};
+use super::trace::{Kind, Op, Trace, Var, count_of};
 use crate::build::{Declarations, Init, Lora, ParamId, Tie};
 use crate::error::Result;
 
@@ -273,7 +273,7 @@ impl Scope<'_> {
     /// These numbers.
     #[track_caller]
     pub fn numbers(&mut self, values: &[f64], shape: &[usize]) -> Var {
-        if values.len() != shape.iter().product::<usize>() {
+        if Some(values.len()) != count_of(shape) {
             let text = format!(
                 "numbers: expected as many as {shape:?} has, got {}; help: check the shape",
                 values.len()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::trace::{Op, Var, broadcast};
+use super::trace::{INPUTS_MAX, Op, Var, broadcast, count_of};
 
 impl Var {
     /// The value with lengths of 1 repeated to this shape.
@@ -39,7 +39,7 @@ impl Var {
         if own == shape {
             return self.clone();
         }
-        if own.iter().product::<usize>() != shape.iter().product::<usize>() {
+        if Some(own.iter().product()) != count_of(shape) {
             let expected = format!("as many elements as {shape:?} has");
             let help = "take the batch from x.size(0)";
             return self.refuse("reshape", &[self], &expected, help);
@@ -187,6 +187,14 @@ impl Var {
                 let expected = format!("equal lengths of all axes but axis {axis}");
                 return first.refuse("concatenate", values, &expected, "reshape or slice them");
             }
+        }
+        // An operation has so many inputs.
+        if values.len() > INPUTS_MAX {
+            let parts = values.chunks(INPUTS_MAX);
+            let parts: Vec<Var> = parts
+                .map(|it| Var::concatenate(it, axis as isize))
+                .collect();
+            return Var::concatenate(&parts.iter().collect::<Vec<_>>(), axis as isize);
         }
         first.checked(Op::Join(axis, starts, 1), values, shape)
     }

@@ -163,6 +163,11 @@ fn at(place: &str, line: &Location<'_>) -> String {
 }
 
 impl TraceNode {
+    /// An error of this operation.
+    pub(super) fn error(&self, text: &str) -> String {
+        format!("{}: {text}", at(&self.place, self.line))
+    }
+
     /// The layer and the line, if that is the user's.
     pub(super) fn users_place(&self) -> Option<String> {
         is_users(self.line).then(|| at(&self.place, self.line))
@@ -353,15 +358,20 @@ impl Var {
     /// A value of this shape, whose number of axes tensors can have.
     #[track_caller]
     pub(super) fn checked(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
-        let count = shape
-            .iter()
-            .try_fold(1usize, |count, &it| count.checked_mul(it));
+        let count = count_of(&shape);
         if shape.len() > RANK_MAX || count.is_none_or(|count| count > isize::MAX as usize / 64) {
             let expected = format!("at most {RANK_MAX} axes and less than memory could hold");
             return self.refuse(&op.name(), inputs, &expected, "check the sizes");
         }
         self.push(op, inputs, shape)
     }
+}
+
+/// How many elements a value of this shape has, if they can be counted.
+pub(super) fn count_of(shape: &[usize]) -> Option<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |count, &it| count.checked_mul(it))
 }
 
 /// The shape of both broadcast, as in NumPy: axes from the last on, of equal length or of length 1.
