@@ -15,7 +15,6 @@ use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
-use self::checks::check_together;
 use crate::collective::single::Single;
 use crate::collective::tree::SumTree;
 use crate::collective::{Call, Collective, Operation, Partials, Reduce};
@@ -201,7 +200,7 @@ impl Group {
         let Some(first) = pending.first() else {
             return Ok(());
         };
-        check_together(&pending)?;
+        Group::check_together(&pending)?;
         let call = |pending| self.pending_call(pending, &first.stream);
         self.ranks
             .run(&pending.iter().map(call).collect::<Vec<_>>())

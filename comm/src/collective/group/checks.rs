@@ -95,33 +95,33 @@ impl Group {
             _ => Ok(()),
         }
     }
-}
 
-/// Calls that start together are on one stream, and not too many.
-pub(super) fn check_together(pending: &[Pending]) -> Result<()> {
-    let refuse = |pending: &Pending, what: &str, expected: &str, got: &str| {
-        let (operation, help) = (pending.operation, "start them in several groups");
-        Err(Argument::error(
-            operation,
-            what,
-            expected,
-            got,
-            help,
-            pending.site,
-        ))
-    };
-    let first = &pending[0].stream;
-    if let Some(other) = pending.iter().find(|other| other.stream != *first) {
-        return refuse(
-            other,
-            "stream",
-            "that of the first call it starts with",
-            "another",
-        );
+    /// Calls that start together are on one stream, and not too many.
+    pub(super) fn check_together(pending: &[Pending]) -> Result<()> {
+        let refuse = |pending: &Pending, what: &str, expected: &str, got: &str| {
+            let (operation, help) = (pending.operation, "start them in several groups");
+            Err(Argument::error(
+                operation,
+                what,
+                expected,
+                got,
+                help,
+                pending.site,
+            ))
+        };
+        let first = &pending[0].stream;
+        if let Some(other) = pending.iter().find(|other| other.stream != *first) {
+            return refuse(
+                other,
+                "stream",
+                "that of the first call it starts with",
+                "another",
+            );
+        }
+        if let Some(other) = pending.get(OPERANDS_MAX) {
+            let expected = format!("at most {OPERANDS_MAX} that start together");
+            return refuse(other, "calls", &expected, &pending.len().to_string());
+        }
+        Ok(())
     }
-    if let Some(other) = pending.get(OPERANDS_MAX) {
-        let expected = format!("at most {OPERANDS_MAX} that start together");
-        return refuse(other, "calls", &expected, &pending.len().to_string());
-    }
-    Ok(())
 }

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::template::{Conversation, MARKS, Marked, Template};
+use super::template::marks::{MARKS, Marked};
+use super::template::{Conversation, Template};
 use crate::error::bail;
 use crate::setting::{LOSS_ON, TOKENIZER};
 use crate::task::LossOn;

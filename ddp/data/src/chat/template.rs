@@ -1,11 +1,14 @@
 //! The chat template of a tokenizer: a Jinja template that turns the messages of a conversation
 //! into text. It is rendered as transformers does, by the crate `minijinja`.
 
+pub(super) mod marks;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::{Map, Value};
 
+use self::marks::Marked;
 use crate::text::{CHAT_FILES, Vocabulary};
 
 /// The name of the template of a conversation without tools, and with tools if there is another.
@@ -60,51 +63,6 @@ impl ChatFormat {
                 Some(Template::of(sources, special)?)
             },
         })
-    }
-}
-
-/// Begins and ends what a template marks by `{% generation %}`: texts with these are refused.
-pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
-
-/// The template with filters in place of `{% generation %}`.
-#[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
-fn with_marks(source: &str) -> String {
-    let (mut text, mut rest) = (String::new(), source);
-    while let Some((start, length)) = rest
-        .find("{%")
-        .and_then(|start| Some((start, rest[start..].find("%}")?)))
-    {
-        let (before, tag) = (&rest[..start], &rest[start..start + length]);
-        text += before;
-        text += &match tag.trim_matches(|c: char| c.is_whitespace() || "{%-+".contains(c)) {
-            word @ "generation" => tag.replace(word, "filter generation"),
-            word @ "endgeneration" => tag.replace(word, "endfilter"),
-            _ => tag.into(),
-        };
-        rest = &rest[start + length..];
-    }
-    text + rest
-}
-
-/// A text without marks, and the ranges between them.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Marked {
-    pub(crate) text: String,
-    pub(crate) ranges: Vec<Range<usize>>,
-}
-
-impl Marked {
-    fn of(marked: &str) -> Marked {
-        let (mut text, mut ranges) = (String::new(), Vec::<Range<usize>>::new());
-        for part in marked.split_inclusive(MARKS) {
-            text += part.trim_end_matches(MARKS);
-            if part.ends_with(MARKS[0]) {
-                ranges.push(text.len()..text.len());
-            } else if let (true, Some(range)) = (part.ends_with(MARKS[1]), ranges.last_mut()) {
-                range.end = text.len();
-            }
-        }
-        Marked { text, ranges }
     }
 }
 

@@ -15,11 +15,11 @@ use ddp_data::DataSpec;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::threads;
 use ddp_nn::models::ModelSpec;
-use ddp_nn::models::family::SettingField;
+use ddp_nn::models::family::{FamilySetting, SettingField};
 use serde::Serialize;
 use serde_json::Value;
 
-use self::of_models::{default_of, model_setting, settings_of_families};
+use self::of_models::default_of;
 pub use self::of_models::{model_names, model_of};
 use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
@@ -439,6 +439,76 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     }
     all
 });
+
+/// The setting `model`.
+fn model_setting() -> Setting {
+    let mut lines = Vec::new();
+    for family in ModelSpec::families() {
+        let (name, help) = (family.name, family.help);
+        let names: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
+        lines.push(match names.len() {
+            0 => format!("{name}: {help}"),
+            _ => format!("{name}: {help} (presets: {})", names.join(", ")),
+        });
+    }
+    Setting {
+        name: MODEL.to_string(),
+        help: format!(
+            "Model family or preset; settings may follow, as in gpt,layers=6,width=384. {}",
+            lines.join("; ")
+        ),
+        group: "Model".to_string(),
+        value_name: "MODEL",
+        scope: SharedBy::Run,
+        form: Form::One,
+        choices: Vec::new(),
+        default: ModelSpec::default().name().into(),
+        families: Vec::new(),
+        commands: &[],
+        limits: Limits::Any,
+        field: get_field(|_| None),
+    }
+}
+
+/// The settings of all families, grouped by the families that have them. Families may share a name;
+/// its help is that of the first family.
+fn settings_of_families() -> Vec<Setting> {
+    let mut all: Vec<Setting> = Vec::new();
+    for mut family in ModelSpec::families() {
+        let name = family.name;
+        for setting in family.default.settings() {
+            let known = all.iter_mut().find(|known| known.name == setting.name);
+            match known {
+                Some(known) => known.families.push(name),
+                None => all.push(family_setting(name, setting)),
+            }
+        }
+    }
+    for setting in &mut all {
+        setting.group = format!("Model {}", setting.families.join(", "));
+    }
+    all.sort_by_key(|setting| setting.families.len());
+    all
+}
+
+fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
+    let (name, fixed) = (setting.name.clone(), setting.changes_results);
+    Setting {
+        name: setting.name,
+        help: setting.help,
+        group: String::new(),
+        value_name: setting.value_name,
+        scope: if fixed { SharedBy::Run } else { SharedBy::Job },
+        form: setting.field.form(),
+        choices: setting.field.choices(),
+        default: setting.field.value(),
+        families: vec![family],
+        commands: &[],
+        // The family checks it.
+        limits: Limits::Any,
+        field: get_field(move |config| Some(config.model.setting(&name)?.field)),
+    }
+}
 
 /// The setting `name`.
 pub fn find(name: &str) -> Option<&'static Setting> {

@@ -1,6 +1,6 @@
 //! A training run on one rank: steps, log, and the end. `begin.rs` has what comes before the first
-//! step, `ending.rs` what comes after the last one, `evaluation.rs` the evaluations, `saving.rs` the
-//! checkpoints.
+//! step, `ending.rs` what comes after the last one, `evaluation.rs` the evaluations, `saving.rs`
+//! the checkpoints.
 
 mod begin;
 mod ending;

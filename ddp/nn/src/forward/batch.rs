@@ -3,20 +3,8 @@
 //! depend on the number of ranks.
 
 use super::row_counts::RowReference;
+use super::row_counts::RowsAlong::{self, Alike, Each, Unknown};
 use super::trace::Op;
-
-/// Which row each index of an axis belongs to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum RowsAlong {
-    /// Index i is of row `i / inner % count`.
-    Each { inner: usize, count: usize },
-    /// Indices are of rows, and alike for each of them.
-    Alike,
-    /// Indices are of rows, but not in this way. The value that has brought them in this order.
-    Unknown(usize),
-}
-
-use RowsAlong::{Alike, Each, Unknown};
 
 /// The axes of a value along which rows are.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,8 +6,7 @@ use std::collections::HashMap;
 
 use ddp_kernels::ops::{Chain, ChainStep, ChainView};
 
-use super::groups::{FusedGroup, PlanPart};
-use super::plan::{Action, PlannedRun, Planner};
+use super::plan::{Action, FusedGroup, PlanPart, PlannedRun, Planner};
 use super::trace::Op;
 use crate::error::Result;
 

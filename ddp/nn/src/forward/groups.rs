@@ -1,26 +1,12 @@
-//! Which elementwise operations and sums share a pass over memory.
+//! Which elementwise operations and sums share a pass over memory, and what must be there before.
 
-use super::plan::Planner;
+use super::plan::{FusedGroup, PlanPart, Planner};
 use super::trace::Op;
 
 /// The most operations of a chain.
 const CHAIN_MAX: usize = 26;
 /// The most values that it reads from memory and writes there.
 const OPERANDS_MAX: usize = 8;
-
-/// Operations in one pass over memory.
-#[derive(Debug)]
-pub(super) struct FusedGroup {
-    pub(super) nodes: Vec<usize>,
-    pub(super) dims: Vec<usize>,
-    /// The axes that its sums and maxima are over.
-    pub(super) axes: Vec<usize>,
-}
-
-pub(super) enum PlanPart {
-    Group(FusedGroup),
-    Single(usize),
-}
 
 impl Planner {
     /// Divides operations, which are in order, into groups and single ones.
@@ -137,5 +123,56 @@ impl Planner {
                     || !group.axes.is_empty() && node.shape == of_row(&group.axes)
             }
         }
+    }
+
+    /// The value must be in memory.
+    pub(super) fn demand(&mut self, id: usize) {
+        if std::mem::replace(&mut self.stored[id], true) {
+            return;
+        }
+        if self.is_view(id) {
+            self.demand_read(self.node(id).inputs[0]);
+        } else if self.is_on_demand(id) {
+            self.demand(self.node(id).inputs[0]);
+        }
+    }
+
+    /// A chain must be able to read the value.
+    fn demand_read(&mut self, id: usize) {
+        if self.is_view(id) && !self.stored[id] {
+            self.demand_read(self.node(id).inputs[0]);
+        } else {
+            self.demand(id);
+        }
+    }
+
+    pub(super) fn demand_inputs(&mut self, parts: &[PlanPart]) {
+        for part in parts {
+            match part {
+                PlanPart::Group(group) => {
+                    let inputs = group
+                        .nodes
+                        .iter()
+                        .flat_map(|&id| self.nodes[id].inputs.clone());
+                    let outside: Vec<usize> =
+                        inputs.filter(|it| !group.nodes.contains(it)).collect();
+                    outside.into_iter().for_each(|id| self.demand_read(id));
+                }
+                PlanPart::Single(id) => {
+                    for input in self.reads(*id) {
+                        match self.columns_of(*id) {
+                            Some(x) => self.demand(x),
+                            None if self.is_copied(*id) => self.demand_read(input),
+                            None => self.demand(input),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a single operation reads its inputs by chains.
+    fn is_copied(&self, id: usize) -> bool {
+        matches!(self.node(id).op, Op::Join(..))
     }
 }

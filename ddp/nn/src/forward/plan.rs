@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use ddp_kernels::ops::{Activation, Chain, Windows};
 
-use super::groups::PlanPart;
 use super::trace::{Kind, Op, TraceNode};
 use crate::build::ParamId;
 use crate::error::Result;
@@ -107,6 +106,20 @@ pub(super) struct PassPlan {
     pub(super) pools: Vec<ScratchPool>,
     /// How many nodes were traced; those after them are computed again, or parts.
     pub(super) traced: usize,
+}
+
+/// Operations in one pass over memory.
+#[derive(Debug)]
+pub(super) struct FusedGroup {
+    pub(super) nodes: Vec<usize>,
+    pub(super) dims: Vec<usize>,
+    /// The axes that its sums and maxima are over.
+    pub(super) axes: Vec<usize>,
+}
+
+pub(super) enum PlanPart {
+    Group(FusedGroup),
+    Single(usize),
 }
 
 pub(super) struct Planner {
@@ -365,57 +378,6 @@ impl Planner {
             id = self.node(id).inputs[0];
         }
         id
-    }
-
-    /// The value must be in memory.
-    fn demand(&mut self, id: usize) {
-        if std::mem::replace(&mut self.stored[id], true) {
-            return;
-        }
-        if self.is_view(id) {
-            self.demand_read(self.node(id).inputs[0]);
-        } else if self.is_on_demand(id) {
-            self.demand(self.node(id).inputs[0]);
-        }
-    }
-
-    /// A chain must be able to read the value.
-    fn demand_read(&mut self, id: usize) {
-        if self.is_view(id) && !self.stored[id] {
-            self.demand_read(self.node(id).inputs[0]);
-        } else {
-            self.demand(id);
-        }
-    }
-
-    fn demand_inputs(&mut self, parts: &[PlanPart]) {
-        for part in parts {
-            match part {
-                PlanPart::Group(group) => {
-                    let inputs = group
-                        .nodes
-                        .iter()
-                        .flat_map(|&id| self.nodes[id].inputs.clone());
-                    let outside: Vec<usize> =
-                        inputs.filter(|it| !group.nodes.contains(it)).collect();
-                    outside.into_iter().for_each(|id| self.demand_read(id));
-                }
-                PlanPart::Single(id) => {
-                    for input in self.reads(*id) {
-                        match self.columns_of(*id) {
-                            Some(x) => self.demand(x),
-                            None if self.is_copied(*id) => self.demand_read(input),
-                            None => self.demand(input),
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether a single operation reads its inputs by chains.
-    fn is_copied(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Join(..))
     }
 
     /// What the gradient of a parameter is the sum of all rows of, if it is.

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use super::batch::RowsAlong;
 use super::trace::{Op, Trace, TraceNode, Var};
 
 /// How many rows a formula is traced for, which is then compared with others. Not 1, which would be
@@ -11,6 +10,17 @@ use super::trace::{Op, Trace, TraceNode, Var};
 pub(super) const ROWS: usize = 2;
 /// How many times the rows another trace of it has: few values have an axis of that length.
 pub(super) const MORE: usize = 7;
+
+/// Which row each index of an axis belongs to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RowsAlong {
+    /// Index i is of row `i / inner % count`.
+    Each { inner: usize, count: usize },
+    /// Indices are of rows, and alike for each of them.
+    Alike,
+    /// Indices are of rows, but not in this way. The value that has brought them in this order.
+    Unknown(usize),
+}
 
 /// A formula for a few rows.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use minijinja::value::{Kwargs, Serde, Value as Cell, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value};
 
-use super::{MARKS, with_marks};
+use super::marks::{MARKS, with_marks};
 
 pub(super) type Engine = Environment<'static>;
 

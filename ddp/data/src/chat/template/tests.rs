@@ -1,3 +1,4 @@
+use super::marks::with_marks;
 use super::*;
 
 #[test]
