@@ -254,6 +254,12 @@ impl Decision<'_> {
         self.end_generation();
     }
 
+    /// A rank that is lost may be the reason why new ones of its generation could not connect.
+    pub(super) fn forgive_new(&mut self) {
+        let new = self.state.members.iter().filter(|it| it.is_new);
+        new.for_each(|it| self.state.ranks[it.rank].unconnected = 0);
+    }
+
     fn is_stopped(&self, rank: usize) -> bool {
         let process = self.state.ranks[rank].process.as_ref();
         process.is_some_and(|it| it.stopped.is_some())
@@ -279,9 +285,7 @@ impl Decision<'_> {
             absent.retain(|&rank| self.silent_for(rank, since).is_some_and(|it| it > limit));
             absent.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
             if !absent.is_empty() {
-                // They may be the reason why new ranks of this generation could not connect.
-                let new = self.state.members.iter().filter(|it| it.is_new);
-                new.for_each(|it| self.state.ranks[it.rank].unconnected = 0);
+                self.forgive_new();
             }
         }
         let meets = self.state.over_since.is_some() && self.state.ends.is_none();

@@ -6,7 +6,7 @@ use super::{
     Decision, ENDING, EXIT_DISAGREES, EXIT_STOPPED, End, JobAction, NOT_HEARD, STOPS, of_signal,
 };
 use crate::error::EXIT_PEER_LOST;
-use crate::membership::state::RankProcess;
+use crate::membership::state::{GenerationRank, RankProcess};
 use crate::membership::wire::ToRank;
 
 /// How often a rank may be started in a row without taking part for a while, and by how much the
@@ -85,6 +85,11 @@ impl Decision<'_> {
         let took_part = process.took_part;
         if took_part.is_some_and(|since| self.now - since >= TOOK_PART) {
             self.state.ranks[rank].tries = 0;
+        }
+        let is_old = |it: &GenerationRank| it.process == process.number && !it.is_new;
+        let has_left = process.killed.is_none() && self.state.members.iter().any(is_old);
+        if has_left && self.state.over_since.is_some() {
+            self.forgive_new();
         }
         let how = process.killed.unwrap_or(how);
         if how != NOT_HEARD {

@@ -395,6 +395,14 @@ fn that_one_could_not_connect_does_not_count_if_another_hung() {
     job.at_s(12);
     assert_eq!(job.kills(), [2]);
     assert_eq!(job.state.ranks[1].unconnected, 0);
+    // Or it hangs and is killed by others before that.
+    let mut job = trains(&[1, 2, 3]);
+    come_again_of_three(&mut job, 20);
+    job.at_s(6);
+    job.misses(0, &[1], false);
+    assert_eq!(job.state.ranks[1].unconnected, 1);
+    job.ends(2, KILLED);
+    assert_eq!(job.state.ranks[1].unconnected, 0);
 }
 
 /// Rank 1 was lost and comes again.
