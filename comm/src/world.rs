@@ -109,8 +109,8 @@ impl World {
     /// SIGXFSZ is ignored: a file beyond its limit is an error of the call that writes. Signals
     /// that ask to stop, which the launcher and [`crate::hold_stops`] block, are unblocked.
     ///
-    /// If all ranks find an error, rank 0 returns it, and the others [`Error::PeerFailed`], which
-    /// need not be printed.
+    /// If all ranks find an error, rank 0 returns it, and the others [`crate::Error::PeerFailed`],
+    /// which need not be printed.
     pub fn connect(options: &Options) -> Result<World> {
         stop::ignore_file_limit();
         stop::hear();
@@ -357,8 +357,9 @@ impl World {
         self.control.share_outcome(outcome)
     }
 
-    /// Compares `fields` on all ranks. [`Error::Disagree`], the same on all of them, names the
-    /// first field that differs, the rank and both values. Every rank calls this at the same place.
+    /// Compares `fields` on all ranks. [`crate::Error::Disagree`], the same on all of them, names
+    /// the first field that differs, the rank and both values. Every rank calls this at the same
+    /// place.
     #[track_caller]
     pub fn handshake(&self, fields: &[Field]) -> Result<()> {
         handshake(&self.control, fields)

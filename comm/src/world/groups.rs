@@ -46,8 +46,8 @@ impl World {
 
     /// A group over all ranks for tensors on GPUs. `device` is this rank's, and no other
     /// rank's. All ranks call this in the same order, with the same names. Several ranks need NCCL,
-    /// which has [`Options::join_timeout`] to connect them. A group of this name that no rank uses
-    /// any more is used again.
+    /// which has [`super::Options::join_timeout`] to connect them. A group of this name that no
+    /// rank uses any more is used again.
     ///
     /// A process may have several groups on one GPU. Their calls are made one at a time, and their
     /// work on the device follows the order of the calls, so all ranks make them in the same order
