@@ -117,7 +117,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// The same of an operation, which `place` has.
+    /// The same error, with the place of the operation before it.
     #[must_use]
     pub fn within(mut self, place: impl fmt::Display) -> Error {
         use Error::{Cuda, DeviceMismatch, NoVersion, Operand, Value};

@@ -24,8 +24,8 @@ impl World {
         })
     }
 
-    /// A group that no rank uses any more, else one that `make` makes. On a GPU it must have been
-    /// made with this name, by which its watch reports it.
+    /// A group that no rank uses any more, else one that `make` makes. On a GPU only one of this
+    /// name: messages about its calls show the name it was made with.
     fn unused_or(
         &self,
         name: &'static str,

@@ -50,7 +50,7 @@ impl Error {
         ))
     }
 
-    /// The same of an operation, which `place` has.
+    /// The same error, with the place of the operation before it.
     pub(crate) fn within(self, place: impl fmt::Display) -> Error {
         match self {
             Error::Usage(text) => Error::Usage(format!("{place}: {text}")),

@@ -79,8 +79,6 @@ struct FewRows {
     mode: PassMode,
     row_shape: Vec<usize>,
     reference: RowReference,
-    /// The shape of its output.
-    output: Vec<usize>,
 }
 
 /// Debug shows the module.
@@ -123,7 +121,8 @@ impl Traced {
             rows: RefCell::default(),
         };
         let of_few = traced.rows_of(PassMode::Training, row_shape, Some(declarations))?;
-        let output = of_few.output[1..].to_vec();
+        let of = &of_few.reference;
+        let output = of.trace.nodes[of.output].shape[1..].to_vec();
         traced.rows.replace(Some(of_few));
         Ok((traced, output))
     }
@@ -198,13 +197,11 @@ impl Traced {
         let shape = |rows: usize| [&[rows], row_shape].concat();
         let [_, few] = self.trace(&shape(ROWS), mode, build)?;
         let [_, more] = self.trace(&shape(ROWS * MORE), mode, None)?;
-        let output = few.shape();
         let reference = RowReference::new([&few, &more], ROWS, ROWS).map_err(Error::Usage)?;
         Ok(FewRows {
             mode,
             row_shape: row_shape.to_vec(),
             reference,
-            output,
         })
     }
 
@@ -220,10 +217,8 @@ impl Traced {
             _ => self.rows_of(mode, row_shape, None)?,
         };
         let few = known.insert(few);
-        match few.reference.difference(output, rows, false) {
-            Some(text) => Err(Error::Usage(text)),
-            None => Ok(()),
-        }
+        let differs = few.reference.difference(output, rows, false);
+        differs.map_or(Ok(()), |text| Err(Error::Usage(text)))
     }
 
     /// The plan for `x`, made at its first use. Returns its place.

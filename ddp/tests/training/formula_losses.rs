@@ -362,7 +362,7 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
         x.mean(-1) * places
     });
     assert!(
-        text.contains(": slice: expected entries for each row"),
+        text.contains(": slice: expected entries that are computed"),
         "{text}"
     );
     // Two wrong orders, and one.
@@ -381,14 +381,14 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
         );
     }
     // One row has no others to be mixed with.
-    let alone = error_of(
+    let of_one = error_of(
         &Of(|_, x, t| (x.log_softmax(0) * t).mean(-1)),
         &randn(&[1, 3], 1),
         &randn(&[1, 3], 2),
     );
     assert!(
-        alone.contains("log_softmax: expected a result for each row"),
-        "{alone}"
+        of_one.contains("log_softmax: expected a result for each row"),
+        "{of_one}"
     );
     let text = of(|_, x, t| x.less(t).mean(-1));
     assert!(
@@ -397,6 +397,8 @@ fn wrong_formulas_and_targets_are_refused_with_what_helps() {
     );
 
     let huber = Huber { delta: 1.0 };
+    // A rank may have no rows.
+    alone(&huber, &randn(&[0, 3], 1), &randn(&[0, 3], 2));
     let text = error_of(&huber, &output, &randn(&[3, 3], 1));
     assert!(
         text.starts_with("loss: expected as many rows of targets as"),

@@ -42,7 +42,7 @@ impl RowAxes {
 enum Wrong {
     /// It depends on several rows.
     Mixes,
-    /// It has an entry for each row, which does not follow from the row.
+    /// It has entries for each row that are not computed from the row.
     Counts,
 }
 
@@ -58,8 +58,7 @@ impl RowReference {
             let of_node = self.row_axes(id, &axes);
             let is_known = |all: &RowAxes| {
                 let mut growing = self.growing(id);
-                let is_empty = node.shape.contains(&0);
-                is_empty
+                node.shape.contains(&0)
                     || matches!(node.op, Op::Part(..))
                     || growing.all(|it| all.along(it).is_some())
             };
@@ -110,7 +109,9 @@ impl RowReference {
         let (op, mut got) = (self.trace.name(id), inputs.join(" and "));
         let expected = match wrong {
             Wrong::Mixes => "a result for each row that does not depend on other rows",
-            Wrong::Counts => "entries for each row that follow from the row alone",
+            Wrong::Counts => {
+                "entries that are computed from their row, or are the same for all rows"
+            }
         };
         if wrong == Wrong::Counts {
             let of = if inputs.is_empty() { "" } else { " of " };

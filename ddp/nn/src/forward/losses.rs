@@ -187,16 +187,20 @@ impl PlannedLoss {
         let count = output.shape()[0];
         let (x, rows) = traced(count)?;
         let trace = x.trace.clone();
-        // A formula of positions may need a whole number of rows.
-        let is_traced = |rows: &usize| traced(*rows).is_ok();
-        let few = [ROWS, ROWS * count].into_iter().find(is_traced);
-        let few = few.unwrap_or(ROWS * count);
-        let (of_few, of_more) = (traced(few)?.1.joined, traced(few * MORE)?.1.joined);
-        let period = of_few.shape()[0] / STATS;
-        let reference =
-            RowReference::new([&of_few, &of_more], few, period).map_err(Error::Usage)?;
-        if let Some(text) = reference.difference(&rows.joined, count, false) {
-            return Err(Error::Usage(text));
+        // A rank may have no rows.
+        if count > 0 {
+            // A formula of positions may need those of whole rows.
+            let (few, of_few) = match traced(ROWS) {
+                Ok((_, of_few)) => (ROWS, of_few.joined),
+                Err(_) => (ROWS * count, traced(ROWS * count)?.1.joined),
+            };
+            let of_more = traced(few * MORE)?.1.joined;
+            let period = of_few.shape()[0] / STATS;
+            let reference = RowReference::new([&of_few, &of_more], few, period);
+            let reference = reference.map_err(Error::Usage)?;
+            if let Some(text) = reference.difference(&rows.joined, count, false) {
+                return Err(Error::Usage(text));
+            }
         }
         let forward = trace.borrow().nodes.len();
         by_row(&rows.joined)?;

@@ -27,7 +27,7 @@ pub(super) enum RowsAlong {
 pub(super) struct RowReference {
     pub(super) trace: Trace,
     pub(super) rows: usize,
-    output: usize,
+    pub(super) output: usize,
     /// By value, the axes that are longer for more rows.
     grows: Vec<Vec<usize>>,
     /// By value: how numbers along such an axis belong to rows.
@@ -66,10 +66,8 @@ impl RowReference {
         let is_similar = it.trace.nodes.len() == other.nodes.len();
         let mixed = || it.refuse_mixed_rows(few.id, period);
         let first = is_similar.then(mixed).flatten();
-        match first.or_else(|| it.difference(more, rows * MORE, true)) {
-            Some(text) => Err(text),
-            None => Ok(it),
-        }
+        let wrong = first.or_else(|| it.difference(more, rows * MORE, true));
+        wrong.map_or(Ok(it), Err)
     }
 
     /// The axes of a value that are longer for more rows.
@@ -179,7 +177,8 @@ impl RowReference {
 /// Whether an operation does more than move elements.
 fn computes(op: &Op) -> bool {
     use Op::{
-        Activate, Apply, Constant, Dropout, Gated, Largest, Linear, Norm, Parameter, Rope, Sum,
+        Activate, Apply, Attention, Constant, Dropout, Gated, Largest, Linear, Norm, Parameter,
+        Rope, Sum,
     };
     matches!(
         op,
@@ -191,6 +190,7 @@ fn computes(op: &Op) -> bool {
             | Linear
             | Activate(_)
             | Norm(..)
+            | Attention(_)
             | Dropout(..)
             | Gated(_)
             | Rope(..)
