@@ -183,7 +183,8 @@ enum Mode {
 }
 
 /// What `-h` shows of the flags that train; `--help` shows all.
-const OFTEN: &str = "model data labels batch-size steps epochs lr device resume out config ranks";
+const OFTEN: &str = "model data labels val-data val-split drop categorical missing normalize \
+    batch-size steps epochs stop-after lr device resume out config ranks";
 
 /// The whole command line.
 fn command() -> clap::Command {

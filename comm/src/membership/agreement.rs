@@ -9,11 +9,12 @@
 //! be ready for the next version, by an update that it has prepared or by slices that it has got,
 //! and takes it only when all ranks are ready ([`SliceState`]). So after a loss, if one rank has
 //! the next version, all others are ready for it and take it. If none has it and one is not ready,
-//! all stay.
+//! all stay; also if it is slices of which fewer are left than of those that they have.
 //!
 //! Each slice has an owner and a backup: the rank that follows the owner by a fixed distance. Both
 //! make its updates.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -235,23 +236,31 @@ impl Regroup {
     }
 }
 
-/// The latest version that a rank has, or that all that have a run have or are ready for, with
-/// every slice.
+/// The version to continue with: at least the latest that a rank has, or one that all that have a
+/// run have or are ready for, with every slice. Of those with the most steps, the one of which
+/// fewest ranks are lost, then the latest.
 fn agreed(reports: &[RankReport]) -> Option<[u64; 2]> {
-    let counts = |number: &[u64; 2]| {
-        let is_it = |it: &Version| it.number() == *number;
-        let mut made = reports.iter().filter_map(|it| it.has.as_ref());
-        let is_made = made.any(is_it);
-        let offers: Vec<Option<Version>> = reports
-            .iter()
-            .filter(|it| it.offers().next().is_some())
-            .map(|it| it.offers().find(is_it))
+    let made = reports.iter().filter_map(|it| it.has.as_ref());
+    let made = made.map(Version::number).max();
+    let standing = |number: [u64; 2]| {
+        let offers = reports.iter().filter(|it| it.offers().next().is_some());
+        let slicings: Vec<Option<Slicing>> = offers
+            .map(|it| it.offers().find(|it| it.number() == number))
+            .map(|it| it.map(|it| it.slicing))
             .collect();
-        let slicings: Vec<_> = offers.iter().map(|it| it.map(|it| it.slicing)).collect();
-        is_made || slicings.iter().all(Option::is_some) && Slicing::are_whole(&slicings)
+        let is_whole = slicings.iter().all(Option::is_some) && Slicing::are_whole(&slicings);
+        let left = || slicings.iter().flatten();
+        let lost = left().next().map_or(0, |it| it.ranks) - left().count();
+        (is_whole, Reverse(lost))
     };
     let versions = reports.iter().flat_map(RankReport::offers);
-    versions.map(|it| it.number()).filter(counts).max()
+    versions
+        .map(|it| (it.number(), standing(it.number())))
+        .filter(|(number, (is_whole, _))| {
+            Some(*number) == made || Some(*number) > made && *is_whole
+        })
+        .max_by_key(|(number, standing)| (number[0], *standing, number[1]))
+        .map(|it| it.0)
 }
 
 /// Elements that one rank gives to another, or has itself.

@@ -45,8 +45,9 @@ pub(crate) fn scan(
     ranks: &dyn Ranks,
 ) -> Result<Facts> {
     let (rows, fraction) = (source.features.rows(), request.val_split);
-    let is_split = model.is_none() && fraction > 0.0;
-    let split = if !is_split {
+    // Other files are not split.
+    let is_own = model.is_none() || request.trained.is_some();
+    let split = if !is_own || fraction <= 0.0 {
         None
     } else if request.stratify {
         let classes = agree(ranks, classes(source))?;
@@ -68,7 +69,8 @@ pub(crate) fn scan(
         has_unread_features: source.features.element()?.is_float(),
         ..Facts::default()
     };
-    if request.trained.is_none() {
+    // Rows that were held out are those of the same files only.
+    if request.trained.is_none() || split.is_some() {
         scan.features(&mut facts)?;
     }
     facts.split = split;
@@ -179,7 +181,8 @@ impl Scan<'_> {
             Scaling::Standard => true,
         };
         let may_be_wrong = element.is_float() || element == NumberType::Bool;
-        let needs_moments = self.model.is_none() && is_normalized || may_be_wrong;
+        let is_own = self.model.is_none() || self.request.trained.is_some();
+        let needs_moments = is_own && is_normalized || may_be_wrong;
         let mut labels = self.source.labels.iter();
         let numbers = labels.find(|labels| !labels.are_classes());
         if let (Some(labels), None) = (numbers, self.model) {

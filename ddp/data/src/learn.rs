@@ -251,7 +251,7 @@ pub(crate) fn warn(
         let name = |index| format!("feature {}", source.feature(index));
         warn_of_rounding(&format!("{DATA} {data}"), &found.moments, name);
         if request.normalize != Scaling::Standard {
-            warn_of_scales(data, source, &found.moments);
+            warn_of_scales(request, source, &found.moments);
         }
         if !found.is_complete {
             tracing::warn!(
@@ -270,16 +270,25 @@ pub(crate) fn warn(
     Ok(())
 }
 
-/// Warns of features that are much smaller than the largest one.
-fn warn_of_scales(data: &DataSpec, source: &OpenFiles, moments: &Moments) {
-    let size = |at: usize| moments.greatest[at].abs().max(moments.least[at].abs());
-    let all = 0..source.features.width;
-    let largest = all.clone().map(size).fold(0.0, f32::max);
-    let small = all.filter(|&at| guess::are_scales_apart(size(at), largest));
-    if let Some(small) = some_of(8, small.map(|at| source.feature(at))) {
+/// Warns of features from which models learn less than from others.
+fn warn_of_scales(request: &DataRequest, source: &OpenFiles, moments: &Moments) {
+    let (data, width) = (&request.data, source.features.width);
+    let range = |at: usize| f64::from(moments.greatest[at]) - f64::from(moments.least[at]);
+    let least = match request.normalize {
+        Scaling::None => 1.0,
+        _ => 0.0,
+    };
+    let largest = (0..width).map(range).fold(least, f64::max);
+    let is_offset = |at: usize| {
+        let deviation = (moments.squares[at] / moments.count.max(1) as f64).sqrt();
+        width < guess::MANY && guess::is_offset(moments.mean[at], deviation)
+    };
+    let is_narrow = |at: usize| guess::is_narrow(range(at), largest, width);
+    let found = (0..width).filter(|&at| is_narrow(at) || is_offset(at));
+    if let Some(names) = some_of(8, found.map(|at| source.feature(at))) {
         tracing::warn!(
-            "{DATA} {data}: features of less than a thousandth of the largest one, {largest:?}, from which models hardly \
-             learn: {small}; help: set {NORMALIZE} to standard"
+            "{DATA} {data}: features that vary much less than others, or little beside their mean, so that models learn \
+             less from them: {names}; help: set {NORMALIZE} to standard"
         );
     }
 }

@@ -49,6 +49,7 @@ pub fn prepare(
     data.description = match (is_built_in, &request.trained) {
         (true, _) => format!("{}: {counts}, {what}", name.name()),
         (_, None) => format!("{name}: {counts}, {what}"),
+        (_, Some(_)) if others > 0 => format!("{name}: {others} rows that were held out, {what}"),
         (_, Some(_)) => format!("{name}: {rows} rows, {what}"),
     };
     Ok(data)

@@ -20,7 +20,7 @@ pub use values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting,
     Groups, List, LogLevel, LoraSetting, LossOn, Missing, NcclChoice, OptimizerKind, Overlap,
     Packing, Precision, Resident, Resume, Scaling, Schedule, SettingValue, TIMEOUT_S, TaskKind,
-    When,
+    When, as_flag,
 };
 
 use crate::checkpoint::{Opened, STATE_FILE, State, damaged};
@@ -56,6 +56,15 @@ impl Config {
     /// The settings that a checkpoint was saved with, checked.
     pub fn of_checkpoint(opened: &Opened) -> Result<Config> {
         let State { config, task, .. } = &opened.state;
+        let family = config.get(MODEL).and_then(Value::as_str);
+        if let Some(family) = family.filter(|name| !model_names().contains(name)) {
+            return Err(Error::Data(format!(
+                "cannot use the checkpoint {}: expected a model of {}, got one of {family:?}, a family that this program \
+                 does not have; help: use the program that trained it",
+                opened.folder.display(),
+                model_names().join(", ")
+            )));
+        }
         let checked = |config: Config| {
             let checked = tasks::of(task).check(&config.loss_options(), config.data.name());
             checked.map(|()| config).map_err(|error| error.to_string())
@@ -102,25 +111,6 @@ impl Config {
             }
         }
         text
-    }
-}
-
-/// A value as a flag takes it: `none` or `1,2` for lists, `match:lr=1` for groups, text without
-/// quotes.
-pub fn as_flag(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(values) if values.is_empty() => "none".to_string(),
-        Value::Array(values) => values.iter().map(as_flag).collect::<Vec<_>>().join(","),
-        Value::Object(group) => {
-            let mut text = group.get("match").map(as_flag).unwrap_or_default();
-            for (name, value) in group.iter().filter(|(name, _)| *name != "match") {
-                text += &format!(":{name}={}", as_flag(value));
-            }
-            text
-        }
-        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(f64::NAN).to_string(),
-        other => other.to_string(),
     }
 }
 

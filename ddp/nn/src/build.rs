@@ -223,6 +223,14 @@ impl Declarations {
                 help,
             ));
         }
+        let (Init::Constant(number)
+        | Init::Uniform { bound: number }
+        | Init::Normal { deviation: number }) = init;
+        if !number.is_finite() {
+            let help = "check how it is computed";
+            let got = format!("{init:?}");
+            return Err(Error::model(name, "finite initial weights", got, help));
+        }
         let count = shape
             .iter()
             .try_fold(1usize, |count, &length| count.checked_mul(length));

@@ -175,14 +175,20 @@ impl Traced {
         };
         let y = self.module.forward(&mut scope, &x);
         let output = y.shape();
-        if let Some(error) = x.trace.borrow_mut().error.take() {
+        let mut error = x.trace.borrow_mut().error.take();
+        if error.is_none() && self.module.input_dtype().is_some_and(|it| !it.is_float()) {
+            error = x.trace.borrow().operation_on_tokens();
+        }
+        if let Some(error) = error {
             return Err(Error::Usage(error));
         }
         if output.first() != shape.first() {
-            let expected = format!("an output with the batch as its first axis, {:?}", shape[0]);
-            let help = "reduce and reshape the other axes only";
-            let got = format!("shape {output:?}");
-            return Err(Error::model("model", expected, got, help));
+            let text = format!(
+                "output: expected the batch as its first axis, {:?}, got shape {output:?}; help: \
+                 reduce and reshape the other axes only",
+                shape[0]
+            );
+            return Err(Error::Usage(x.trace.borrow().nodes[y.id].error(&text)));
         }
         Ok([x, y])
     }

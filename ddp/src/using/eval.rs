@@ -23,6 +23,7 @@ use ddp_tools::output::Say;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   ddp-train eval --checkpoint out --data test.npz
+  ddp-train eval --checkpoint out --data train.csv --held-out
   ddp-train eval --checkpoint out/checkpoints/step-00000785 --data glyphs --json
   mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
 
@@ -38,6 +39,9 @@ pub(crate) struct EvalFlags {
     /// Labels, in the form of --labels in training [default: the label it was trained on, by name]
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
+    /// Evaluate on the rows of the training data that --val-split kept out of training
+    #[arg(long)]
+    pub held_out: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -52,7 +56,8 @@ pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()>
         using: &flags.using,
         labels: flags.labels.as_deref(),
         needs_labels: true,
-        output: format!("json = {}", flags.json),
+        held_out: flags.held_out,
+        output: format!("json = {}\nheld-out = {}", flags.json, flags.held_out),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;

@@ -14,7 +14,7 @@ use super::forward::LoadedModel;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, FloatType, Precision, SettingValue};
 use crate::data::{
-    self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
+    self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Scaling, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result, refuse};
 use crate::flags::{RankFlags, Taken, whole};
@@ -56,6 +56,8 @@ pub(super) struct Given<'a> {
     /// The labels, if they are not those of training.
     pub(super) labels: Option<&'a str>,
     pub(super) needs_labels: bool,
+    /// Whether the rows are those of the training data that were held out.
+    pub(super) held_out: bool,
     /// Settings of the output, which must be equal on all ranks.
     pub(super) output: String,
 }
@@ -146,7 +148,17 @@ fn rows(
         label: state.label.clone(),
         needs_labels: asked.needs_labels,
     };
+    let spec = &asked.using.data;
+    let is_split = is_split(asked, config, world)?;
     let request = DataRequest {
+        val_split: if is_split { config.val_split } else { 0.0 },
+        stratify: is_split && config.stratify,
+        normalize: if is_split {
+            config.normalize
+        } else {
+            Scaling::None
+        },
+        normalizes_targets: false,
         labels: asked.labels.map(String::from),
         seed: config.seed,
         task: state.task.kind(),
@@ -161,13 +173,53 @@ fn rows(
     if world.rank() == 0 {
         tracing::info!("{}", shown(&data.description));
     }
-    // Only built-in data have held-out rows here.
+    if is_split && !are_same(&data.train.fingerprint()?, &state.fingerprint) {
+        let help = "give the file or folder of training as it was";
+        return Err(refuse(
+            "--held-out --data",
+            spec,
+            "the rows that the model was trained on",
+            help,
+        ));
+    }
+    // Built-in data and data that are split have some.
     let rows = match data.held_out.rows() {
         0 => data.train,
         _ => data.held_out,
     };
-    check_rows(&asked.using.data, &*rows, state)?;
+    check_rows(spec, &*rows, state)?;
     Ok(rows)
+}
+
+/// Whether the rows are split as in training, for `--held-out`. Warns of rows that were trained on.
+fn is_split(asked: &Given<'_>, config: &Config, world: &World) -> Result<bool> {
+    let data = &asked.using.data;
+    let is_built_in = matches!(data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
+    if asked.held_out && !is_built_in {
+        if config.val_split > 0.0 {
+            return Ok(true);
+        }
+        let help = "leave it out, and give rows that were not trained on";
+        let expected = "a model that was trained with --val-split";
+        return Err(refuse("--held-out", "one without", expected, help));
+    }
+    if asked.needs_labels && !is_built_in && *data == config.data && world.rank() == 0 {
+        let help = match config.val_split > 0.0 {
+            true => "--held-out takes the rows that were not",
+            false => "train with --val-split 0.1, and evaluate with --held-out",
+        };
+        tracing::warn!(
+            "--data {data}: was trained on, and says little about new rows; help: {help}"
+        );
+    }
+    Ok(false)
+}
+
+/// Whether two fingerprints are of the same rows, however their targets are normalized.
+fn are_same(now: &str, then: &str) -> bool {
+    let [now, then] = [now, then].map(|text| text.split(", "));
+    let is_kept = |part: &&str| !part.starts_with("sampled ");
+    now.filter(is_kept).eq(then.filter(is_kept))
 }
 
 /// Refuses rows that do not fit the model.

@@ -125,6 +125,7 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         using,
         labels: None,
         needs_labels: false,
+        held_out: false,
         output: format!(
             "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {keep:?}"
         ),

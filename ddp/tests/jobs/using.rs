@@ -7,6 +7,7 @@ use ddp::data::{DataSpec, read_rows};
 use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
+use crate::reading::forge;
 use crate::support::job::{Ended, Folder, Job, all_at_once};
 use crate::support::metrics_log::{MetricsLog, number};
 
@@ -96,6 +97,98 @@ fn an_evaluation_has_the_bits_of_trainings_own() {
             (700, found["right"].as_i64().unwrap())
         );
     });
+}
+
+/// An evaluation on the file of training counted the rows that were trained on, and did not say so.
+#[test]
+fn held_out_rows_are_those_that_training_kept_out() {
+    let row = |at: u32| format!("{},{},{}\n", at % 7, at % 11, u32::from(at % 7 > 3));
+    let table = |rows| "a,b,y\n".to_string() + &(0..rows).map(row).collect::<String>();
+    let cases = [
+        ("t.csv", "--val-split 0.3 --stratify"),
+        (
+            "t.csv",
+            "--val-split 0.2 --normalize standard --task regression",
+        ),
+        (
+            "tokens:tokens.bin",
+            "--val-split 0.3 --model gpt,layers=1,heads=2,width=16,context=8",
+        ),
+    ];
+    all_at_once(cases, |(data, how)| {
+        let folder = Folder::new("held-out");
+        let write = |name: &str, bytes: Vec<u8>| {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        };
+        write("t.csv", table(90).into_bytes());
+        write(
+            "changed.csv",
+            table(90).replacen("\n1,1,", "\n1,2,", 1).into_bytes(),
+        );
+        write("tokens.bin", [1, 0, 2, 0, 3, 0].repeat(40));
+        write("changed.bin", [1, 0, 3, 0, 2, 0].repeat(40));
+        let train = "--batch-size 8 --steps 4 --threads 1 --device cpu --out OUT";
+        folder
+            .alone(&format!("--data {data} {how} {train}"))
+            .run()
+            .assert_well();
+        let eval = format!("eval --checkpoint OUT --data {data} --device cpu");
+        let found = evaluated(folder.together(&format!("{eval} --held-out --json")));
+        let log = folder.metrics_log();
+        let last = *log.all("eval").last().unwrap();
+        let [loss, of_run] = [&found, last].map(|it| number(it, "loss"));
+        assert!(
+            (loss - of_run).abs() < 1e-6 * of_run,
+            "{how}: {loss} {of_run}"
+        );
+        // Without it all rows count, which is said.
+        let ended = folder.alone(&format!("{eval} --json")).run();
+        ended.assert_well();
+        let told = format!(
+            "--data {data}: was trained on, and says little about new rows; help: --held-out"
+        );
+        assert!(ended.stderr.contains(&told), "{ended}");
+        let all: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(
+            number(&all, "rows") > 3.0 * number(&found, "rows"),
+            "{all} {found}"
+        );
+        let changed = data
+            .replace("t.csv", "changed.csv")
+            .replace("tokens.bin", "changed.bin");
+        let ended = folder
+            .alone(&format!("{} --held-out", eval.replace(data, &changed)))
+            .run();
+        let told = "expected the rows that the model was trained on";
+        assert!(ended.assert_fails(2).contains(told), "{ended}");
+    });
+    let folder = trained(GLYPHS);
+    std::fs::write(folder.path().join("t.csv"), table(9)).unwrap();
+    let ended = folder
+        .alone("eval --checkpoint OUT --data t.csv --held-out")
+        .run();
+    let told = "expected a model that was trained with --val-split";
+    assert!(ended.assert_fails(2).contains(told), "{ended}");
+}
+
+/// `ddp-train` listed the names of 110 settings.
+#[test]
+fn a_checkpoint_of_a_family_that_the_program_lacks_is_refused_by_its_name() {
+    let folder = trained(GLYPHS);
+    let checkpoint = folder.checkpoint(16);
+    let whole = std::fs::read(checkpoint.join("state.json")).unwrap();
+    forge(&checkpoint, &whole, "/config/model", &"mine".into());
+    forge(
+        &checkpoint,
+        &std::fs::read(checkpoint.join("state.json")).unwrap(),
+        "/config/knobs",
+        &3.into(),
+    );
+    let eval = format!("eval --checkpoint {} --data glyphs", checkpoint.display());
+    let ended = folder.alone(&eval).run();
+    let cause = ended.assert_fails(65);
+    let told = "got one of \"mine\", a family that this program does not have; help: use the program that trained it";
+    assert!(cause.contains(told), "{cause}");
 }
 
 #[test]

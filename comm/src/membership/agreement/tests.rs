@@ -184,6 +184,38 @@ fn ranks_take_new_slices_or_keep_those_they_had() {
     assert!(cases > 1000, "{cases}");
 }
 
+/// Else the loss of one more rank would lose a slice, though all had it twice before.
+#[test]
+fn ranks_keep_slices_of_which_none_are_lost_instead_of_others_without_a_copy() {
+    let version = |number, rank, ranks| Version {
+        steps: 6,
+        slicing: Slicing::new(number, [rank, ranks], 1),
+    };
+    // Three ranks have divided all among them, and then with a fourth one that is lost again.
+    let of = |rank| report(Ready, Some(version(2, rank, 3)), version(3, rank, 4));
+    let mut reports: Vec<_> = (0..3).map(of).collect();
+    let plan = Regroup::of(&reports);
+    assert_eq!(plan.acts, [Act::Stay; 3]);
+    assert!(plan.slicings.iter().flatten().all(|it| it.number == 2));
+    // Of those before, one is lost, too: the later ones have more to give.
+    for (rank, it) in reports.iter_mut().enumerate() {
+        it.has = Some(version(2, rank, 4));
+    }
+    let plan = Regroup::of(&reports);
+    assert_eq!(plan.acts, [Act::Advance; 3]);
+    // An update that all have prepared may have been made by the one that is lost.
+    for it in &mut reports {
+        it.has = it.has.map(|it| Version {
+            slicing: Slicing {
+                ranks: 3,
+                ..it.slicing
+            },
+            steps: 5,
+        });
+    }
+    assert_eq!(Regroup::of(&reports).acts, [Act::Advance; 3]);
+}
+
 #[test]
 fn without_slices_all_get_the_state_of_the_first_rank_that_is_furthest() {
     let at = |steps, logged| {

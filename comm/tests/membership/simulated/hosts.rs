@@ -177,8 +177,7 @@ impl Job<'_> {
     /// The launcher closes the connection to a host.
     pub(super) fn leaves(&mut self, host: usize) {
         // A rank that was stopped beside its agent does not count that time, in which the whole job
-        // may have been suspended. One that has heard nothing does nothing. What they do later is
-        // judged then.
+        // may have been suspended. What it does later is judged then.
         let waits = (silence(self.state.rules.timeout) + SILENCE_MARGIN).as_millis() as u64;
         let is_late = |at: Option<u64>| at.is_some_and(|at| at + waits > self.now);
         let link = &self.links[host];
@@ -186,7 +185,8 @@ impl Job<'_> {
         let agent_was_stopped = link.is_stopped || is_late(link.went_on);
         let lives = |it: &&Process| {
             let was_stopped = it.is_stopped || is_late(it.went_on);
-            let runs = !matches!(it.phase, Phase::Comes | Phase::Ended) && it.heard.is_welcomed;
+            // One that has not been in a generation does nothing.
+            let runs = it.phase != Phase::Ended && it.generation > 0;
             it.host == host && runs && !(agent_was_stopped && was_stopped)
         };
         let is_early = self.state.ends.is_none() && !self.state.has_killed;

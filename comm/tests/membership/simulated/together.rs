@@ -271,6 +271,9 @@ impl Job<'_> {
         let saved = self.disk.saved;
         self.together(index).saved = saved;
         self.judge_plan(index, plan);
+        if let Some(slicing) = plan.slicings.iter().flatten().next() {
+            self.sliced = self.together[&(slicing.number as u32)].all.clone();
+        }
         match from {
             Some(from) => {
                 // An update that all are ready for is made.

@@ -25,7 +25,7 @@ use super::values::{
     BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
     LogLevel, LoraSetting, LossOn, MemorySize, Missing, NcclChoice, OptimizerKind, Overlap,
     Packing, Precision, Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps,
-    WHOLE_MAX, When,
+    WHOLE_MAX, When, as_flag,
 };
 use crate::error::Error;
 use crate::reducer::SHARDS_MAX;
@@ -479,7 +479,13 @@ fn settings_of_families() -> Vec<Setting> {
         for setting in family.default.settings() {
             let known = all.iter_mut().find(|known| known.name == setting.name);
             match known {
-                Some(known) => known.families.push(name),
+                Some(known) => {
+                    known.families.push(name);
+                    let default = setting.field.value();
+                    if default != known.default {
+                        known.help += &format!(" ({name}: {})", as_flag(&default));
+                    }
+                }
                 None => all.push(family_setting(name, setting)),
             }
         }

@@ -102,6 +102,8 @@ impl<'de> Visitor<'de> for ModelTable {
     }
 
     fn visit_str<E: de::Error>(self, name: &str) -> Result<Value, E> {
+        // Refused here, since its settings are unknown names.
+        model_of(name, None).map_err(E::custom)?;
         Ok(name.into())
     }
 

@@ -10,6 +10,7 @@ use ddp_kernels::choices;
 use ddp_kernels::setting::Choice;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use crate::lora::LoraSetting;
 pub use crate::reducer::Overlap;
@@ -315,6 +316,25 @@ impl FromStr for DeviceChoice {
                 Err(error) => Err(error.to_string()),
             },
         }
+    }
+}
+
+/// A value as a flag takes it: `none` or `1,2` for lists, `match:lr=1` for groups, text without
+/// quotes.
+pub fn as_flag(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) if values.is_empty() => "none".to_string(),
+        Value::Array(values) => values.iter().map(as_flag).collect::<Vec<_>>().join(","),
+        Value::Object(group) => {
+            let mut text = group.get("match").map(as_flag).unwrap_or_default();
+            for (name, value) in group.iter().filter(|(name, _)| *name != "match") {
+                text += &format!(":{name}={}", as_flag(value));
+            }
+            text
+        }
+        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(f64::NAN).to_string(),
+        other => other.to_string(),
     }
 }
 

@@ -177,8 +177,8 @@ impl Var {
             [_, channels, h, w] if divides(channels) && divides(outputs) => windows.places([h, w]),
             _ => None,
         };
-        let Some([down, across]) = places.filter(|_| weight.shape() == of.weight(&self.shape()))
-        else {
+        let fits = weight.shape() == of.weight(&self.shape()) && !windows.dilation.contains(&0);
+        let Some([down, across]) = places.filter(|_| fits) else {
             let expected = format!(
                 "(batch, channels) and one or two more axes into which windows fit, with a weight \
                  (outputs, channels / groups, size …) for {of:?}"

@@ -292,7 +292,8 @@ impl PassPlan {
                 Op::Activate(of) | Op::ActivateBackward(of) => of.keeps_input(),
                 _ => false,
             };
-            if is_brief && how.is_cpu && how.is_training && !self.kept.contains(&id) {
+            let is_kept = self.kept.binary_search(&id).is_ok();
+            if is_brief && how.is_cpu && how.is_training && !is_kept {
                 ScratchPool::Brief
             } else if node.again.is_some() {
                 ScratchPool::Again

@@ -342,6 +342,10 @@ impl Scope<'_> {
             let help = "make them with one linear layer";
             return qkv.refuse("attention", &[qkv], &expected, help);
         }
+        if attention.window == Some(0) {
+            let help = "count the token itself, or leave the window out";
+            return qkv.refuse("attention", &[qkv], "a window of at least 1 token", help);
+        }
         let begins = self.trace.borrow().begins.map(|id| qkv.at(id));
         let inputs: Vec<&Var> = [qkv].into_iter().chain(&begins).collect();
         let output = vec![shape[0], time, heads * attention.head_size];

@@ -223,6 +223,32 @@ impl Trace {
         id
     }
 
+    /// The refusal of an operation on the input itself, which is tokens.
+    pub(super) fn operation_on_tokens(&self) -> Option<String> {
+        let mut are_tokens: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let tokens = node.inputs.iter().copied().find(|it| are_tokens[*it]);
+            let is_of_tokens = match &node.op {
+                Op::Input => true,
+                Op::Reshape | Op::Documents => tokens.is_some(),
+                Op::Embedding(_) | Op::EmbeddingBackward(_) | Op::Custom(_) | Op::Part(..) => false,
+                op => {
+                    if let Some(tokens) = tokens {
+                        return Some(node.error(&format!(
+                            "{}: expected numbers, got {}, which are tokens; help: make vectors of them \
+                             first, by m.layer(\"tokens\", x, Embedding::new(…)), and use or slice those",
+                            op.name(),
+                            self.described(tokens)
+                        )));
+                    }
+                    false
+                }
+            };
+            are_tokens.push(is_of_tokens);
+        }
+        None
+    }
+
     /// What a value is called in messages.
     pub(super) fn name(&self, id: usize) -> String {
         let op = &self.nodes[id].op;

@@ -55,6 +55,12 @@ impl TrainingRun<'_> {
                      compared with others; help: look for extreme numbers in the held-out rows"
                 );
             }
+            if let Some(why) = learned_nothing(&event).filter(|_| is_last) {
+                tracing::warn!(
+                    "step {number}: {why}; help: normalize features, train longer, or try another \
+                     learning rate; perhaps they say nothing about the labels"
+                );
+            }
             log.write(&LogEvent::Eval(event))?;
         }
         if let (Some(counts), Some(log)) =
@@ -181,6 +187,26 @@ impl TrainingRun<'_> {
     }
 }
 
+/// Says so if one answer for all rows would be as good.
+fn learned_nothing(event: &EvalEvent) -> Option<String> {
+    let figure = |name: &str| event.figures.get(name).copied();
+    if let Some(r2) = figure("r2").or(figure("mean_r2")).filter(|r2| *r2 <= 0.0) {
+        let r2 = significant(r2, 4);
+        return Some(format!(
+            "R² is {r2} on held-out rows, and that of their mean 0"
+        ));
+    }
+    let (accuracy, largest) = (event.accuracy?, event.largest_class?);
+    let ranks_rows = figure("auc").is_some_and(|auc| auc > 0.6);
+    (accuracy <= largest && !ranks_rows).then(|| {
+        format!(
+            "accuracy is {:.2}% on held-out rows, and that of the largest class alone {:.2}%",
+            accuracy * 100.0,
+            largest * 100.0
+        )
+    })
+}
+
 /// `loss 0.0312, accuracy 85.10% (the largest class has 84.90% of the rows)`
 fn describe(event: &EvalEvent) -> String {
     let mut text = format!("loss {}", significant(event.loss, 4));
@@ -191,4 +217,32 @@ fn describe(event: &EvalEvent) -> String {
         text += &format!(" (the largest class has {:.2}% of the rows)", part * 100.0);
     }
     text + &figures_text(|name| event.figures.get(name).copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> EvalEvent {
+        EvalEvent {
+            step: 1,
+            loss: 1.0,
+            accuracy,
+            largest_class: accuracy.map(|_| 0.7),
+            best_by: BestBy::Loss,
+            figures: figures.iter().copied().collect(),
+            columns: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_model_as_good_as_one_answer_for_all_has_learned_nothing() {
+        let says = |accuracy, figures: &[_]| learned_nothing(&event(accuracy, figures));
+        assert!(says(None, &[("r2", -0.1)]).is_some() && says(None, &[("mean_r2", 0.0)]).is_some());
+        assert!(says(None, &[("r2", 0.1)]).is_none() && says(None, &[]).is_none());
+        assert!(says(Some(0.7), &[]).is_some() && says(Some(0.71), &[]).is_none());
+        // Of few rows in the other class it may still find the likely ones.
+        assert!(says(Some(0.7), &[("auc", 0.55)]).is_some());
+        assert!(says(Some(0.7), &[("auc", 0.9)]).is_none());
+    }
 }
