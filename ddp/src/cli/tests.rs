@@ -592,7 +592,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "eval",
         "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
-         --log-level warn --labels kind --json",
+         --log-level warn --labels kind --held-out --json",
     ),
     (
         "predict",
