@@ -35,7 +35,7 @@ fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
     );
     assert!(text.starts_with(&expected), "{text}");
     assert!(text.contains("got x [2, 4]; help: "), "{text}");
-    let mixed: [(&str, Of); 19] = [
+    let mixed: [(&str, Of); 20] = [
         ("sum", |_, x| x * x.sum(0)),
         ("softmax", |_, x| x.softmax(0)),
         ("log_softmax", |_, x| x.log_softmax(-3)),
@@ -74,6 +74,13 @@ fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
         ("slice", |_, x| {
             let rows = x.reshape(&[x.size(0) * 4, 6]);
             rows.slice(0, 0..x.size(0) * 2).reshape(&[x.size(0), 2, 6])
+        }),
+        // Numbers of which each has all rows, where each row has all.
+        ("add", |m, x| {
+            let (rows, count) = (x.size(0), 4 * x.size(0));
+            let numbers: Vec<f64> = (0..count).map(|it| (it / rows) as f64).collect();
+            let numbers = m.numbers(&numbers, &[count, 1]);
+            (x.reshape(&[count, 6]) + numbers).reshape(&x.shape())
         }),
         // Reshaped where the axes should have been exchanged.
         ("reshape", |_, x| x.transpose(0, 1).reshape(&x.shape())),
@@ -411,6 +418,18 @@ fn forwards_of_other_batches_and_of_evaluation_are_compared_too() {
         text.contains("got 4 for 2 rows, which differs from 8 for 8; "),
         "{text}"
     );
+    let numbers: Of = |m, x| {
+        let number = if x.size(0) == 8 { 8.0 } else { 4.0 };
+        x + m.numbers(&vec![number; x.size(0)], &[x.size(0), 1, 1])
+    };
+    tried(numbers, 4, true).unwrap();
+    assert!(tried(numbers, 8, true).is_err());
+    let lengths: Of = |_, x| {
+        let few = if x.size(0) == 8 { 7 } else { x.size(0) };
+        Var::concatenate(&[&x.slice(0, 0..few), x], 0).slice(0, 0..x.size(0))
+    };
+    tried(lengths, 4, true).unwrap();
+    assert!(tried(lengths, 8, true).is_err());
     let only_one: Of = |_, x| if x.size(0) == 1 { x.exp() } else { x.tanh() };
     tried(only_one, 2, true).unwrap();
     assert!(tried(only_one, 1, true).is_err());

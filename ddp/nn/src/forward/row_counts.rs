@@ -137,9 +137,9 @@ impl RowReference {
         let fits = |one: usize, other: usize| one * rows == other * self.rows;
         let grows = |id: usize, axis: usize| self.grows[id].contains(&axis);
         let lengths = one.shape.iter().zip(&other.shape).enumerate();
-        let are_fit = lengths.into_iter().all(|(axis, (one, other))| {
-            one == other && !grows(id, axis) || grows(id, axis) && fits(*one, *other)
-        });
+        let are_fit = lengths
+            .into_iter()
+            .all(|(axis, (one, other))| one == other || grows(id, axis) && fits(*one, *other));
         if one.inputs != other.inputs || one.shape.len() != other.shape.len() || !are_fit {
             return false;
         }
