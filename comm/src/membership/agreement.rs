@@ -9,7 +9,8 @@
 //! be ready for the next version, by an update that it has prepared or by slices that it has got,
 //! and takes it only when all ranks are ready ([`SliceState`]). So after a loss, if one rank has
 //! the next version, all others are ready for it and take it. If none has it and one is not ready,
-//! all stay; also if it is slices of which fewer are left than of those that they have.
+//! all stay. They also stay if the next version is slices of which more ranks are lost than of
+//! those that they have.
 //!
 //! Each slice has an owner and a backup: the rank that follows the owner by a fixed distance. Both
 //! make its updates.
@@ -236,9 +237,9 @@ impl Regroup {
     }
 }
 
-/// The version to continue with: at least the latest that a rank has, or one that all that have a
-/// run have or are ready for, with every slice. Of those with the most steps, the one of which
-/// fewest ranks are lost, then the latest.
+/// The version to continue with: the latest that a rank has, or a later one that every rank with a
+/// run has or is ready for and of which no slice is missing. Of those with the most steps the one
+/// of which fewest ranks are lost, then the latest.
 fn agreed(reports: &[RankReport]) -> Option<[u64; 2]> {
     let made = reports.iter().filter_map(|it| it.has.as_ref());
     let made = made.map(Version::number).max();

@@ -37,7 +37,8 @@ pub(crate) struct Facts {
 }
 
 /// Reads all labels and features, and compares their content between ranks with different files.
-/// `model` is what was learned from other rows. Of rows for a trained model only labels are read.
+/// `model` is what was learned from other rows. Of rows for a trained model only labels are
+/// read, unless they are split as in training.
 pub(crate) fn scan(
     request: &DataRequest,
     source: &OpenFiles,
@@ -45,7 +46,7 @@ pub(crate) fn scan(
     ranks: &dyn Ranks,
 ) -> Result<Facts> {
     let (rows, fraction) = (source.features.rows(), request.val_split);
-    // Other files are not split.
+    // Only the training files are split, not val-data.
     let is_own = model.is_none() || request.trained.is_some();
     let split = if !is_own || fraction <= 0.0 {
         None
@@ -69,7 +70,7 @@ pub(crate) fn scan(
         has_unread_features: source.features.element()?.is_float(),
         ..Facts::default()
     };
-    // Rows that were held out are those of the same files only.
+    // For `--held-out` features are hashed, to check that these are the training rows.
     if request.trained.is_none() || split.is_some() {
         scan.features(&mut facts)?;
     }

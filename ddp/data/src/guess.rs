@@ -21,10 +21,10 @@ const SINGLE: u64 = 20;
 /// A feature that varies by so much less than another is learned less well: of six, with one at a
 /// tenth, 92% of answers were right instead of 96%, at a thirtieth 81% (a perceptron, 20 epochs).
 const NARROW: f64 = 10.0;
-/// With this many features they are pixels or the like, of which some may vary little.
-pub(crate) const MANY: usize = 64;
-const NARROW_OF_MANY: f64 = 1000.0;
-/// So is one whose mean is so many times its deviation: 85% at ten times.
+/// An array with this many features has pixels or the like, of which some may vary little.
+pub(crate) const PIXELS: usize = 64;
+const NARROW_PIXEL: f64 = 1000.0;
+/// A feature whose mean is this many times its deviation is learned less well, too: 85%.
 const OFFSET: f64 = 10.0;
 /// With fewer f32 steps between the ends of a column, four of its bits are left.
 const STEPS_MIN: f32 = 16.0;
@@ -101,13 +101,9 @@ pub(crate) fn are_too_close(least: f32, greatest: f32) -> bool {
     greatest - least < STEPS_MIN * step && (least < greatest || step > 1.0)
 }
 
-/// Whether a feature, one of so many, varies too little beside one that varies by `largest`.
-pub(crate) fn is_narrow(range: f64, largest: f64, features: usize) -> bool {
-    let most = if features < MANY {
-        NARROW
-    } else {
-        NARROW_OF_MANY
-    };
+/// Whether a feature, perhaps a pixel, varies too little beside one that varies by `largest`.
+pub(crate) fn is_narrow(range: f64, largest: f64, is_pixel: bool) -> bool {
+    let most = if is_pixel { NARROW_PIXEL } else { NARROW };
     range > 0.0 && largest >= most * range
 }
 
@@ -166,8 +162,9 @@ mod tests {
 
     #[test]
     fn a_tenth_of_another_feature_is_narrow_and_a_thousandth_of_a_pixel() {
-        assert!(is_narrow(0.5, 5.0, 4) && !is_narrow(0.6, 5.0, 4) && !is_narrow(0.0, 5.0, 4));
-        assert!(is_narrow(0.5, 500.0, 64) && !is_narrow(0.6, 500.0, 64));
+        let narrow = |range| is_narrow(range, 5.0, false);
+        assert!(narrow(0.5) && !narrow(0.6) && !narrow(0.0));
+        assert!(is_narrow(0.5, 500.0, true) && !is_narrow(0.6, 500.0, true));
         assert!(is_offset(-20.0, 2.0) && !is_offset(19.0, 2.0) && !is_offset(19.0, 0.0));
     }
 

@@ -273,22 +273,21 @@ pub(crate) fn warn(
 /// Warns of features from which models learn less than from others.
 fn warn_of_scales(request: &DataRequest, source: &OpenFiles, moments: &Moments) {
     let (data, width) = (&request.data, source.features.width);
+    let are_pixels = !source.is_table && width >= guess::PIXELS;
     let range = |at: usize| f64::from(moments.greatest[at]) - f64::from(moments.least[at]);
-    let least = match request.normalize {
-        Scaling::None => 1.0,
-        _ => 0.0,
-    };
-    let largest = (0..width).map(range).fold(least, f64::max);
+    let largest = (0..width).map(range).fold(0.0, f64::max);
     let is_offset = |at: usize| {
         let deviation = (moments.squares[at] / moments.count.max(1) as f64).sqrt();
-        width < guess::MANY && guess::is_offset(moments.mean[at], deviation)
+        let is_flag = (moments.least[at], moments.greatest[at]) == (0.0, 1.0);
+        let can_be = request.normalize == Scaling::None && !are_pixels && !is_flag;
+        can_be && guess::is_offset(moments.mean[at], deviation)
     };
-    let is_narrow = |at: usize| guess::is_narrow(range(at), largest, width);
+    let is_narrow = |at: usize| guess::is_narrow(range(at), largest, are_pixels);
     let found = (0..width).filter(|&at| is_narrow(at) || is_offset(at));
     if let Some(names) = some_of(8, found.map(|at| source.feature(at))) {
         tracing::warn!(
-            "{DATA} {data}: features that vary much less than others, or little beside their mean, so that models learn \
-             less from them: {names}; help: set {NORMALIZE} to standard"
+            "{DATA} {data}: features that vary much less than others, or little beside their mean: models learn less from \
+             them: {names}; help: set {NORMALIZE} to standard"
         );
     }
 }

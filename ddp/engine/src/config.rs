@@ -59,8 +59,8 @@ impl Config {
         let family = config.get(MODEL).and_then(Value::as_str);
         if let Some(family) = family.filter(|name| !model_names().contains(name)) {
             return Err(Error::Data(format!(
-                "cannot use the checkpoint {}: expected a model of {}, got one of {family:?}, a family that this program \
-                 does not have; help: use the program that trained it",
+                "cannot use the checkpoint {}: expected a model of {}, got the unknown family {family:?}; help: use the \
+                 program that trained it",
                 opened.folder.display(),
                 model_names().join(", ")
             )));

@@ -226,7 +226,7 @@ impl Declarations {
         let (Init::Constant(number)
         | Init::Uniform { bound: number }
         | Init::Normal { deviation: number }) = init;
-        if !number.is_finite() {
+        if !is_buffer && !(number as f32).is_finite() {
             let help = "check how it is computed";
             let got = format!("{init:?}");
             return Err(Error::model(name, "finite initial weights", got, help));

@@ -309,7 +309,10 @@ fn check_unknown(name: &str) -> Result<()> {
         return Ok(());
     }
     // What starts ranks elsewhere may set DDP_WORLD_SIZE and the like.
-    let here = meant(name.trim_start_matches(PREFIX)).filter(|here| here.starts_with("write"));
+    // Short names may be other programs', such as DDP_SCALE.
+    let word = name.trim_start_matches(PREFIX);
+    let is_clear = word.len() > PREFIX.len() + 4 || word.contains('_');
+    let here = meant(word).filter(|here| is_clear && here.starts_with("write"));
     let here =
         here.map(|here| format!("as a flag, {here}; unset {name} if another program uses it"));
     let near = |known: String| {

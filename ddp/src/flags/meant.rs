@@ -44,7 +44,7 @@ mod tests {
         let words = others().flat_map(|(_, here)| here.split([' ', ',', ';', ':']));
         for flag in words.filter_map(|word| word.strip_prefix("--")) {
             let is_setting = SETTINGS.iter().any(|setting| setting.name() == flag);
-            let is_of_launchers = ["hosts", "no-python", "ranks"].contains(&flag);
+            let is_of_launchers = ["held-out", "hosts", "no-python", "ranks"].contains(&flag);
             assert!(is_setting || is_of_launchers, "--{flag}");
         }
     }

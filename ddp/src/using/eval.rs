@@ -40,7 +40,7 @@ pub(crate) struct EvalFlags {
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
     /// Evaluate on the rows of the training data that --val-split kept out of training
-    #[arg(long)]
+    #[arg(long, conflicts_with = "labels")]
     pub held_out: bool,
     /// Print one line of JSON
     #[arg(long)]

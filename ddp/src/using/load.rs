@@ -173,16 +173,15 @@ fn rows(
     if world.rank() == 0 {
         tracing::info!("{}", shown(&data.description));
     }
-    if is_split && !are_same(&data.train.fingerprint()?, &state.fingerprint) {
-        let help = "give the file or folder of training as it was";
-        return Err(refuse(
-            "--held-out --data",
-            spec,
-            "the rows that the model was trained on",
-            help,
-        ));
+    if asked.held_out {
+        let is_own = are_same(&data.train.fingerprint()?, &state.fingerprint);
+        if !is_own || data.held_out.rows() == 0 {
+            let expected = "the rows of training, of which some were held out";
+            let help = "give the data of training, with its labels, as they were";
+            return Err(refuse("--held-out --data", spec, expected, help));
+        }
     }
-    // Built-in data and data that are split have some.
+    // Only built-in and split data have held-out rows.
     let rows = match data.held_out.rows() {
         0 => data.train,
         _ => data.held_out,
@@ -191,28 +190,31 @@ fn rows(
     Ok(rows)
 }
 
-/// Whether the rows are split as in training, for `--held-out`. Warns of rows that were trained on.
+/// Whether the rows are split as in training, for `--held-out`. Warns of data by whose name the
+/// model was trained.
 fn is_split(asked: &Given<'_>, config: &Config, world: &World) -> Result<bool> {
     let data = &asked.using.data;
     let is_built_in = matches!(data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
-    if asked.held_out && !is_built_in {
-        if config.val_split > 0.0 {
-            return Ok(true);
-        }
-        let help = "leave it out, and give rows that were not trained on";
-        let expected = "a model that was trained with --val-split";
-        return Err(refuse("--held-out", "one without", expected, help));
+    if is_built_in || !asked.needs_labels {
+        return Ok(false);
     }
-    if asked.needs_labels && !is_built_in && *data == config.data && world.rank() == 0 {
-        let help = match config.val_split > 0.0 {
-            true => "--held-out takes the rows that were not",
-            false => "train with --val-split 0.1, and evaluate with --held-out",
-        };
+    let was_split = config.val_split > 0.0;
+    let help = match &config.val_data {
+        Some(others) => format!("give --data {others}"),
+        None if was_split => "--held-out takes only the rows that --val-split kept out".into(),
+        None => "train with --val-split 0.1, and add --held-out here".into(),
+    };
+    if asked.held_out && !was_split {
+        let expected = "a model that was trained with --val-split";
+        return Err(refuse("--held-out", "one without", expected, &help));
+    }
+    if !asked.held_out && *data == config.data && world.rank() == 0 {
         tracing::warn!(
-            "--data {data}: was trained on, and says little about new rows; help: {help}"
+            "--data {data}: the model was trained on data of this name; if they are the same, the result says little \
+             about new rows; help: {help}"
         );
     }
-    Ok(false)
+    Ok(asked.held_out)
 }
 
 /// Whether two fingerprints are of the same rows, however their targets are normalized.

@@ -26,7 +26,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--min-lr 1", &["--min-lr 1"]),
     ("--dropout 1", &["--dropout 1"]),
     ("--hidden 16,0", &["--hidden 0"]),
-    ("--optimizer adam", &["'adam'", "adamw"]),
+    ("--optimizer adm", &["'adm'", "adamw"]),
     ("--optimizer sgd --beta1 0.9", &["--beta1 0.9", "adamw"]),
     ("--momentum 0.9", &["--momentum 0.9", "sgd"]),
     ("--schedule step", &["'step'", "cosine"]),

@@ -145,7 +145,8 @@ fn held_out_rows_are_those_that_training_kept_out() {
         let ended = folder.alone(&format!("{eval} --json")).run();
         ended.assert_well();
         let told = format!(
-            "--data {data}: was trained on, and says little about new rows; help: --held-out"
+            "--data {data}: the model was trained on data of this name; if they are the same, the result says little \
+             about new rows; help: --held-out"
         );
         assert!(ended.stderr.contains(&told), "{ended}");
         let all: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -159,7 +160,7 @@ fn held_out_rows_are_those_that_training_kept_out() {
         let ended = folder
             .alone(&format!("{} --held-out", eval.replace(data, &changed)))
             .run();
-        let told = "expected the rows that the model was trained on";
+        let told = "expected the rows of training, of which some were held out";
         assert!(ended.assert_fails(2).contains(told), "{ended}");
     });
     let folder = trained(GLYPHS);
@@ -167,6 +168,13 @@ fn held_out_rows_are_those_that_training_kept_out() {
     let ended = folder
         .alone("eval --checkpoint OUT --data t.csv --held-out")
         .run();
+    let own = evaluated(folder.alone(&format!("eval {ROWS} --held-out --json")));
+    assert_eq!(own["rows"], 700);
+    let others = ROWS.replace("held-out=700", "held-out=0");
+    assert_ne!(others, ROWS);
+    let refused = folder.alone(&format!("eval {others} --held-out")).run();
+    let told = "expected the rows of training, of which some were held out";
+    assert!(refused.assert_fails(2).contains(told), "{refused}");
     let told = "expected a model that was trained with --val-split";
     assert!(ended.assert_fails(2).contains(told), "{ended}");
 }
@@ -187,7 +195,7 @@ fn a_checkpoint_of_a_family_that_the_program_lacks_is_refused_by_its_name() {
     let eval = format!("eval --checkpoint {} --data glyphs", checkpoint.display());
     let ended = folder.alone(&eval).run();
     let cause = ended.assert_fails(65);
-    let told = "got one of \"mine\", a family that this program does not have; help: use the program that trained it";
+    let told = "got the unknown family \"mine\"; help: use the program that trained it";
     assert!(cause.contains(told), "{cause}");
 }
 

@@ -77,6 +77,18 @@ fn check(phases: &[Phase], reports: &[RankReport], [old, next]: [u64; 2], what: 
     let mut after: Vec<_> = plan.slicings.iter().flatten().map(|it| it.number).collect();
     after.dedup();
     assert!(after.len() <= 1, "{what}");
+    // Of slices that all could have, those of which fewer ranks are lost.
+    let all_have = |number| of(number).len() == reports.len() && Slicing::are_whole(&of(number));
+    if !reports.is_empty()
+        && old != next
+        && !phases.contains(&After)
+        && all_have(old)
+        && all_have(next)
+    {
+        let ranks = |number| of(number)[0].map_or(0, |it| it.ranks);
+        let fewest = ranks(old).min(ranks(next));
+        assert_eq!(ranks(after[0]), fewest, "{what}");
+    }
     let mut steps: Vec<_> = plan.progress.iter().flatten().collect();
     steps.dedup();
     assert!(steps.len() <= 1, "{what}");
@@ -184,7 +196,7 @@ fn ranks_take_new_slices_or_keep_those_they_had() {
     assert!(cases > 1000, "{cases}");
 }
 
-/// Else the loss of one more rank would lose a slice, though all had it twice before.
+/// Of the new slices, one more loss would lose one; of the old ones every slice still has a copy.
 #[test]
 fn ranks_keep_slices_of_which_none_are_lost_instead_of_others_without_a_copy() {
     let version = |number, rank, ranks| Version {

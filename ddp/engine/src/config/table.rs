@@ -102,7 +102,7 @@ impl<'de> Visitor<'de> for ModelTable {
     }
 
     fn visit_str<E: de::Error>(self, name: &str) -> Result<Value, E> {
-        // Refused here, since its settings are unknown names.
+        // First: else the error would name one of its settings.
         model_of(name, None).map_err(E::custom)?;
         Ok(name.into())
     }

@@ -180,8 +180,8 @@ impl Var {
         let fits = weight.shape() == of.weight(&self.shape()) && !windows.dilation.contains(&0);
         let Some([down, across]) = places.filter(|_| fits) else {
             let expected = format!(
-                "(batch, channels) and one or two more axes into which windows fit, with a weight \
-                 (outputs, channels / groups, size …) for {of:?}"
+                "(batch, channels) and one or two more axes into which windows fit, a dilation of at \
+                 least 1, and a weight (outputs, channels / groups, size …) for {of:?}"
             );
             let help = "reshape or pad the input, or choose other groups";
             return self.refuse("convolution", &[self, weight], &expected, help);

@@ -37,7 +37,13 @@ pub(super) fn default_of(name: &str) -> Result<ModelSpec, String> {
     });
     let mut known = models.filter(|(known, _)| *known == name);
     let found = known.next().map(|(_, model)| model);
-    found.ok_or_else(|| format!("expected one of {}, got {name:?}", model_names().join(", ")))
+    let names = || model_names().join(", ");
+    found.ok_or_else(|| {
+        format!(
+            "expected one of {}, got {name:?}; help: docs/adding-a-model.md adds others",
+            names()
+        )
+    })
 }
 
 /// The names that `model` takes: families, then presets.

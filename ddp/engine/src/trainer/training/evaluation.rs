@@ -40,6 +40,14 @@ impl TrainingRun<'_> {
         // The report shows the last evaluation.
         let is_last = self.run.plan.is_over(number);
         let (event, class_counts) = self.measure(number, is_last)?;
+        if let Some(why) = learned_nothing(&event, class_counts.as_ref()).filter(|_| is_last)
+            && self.world.rank() == 0
+        {
+            tracing::warn!(
+                "step {number}: {why}; help: normalize features, train longer, or try another learning rate; \
+                 or the features may not predict the labels"
+            );
+        }
         let evaluation = self.compared(&event);
         let evaluation = exchange::broadcast(self.world, 0, || Ok(evaluation))?;
         if let Some(log) = &mut *self.metrics_log
@@ -53,12 +61,6 @@ impl TrainingRun<'_> {
                 tracing::warn!(
                     "step {number}: the held-out loss is not finite, and this evaluation is not \
                      compared with others; help: look for extreme numbers in the held-out rows"
-                );
-            }
-            if let Some(why) = learned_nothing(&event).filter(|_| is_last) {
-                tracing::warn!(
-                    "step {number}: {why}; help: normalize features, train longer, or try another \
-                     learning rate; perhaps they say nothing about the labels"
                 );
             }
             log.write(&LogEvent::Eval(event))?;
@@ -188,19 +190,23 @@ impl TrainingRun<'_> {
 }
 
 /// Says so if one answer for all rows would be as good.
-fn learned_nothing(event: &EvalEvent) -> Option<String> {
+fn learned_nothing(event: &EvalEvent, counts: Option<&ClassCounts>) -> Option<String> {
     let figure = |name: &str| event.figures.get(name).copied();
     if let Some(r2) = figure("r2").or(figure("mean_r2")).filter(|r2| *r2 <= 0.0) {
         let r2 = significant(r2, 4);
         return Some(format!(
-            "R² is {r2} on held-out rows, and that of their mean 0"
+            "R² is {r2} on held-out rows; predicting their mean would give 0"
         ));
     }
-    let (accuracy, largest) = (event.accuracy?, event.largest_class?);
-    let ranks_rows = figure("auc").is_some_and(|auc| auc > 0.6);
-    (accuracy <= largest && !ranks_rows).then(|| {
+    let (accuracy, counts) = (event.accuracy?, counts?);
+    let rows = counts.rows();
+    let largest = *rows.iter().max()? as f64 / rows.iter().sum::<u64>() as f64;
+    // With class weights fewer answers may be right, but of all classes.
+    let knows_classes = balanced_accuracy(&counts.scores()) > 1.2 / rows.len() as f64;
+    let ranks_rows = counts.auc().is_some_and(|auc| auc > 0.6);
+    (accuracy <= largest && !knows_classes && !ranks_rows).then(|| {
         format!(
-            "accuracy is {:.2}% on held-out rows, and that of the largest class alone {:.2}%",
+            "accuracy on held-out rows is {:.2}%; always answering the largest class would give {:.2}%",
             accuracy * 100.0,
             largest * 100.0
         )
@@ -228,7 +234,7 @@ mod tests {
             step: 1,
             loss: 1.0,
             accuracy,
-            largest_class: accuracy.map(|_| 0.7),
+            largest_class: None,
             best_by: BestBy::Loss,
             figures: figures.iter().copied().collect(),
             columns: Vec::new(),
@@ -237,12 +243,32 @@ mod tests {
 
     #[test]
     fn a_model_as_good_as_one_answer_for_all_has_learned_nothing() {
-        let says = |accuracy, figures: &[_]| learned_nothing(&event(accuracy, figures));
-        assert!(says(None, &[("r2", -0.1)]).is_some() && says(None, &[("mean_r2", 0.0)]).is_some());
-        assert!(says(None, &[("r2", 0.1)]).is_none() && says(None, &[]).is_none());
-        assert!(says(Some(0.7), &[]).is_some() && says(Some(0.71), &[]).is_none());
-        // Of few rows in the other class it may still find the likely ones.
-        assert!(says(Some(0.7), &[("auc", 0.55)]).is_some());
-        assert!(says(Some(0.7), &[("auc", 0.9)]).is_none());
+        let says = |figures: &[_]| learned_nothing(&event(None, figures), None);
+        assert!(says(&[("r2", -0.1)]).is_some() && says(&[("mean_r2", 0.0)]).is_some());
+        assert!(says(&[("r2", 0.1)]).is_none() && says(&[]).is_none());
+        // By class, how often each class is the answer, and by how much more it is likely.
+        let of = |answers: &[&[u64]], more: f32| {
+            let classes = answers.len();
+            let mut counts = ClassCounts::of(classes);
+            for (class, of_class) in answers.iter().enumerate() {
+                for (answer, count) in of_class.iter().enumerate() {
+                    let mut logits = vec![0.0; classes];
+                    logits[answer] = 5.0;
+                    logits[class] += more;
+                    (0..*count).for_each(|_| counts.count(class, &logits));
+                }
+            }
+            counts.add_up(&ddp_comm::Group::alone()).unwrap();
+            let right: u64 = counts.right().iter().sum();
+            let accuracy = right as f64 / counts.rows().iter().sum::<u64>() as f64;
+            learned_nothing(&event(Some(accuracy), &[]), Some(&counts))
+        };
+        assert!(of(&[&[50, 0], &[50, 0]], 0.0).is_some());
+        assert!(of(&[&[40, 10], &[20, 30]], 0.0).is_none());
+        assert!(of(&[&[90, 0], &[10, 0]], 0.0).is_some());
+        // It still finds the likely rows of the smaller class.
+        assert!(of(&[&[90, 0], &[10, 0]], 1.0).is_none());
+        // With class weights.
+        assert!(of(&[&[78, 6, 6], &[1, 4, 0], &[1, 0, 4]], 0.0).is_none());
     }
 }
