@@ -20,9 +20,11 @@ use crate::transport::shared::Shared;
 
 /// Additional time for waits that begin when all ranks of a host have arrived, so that the error
 /// reported first is that of the ranks that know who is missing: the host's own ranks, then its
-/// leader, then the ranks that wait for their leader.
+/// leader, then the ranks that wait for their leader. On a busy machine a leader may take seconds
+/// to report: with 2 s here a rank that waited for it could be first, and a leader that works was
+/// taken for hung.
 const LEADER_GRACE: Duration = Duration::from_millis(500);
-const LOCAL_GRACE: Duration = Duration::from_millis(2000);
+const LOCAL_GRACE: Duration = Duration::from_millis(5000);
 
 /// Sums of this many bytes take long enough to say that they go over TCP.
 const LARGE_BYTES: usize = 64 << 10;

@@ -30,7 +30,7 @@ use crate::setting::{CATEGORICAL, DATA, DROP, VAL_DATA};
 use crate::spec::FilesSpec;
 use crate::tables::{FileParts, KnownColumns, Tables, WantedColumns};
 use crate::task::LabelName;
-use crate::words::difference;
+use crate::words::{difference, printable};
 
 /// Open files of features and labels.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl OpenFiles {
 
     /// The name of a feature, for messages.
     pub(crate) fn feature(&self, index: usize) -> String {
-        let name = self.columns.as_ref().map(|names| names[index].clone());
+        let name = self.columns.as_ref().map(|names| printable(&names[index]));
         name.unwrap_or_else(|| index.to_string())
     }
 

@@ -15,6 +15,16 @@ pub fn number(cell: &[u8]) -> Option<f64> {
     std::str::from_utf8(cell).ok()?.parse().ok()
 }
 
+/// A name on one line, that drives no terminal.
+pub fn printable(name: &str) -> String {
+    let is_plain = |character| "'\"\\".contains(character);
+    let shown = |character: char| match is_plain(character) {
+        true => character.to_string(),
+        false => character.escape_debug().to_string(),
+    };
+    name.chars().map(shown).collect()
+}
+
 /// Names, for a message: the first ones if there are many.
 pub fn listed(names: &[String]) -> String {
     listed_up_to(20, names)
@@ -22,7 +32,8 @@ pub fn listed(names: &[String]) -> String {
 
 /// Up to `most` names, and how many more there are.
 pub fn listed_up_to(most: usize, names: &[String]) -> String {
-    let some = names.iter().take(most).map(|name| format!("\"{name}\""));
+    let some = names.iter().take(most);
+    let some = some.map(|name| format!("\"{}\"", printable(name)));
     let some = some.collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(most) {
         0 => some,

@@ -228,8 +228,11 @@ impl Decision<'_> {
         let host = self.state.ranks[by].host;
         let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
         let mut why = NO_PROGRESS;
-        if missing.iter().any(is_stopped) {
-            missing.retain(is_stopped);
+        // A rank that is missed may wait for one that is stopped.
+        let mut stopped = self.living_members();
+        stopped.retain(is_stopped);
+        if !stopped.is_empty() {
+            missing = stopped;
         } else if missing.iter().any(elsewhere) {
             why = NOT_HEARD;
             // Of two that could not connect, the one that has just come stays out, with the others

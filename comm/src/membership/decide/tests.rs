@@ -247,6 +247,26 @@ fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
     assert_eq!(job.change().0, why);
 }
 
+/// On a busy machine the rank that waits for the stopped ones may be named first: it was killed.
+#[test]
+fn a_rank_that_is_missed_while_others_are_stopped_is_not_taken_for_hung() {
+    let mut job = trains(&[0, 0, 1, 1]);
+    job.stops(2, true);
+    job.stops(3, true);
+    job.misses(1, &[0], true);
+    assert_eq!(job.kills(), [2, 3]);
+    job.waits(0);
+    job.waits(1);
+    [2, 3].into_iter().for_each(|rank| job.ends(rank, KILLED));
+    assert_eq!(job.members(), [0, 1]);
+    // None is stopped any more.
+    let mut job = trains(&[0, 0, 1, 1]);
+    job.stops(2, true);
+    job.stops(2, false);
+    job.misses(1, &[0], true);
+    assert_eq!(job.kills(), [0]);
+}
+
 #[test]
 fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
     let (mut job, mut began) = (job(&[0, 0]), 0);
