@@ -549,12 +549,13 @@ fn race_that_nobody_waits_for(version: Version) {
 fn wait_of_another_thread(version: Version) {
     let gpu = Gpu::new(0);
     let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
-    let (filled, told) = mpsc::channel();
+    let ((filled, told), (copies, is_told)) = (mpsc::channel(), mpsc::channel());
     let user = std::thread::spawn(move || {
         let gpu = Gpu::new(0);
         let (stream, own) = (gpu.stream(), gpu.allocate(COUNT));
         told.recv().expect("the other thread tells this one");
         gpu.copy(own, buffer, COUNT, stream);
+        copies.send(()).expect("the other thread listens");
         gpu.expect(1.0, own, COUNT, stream);
     });
     gpu.fill(buffer, 1.0, COUNT, stream);
@@ -562,6 +563,8 @@ fn wait_of_another_thread(version: Version) {
         gpu.synchronize(stream);
     }
     filled.send(()).expect("the other thread listens");
+    // Else a late copy would come after this wait.
+    is_told.recv().expect("the other thread tells this one");
     gpu.synchronize(stream);
     user.join().expect("the other thread ends");
 }
