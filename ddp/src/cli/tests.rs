@@ -596,7 +596,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "eval",
         "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
-         --log-level warn --labels kind --json",
+         --log-level warn --labels kind --held-out --json",
     ),
     (
         "predict",
@@ -634,7 +634,7 @@ fn every_flag_of_the_other_commands_arrives() {
         }
         // Those that exclude others, and those that start ranks, are tried elsewhere.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
-        let elsewhere = ["help", "sweep", "ranks", "hosts", "hostfile", "held-out"];
+        let elsewhere = ["help", "sweep", "ranks", "hosts", "hostfile"];
         for flag in flags.filter(|flag| !elsewhere.contains(flag)) {
             assert!(
                 line.split(' ').any(|word| word == format!("--{flag}")),

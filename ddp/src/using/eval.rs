@@ -40,7 +40,8 @@ pub(crate) struct EvalFlags {
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
     /// Evaluate on the rows of the training data that --val-split kept out of training
-    #[arg(long, conflicts_with = "labels")]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    #[arg(action = clap::ArgAction::Set)]
     pub held_out: bool,
     /// Print one line of JSON
     #[arg(long)]

@@ -82,10 +82,10 @@ def warn(said: str, after: int = 0) -> Iterator[int]:
 
 
 def find_program() -> str:
-    """The path of ddp-train: DDP_TRAIN, or among the scripts of this environment or of the user."""
-    # The last one is that of `pip install --target FOLDER`.
+    """The path of ddp-train: DDP_TRAIN, or among the scripts of this environment or of the user, or in PATH."""
+    # The last of these is that of `pip install --target FOLDER`.
     folders = [sysconfig.get_path("scripts"), os.path.join(site.getuserbase(), "bin"), os.path.join(os.path.dirname(os.path.dirname(__file__)), "bin")]
-    places = [os.environ["DDP_TRAIN"]] if "DDP_TRAIN" in os.environ else [os.path.join(folder, "ddp-train") for folder in folders]
+    places = [os.environ["DDP_TRAIN"]] if "DDP_TRAIN" in os.environ else [os.path.join(folder, "ddp-train") for folder in [*folders, *os.get_exec_path()]]
     for path in places:
         if os.access(path, os.X_OK):
             return path
