@@ -90,7 +90,7 @@ const WRONG: &[(&str, &[&str])] = &[
         "--device cuda:0 --devices-per-rank 2",
         &["--device cuda:0: expected --device cuda with --devices-per-rank 2"],
     ),
-    ("--dtype f16", &["'f16'", "f32, tf32, bf16"]),
+    ("--dtype f8", &["'f8'", "f32, tf32, bf16"]),
     (
         "--data-on-device on",
         &["--data-on-device on: expected --device cuda"],
