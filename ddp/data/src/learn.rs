@@ -242,7 +242,8 @@ pub(crate) fn warn(
     if let Some(found) = &facts.features {
         let constant = columns_with(&found.moments, |least, greatest| least == greatest);
         let constant: Vec<String> = constant.map(|index| source.feature(index)).collect();
-        if request.normalize == Scaling::Standard && !constant.is_empty() {
+        let are_few = request.normalize == Scaling::Standard || source.is_table;
+        if are_few && !constant.is_empty() {
             let names = listed(&constant);
             tracing::warn!(
                 "{DATA} {data}: features that are the same in all rows that are trained on, and say nothing: {names}"

@@ -109,7 +109,8 @@ pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables that are no settings: of other parts, and what other programs use.
-const OTHERS: &str = "DDP_JOB DDP_JOB_SECRET DDP_SSH DDP_KERNEL_CACHE DDP_SIMD DDP_EPILOGUES DDP_MATMUL_MULTIPROCESSORS DDP_TRAIN DDP_PATH DDP_PARENT";
+const OTHERS: &str = "DDP_JOB DDP_JOB_SECRET DDP_SSH DDP_KERNEL_CACHE DDP_SIMD DDP_EPILOGUES DDP_MATMUL_MULTIPROCESSORS DDP_TRAIN DDP_PATH DDP_PARENT \
+    DDP_TEST DDP_MODE DDP_STRATEGY";
 
 /// Environment variables.
 pub(crate) type Variables = BTreeMap<OsString, OsString>;

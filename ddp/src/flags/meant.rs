@@ -13,6 +13,10 @@ fn others() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// The flag here for `name`, which is misspelled or another program's.
 pub(crate) fn meant(name: &str) -> Option<String> {
+    // `-c` is no `--C`.
+    if name.len() == 2 && name.starts_with('-') {
+        return None;
+    }
     let name = name
         .trim_start_matches('-')
         .replace('_', "-")
@@ -44,7 +48,8 @@ mod tests {
         let words = others().flat_map(|(_, here)| here.split([' ', ',', ';', ':']));
         for flag in words.filter_map(|word| word.strip_prefix("--")) {
             let is_setting = SETTINGS.iter().any(|setting| setting.name() == flag);
-            let is_of_launchers = ["held-out", "hosts", "no-python", "ranks"].contains(&flag);
+            let is_of_launchers =
+                ["dry-run", "held-out", "hosts", "no-python", "ranks"].contains(&flag);
             assert!(is_setting || is_of_launchers, "--{flag}");
         }
     }

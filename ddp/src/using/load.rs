@@ -170,16 +170,24 @@ fn rows(
         ..DataRequest::new(asked.using.data.clone())
     };
     let data = data::prepare(&request, Some(READER), &WorldRanks(world))?;
+    if asked.held_out {
+        let now = data.train.fingerprint()?;
+        if !are_same(&now, &state.fingerprint) || data.held_out.rows() == 0 {
+            let [now, then] = [&now, &state.fingerprint].map(|text| text.split(", labels ").next());
+            let (now, then) = (now.unwrap_or_default(), then.unwrap_or_default());
+            let others = if now == then {
+                ", other values or none held out"
+            } else {
+                ""
+            };
+            let expected = format!("the rows of training, {then}");
+            let got = format!("{spec}, {now}{others}");
+            let help = "give the data of training, with its labels, as they were";
+            return Err(refuse("--held-out --data", got, &expected, help));
+        }
+    }
     if world.rank() == 0 {
         tracing::info!("{}", shown(&data.description));
-    }
-    if asked.held_out {
-        let is_own = are_same(&data.train.fingerprint()?, &state.fingerprint);
-        if !is_own || data.held_out.rows() == 0 {
-            let expected = "the rows of training, of which some were held out";
-            let help = "give the data of training, with its labels, as they were";
-            return Err(refuse("--held-out --data", spec, expected, help));
-        }
     }
     // Only built-in and split data have held-out rows.
     let rows = match data.held_out.rows() {
@@ -205,16 +213,29 @@ fn is_split(asked: &Given<'_>, config: &Config, world: &World) -> Result<bool> {
         None => "train with --val-split 0.1, and add --held-out here".into(),
     };
     if asked.held_out && !was_split {
-        let expected = "a model that was trained with --val-split";
-        return Err(refuse("--held-out", "one without", expected, &help));
+        let text = format!("--held-out: the model was trained without --val-split; help: {help}");
+        return Err(Error::Usage(text));
     }
-    if !asked.held_out && *data == config.data && world.rank() == 0 {
+    if !asked.held_out && are_one(data, &config.data) && world.rank() == 0 {
         tracing::warn!(
             "--data {data}: the model was trained on data of this name; if they are the same, the result says little \
              about new rows; help: {help}"
         );
     }
     Ok(asked.held_out)
+}
+
+/// Whether both name the same file or folder.
+fn are_one(one: &DataSpec, other: &DataSpec) -> bool {
+    let (DataSpec::Files(a), DataSpec::Files(b)) = (one, other) else {
+        return one == other;
+    };
+    let found = |path: &str| {
+        Path::new(path)
+            .canonicalize()
+            .unwrap_or_else(|_| path.into())
+    };
+    found(&a.path) == found(&b.path)
 }
 
 /// Whether two fingerprints are of the same rows, however their targets are normalized.

@@ -1,6 +1,7 @@
 //! Evaluations between steps, and the text that a sample continues.
 
-use ddp_data::{Classes, LabelName};
+use ddp_data::setting::NORMALIZE;
+use ddp_data::{Classes, LabelName, Scaling};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
@@ -11,6 +12,7 @@ use crate::error::Result;
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{EvalEvent, LogEvent, SampleEvent, SampleText};
+use crate::setting::{CLASS_WEIGHTS, EPOCHS, LR};
 use crate::shown::{shown, significant};
 use crate::tasks::{BestBy, figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -41,11 +43,15 @@ impl TrainingRun<'_> {
         let is_last = self.run.plan.is_over(number);
         let (event, class_counts) = self.measure(number, is_last)?;
         if let Some(why) = learned_nothing(&event, class_counts.as_ref()).filter(|_| is_last)
-            && self.world.rank() == 0
+            && self.metrics_log.is_some()
         {
+            let normalize = match self.options.normalize {
+                Scaling::Standard => String::new(),
+                _ => format!("{NORMALIZE} standard, "),
+            };
             tracing::warn!(
-                "step {number}: {why}; help: normalize features, train longer, or try another learning rate; \
-                 or the features may not predict the labels"
+                "step {number}: {why}; help: {normalize}more {EPOCHS}, or another {LR}; or the features may not predict \
+                 the labels"
             );
         }
         let evaluation = self.compared(&event);
@@ -192,7 +198,7 @@ impl TrainingRun<'_> {
 /// Says so if one answer for all rows would be as good.
 fn learned_nothing(event: &EvalEvent, counts: Option<&ClassCounts>) -> Option<String> {
     let figure = |name: &str| event.figures.get(name).copied();
-    if let Some(r2) = figure("r2").or(figure("mean_r2")).filter(|r2| *r2 <= 0.0) {
+    if let Some(r2) = figure("r2").or(figure("mean_r2")).filter(|r2| *r2 < 0.01) {
         let r2 = significant(r2, 4);
         return Some(format!(
             "R² is {r2} on held-out rows; predicting their mean would give 0"
@@ -200,11 +206,32 @@ fn learned_nothing(event: &EvalEvent, counts: Option<&ClassCounts>) -> Option<St
     }
     let (accuracy, counts) = (event.accuracy?, counts?);
     let rows = counts.rows();
-    let largest = *rows.iter().max()? as f64 / rows.iter().sum::<u64>() as f64;
+    let answered = counts.answers().iter().filter(|it| **it > 0).count();
+    match rows.iter().filter(|it| **it > 0).count() {
+        0 => return None,
+        1 if rows.len() > 1 => {
+            return Some("the held-out rows have only one class, which says nothing".into());
+        }
+        _ if answered == 1 => {
+            return Some(format!(
+                "one class is the answer to all held-out rows; {CLASS_WEIGHTS} may help"
+            ));
+        }
+        _ => {}
+    }
+    let all = rows.iter().sum::<u64>() as f64;
+    let shares = rows
+        .iter()
+        .map(|it| *it as f64 / all)
+        .filter(|it| *it > 0.0);
+    // The loss of a model that knows the shares of the classes alone.
+    let of_shares: f64 = shares.map(|it| -it * it.ln()).sum();
+    let largest = *rows.iter().max()? as f64 / all;
     // With class weights fewer answers may be right, but of all classes.
     let knows_classes = balanced_accuracy(&counts.scores()) > 1.2 / rows.len() as f64;
     let ranks_rows = counts.auc().is_some_and(|auc| auc > 0.6);
-    (accuracy <= largest && !knows_classes && !ranks_rows).then(|| {
+    let knows_more = event.loss < 0.97 * of_shares;
+    (accuracy <= largest && !knows_classes && !ranks_rows && !knows_more).then(|| {
         format!(
             "accuracy on held-out rows is {:.2}%; always answering the largest class would give {:.2}%",
             accuracy * 100.0,
@@ -232,7 +259,7 @@ mod tests {
     fn event(accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> EvalEvent {
         EvalEvent {
             step: 1,
-            loss: 1.0,
+            loss: 2.0,
             accuracy,
             largest_class: None,
             best_by: BestBy::Loss,
@@ -245,7 +272,7 @@ mod tests {
     fn a_model_as_good_as_one_answer_for_all_has_learned_nothing() {
         let says = |figures: &[_]| learned_nothing(&event(None, figures), None);
         assert!(says(&[("r2", -0.1)]).is_some() && says(&[("mean_r2", 0.0)]).is_some());
-        assert!(says(&[("r2", 0.1)]).is_none() && says(&[]).is_none());
+        assert!(says(&[("r2", 0.02)]).is_none() && says(&[]).is_none());
         // By class, how often each class is the answer, and by how much more it is likely.
         let of = |answers: &[&[u64]], more: f32| {
             let classes = answers.len();
@@ -265,9 +292,11 @@ mod tests {
         };
         assert!(of(&[&[50, 0], &[50, 0]], 0.0).is_some());
         assert!(of(&[&[40, 10], &[20, 30]], 0.0).is_none());
-        assert!(of(&[&[90, 0], &[10, 0]], 0.0).is_some());
-        // It still finds the likely rows of the smaller class.
-        assert!(of(&[&[90, 0], &[10, 0]], 1.0).is_none());
+        // It finds the likely rows of the smaller class, but never says so.
+        assert!(of(&[&[90, 0], &[10, 0]], 1.0).is_some());
+        assert!(of(&[&[85, 5], &[9, 1]], 0.0).is_some());
+        assert!(of(&[&[85, 5], &[9, 1]], 1.0).is_none());
+        assert!(of(&[&[9, 1], &[0, 0]], 0.0).is_some());
         // With class weights.
         assert!(of(&[&[78, 6, 6], &[1, 4, 0], &[1, 0, 4]], 0.0).is_none());
     }
