@@ -20,6 +20,9 @@ use crate::trainer::agree;
 /// What a trace shows.
 const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
 
+/// Who takes fewer steps only tries something.
+const FEW_STEPS: u64 = 20;
+
 impl TrainingRun<'_> {
     /// Evaluates the model on held-out rows, if there are any, over all ranks.
     pub(super) fn evaluate(&mut self, number: u64) -> Result<()> {
@@ -44,6 +47,7 @@ impl TrainingRun<'_> {
         let (event, class_counts) = self.measure(number, is_last)?;
         if let Some(why) = learned_nothing(&event, class_counts.as_ref()).filter(|_| is_last)
             && self.metrics_log.is_some()
+            && number >= FEW_STEPS
         {
             let normalize = match self.options.normalize {
                 Scaling::Standard => String::new(),
