@@ -9,7 +9,7 @@ import machine_code
 FOLDER, NAME, ARCHITECTURES, LOOPS = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "loops"
 SOURCES = pathlib.Path("kernels/src")
 # What sources include, and samples of chains.
-HEADERS = [SOURCES / "ops/common.cuh", SOURCES / "ops/chain.cu"]
+HEADERS = [*sorted(SOURCES.glob("ops/*.cuh")), SOURCES / "ops/chain.cu"]
 # Patterns of the lines that ptxas writes about a kernel.
 KERNEL = re.compile(r"Compiling entry function '([^']+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -62,11 +62,11 @@ def dynamic_shared(architecture):
 def compile_source(nvrtc, source, architecture, options):
     """The compiler's exit code (0: it compiled), its output and the machine code."""
     program, length = ctypes.c_void_p(), ctypes.c_size_t()
-    headers = (ctypes.c_char_p * 2)(*(header.read_bytes() for header in HEADERS))
-    names = (ctypes.c_char_p * 2)(*(header.name.encode() for header in HEADERS))
+    headers = (ctypes.c_char_p * len(HEADERS))(*(header.read_bytes() for header in HEADERS))
+    names = (ctypes.c_char_p * len(HEADERS))(*(header.name.encode() for header in HEADERS))
     options = [f"--gpu-architecture={architecture}", *options, "--ptxas-options=-v", "-lineinfo"]
     strings = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 2, headers, names)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), len(HEADERS), headers, names)
     code = nvrtc.nvrtcCompileProgram(program, len(options), strings)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(length))
     log = ctypes.create_string_buffer(length.value)

@@ -1,6 +1,6 @@
 //! `.cu` files, compiled by NVRTC for the device at first use and cached on disk.
 //!
-//! Each file is a separate compilation, with `common.cuh` as the only header and the options of
+//! Each file is a separate compilation, with the headers of that folder and the options of
 //! `compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
 //! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
 //! everything it depends on. Finding a kernel again allocates nothing.
@@ -326,10 +326,12 @@ fn key(compiler: &Compiler, target: Arch, text: &str) -> u128 {
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())
         .part(text.as_bytes())
-        .part(text_of("common.cuh", compiler::HEADER.1).as_bytes())
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
+    for (_, header) in compiler::headers() {
+        key = key.part(header.as_bytes());
+    }
     for option in compiler::options(target, text) {
         key = key.part(option.as_bytes());
     }

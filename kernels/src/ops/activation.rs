@@ -5,7 +5,7 @@
 //! gives −0 in gelu and silu, where PyTorch gives NaN.
 //!
 //! A new activation is a variant of `Activation`, a type with its formulas, its name in
-//! `with_function!`, and the same in common.cuh; tests take it from `Activation::all`.
+//! `with_function!`, and the same in math.cuh; tests take it from `Activation::all`.
 //!
 //! swiglu is `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). Letters: R rows, H columns of the
@@ -48,7 +48,7 @@ impl Activation {
         Activation::ALL.iter().map(|&(activation, ..)| activation)
     }
 
-    /// Its number in common.cuh, where 0 is none.
+    /// Its number in math.cuh, where 0 is none.
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
     }

@@ -1,5 +1,5 @@
 // adamw: see adamw.rs.
-#include "common.cuh"
+#include "chunks.cuh"
 
 /// `Update` of adamw.rs.
 struct Adamw {

@@ -19,6 +19,7 @@ mod cpu;
 mod firsts;
 mod forward;
 pub(super) mod gpu;
+mod rows;
 mod sizes;
 
 use crate::error::Result;

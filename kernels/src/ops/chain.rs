@@ -14,6 +14,7 @@
 
 mod cpu;
 mod cuda;
+mod functions;
 mod loops;
 mod machine_code;
 mod steps;

@@ -176,7 +176,7 @@ impl ChunkTable {
     }
 
     /// Launches a kernel whose parameters are `args` and then the four of the table (`piece_of` in
-    /// common.cuh), with this many threads for each quantum. Each thread makes this many loads, one
+    /// chunks.cuh), with this many threads for each quantum. Each thread makes this many loads, one
     /// after another.
     pub(crate) fn launch(
         &self,

@@ -1,5 +1,5 @@
 // digest_quanta: see digest.rs.
-#include "common.cuh"
+#include "chunks.cuh"
 
 /// The key of an element of a quantum: `digest_mix` of digest.rs, made odd.
 INLINE u64 key_of(u32 index) {

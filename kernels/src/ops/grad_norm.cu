@@ -1,5 +1,5 @@
 // grad_norm_partials and clip_scale: see step.rs.
-#include "common.cuh"
+#include "chunks.cuh"
 
 /// partials[quantum] = the sum of squares of one quantum, in `lane_sum`'s order; one warp each.
 KERNEL(BLOCK_THREADS) grad_norm_partials_f32(

@@ -1,5 +1,5 @@
 // muon_direction and divide_by_norm: see muon.rs.
-#include "common.cuh"
+#include "chunks.cuh"
 
 KERNEL(QUANTUM_THREADS) muon_direction_f32(
     float* __restrict__ grads, float* __restrict__ momenta, const float* __restrict__ scale,

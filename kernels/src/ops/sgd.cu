@@ -1,5 +1,5 @@
 // sgd: see sgd.rs.
-#include "common.cuh"
+#include "chunks.cuh"
 
 /// `Update` of sgd.rs.
 struct Sgd {

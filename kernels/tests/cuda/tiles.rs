@@ -7,7 +7,7 @@ use ddp_kernels::{Device, Tensor};
 
 use crate::reductions::upload;
 
-/// The number that `constexpr … NAME = …;` in a kernel's file, or else in `common.cuh`, means.
+/// The number that `constexpr … NAME = …;` means in a kernel's file, or else in a header.
 macro_rules! constant {
     ($file:literal, $name:ident) => {
         $crate::tiles::number_of(
@@ -18,7 +18,10 @@ macro_rules! constant {
 }
 pub(crate) use constant;
 
-const COMMON: &str = include_str!("../../src/ops/common.cuh");
+const HEADERS: [&str; 2] = [
+    include_str!("../../src/ops/chunks.cuh"),
+    include_str!("../../src/ops/common.cuh"),
+];
 
 /// As the macro, from the file's text: numbers, names, and products of these.
 pub(crate) fn number_of(file: &str, name: &str) -> usize {
@@ -26,7 +29,7 @@ pub(crate) fn number_of(file: &str, name: &str) -> usize {
         let (_, rest) = text.split_once(&format!(" {name} = "))?;
         Some(rest[..rest.find([';', ','])?].to_string())
     };
-    let value = value_in(file).or_else(|| value_in(COMMON));
+    let value = value_in(file).or_else(|| HEADERS.into_iter().find_map(value_in));
     let value = value.unwrap_or_else(|| panic!("no kernel has a constant {name}"));
     let factor = |factor: &str| match factor.trim_end_matches("ull").parse() {
         Ok(number) => number,

@@ -1,7 +1,7 @@
 //! NVRTC: loading it, what it can compile for, and one compilation. It needs no GPU.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, NulError, c_char, c_int, c_void};
 use std::fmt;
 use std::fs;
 use std::sync::OnceLock;
@@ -31,8 +31,27 @@ library::functions! {
 
 type NvrtcProgram = *mut c_void;
 
-/// The only header that kernels include: its name and text.
-pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops/common.cuh"));
+/// The headers that kernels include.
+const HEADERS: [(&str, &str); 5] = [
+    ("common.cuh", include_str!("../../ops/common.cuh")),
+    ("math.cuh", include_str!("../../ops/math.cuh")),
+    ("chunks.cuh", include_str!("../../ops/chunks.cuh")),
+    (
+        "cross_entropy.cuh",
+        include_str!("../../ops/cross_entropy.cuh"),
+    ),
+    (
+        "attention_tiles.cuh",
+        include_str!("../../ops/attention_tiles.cuh"),
+    ),
+];
+
+/// The texts of all headers, as `text_of` has them.
+pub(super) fn headers() -> impl Iterator<Item = (&'static str, Cow<'static, str>)> {
+    HEADERS
+        .into_iter()
+        .map(|(name, text)| (name, text_of(name, text)))
+}
 
 /// Options of every compilation. launch/check-kernels reads them here.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
@@ -139,9 +158,14 @@ impl Compiler {
             CString::new(name).map_err(zero_byte)?,
             CString::new(text).map_err(zero_byte)?,
         );
-        let header = text_of("common.cuh", HEADER.1);
-        let header = CString::new(&*header).map_err(zero_byte)?;
-        let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
+        let headers = headers()
+            .map(|(name, text)| Ok((CString::new(name)?, CString::new(&*text)?)))
+            .collect::<Result<Vec<_>, NulError>>()
+            .map_err(zero_byte)?;
+        let (header_names, headers): (Vec<_>, Vec<_>) = headers
+            .iter()
+            .map(|(name, text)| (name.as_ptr(), text.as_ptr()))
+            .unzip();
         let options = options(target, text)
             .into_iter()
             .map(CString::new)
@@ -152,14 +176,14 @@ impl Compiler {
             functions,
             program: std::ptr::null_mut(),
         };
-        // SAFETY: strings and arrays live to the end of this function. There is one header with one
+        // SAFETY: strings and arrays live to the end of this function. Each header has a
         // name. The program is destroyed once, when `program` is dropped.
         let code = unsafe {
             let made = (functions.nvrtcCreateProgram)(
                 &mut program.program,
                 c_text.as_ptr(),
                 c_name.as_ptr(),
-                1,
+                headers.len() as c_int,
                 headers.as_ptr(),
                 header_names.as_ptr(),
             );

@@ -7,10 +7,11 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, HeadRows, Lines, Room, add_over_keys, add_over_queries, cap_scores, first_block,
-    hide, padded, scores, soften_backward,
+    BLOCK, Extent, add_over_keys, add_over_queries, cap_scores, first_block, hide, padded, scores,
+    soften_backward,
 };
 use super::firsts::Firsts;
+use super::rows::{HeadRows, Lines, Room};
 use super::sizes::{ColumnLayout, Sizes};
 use crate::ops::matmul::{Real, TileKernel};
 use crate::ops::stored::{self, Stored};

@@ -4,10 +4,11 @@
 use std::ops::Range;
 
 use super::blocks::{
-    BLOCK, Extent, HeadRows, Room, RunningSoftmax, add_over_keys, cap_scores, finish, first_block,
-    hide, padded, scores, soften,
+    BLOCK, Extent, RunningSoftmax, add_over_keys, cap_scores, finish, first_block, hide, padded,
+    scores, soften,
 };
 use super::firsts::Firsts;
+use super::rows::{HeadRows, Room};
 use super::sizes::{HEAD_SIZE_MAX, Sizes};
 use crate::Element;
 use crate::ops::float::{Float, lane_sum};

@@ -53,7 +53,7 @@ fn approximate(dtype: DType) -> bool {
     dtype != DType::F32 || f32_math() == F32Math::Tf32
 }
 
-/// The number of an activation in common.cuh.
+/// The number of an activation in math.cuh.
 fn number(activation: Option<Activation>) -> u32 {
     activation.map_or(0, Activation::number)
 }

@@ -201,7 +201,7 @@ fn infinities_give_limits_and_nan_stays_nan() {
 
 #[test]
 fn kernels_know_activations_by_the_same_numbers() {
-    let lines = include_str!("../../common.cuh").lines();
+    let lines = include_str!("../../math.cuh").lines();
     let cases = lines.filter_map(|line| line.trim().strip_prefix("case "));
     let in_kernels: Vec<(u32, &str)> = cases
         .filter_map(|case| case.split_once(": { typedef "))

@@ -4,25 +4,22 @@
 //! the thread that has these lines. A block of columns stays in the second cache while rows pass
 //! by, 64 at a time, whose sums are finished there.
 
-use std::arch::asm;
-use std::arch::x86_64::{
-    __m256i, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_castsi256_si512, _mm512_inserti64x4,
-    _mm512_loadu_si512, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-};
+mod tiles;
+mod turn;
+
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::flush::{self, flushed};
-use super::product::{ALONG_GRAIN, ALONG_MAX, Product, SPLIT_ALONG_MAX, Target, parts};
+use super::product::{ALONG_GRAIN, Product, Target};
 use super::{Finish, Matrix, Tile, round};
-use crate::dtype::bf16;
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
+use tiles::{ALONG, LINES};
+pub(super) use tiles::{Amx, TileBytes, TileUnit};
+use turn::AmxElement;
 
-/// Lines of a tile, and elements of a line.
-const LINES: usize = 16;
-const ALONG: usize = 32;
 /// Lines of a panel, whose tiles lie in pairs: of each 32 elements along k two tiles.
 const PANEL: usize = 2 * LINES;
 /// Rows whose sums are finished at a time.
@@ -39,206 +36,6 @@ const LINES_MAX: usize = super::COLUMNS_MAX / ROWS * ROWS;
 const OWN_ROWS: usize = 1024;
 /// Lines of the shorter side that are packed at a time.
 const SHARED_MAX: usize = 4096;
-
-/// A tile of 16 lines with 32 elements each, or of 16 pairs of elements along k with 16 lines each.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct TileBytes([u32; LINES * LINES]);
-
-/// How to multiply tiles.
-pub(super) trait TileUnit {
-    /// Runs `body` with tiles.
-    ///
-    /// # Safety
-    /// The processor has the instructions, and this process may use them.
-    unsafe fn with_tiles(body: impl FnOnce());
-    /// `out = a·b`, or added to `out` unless `is_first`: 32 × 32 sums in rows `stride` apart. Of
-    /// `PARTS` 2 each step adds three products, in the order of `split.rs`.
-    ///
-    /// # Safety
-    /// Within `with_tiles`; `a` and `b` are panels of `steps` pairs of tiles of each part, and
-    /// `out` is writable.
-    unsafe fn multiply<const PARTS: usize>(
-        is_first: bool,
-        steps: usize,
-        a: *const TileBytes,
-        b: *const TileBytes,
-        out: *mut f32,
-        stride: usize,
-    );
-}
-
-/// `tdpbf16ps`.
-pub(super) struct Amx;
-
-/// What `ldtilecfg` reads: eight tiles of 16 lines of 64 bytes.
-#[repr(C, align(64))]
-struct Configuration([u8; 64]);
-
-static CONFIGURATION: Configuration = {
-    let mut bytes = [0; 64];
-    bytes[0] = 1;
-    let mut tile = 0;
-    while tile < 8 {
-        bytes[16 + 2 * tile] = 64;
-        bytes[48 + tile] = LINES as u8;
-        tile += 1;
-    }
-    Configuration(bytes)
-};
-
-impl TileUnit for Amx {
-    unsafe fn with_tiles(body: impl FnOnce()) {
-        /// Releases the tiles, by return or by panic.
-        struct Release;
-        impl Drop for Release {
-            fn drop(&mut self) {
-                // SAFETY: this thread has tiles.
-                unsafe { asm!("tilerelease", options(nostack, nomem)) };
-            }
-        }
-        let configuration = &raw const CONFIGURATION;
-        // SAFETY: the caller's promise; it reads 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly)) };
-        let _release = Release;
-        body();
-    }
-
-    #[inline(always)]
-    unsafe fn multiply<const PARTS: usize>(
-        is_first: bool,
-        steps: usize,
-        a: *const TileBytes,
-        b: *const TileBytes,
-        out: *mut f32,
-        stride: usize,
-    ) {
-        macro_rules! multiply {
-            ($($step:literal),*) => {
-                // Columns are read once for each panel of rows, past the first cache.
-                // SAFETY: the caller has tiles. Each step reads the tiles of each panel; 32 rows of
-                // 128 bytes are read, unless they are the first, and written.
-                unsafe {
-                    asm!(
-                        "test {is_first:e}, {is_first:e}; jnz 4f",
-                        "tileloadd tmm0, [{c} + {stride}]; tileloadd tmm1, [{c} + {stride} + 64]",
-                        "tileloadd tmm2, [{d} + {stride}]; tileloadd tmm3, [{d} + {stride} + 64]",
-                        "jmp 2f",
-                        "4: tilezero tmm0; tilezero tmm1; tilezero tmm2; tilezero tmm3",
-                        "test {steps}, {steps}; jz 3f",
-                        "2:",
-                        $($step,)*
-                        "add {a}, {bytes}; add {b}, {bytes}; dec {steps}; jnz 2b",
-                        "3: tilestored [{c} + {stride}], tmm0",
-                        "tilestored [{c} + {stride} + 64], tmm1",
-                        "tilestored [{d} + {stride}], tmm2",
-                        "tilestored [{d} + {stride} + 64], tmm3",
-                        is_first = in(reg) u32::from(is_first),
-                        a = inout(reg) a => _,
-                        b = inout(reg) b => _,
-                        steps = inout(reg) steps => _,
-                        c = in(reg) out,
-                        d = in(reg) out.add(LINES * stride),
-                        line = in(reg) 64usize,
-                        stride = in(reg) 4 * stride,
-                        bytes = const PARTS * 2048,
-                        options(nostack)
-                    )
-                }
-            };
-        }
-        if PARTS == 1 {
-            multiply!(
-                "tileloadd tmm4, [{a} + {line}]; tileloaddt1 tmm6, [{b} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6; tileloaddt1 tmm7, [{b} + {line} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7; tileloadd tmm5, [{a} + {line} + 1024]",
-                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7"
-            );
-        } else {
-            multiply!(
-                "tileloadd tmm4, [{a} + {line}]; tileloaddt1 tmm6, [{b} + {line} + 2048]",
-                "tdpbf16ps tmm0, tmm4, tmm6; tileloaddt1 tmm7, [{b} + {line} + 3072]",
-                "tdpbf16ps tmm1, tmm4, tmm7; tileloadd tmm5, [{a} + {line} + 1024]",
-                "tdpbf16ps tmm2, tmm5, tmm6; tileloaddt1 tmm6, [{b} + {line}]",
-                "tdpbf16ps tmm3, tmm5, tmm7; tileloaddt1 tmm7, [{b} + {line} + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6; tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm4, [{a} + {line} + 2048]",
-                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm5, [{a} + {line} + 3072]",
-                "tdpbf16ps tmm0, tmm4, tmm6; tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6; tdpbf16ps tmm3, tmm5, tmm7"
-            );
-        }
-    }
-}
-
-/// What operands hold.
-pub(super) trait AmxElement: Copy + Default + Sync {
-    /// How many bf16 each of their elements becomes.
-    const PARTS: usize;
-    /// The most elements along k of a block.
-    const ALONG_MAX: usize;
-    /// As `turn_tile`, for a tile of each part; these lie two apart.
-    ///
-    /// # Safety
-    /// As for `turn_tile`.
-    unsafe fn turn_tiles(
-        to: &mut [TileBytes],
-        from: *const Self,
-        stride: usize,
-        is_transposed: bool,
-        is_left: bool,
-    );
-}
-
-impl AmxElement for bf16 {
-    const PARTS: usize = 1;
-    const ALONG_MAX: usize = ALONG_MAX;
-
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn turn_tiles(
-        to: &mut [TileBytes],
-        from: *const bf16,
-        stride: usize,
-        is_transposed: bool,
-        is_left: bool,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { turn_tile(&mut to[0].0, from, stride, is_transposed, is_left) };
-    }
-}
-
-/// Each is the sum of two bf16.
-impl AmxElement for f32 {
-    const PARTS: usize = 2;
-    const ALONG_MAX: usize = SPLIT_ALONG_MAX;
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn turn_tiles(
-        to: &mut [TileBytes],
-        from: *const f32,
-        stride: usize,
-        is_transposed: bool,
-        is_left: bool,
-    ) {
-        let width = if is_transposed { LINES } else { ALONG };
-        let mut rooms = [[bf16::ZERO; LINES * ALONG]; 2];
-        for row in 0..LINES * ALONG / width {
-            // SAFETY: a row, by the caller's promise.
-            let from = unsafe { std::slice::from_raw_parts(from.add(row * stride), width) };
-            let [high, low] = rooms
-                .each_mut()
-                .map(|part| &mut part[row * width..][..width]);
-            for ((high, low), &x) in high.iter_mut().zip(low).zip(from) {
-                [*high, *low] = parts(x);
-            }
-        }
-        for (to, part) in to.chunks_mut(2).zip(&rooms) {
-            // SAFETY: `part` has whole rows.
-            unsafe { turn_tile(&mut to[0].0, part.as_ptr(), width, is_transposed, is_left) };
-        }
-    }
-}
 
 /// Some lines of an operand in panels.
 #[derive(Default)]
@@ -625,93 +422,4 @@ fn pack<S: AmxElement>(
             }
         }
     }
-}
-
-/// Fills a tile from 16 lines with 32 elements each, or 32 elements with 16 lines each if
-/// `is_transposed`.
-///
-/// # Safety
-/// `from` has as many rows, `stride` apart.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn turn_tile(
-    to: &mut [u32; LINES * LINES],
-    from: *const bf16,
-    stride: usize,
-    is_transposed: bool,
-    is_left: bool,
-) {
-    // SAFETY: 512 bits of any value.
-    let mut rows = unsafe { std::mem::zeroed::<[__m512i; LINES]>() };
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if is_transposed {
-            const HALVES: [u16; 32] = {
-                let mut order = [0; 32];
-                let mut index = 0;
-                while index < 32 {
-                    order[index] = (index / 2 + index % 2 * 16) as u16;
-                    index += 1;
-                }
-                order
-            };
-            let order = _mm512_loadu_si512(HALVES.as_ptr().cast());
-            for (pair, row) in rows.iter_mut().enumerate() {
-                let first = from.add(2 * pair * stride).cast::<__m256i>();
-                let second = from.add((2 * pair + 1) * stride).cast::<__m256i>();
-                let both = _mm512_castsi256_si512(first.read_unaligned());
-                let both = _mm512_inserti64x4::<1>(both, second.read_unaligned());
-                *row = _mm512_permutexvar_epi16(order, both);
-            }
-        } else {
-            for (line, row) in rows.iter_mut().enumerate() {
-                *row = _mm512_loadu_si512(from.add(line * stride).cast());
-            }
-        }
-    }
-    // Rows of pairs for the right operand, of lines for the left one.
-    if is_transposed == is_left {
-        rows = transposed(rows);
-    }
-    for (to, row) in to.chunks_exact_mut(LINES).zip(rows) {
-        // SAFETY: a chunk has 64 bytes.
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
-    }
-}
-
-/// The transpose of 16 × 16 numbers.
-#[target_feature(enable = "avx512f")]
-fn transposed(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
-    // Pairs of rows, then of pairs: within each 128 bits a square of 4 × 4 is transposed.
-    for rows in rows.chunks_exact_mut(4) {
-        let low = [
-            _mm512_unpacklo_epi32(rows[0], rows[1]),
-            _mm512_unpacklo_epi32(rows[2], rows[3]),
-        ];
-        let high = [
-            _mm512_unpackhi_epi32(rows[0], rows[1]),
-            _mm512_unpackhi_epi32(rows[2], rows[3]),
-        ];
-        rows[0] = _mm512_unpacklo_epi64(low[0], low[1]);
-        rows[1] = _mm512_unpackhi_epi64(low[0], low[1]);
-        rows[2] = _mm512_unpacklo_epi64(high[0], high[1]);
-        rows[3] = _mm512_unpackhi_epi64(high[0], high[1]);
-    }
-    // Squares are transposed among each other.
-    let mut out = rows;
-    for column in 0..4 {
-        let [a, b, c, d] = [0, 4, 8, 12].map(|row| rows[row + column]);
-        let (ab, ab_high) = (
-            _mm512_shuffle_i32x4::<0x88>(a, b),
-            _mm512_shuffle_i32x4::<0xdd>(a, b),
-        );
-        let (cd, cd_high) = (
-            _mm512_shuffle_i32x4::<0x88>(c, d),
-            _mm512_shuffle_i32x4::<0xdd>(c, d),
-        );
-        out[column] = _mm512_shuffle_i32x4::<0x88>(ab, cd);
-        out[column + 8] = _mm512_shuffle_i32x4::<0xdd>(ab, cd);
-        out[column + 4] = _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high);
-        out[column + 12] = _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high);
-    }
-    out
 }

@@ -109,7 +109,9 @@ fn product(file: &str, from: &str, to: &str) -> Program {
     Program {
         name: file.to_owned(),
         source: source.replace(from, to),
-        headers: vec![("common.cuh".to_owned(), read("common.cuh"))],
+        headers: ["common.cuh", "math.cuh", "chunks.cuh"]
+            .map(|name| (name.to_owned(), read(name)))
+            .into(),
         ..Program::default()
     }
 }
