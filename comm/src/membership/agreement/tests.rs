@@ -216,13 +216,10 @@ fn ranks_keep_slices_of_which_none_are_lost_instead_of_others_without_a_copy() {
     let plan = Regroup::of(&reports);
     assert_eq!(plan.acts, [Act::Advance; 3]);
     // An update that all have prepared may have been made by the one that is lost.
-    for it in &mut reports {
-        it.has = it.has.map(|it| Version {
-            slicing: Slicing {
-                ranks: 3,
-                ..it.slicing
-            },
+    for (rank, it) in reports.iter_mut().enumerate() {
+        it.has = Some(Version {
             steps: 5,
+            ..version(3, rank, 4)
         });
     }
     assert_eq!(Regroup::of(&reports).acts, [Act::Advance; 3]);
