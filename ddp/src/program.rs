@@ -104,6 +104,12 @@ fn start_or_join() -> ExitCode {
             Err(error) => return World::refuse(program, &ShownError(error)),
         }
     }
+    if let Ok((command, _)) = &parsed
+        && command.config().is_some()
+        && let Err(error) = start::refuse_variables()
+    {
+        return World::refuse(program, &ShownError(error));
+    }
     let command = parsed.map(|(command, _)| command);
     if let Ok(Command::HostAgent) = command {
         start::serve();

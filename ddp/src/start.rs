@@ -16,7 +16,9 @@ use crate::about::about;
 use crate::cli::{Command, HOST_AGENT};
 use crate::config::DeviceChoice;
 use crate::error::{Error, Result, ShownError};
+use crate::flags::layers::variable;
 use crate::flags::{PlaceFlags, RankCount, StartFlags};
+use crate::shown::shown;
 
 /// How long to wait before a job starts again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -111,6 +113,25 @@ pub(crate) fn start(
         }
     }
     unreachable!("the loop ends at the last restart")
+}
+
+/// Refuses variables that look as if they started ranks, where nothing else has.
+pub(crate) fn refuse_variables() -> Result<()> {
+    if started_by().ok() != Some(StartedBy::NoLauncher) {
+        return Ok(());
+    }
+    for flag in ["ranks", "hosts", "hostfile", "min-ranks"] {
+        let name = variable(flag);
+        if let Some(value) = std::env::var_os(&name) {
+            let value = value.to_string_lossy();
+            return Err(Error::Usage(format!(
+                "{name} in the environment: only flags start ranks; help: write --{flag} {}, or \
+                 unset {name}",
+                shown(&value)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// How the job continues without lost ranks, if it does.

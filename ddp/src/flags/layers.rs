@@ -157,7 +157,11 @@ impl Layers {
         };
         let family = self.config.model.name();
         let set = setting.set(&mut self.config, text);
-        set.map_err(|message| Error::Usage(format!("{context} '{text}': {message}")))?;
+        set.map_err(|message| {
+            let here = meant(&format!("{name}={text}"));
+            let message = here.map_or(message, |here| format!("no such value; help: {here}"));
+            Error::Usage(format!("{context} '{text}': {message}"))
+        })?;
         if self.config.model.name() != family {
             // Another model family starts from its defaults.
             let is_of_a_model = |name: &str| find(name).is_some_and(|one| !one.families.is_empty());
@@ -312,7 +316,7 @@ fn check_unknown(name: &str) -> Result<()> {
     // What starts ranks elsewhere may set DDP_WORLD_SIZE and the like.
     // Short names may be other programs', such as DDP_SCALE.
     let word = name.trim_start_matches(PREFIX);
-    let is_clear = word.len() > PREFIX.len() + 4 || word.contains('_');
+    let is_clear = word.len() > 8 || word.contains('_');
     let here = meant(word).filter(|here| is_clear && here.starts_with("write"));
     let here =
         here.map(|here| format!("as a flag, {here}; unset {name} if another program uses it"));

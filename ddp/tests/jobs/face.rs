@@ -398,6 +398,14 @@ fn machines_settings_in_the_environment_count_for_every_command() {
             .contains("DDP_THREADS in the environment: --threads 0: expected"),
         "{ended}"
     );
+    // Ranks are started by flags: such a variable would be ignored, and is not.
+    let ended = folder.alone(eval).env("DDP_RANKS", "2").run();
+    let cause = ended.assert_fails(2);
+    let said =
+        "DDP_RANKS in the environment: only flags start ranks; help: write --ranks 2, or unset";
+    assert!(cause.contains(said), "{ended}");
+    let started = folder.started(2, eval).env("DDP_RANKS", "3").run();
+    started.assert_well();
     let ended = folder.alone(eval).env("DDP_DEVICE", "gpu").run();
     assert!(
         ended

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ddp_data::setting::VAL_SPLIT;
 use ddp_kernels::transfer::Ledger;
 
 use super::TrainingRun;
@@ -20,6 +21,11 @@ impl TrainingRun<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
+        if self.run.data.held_out.rows() == 0 {
+            let none = "no rows were held out, so all figures are of rows that were trained on";
+            self.program
+                .note(&format!("{none} ({VAL_SPLIT} 0.2 holds a fifth out)"));
+        }
         if let Some(early) = self.early() {
             self.program.note(&early);
         }
