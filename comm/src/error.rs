@@ -5,12 +5,13 @@ use std::time::Duration;
 
 pub(crate) use ddp_kernels::error::Line;
 use ddp_kernels::error::Site;
+use serde::{Deserialize, Serialize};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a job ended: the first error of any rank, recorded once for all ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// The rank that failed.
     pub rank: usize,

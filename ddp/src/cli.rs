@@ -212,16 +212,8 @@ fn completions(shell: clap_complete::Shell) -> String {
     let wrong = name.replace('-', "__subcmd__");
     let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
-    for command in [
-        "compare",
-        "export",
-        "inspect",
-        "report",
-        "resume",
-        "show-tokens",
-        "tokenize",
-        "watch",
-    ] {
+    let with_paths = "compare export inspect report resume show-tokens tokenize watch";
+    for command in with_paths.split(' ') {
         let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
         text = text.replace(&label, &(label.clone() + files));

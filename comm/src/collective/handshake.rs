@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
 use twox_hash::XxHash3_128;
 
 use crate::collective::group::Group;
@@ -90,18 +89,13 @@ impl Group {
 type FieldValues = Vec<(String, String)>;
 
 fn encode(fields: &[Field]) -> Vec<u8> {
-    let pairs = fields.iter().map(|field| json!([field.name, field.value]));
-    Value::Array(pairs.collect()).to_string().into_bytes()
+    let pairs = fields.iter().map(|field| (&field.name, &field.value));
+    serde_json::to_vec(&Vec::from_iter(pairs)).expect("texts are JSON")
 }
 
 /// What `encode` wrote; empty if another version of this program wrote something else.
 fn decode(bytes: &[u8]) -> FieldValues {
-    let Ok(Value::Array(pairs)) = serde_json::from_slice(bytes) else {
-        return Vec::new();
-    };
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-    let pairs = pairs.iter().map(|pair| (text(&pair[0]), text(&pair[1])));
-    pairs.collect()
+    serde_json::from_slice(bytes).unwrap_or_default()
 }
 
 /// The first difference that must not be, or the warnings for those that may. `fields` are this

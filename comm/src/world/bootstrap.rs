@@ -1,7 +1,8 @@
 //! How ranks find each other: they exchange over MPI or sockets who they are, and then those of one
 //! host share memory. On one host the sockets are closed after that.
 
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 
 use super::links::{Links, ProcessRank, Start};
 use super::meeting::Meeting;
@@ -174,7 +175,7 @@ fn peers(placement: &Placement, infos: &[RankInfo]) -> Vec<Peer> {
 }
 
 /// What a rank tells all others about itself.
-#[derive(Clone)]
+#[derive(Clone, Default, Deserialize)]
 struct RankInfo {
     host: String,
     /// Ranks with equal keys can share memory.
@@ -193,17 +194,8 @@ fn exchange_infos(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<R
     let user = unsafe { libc::geteuid() };
     let key = format!("{host} {} {} {user}", boot.trim(), namespace.display());
     let infos = meeting.exchange(&json!([host, key, std::process::id(), cores::own_cores()]))?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-    let number = |value: &Value| value.as_u64().unwrap_or(0) as usize;
-    let info = |info: &Value| RankInfo {
-        host: text(&info[0]),
-        key: text(&info[1]),
-        pid: number(&info[2]) as u32,
-        cores: info[3]
-            .as_array()
-            .map_or_else(Vec::new, |all| all.iter().map(number).collect()),
-    };
-    Ok(infos.iter().map(info).collect())
+    let info = |info| serde_json::from_value(info).unwrap_or_default();
+    Ok(infos.into_iter().map(info).collect())
 }
 
 /// The memory that the ranks of this host share. The inner error, that some ranks could not, is the

@@ -39,6 +39,12 @@ pub enum TaskSpec {
     },
 }
 
+impl Default for TaskSpec {
+    fn default() -> TaskSpec {
+        TaskSpec::Regression { outputs: 1 }
+    }
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }

@@ -2,7 +2,7 @@
 
 mod find;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ddp_comm::World;
 use ddp_kernels::device::discover;
@@ -47,14 +47,16 @@ pub(crate) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
     exchange::gather(world, &mine)
 }
 
-/// The models of the devices of all ranks, which are given as `of_ranks` says: hosts and numbers
-/// change nothing.
-pub fn models(places: &[String]) -> BTreeSet<&str> {
+/// The models of the devices of all ranks, which are given as `of_ranks` says, and how many there
+/// are of each: hosts and numbers change nothing.
+pub fn models(places: &[String]) -> BTreeMap<&str, u64> {
+    let mut models = BTreeMap::new();
     let devices = places.iter().map(|place| place.split(" on ").next());
-    let devices = devices.flat_map(|devices| devices.unwrap_or_default().split(" and "));
-    devices
-        .map(|device| device.split_once(' ').map_or(device, |(_, model)| model))
-        .collect()
+    for device in devices.flat_map(|devices| devices.unwrap_or_default().split(" and ")) {
+        let model = device.split_once(' ').map_or(device, |(_, model)| model);
+        *models.entry(model).or_default() += 1;
+    }
+    models
 }
 
 /// This program, with the version of this library.

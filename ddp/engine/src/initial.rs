@@ -4,13 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
-use ddp_data::{FeaturePlan, TaskSpec, TokenizerId};
+use ddp_data::{TaskSpec, TokenizerId};
 use ddp_nn::models::family::refuse;
 use ddp_nn::params::Params;
 
-use crate::checkpoint::{
-    self, MODEL_FILE, Opened, Plateau, Position, ScheduleState, State, WorldState,
-};
+use crate::checkpoint::{self, MODEL_FILE, Opened, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hugging_face::{self, ADAPTER_FILE};
@@ -48,15 +46,6 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
         ..Config::default()
     };
     let state = State {
-        format: 0,
-        program: String::new(),
-        versions: Default::default(),
-        step: 0,
-        samples: 0,
-        position: Position::default(),
-        schedule: ScheduleState::default(),
-        optimizer_since: 0,
-        world: WorldState::default(),
         task: TaskSpec::NextToken {
             // A model of texts by bytes has no tokenizer, and one more token if texts end.
             are_bytes: tokenizer.is_none() && matches!(vocabulary, 256 | 257),
@@ -66,20 +55,7 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
         },
         config: config.to_json(),
         row_shape,
-        image: Vec::new(),
-        normalization: None,
-        target_normalization: None,
-        plan: FeaturePlan::default(),
-        columns: None,
-        label: None,
-        class_weights: Vec::new(),
-        own_loss: None,
-        base: None,
-        fingerprint: String::new(),
-        held_out: None,
-        best: None,
-        last: None,
-        progress: Plateau::default(),
+        ..State::default()
     };
     let tokenizer_in = tokenizer_in.map(PathBuf::from);
     Ok(Opened::foreign(folder, state, tokenizer_in))

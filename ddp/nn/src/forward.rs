@@ -127,20 +127,6 @@ impl Traced {
         Ok((traced, output))
     }
 
-    /// The numbers of the layers that draw random numbers.
-    #[cfg(test)]
-    pub(crate) fn drawing_numbers(&self) -> Vec<u32> {
-        self.declared.borrow().numbers.values().copied().collect()
-    }
-
-    /// How many operations of the latest plan run forward and backward.
-    #[cfg(test)]
-    pub(crate) fn run_counts(&self) -> [usize; 2] {
-        let plans = self.plans.borrow();
-        let plan = &plans.last().expect("a forward has run").plan;
-        [&plan.forward, &plan.backward].map(Vec::len)
-    }
-
     /// The module.
     pub(crate) fn module(&self) -> &dyn Module {
         &*self.module
@@ -363,3 +349,6 @@ impl Traced {
         found.filter(|_| pass.leaves_head())?.head.clone()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
 use crate::error::{Cause, EXIT_PEER_LOST};
 use crate::transport::messages::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::transport::shared::Board;
@@ -139,18 +137,11 @@ impl Alerts {
 }
 
 fn encode(cause: &Cause) -> Vec<u8> {
-    let value = json!([cause.rank, cause.host, cause.exit_code, cause.text]);
-    value.to_string().into_bytes()
+    serde_json::to_vec(cause).expect("numbers and texts are JSON")
 }
 
 fn decode(bytes: &[u8]) -> Option<Cause> {
-    let value: Value = serde_json::from_slice(bytes).ok()?;
-    Some(Cause {
-        rank: usize::try_from(value[0].as_u64()?).ok()?,
-        host: value[1].as_str()?.to_string(),
-        exit_code: u8::try_from(value[2].as_u64()?).ok()?,
-        text: value[3].as_str()?.to_string(),
-    })
+    serde_json::from_slice(bytes).ok()
 }
 
 #[cfg(test)]

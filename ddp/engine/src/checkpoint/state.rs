@@ -27,7 +27,7 @@ const COUNT_MAX: u64 = 1 << 53;
 const WIDTH_MAX: u64 = 1 << 24;
 
 /// The state of a run when it was saved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// The version of the file.

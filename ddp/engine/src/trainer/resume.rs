@@ -207,8 +207,8 @@ fn others((places, versions): Machines<'_>, then: Machines<'_>) -> Vec<String> {
     let [now, models] = [places, then.0].map(|places| {
         let mut models = models(places);
         // Their names have numbers.
-        models.retain(|model| !model.contains("Simulated"));
-        Vec::from_iter(models).join(" and ")
+        models.retain(|model, _| !model.contains("Simulated"));
+        Vec::from_iter(models.into_keys()).join(" and ")
     });
     if now != models {
         others.push(format!("{now} (was {models})"));

@@ -119,12 +119,6 @@ impl Model {
         ops::with_f32_math(self.f32_math, || self.root.forward(pass, &x))
     }
 
-    /// See `Traced::run_counts`.
-    #[cfg(test)]
-    pub(crate) fn run_counts(&self) -> [usize; 2] {
-        self.root.run_counts()
-    }
-
     /// The dtypes of inputs: as the layers take them, and another that is rounded to that.
     fn input_dtypes(&self) -> [DType; 2] {
         match self.root.module().input_dtype() {

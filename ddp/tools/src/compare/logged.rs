@@ -110,7 +110,7 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();
     let versions = versions.map(|(name, value)| (format!("version of {name}"), value.clone()));
-    let models = |places: &[String]| Vec::from_iter(models(places)).join(", ");
+    let models = |places: &[String]| Vec::from_iter(models(places).into_keys()).join(", ");
     let resumed = run.resumes.iter();
     let devices = resumed.clone().filter(|it| !it.devices.is_empty());
     let devices = devices.map(|it| (it.step, models(&it.devices)));

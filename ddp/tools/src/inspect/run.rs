@@ -11,8 +11,12 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics::Run;
 use crate::metrics_log::EVENTS_FILE;
+use crate::report::charts;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
+
+/// Of resumes and lost ranks so many are shown, the last ones.
+const CHANGES_MAX: usize = 12;
 
 /// Inspects the run in `out`.
 pub(super) fn found(out: &Path) -> Result<Inspected> {
@@ -131,24 +135,11 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     let program = shown(start.versions.get("program").map_or("", String::as_str));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
-    if let Some(last) = run.changes.last() {
-        let lost: Vec<usize> = (run.changes.iter().flat_map(|it| &it.lost))
-            .map(|it| it.rank)
-            .collect();
-        let joined: usize = run.changes.iter().map(|it| it.joined.len()).sum();
-        let (times, now) = (
-            plural(lost.len() as u64, "time"),
-            plural(last.ranks as u64, "rank"),
-        );
-        let text = format!(
-            "lost {times} (rank {}), joined {joined}; {now} since step {}",
-            lost.iter()
-                .map(usize::to_string)
-                .collect::<Vec<_>>()
-                .join(", "),
-            last.step
-        );
-        sheet.add("since then", text);
+    let marks = charts::marks(run);
+    if !marks.is_empty() {
+        let last = marks[marks.len().saturating_sub(CHANGES_MAX)..].iter();
+        let last: Vec<_> = last.map(|(_, text)| shown(text)).collect();
+        sheet.add("since then", last.join("\n"));
     }
     sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
@@ -167,10 +158,6 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
         let best = best.map(|best| format!("\nbest {}", evaluation(&best)));
         let text = format!("{text}, after step {step}{}", best.unwrap_or_default());
         sheet.add("evaluation", text);
-    }
-    if !run.resumes.is_empty() {
-        let times = plural(run.resumes.len() as u64, "time");
-        sheet.add("resumed", format!("{times} from a checkpoint"));
     }
     let ended = match run.ending() {
         Some((_, reason, code)) => {

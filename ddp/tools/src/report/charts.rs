@@ -239,7 +239,7 @@ pub(super) fn json(charts: &[Chart], marks: &[(u64, String)], several: bool) -> 
 }
 
 /// Where the run was resumed, and where ranks were lost or came.
-pub(super) fn marks(run: &Run) -> Vec<(u64, String)> {
+pub(crate) fn marks(run: &Run) -> Vec<(u64, String)> {
     let changed = |change: &RanksEvent| {
         let (step, change) = (change.step, shortened(&change.to_string(), 200));
         (step, format!("{change} after step {}", count(step)))

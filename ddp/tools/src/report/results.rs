@@ -3,6 +3,7 @@
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
 use crate::confusion::{Confusion, balanced_accuracy, largest_class};
+use crate::devices::models;
 use crate::metrics::Run;
 use crate::shown::shown;
 use crate::tasks::BestBy;
@@ -142,23 +143,8 @@ pub(crate) fn figures(run: &Run) -> Vec<Figure> {
 
 /// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.
 fn kinds_of_devices(run: &Run) -> String {
-    let mut kinds: Vec<(String, u64)> = Vec::new();
-    for devices in run.devices() {
-        let without_host = devices.split(" on ").next().unwrap_or_default();
-        for device in without_host.split(" and ") {
-            let kind = match device.split_once(' ') {
-                Some((number, name)) if number.starts_with("cuda:") => name,
-                _ => device,
-            };
-            let kind = shown(&shortened(kind, 60));
-            match kinds.iter_mut().find(|(known, _)| *known == kind) {
-                Some((_, number)) => *number += 1,
-                None => kinds.push((kind, 1)),
-            }
-        }
-    }
-    let text = |(kind, number): &(String, u64)| format!("{number} × {kind}");
-    let kinds = kinds.iter().take(4).map(text);
+    let text = |(kind, number): (&str, u64)| format!("{number} × {}", shown(&shortened(kind, 60)));
+    let kinds = models(run.devices()).into_iter().take(4).map(text);
     kinds.collect::<Vec<_>>().join(", ")
 }
 

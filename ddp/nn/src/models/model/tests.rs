@@ -11,6 +11,13 @@ use crate::{Activate, Dropout, Linear, Residual, Tie};
 
 const INPUTS: usize = 6;
 
+impl Model {
+    /// As of the traced module.
+    pub(crate) fn run_counts(&self) -> [usize; 2] {
+        self.root.run_counts()
+    }
+}
+
 fn whole(layers: Sequential) -> Model {
     Model::new(
         Box::new(layers),

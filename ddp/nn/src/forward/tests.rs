@@ -1,0 +1,17 @@
+//! What tests of models ask of a traced module.
+
+use super::Traced;
+
+impl Traced {
+    /// The numbers of the layers that draw random numbers.
+    pub(crate) fn drawing_numbers(&self) -> Vec<u32> {
+        self.declared.borrow().numbers.values().copied().collect()
+    }
+
+    /// How many operations of the latest plan run forward and backward.
+    pub(crate) fn run_counts(&self) -> [usize; 2] {
+        let plans = self.plans.borrow();
+        let plan = &plans.last().expect("a forward has run").plan;
+        [&plan.forward, &plan.backward].map(Vec::len)
+    }
+}
