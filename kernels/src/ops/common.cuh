@@ -1,6 +1,6 @@
 // What all kernels share: number types, indices, 16-byte loads, reductions in a fixed order, and
-// with math.cuh random bits and the functions of math.rs. Kernels include only files of this folder,
-// so no CUDA headers are needed.
+// with math.cuh random bits and the functions of math.rs. Kernels include only files of this
+// folder, so no CUDA headers are needed.
 //
 // Compiled with --fmad=false and IEEE division and square root, so a * b + c rounds twice unless
 // written fmaf(a, b, c), as in Rust. What is copied from math.rs, random.rs and dtype.rs has
