@@ -115,7 +115,8 @@ pub(crate) fn start(
     unreachable!("the loop ends at the last restart")
 }
 
-/// Refuses variables that look as if they started ranks, where nothing else has.
+/// Refuses variables such as `DDP_RANKS` if no launcher has started this process: nothing reads
+/// them, so that a single rank would train.
 pub(crate) fn refuse_variables() -> Result<()> {
     if started_by().ok() != Some(StartedBy::NoLauncher) {
         return Ok(());

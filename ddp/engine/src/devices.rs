@@ -47,8 +47,8 @@ pub(crate) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
     exchange::gather(world, &mine)
 }
 
-/// The models of the devices of all ranks, which are given as `of_ranks` says, and how many there
-/// are of each: hosts and numbers change nothing.
+/// How many devices of each model the ranks have. `places` are as `of_ranks` writes them; hosts and
+/// numbers of devices do not count.
 pub fn models(places: &[String]) -> BTreeMap<&str, u64> {
     let mut models = BTreeMap::new();
     let devices = places.iter().map(|place| place.split(" on ").next());

@@ -316,6 +316,10 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--lr inf", &["--lr inf:", "finite"]),
         ("--lr 1e39", &["--lr", "below 3.4e38"]),
         ("--lr fast", &["'fast'", "--lr", "expected a number"]),
+        (
+            "--model linear",
+            &["--model 'linear': no such value; help: write --model mlp --hidden none"],
+        ),
         ("--min-lr 0.1", &["--min-lr 0.1:", "at most --lr 0.001"]),
         (
             "--min-lr 0.0001 --schedule constant",

@@ -227,6 +227,27 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
 }
 
 #[test]
+fn lost_ranks_and_resumes_are_listed_and_a_run_without_held_out_rows_says_so() {
+    let folder = Folder::new("inspect-lost");
+    let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 32 --out OUT";
+    let lost = folder.started(3, &format!("{words} --epochs 1 --min-ranks 2"));
+    let ended = lost.env("DDP_TEST_FAULT", "1:forward:3:kill").run();
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    let none =
+        "no rows were held out, so all figures are of rows that were trained on (--val-split";
+    assert!(ended.stderr.contains(none), "{ended}");
+    let more = format!("{words} --epochs 2 --resume auto --override");
+    folder.alone(&more).run().assert_well();
+    assert_has(
+        &told(&folder, "OUT"),
+        &[
+            "lost rank 1 (killed by signal 9): 2 ranks continue after step 2",
+            "resumed after step 8 on 1 rank",
+        ],
+    );
+}
+
+#[test]
 fn a_record_that_is_a_pipe_or_a_device_is_refused_at_once() {
     let folder = Folder::new("pipe");
     folder.alone(QUICK).run().assert_well();

@@ -1,6 +1,6 @@
 //! `.cu` files, compiled by NVRTC for the device at first use and cached on disk.
 //!
-//! Each file is a separate compilation, with the headers of that folder and the options of
+//! Each file is a separate compilation, with all `.cuh` files as headers and the options of
 //! `compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
 //! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
 //! everything it depends on. Finding a kernel again allocates nothing.

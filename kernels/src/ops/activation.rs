@@ -48,7 +48,7 @@ impl Activation {
         Activation::ALL.iter().map(|&(activation, ..)| activation)
     }
 
-    /// Its number in math.cuh, where 0 is none.
+    /// Its number in math.cuh. 0 stands for no activation.
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
     }

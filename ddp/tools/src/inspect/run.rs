@@ -15,7 +15,7 @@ use crate::report::charts;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
 
-/// Of resumes and lost ranks so many are shown, the last ones.
+/// The most resumes and lost ranks to show: the latest ones.
 const CHANGES_MAX: usize = 12;
 
 /// Inspects the run in `out`.
