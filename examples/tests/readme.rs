@@ -46,6 +46,8 @@ fn two_ranks_of_it_learn_the_same() {
         .port();
     let start = |rank: usize| -> Child {
         Command::new(&program)
+            // The port may be taken by now: rank 0 listens at the first free one of the next eight.
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
             .envs([("MASTER_ADDR", "127.0.0.1"), ("WORLD_SIZE", "2")])
             .env("MASTER_PORT", port.to_string())
             .envs(["RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string())))

@@ -350,7 +350,7 @@ fn catch_bus_errors() -> io::Result<()> {
     // On the threads' signal stacks, because the previous handler may report stack overflows.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: the handler has the type for SA_SIGINFO, lives as long as the program, and does only
-    // what a handler may: atomic loads and stores, system calls, and the previous handler.
+    // what a handler may: atomic loads and stores, and system calls.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -358,7 +358,7 @@ fn catch_bus_errors() -> io::Result<()> {
     Ok(())
 }
 
-extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     // SAFETY: with SA_SIGINFO the kernel passes a valid description. The address is meaningful if
     // the kernel sent the signal.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
@@ -374,7 +374,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
             return;
         }
     }
-    pass_on(code, signal, info, context);
+    pass_on(code, signal);
 }
 
 /// Maps a page of zeros where the file has no page any more.
@@ -395,38 +395,17 @@ fn put_zeros(address: usize) -> bool {
     }
 }
 
-/// Does what would have happened without this handler.
-fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+/// Does what would have happened without this handler, which is then no longer installed.
+fn pass_on(code: c_int, signal: c_int) {
     let Some(previous) = PREVIOUS.get() else {
         return;
     };
-    match previous.sa_sigaction {
-        libc::SIG_IGN if code <= 0 => {}
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores the default. The access is repeated when we return and then ends the
-            // process; a signal that a program sent is not repeated.
-            unsafe {
-                libc::sigaction(signal, previous, std::ptr::null_mut());
-                if code <= 0 {
-                    libc::raise(signal);
-                }
-            }
-        }
-        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: whoever installed it with this flag gave a function of this type; the
-            // arguments are the kernel's.
-            unsafe {
-                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
-                    std::mem::transmute(handler);
-                handler(signal, info, context);
-            }
-        }
-        handler => {
-            // SAFETY: without the flag it is a function of one number.
-            unsafe {
-                let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
-                handler(signal);
-            }
+    // SAFETY: restores what was there. The access is repeated when we return, which then calls it;
+    // a signal that a program sent is not repeated.
+    unsafe {
+        libc::sigaction(signal, previous, std::ptr::null_mut());
+        if code <= 0 {
+            libc::raise(signal);
         }
     }
 }

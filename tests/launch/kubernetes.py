@@ -343,9 +343,10 @@ while [ "$(cat notes-* 2>/dev/null | grep -c ready)" != 3 ]; do sleep 0.1; done
 "${@:2}" || echo "it ends with $?"
 echo "at its end $(cat notes-* | grep -c saved) have saved"
 cat bystander 2>/dev/null
-began=$SECONDS
-"${@:2}" || echo "without ranks it ends with $?"
-[ $((SECONDS - began)) -lt 2 ] || echo 'without ranks it waits'
+printf '#!/bin/bash\necho without ranks it waits >>slept\n' >sleep
+chmod +x sleep
+PATH=$1:$PATH "${@:2}" || echo "without ranks it ends with $?"
+cat slept 2>/dev/null
 """
 
 

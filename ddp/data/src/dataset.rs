@@ -37,6 +37,11 @@ pub trait Dataset: Debug + Send + Sync {
         None
     }
 
+    /// The number of row `index` in the data that it is from, which may have rows besides these.
+    fn number(&self, index: u64) -> u64 {
+        index
+    }
+
     /// How many elements of a row's inputs come before what pads it.
     fn used(&self, _row: u64) -> usize {
         self.spec().inputs.elements()
@@ -78,6 +83,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn rows_of_classes(&self) -> Option<Vec<u64>> {
         (**self).rows_of_classes()
+    }
+
+    fn number(&self, index: u64) -> u64 {
+        (**self).number(index)
     }
 
     fn used(&self, row: u64) -> usize {

@@ -56,6 +56,7 @@ pub(crate) fn scan(
     } else {
         Some(Split::new(rows, fraction, request.seed)?)
     };
+    let split = split.map(|it| if request.sorted { it.sorted() } else { it });
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
     let scan = Scan {
         request,

@@ -60,15 +60,6 @@ impl FileData {
         }
     }
 
-    /// The row in the files of row `index`.
-    #[inline]
-    fn row(&self, index: u64) -> u64 {
-        match &self.side {
-            None => index,
-            Some((split, is_held_out)) => split.row(*is_held_out, index),
-        }
-    }
-
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
         let features = &self.source.features;
         features.read_f32(row, x)?;
@@ -101,6 +92,14 @@ impl FileData {
 }
 
 impl Dataset for FileData {
+    #[inline]
+    fn number(&self, index: u64) -> u64 {
+        match &self.side {
+            None => index,
+            Some((split, is_held_out)) => split.row(*is_held_out, index),
+        }
+    }
+
     fn rows_of_classes(&self) -> Option<Vec<u64>> {
         let (all, trained) = (&self.facts.labels.counts, &self.facts.labels.trained);
         let mut rows = match self.side {
@@ -159,21 +158,21 @@ impl Dataset for FileData {
         inputs.with_slice_mut(|x: &mut [f32]| {
             let width = self.source.features.width;
             let mut rows = rows.iter().zip(x.chunks_exact_mut(width));
-            rows.try_for_each(|(&row, x)| self.read_features(self.row(row), x))
+            rows.try_for_each(|(&row, x)| self.read_features(self.number(row), x))
         })??;
         match &self.source.labels {
             None => Ok(ops::zero(targets)?),
             Some(labels) if labels.are_classes() => {
                 targets.with_slice_mut(|classes: &mut [i64]| {
                     for (&row, class) in rows.iter().zip(classes) {
-                        *class = self.class(labels, self.row(row))?;
+                        *class = self.class(labels, self.number(row))?;
                     }
                     Ok(())
                 })?
             }
             Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
                 let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.rows.width));
-                rows.try_for_each(|(&row, values)| labels.rows.read_f32(self.row(row), values))?;
+                rows.try_for_each(|(&row, values)| labels.rows.read_f32(self.number(row), values))?;
                 if let Some(normalization) = &self.target_normalization {
                     normalization.apply(values, labels.rows.width);
                 }

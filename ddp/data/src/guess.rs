@@ -50,10 +50,19 @@ pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
     }
 }
 
-/// Whether the numbers of a column are identifiers, since they are whole and no two are alike.
+/// From here on f32 rounds whole numbers.
+const ROUNDED: f32 = 16_777_216.0;
+
+/// Whether the numbers of a column are identifiers, since they are whole and no two are alike, or
+/// f32 has rounded what were consecutive numbers.
 pub(crate) fn are_identifiers(mut numbers: Vec<f32>) -> bool {
     numbers.sort_unstable_by(f32::total_cmp);
-    let are_different = numbers.is_sorted_by(|a, b| a < b);
+    let [first, .., last] = numbers[..] else {
+        return false;
+    };
+    let consecutive = numbers.len() as f32 / 2.0..numbers.len() as f32 * 2.0;
+    let are_rounded = first >= ROUNDED && consecutive.contains(&(last - first));
+    let are_different = are_rounded || numbers.is_sorted_by(|a, b| a < b);
     are_different && numbers.len() as u64 > SINGLE && numbers.iter().all(|x| x.fract() == 0.0)
 }
 
@@ -155,6 +164,10 @@ mod tests {
         let mixed: Vec<i32> = (0..300).map(|row| row * 7919 % 300 + 5).collect();
         assert!(are(&counted) && are(&mixed));
         assert!(!are(&[&counted[..], &[7]].concat()) && !are(&counted[..20]));
+        // f32 keeps every eighth of these, and all of the prices.
+        let large: Vec<i32> = (100_000_001..100_000_301).collect();
+        let prices: Vec<i32> = (0..300).map(|row| 100_000_000 + row % 9 * 1000).collect();
+        assert!(are(&large) && !are(&prices) && !are(&[100_000_000; 300]));
         assert!(!are_identifiers(
             (0..300).map(|row| row as f32 / 2.0).collect()
         ));

@@ -276,19 +276,21 @@ fn warn_of_scales(request: &DataRequest, source: &OpenFiles, moments: &Moments) 
     let (data, width) = (&request.data, source.features.width);
     let are_pixels = !source.is_table && width >= guess::PIXELS;
     let range = |at: usize| f64::from(moments.greatest[at]) - f64::from(moments.least[at]);
-    let largest = (0..width).map(range).fold(0.0, f64::max);
+    let widest = (0..width).max_by(|a, b| range(*a).total_cmp(&range(*b)));
+    let widest = widest.unwrap_or(0);
     let is_offset = |at: usize| {
         let deviation = (moments.squares[at] / moments.count.max(1) as f64).sqrt();
         let is_flag = (moments.least[at], moments.greatest[at]) == (0.0, 1.0);
         let can_be = request.normalize == Scaling::None && !are_pixels && !is_flag;
         can_be && guess::is_offset(moments.mean[at], deviation)
     };
-    let is_narrow = |at: usize| guess::is_narrow(range(at), largest, are_pixels);
+    let is_narrow = |at: usize| guess::is_narrow(range(at), range(widest), are_pixels);
     let found = (0..width).filter(|&at| is_narrow(at) || is_offset(at));
     if let Some(names) = some_of(8, found.map(|at| source.feature(at))) {
+        let widest = source.feature(widest);
         tracing::warn!(
-            "{DATA} {data}: features that vary much less than others, or little beside their mean: models learn less from \
-             them: {names}; help: set {NORMALIZE} to standard"
+            "{DATA} {data}: features that vary much less than {widest}, or little beside their mean: models learn less \
+             from them: {names}; help: set {NORMALIZE} to standard"
         );
     }
 }

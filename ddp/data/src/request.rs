@@ -62,6 +62,8 @@ pub struct DataRequest {
     pub val_split: f64,
     /// Whether the rows that are held out keep the shares of the classes.
     pub stratify: bool,
+    /// Whether the rows that are held out come in their order in the data.
+    pub sorted: bool,
     /// The seed of the split.
     pub seed: u64,
     /// What labels are, if not what their type says.

@@ -359,10 +359,16 @@ impl Split {
         let is_held_out = |place: &usize| share(place + 1) > share(*place);
         let (mut listed, trained): (Vec<_>, Vec<_>) = (0..rows.len()).partition(is_held_out);
         listed.extend(trained);
-        let mut listed: Vec<u64> = listed.into_iter().map(|place| rows[place]).collect();
-        listed[..split.held_out as usize].sort_unstable();
-        split.listed = Some(listed.into());
-        Ok(split)
+        split.listed = Some(listed.into_iter().map(|place| rows[place]).collect());
+        Ok(split.sorted())
+    }
+
+    /// The same split, with the rows that are held out in their order in the data.
+    pub(crate) fn sorted(mut self) -> Split {
+        let mut listed: Vec<u64> = (0..self.rows).map(|place| self.row(true, place)).collect();
+        listed[..self.held_out as usize].sort_unstable();
+        self.listed = Some(listed.into());
+        self
     }
 
     /// How many rows are held out, or are not.

@@ -13,9 +13,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::Location;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread::Builder;
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::panics;
@@ -213,25 +211,9 @@ pub(crate) fn in_segments<T: Send>(
 ) -> Result<Vec<T>> {
     let count = (segments.end - segments.start) as usize;
     let results: Mutex<Vec<Option<Result<T>>>> = Mutex::new((0..count).map(|_| None).collect());
-    let next = AtomicUsize::new(0);
-    let run = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return;
-            }
-            let result = work(segments.start + index as u64);
-            panics::lock(&results)[index] = Some(result);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads::count().min(count) {
-            // If the system grants fewer threads, those do the work.
-            if Builder::new().spawn_scoped(scope, run).is_err() {
-                break;
-            }
-        }
-        run();
+    threads::run(count, |index| {
+        let result = work(segments.start + index as u64);
+        panics::lock(&results)[index] = Some(result);
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     let taken = |result: Option<_>| result.expect("every segment was taken");

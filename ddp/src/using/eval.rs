@@ -39,10 +39,6 @@ pub(crate) struct EvalFlags {
     /// Labels, in the form of --labels in training [default: the label it was trained on, by name]
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
-    /// Evaluate on the rows of the training data that --val-split kept out of training
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
-    #[arg(action = clap::ArgAction::Set)]
-    pub held_out: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -57,8 +53,8 @@ pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()>
         using: &flags.using,
         labels: flags.labels.as_deref(),
         needs_labels: true,
-        held_out: flags.held_out,
-        output: format!("json = {}\nheld-out = {}", flags.json, flags.held_out),
+        sorted: false,
+        output: format!("json = {}", flags.json),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;
@@ -118,7 +114,7 @@ fn totals(world: &World, ready: &mut ReadyModel) -> Result<(Totals, Box<dyn Eval
         return Err(Error::NonFinite(text));
     }
     evaluation.add_up(&world.group("evaluation")?)?;
-    let (rows, loss, sums) = (ready.rows, loss_sum / weight_sum, task_sums);
+    let (rows, loss, sums) = (ready.rows.rows(), loss_sum / weight_sum, task_sums);
     let totals = Totals { rows, loss, sums };
     Ok((totals, evaluation))
 }
@@ -133,12 +129,13 @@ fn batch(
 ) -> Result<Vec<f64>> {
     let batch = ready.batches.load(round)?;
     let first = batch.first;
+    let number = |row| ready.rows.number(first + row);
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
     if !evaluation.needs_outputs() {
         let losses = ready.forward.losses_of(loss, &batch.x, &batch.targets)?;
         let of_row = losses.count() / batch.mine.max(1);
         let values = losses.to_vec::<f32>()?;
-        check_finite("the loss is", &values, of_row, first)?;
+        check_finite("the loss is", &values, of_row, number)?;
         let sum = values.iter().map(|&loss| f64::from(loss)).sum();
         let mut sums = vec![sum, counted(&targets)? as f64];
         sums.extend(evaluation.count(&losses, &targets)?);
@@ -147,7 +144,7 @@ fn batch(
     let output = ready.forward.run(&batch.x)?;
     let outputs = output.count() / batch.mine.max(1);
     output
-        .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, first))??;
+        .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, number))??;
     // The loss is that of training; errors are in the units of the labels.
     let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;

@@ -45,6 +45,10 @@ pub(crate) struct UsingFlags {
     /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
     #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
     pub batch_size: usize,
+    /// Take the rows of the training data that --val-split kept out of training
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    #[arg(action = clap::ArgAction::Set)]
+    pub held_out: bool,
     /// Its ranks.
     #[command(flatten)]
     pub ranks: RankFlags,
@@ -56,8 +60,8 @@ pub(super) struct Given<'a> {
     /// The labels, if they are not those of training.
     pub(super) labels: Option<&'a str>,
     pub(super) needs_labels: bool,
-    /// Whether the rows are those of the training data that were held out.
-    pub(super) held_out: bool,
+    /// Whether held-out rows come in their order in the data, not in that of training's evaluation.
+    pub(super) sorted: bool,
     /// Settings of the output, which must be equal on all ranks.
     pub(super) output: String,
 }
@@ -67,8 +71,8 @@ pub(super) struct Given<'a> {
 pub(super) struct ReadyModel {
     pub(super) chosen: Chosen,
     pub(super) forward: LoadedModel,
-    /// Rows of all ranks.
-    pub(super) rows: u64,
+    /// The rows of all ranks.
+    pub(super) rows: Arc<dyn Dataset>,
     /// Batch k is that of rank k mod N.
     pub(super) batches: InOrder,
 }
@@ -94,12 +98,12 @@ pub(super) fn ready(asked: &Given<'_>, world: &World) -> Result<ReadyModel> {
     };
     let all = usize::try_from(rows.rows()).unwrap_or(usize::MAX);
     let batch = using.batch_size.min(all).min(most);
-    let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
+    let source = Source::new(rows.clone(), [device; 2]);
     let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(ReadyModel {
         chosen,
         forward,
-        rows: count,
+        rows,
         batches,
     })
 }
@@ -153,13 +157,17 @@ fn rows(
     let request = DataRequest {
         val_split: if is_split { config.val_split } else { 0.0 },
         stratify: is_split && config.stratify,
+        sorted: asked.sorted,
         normalize: if is_split {
             config.normalize
         } else {
             Scaling::None
         },
         normalizes_targets: false,
-        labels: asked.labels.map(String::from),
+        labels: asked
+            .labels
+            .or(config.labels.as_deref().filter(|_| is_split))
+            .map(String::from),
         seed: config.seed,
         task: state.task.kind(),
         tokenizer: opened.tokenizer_in.clone(),
@@ -170,7 +178,7 @@ fn rows(
         ..DataRequest::new(asked.using.data.clone())
     };
     let data = data::prepare(&request, Some(READER), &WorldRanks(world))?;
-    if asked.held_out {
+    if asked.using.held_out {
         let now = data.train.fingerprint()?;
         if !are_same(&now, &state.fingerprint) || data.held_out.rows() == 0 {
             let [now, then] = [&now, &state.fingerprint].map(|text| text.split(", labels ").next());
@@ -212,17 +220,17 @@ fn is_split(asked: &Given<'_>, config: &Config, world: &World) -> Result<bool> {
         None if was_split => "--held-out takes only the rows that --val-split kept out".into(),
         None => "train with --val-split 0.1, and add --held-out here".into(),
     };
-    if asked.held_out && !was_split {
+    if asked.using.held_out && !was_split {
         let text = format!("--held-out: the model was trained without --val-split; help: {help}");
         return Err(Error::Usage(text));
     }
-    if !asked.held_out && are_one(data, &config.data) && world.rank() == 0 {
+    if !asked.using.held_out && are_one(data, &config.data) && world.rank() == 0 {
         tracing::warn!(
             "--data {data}: the model was trained on data of this name; if they are the same, the result says little \
              about new rows; help: {help}"
         );
     }
-    Ok(asked.held_out)
+    Ok(asked.using.held_out)
 }
 
 /// Whether both name the same file or folder.
@@ -374,8 +382,11 @@ fn agree(asked: &Given<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) 
     let program = "start every rank with the same build of ddp-train";
     let same_model = "give every rank the same checkpoint: compare the folders on the hosts";
     let same_data = "give every rank the same data: compare the files on the hosts";
-    let (size, labels, output) = (asked.using.batch_size, asked.labels, &asked.output);
-    let settings = format!("batch-size = {size}\nlabels = {labels:?}\n{output}\n");
+    let (using, labels, output) = (asked.using, asked.labels, &asked.output);
+    let settings = format!(
+        "batch-size = {}\nheld-out = {}\nlabels = {labels:?}\n{output}\n",
+        using.batch_size, using.held_out
+    );
     let state = serde_json::json!(opened.state).to_string();
     Ok(world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),

@@ -5,13 +5,18 @@ use ddp_kernels::{Device, Tensor};
 use crate::data::Normalization;
 use crate::error::{Error, Result};
 
-/// Refuses non-finite values, which the message calls `what`. Each row has `outputs` of them; the
-/// first row is row `first`.
-pub(super) fn check_finite(what: &str, values: &[f32], outputs: usize, first: u64) -> Result<()> {
+/// Refuses non-finite values, which the message calls `what`. Each row has `outputs` of them;
+/// `number` says which row of the data it is.
+pub(super) fn check_finite(
+    what: &str,
+    values: &[f32],
+    outputs: usize,
+    number: impl Fn(u64) -> u64,
+) -> Result<()> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else {
         return Ok(());
     };
-    let row = first + (at / outputs.max(1)) as u64;
+    let row = number((at / outputs.max(1)) as u64);
     Err(Error::NonFinite(format!(
         "row {row}: {what} {}, which is not finite; help: look at that row: its features \
          may be far from those of training",
@@ -41,9 +46,9 @@ mod tests {
 
     #[test]
     fn a_non_finite_output_is_named_with_its_row() {
-        check_finite("the model gives", &[0.0; 6], 3, 10).unwrap();
+        check_finite("the model gives", &[0.0; 6], 3, |row| 10 + row).unwrap();
         let values = [0.0, 1.0, 2.0, 3.0, f32::NAN, f32::INFINITY];
-        let error = check_finite("the model gives", &values, 3, 10).unwrap_err();
+        let error = check_finite("the model gives", &values, 3, |row| 10 + row).unwrap_err();
         assert_eq!(error.exit_code(), 76);
         assert!(
             error.to_string().starts_with("row 11: the model gives NaN"),

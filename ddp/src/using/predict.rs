@@ -25,6 +25,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ddp-train predict --checkpoint out --data new.csv --out answers.csv
   ddp-train predict --checkpoint out --data new.csv --out answers.csv --keep all
+  ddp-train predict --checkpoint out --data train.csv --held-out --out answers.csv --keep all
   ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
   mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
 
@@ -34,7 +35,7 @@ logit:CLASS. Columns that --keep names come before these, quoted as they need to
 A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
 with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
 
-The file does not depend on the number of ranks. Labels are not needed. Of built-in data (glyphs, synthetic:…) the held-out \
+The file does not depend on the number of ranks. Labels are needed only with --held-out. Of built-in data (glyphs, synthetic:…) the held-out \
 rows are used, if there are any.";
 
 /// The flags of `predict`.
@@ -64,6 +65,11 @@ impl PredictFlags {
     /// Refuses what does not fit into one array.
     pub(crate) fn check(&self) -> Result<()> {
         let is_npy = self.out.format == SaveAs::Npy;
+        if is_npy && self.using.held_out {
+            let expected = "a .csv with --held-out, whose column row says which rows these are";
+            let (out, help) = (self.out.path.display(), "write a .csv");
+            return Err(refuse("--out", out, expected, help));
+        }
         if is_npy && self.probabilities && self.logits {
             return Err(Error::Usage(format!(
                 "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
@@ -124,8 +130,9 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     let asked = Given {
         using,
         labels: None,
-        needs_labels: false,
-        held_out: false,
+        // They say which rows are the training data's.
+        needs_labels: using.held_out,
+        sorted: true,
         output: format!(
             "out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}\nkeep = {keep:?}"
         ),
@@ -163,7 +170,7 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
         let (out, model) = (path(&out.path), path(&ready.chosen.opened.folder));
-        let (rows, why) = (ready.rows, &ready.chosen.why);
+        let (rows, why) = (ready.rows.rows(), &ready.chosen.why);
         tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
@@ -226,13 +233,14 @@ type Writers<'a> = (&'a dyn Predictions, &'a mut Option<(Vec<u8>, KeptCells)>);
 fn part(ready: &mut ReadyModel, (encoder, kept): &mut Writers<'_>, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
+    let number = |row| ready.rows.number(first + row);
     let output = ready.forward.run(&batch.x)?;
     let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| -> Result<()> {
-        check_finite("the model gives", values, outputs, first)?;
-        for (row, values) in (first..).zip(values.chunks(outputs)) {
+        check_finite("the model gives", values, outputs, number)?;
+        for (row, values) in (0..).map(number).zip(values.chunks(outputs)) {
             if let Some((_, cells)) = kept {
                 cells(row, &mut bytes)?;
             }
@@ -255,7 +263,7 @@ fn write_all(
 ) -> Result<()> {
     let mut file = file.map(|file| BufWriter::with_capacity(1 << 20, file));
     let failed = || files::failed("write", path);
-    let rows = usize::try_from(ready.rows)
+    let rows = usize::try_from(ready.rows.rows())
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     if let Some(file) = &mut file {
         let (encoder, kept) = &writers;

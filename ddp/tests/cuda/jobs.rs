@@ -2,8 +2,6 @@
 //! with ZeRO-1 and split over devices; which rank gets which GPU; and how a job ends if ranks, GPUs
 //! or collectives fail.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use crate::support::job::{Ended, FAR, Folder, QUICK, all_at_once, host};
 use crate::support::metrics_log::{model_bytes, number};
 use crate::support::test_name;
@@ -285,27 +283,29 @@ fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
 #[test]
 fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
     let Some(_gpu) = gpu_of(2) else { return };
+    let is_of_gradients = |cause: &str| {
+        cause.starts_with("all_reduce sum of \"") && cause.contains("(group gradients, at ")
+    };
     for kind in ddp_slice::from(&test_name(), ["stop", "hang"], 1) {
-        let of_gradients = AtomicUsize::new(0);
         everywhere(|rank, place, graph| {
             let ended = fault(rank, place, kind, &format!("{graph} --timeout-s {NEAR}"));
             let cause = assert_names(&ended, 77, 1 - rank);
-            // If a stop poll was due, its wait on the host may time out first.
-            if cause.starts_with("all_reduce sum of \"") {
-                assert!(cause.contains("(group gradients, at "), "{ended}");
-                of_gradients.fetch_add(1, Ordering::Relaxed);
-            } else {
+            // Where it has all gradients of the step, the other rank may poll for a stop before it
+            // needs the next ones: on a slow machine it polls after every step.
+            if place == "log" || place == "optimizer" {
+                let stop_poll = "all_reduce max of \"stop poll\"";
                 assert!(
-                    cause.starts_with("all_reduce max of \"stop poll\""),
+                    is_of_gradients(&cause) || cause.starts_with(stop_poll),
                     "{ended}"
                 );
+            } else {
+                assert!(is_of_gradients(&cause), "{ended}");
             }
             assert!(
                 cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s")),
                 "{ended}"
             );
         });
-        assert_ne!(of_gradients.into_inner(), 0, "{kind}: never the gradients");
     }
 }
 

@@ -123,10 +123,14 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
         .iter()
         .filter(|gpu| gpu.name.contains("Simulated"))
         .count();
-    if there < gpus {
-        ddp_slice::skip(&format!(
-            "{gpus} simulated CUDA devices are needed, {there} found"
-        ));
+    if there != gpus {
+        // With more GPUs a test does not lack any: these words are not taken for that.
+        let needed = if there < gpus {
+            format!("{gpus} simulated CUDA devices are needed")
+        } else {
+            format!("a machine of exactly {gpus} simulated GPUs is needed")
+        };
+        ddp_slice::skip(&format!("{needed}, {there} found"));
     }
     (there == gpus).then_some(machine)
 }

@@ -415,7 +415,7 @@ fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
 #[test]
 fn every_wait_of_ranks_with_two_gpus_each_is_needed() {
     if !ddp_slice::is_all() {
-        return;
+        return ddp_slice::skip("only with --long");
     }
     let Some(_gpu) = machine_of(4) else { return };
     assert_all_are_needed(&places_of(&OF_FOUR_GPUS));

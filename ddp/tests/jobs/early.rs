@@ -119,3 +119,31 @@ fn a_run_stops_early_after_the_same_step_on_any_ranks_resumed_or_with_a_lost_one
         "{ended}"
     );
 }
+
+/// Of the figures of `--best` only the AUC decided in a test.
+#[test]
+fn the_best_step_is_that_of_the_figure_that_decides() {
+    for by in ["accuracy", "balanced"] {
+        let folder = Folder::new("best-by");
+        let words = RUN
+            .replace("--best auc", &format!("--best {by}"))
+            .replace("--steps 300", "--steps 40");
+        folder.alone(&words).run().assert_well();
+        let log = folder.metrics_log();
+        let step_of = |name: &str, sign: f64| {
+            let all = log.all("eval");
+            let value = |it: &&&Value| sign * number(it, name);
+            let least = all.iter().min_by(|a, b| value(a).total_cmp(&value(b)));
+            number(least.unwrap(), "step")
+        };
+        let field = by.replace("balanced", "balanced_accuracy");
+        let best = step_of(&field, -1.0);
+        assert_ne!(best, step_of("loss", 1.0), "{by}: the loss would do");
+        let data = RUN.split(' ').nth(1).unwrap();
+        let ended = folder
+            .alone(&format!("eval --checkpoint OUT --data {data}"))
+            .run();
+        let chosen = format!("), after step {best}\n");
+        assert!(ended.stdout.contains(&chosen), "{by}: {ended}");
+    }
+}

@@ -44,14 +44,18 @@ fn hosts_of_a_file_get_the_variables_and_no_others() {
     let places = format!("--hostfile {}", file.display());
     let job = folder.started_on(&places, "unset NCCL_DEBUG OTHER", QUICK);
     let job = job.env("NCCL_DEBUG", "VERSION").env("OTHER", "1");
-    let mut running = job.start();
-    running.wait_for(STEP_2);
-    for (_, pid) in running.ranks() {
+    let running = job.env("DDP_TEST_FAULT", "0:forward:5:hold").start();
+    // Both ranks are there while one holds.
+    running.wait_for_fault("0:forward:5");
+    let ranks = running.ranks();
+    assert_eq!(ranks.len(), 2, "{ranks:?}");
+    for (_, pid) in ranks {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
         let environment = String::from_utf8_lossy(&environment).into_owned();
         assert!(environment.contains("NCCL_DEBUG=VERSION"), "{environment}");
         assert!(!environment.contains("\0OTHER="), "{environment}");
     }
+    running.go_on(5);
     running.wait().assert_well();
 }
 

@@ -151,6 +151,21 @@ fn what_is_for_gpus_changes_nothing_on_the_cpu() {
 }
 
 #[test]
+fn dropout_without_hidden_layers_is_named_as_ignored() {
+    let folder = Folder::new("dropout");
+    let ignored = |dropout: &str, out: &str| {
+        let words = format!(
+            "--data glyphs,rows=64 --hidden none --dropout {dropout} --steps 1 --out {out}"
+        );
+        let ended = folder.alone(&words).run();
+        ended.assert_well();
+        let told = format!("--dropout {dropout} changes nothing: no layer is hidden");
+        ended.stderr.contains(&told)
+    };
+    assert!(ignored("0.3", "some") && !ignored("0", "none"));
+}
+
+#[test]
 fn each_optimizer_and_activation_learns() {
     let learns = "--epochs 6 --seed 3";
     let cases = [

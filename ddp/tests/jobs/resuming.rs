@@ -284,14 +284,18 @@ fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     // Epochs of 11 steps, the last of 3 rows. Runs end in the middle of an epoch.
     let words = "--data synthetic:regression,rows=103,held-out=0,features=4 --hidden none --batch-size 10 --lr 1e-9 --schedule constant --warmup-steps 0 --out OUT --resume auto";
     let mut seen = std::collections::BTreeMap::new();
-    for (ranks, steps, flags) in [(4, 8, "--zero 1"), (2, 19, ""), (3, 33, "--zero 1")] {
+    for (before, ranks, steps, flags) in [
+        (0, 4, 8, "--zero 1"),
+        (4, 2, 19, ""),
+        (2, 3, 33, "--zero 1"),
+    ] {
         let name = format!("rows-{ranks}");
         let path = folder.path().join(&name).display().to_string();
-        folder
-            .ranks(ranks, &format!("{words} --steps {steps} {flags}"))
-            .env("DDP_TEST_ROWS", &path)
-            .run()
-            .assert_well();
+        let job = folder.ranks(ranks, &format!("{words} --steps {steps} {flags}"));
+        let ended = job.env("DDP_TEST_ROWS", &path).run();
+        ended.assert_well();
+        let changes = format!("the number of ranks changes from {before} to {ranks}: ");
+        assert_eq!(ended.stderr.contains(&changes), before > 0, "{ended}");
         let rows = rows_of(&folder, ranks, &name);
         assert_eq!(
             rows.len() as u64,

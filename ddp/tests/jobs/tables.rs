@@ -356,8 +356,8 @@ fn features_that_say_nothing_are_hardly_learned_or_are_identifiers_are_named_onc
         ended.assert_well();
         let constant =
             "features that are the same in all rows that are trained on, and say nothing: \"same\"";
-        let tiny = "features that vary much less than others, or little beside their mean: models learn less from \
-                    them: tiny; help: set --normalize to standard";
+        let tiny = "features that vary much less than a, or little beside their mean: models learn less \
+                    from them: tiny; help: set --normalize to standard";
         let counted = "features of whole numbers that never repeat, as identifiers do; help: if they are identifiers, \
                        leave them out: --drop a";
         for (told, is_told) in [(constant, true), (tiny, !is_standard), (counted, true)] {

@@ -99,6 +99,40 @@ fn an_evaluation_has_the_bits_of_trainings_own() {
     });
 }
 
+/// Predicts the held-out rows of `t.csv`, for which `eval` found these figures.
+fn predicts_held_out_rows(folder: &Folder, found: &Value) {
+    let predict = |job: fn(&Folder, &str) -> Job, name: &str, more: &str| {
+        let words = "predict --checkpoint OUT --data t.csv --device cpu --batch-size 4";
+        let job = job(folder, &format!("{words} --keep all --out {name} {more}"));
+        job.run().assert_well();
+        table(folder, name)
+    };
+    let all = predict(Folder::alone, "all.csv", "");
+    let some = predict(Folder::alone, "some.csv", "--held-out");
+    assert_eq!(
+        predict(Folder::together, "ranks.csv", "--held-out"),
+        some,
+        "on several ranks"
+    );
+    // Each line is that of all predictions with its number, in the same order.
+    let mut rest = all.iter();
+    assert!(some.iter().all(|line| rest.any(|other| other == line)));
+    assert_eq!(some.len() as u64 - 1, found["rows"].as_u64().unwrap());
+    let cell = |line: &[String], column: usize| line[column].parse::<f64>().unwrap();
+    let errors = some[1..].iter().map(|line| cell(line, 2) - cell(line, 4));
+    if let Some(right) = found["right"].as_u64() {
+        assert_eq!(errors.filter(|error| *error == 0.0).count() as u64, right);
+    } else {
+        let mean = errors.map(|error| error * error).sum::<f64>() / (some.len() - 1) as f64;
+        let rmse = number(found, "root_mean_squared_error");
+        assert!((mean.sqrt() - rmse).abs() < 1e-4 * rmse, "{mean} {rmse}");
+    }
+    let array = "predict --checkpoint OUT --data t.csv --held-out --out a.npy";
+    let told = "--out a.npy: expected a .csv with --held-out";
+    let ended = folder.alone(array).run();
+    assert!(ended.assert_fails(2).contains(told), "{ended}");
+}
+
 /// An evaluation on the file of training counted the rows that were trained on, and did not say so.
 #[test]
 fn held_out_rows_are_those_that_training_kept_out() {
@@ -141,6 +175,9 @@ fn held_out_rows_are_those_that_training_kept_out() {
             (loss - of_run).abs() < 1e-6 * of_run,
             "{how}: {loss} {of_run}"
         );
+        if data == "t.csv" {
+            predicts_held_out_rows(&folder, &found);
+        }
         // Without it all rows count, which is said.
         let ended = folder.alone(&format!("{eval} --json")).run();
         ended.assert_well();

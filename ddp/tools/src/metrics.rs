@@ -281,14 +281,18 @@ impl Run {
     }
 
     /// A message that the best evaluation is not the last one; other commands use its checkpoint.
-    pub(crate) fn risen(&self) -> Option<String> {
-        let (best, last) = (self.best()?, self.evals.steps.last()?);
+    pub(crate) fn best_is_earlier(&self) -> Option<String> {
+        let (best, last) = (self.best()?, *self.evals.steps.last()?);
         let (step, text) = self.eval_texts().find(|(step, _)| *step == best.step)?;
-        let has_risen = self.evals.newest("loss") > Some(best.loss);
-        (has_risen && self.checkpoints.contains(&step)).then(|| {
+        let why = if self.evals.newest("loss") > Some(best.loss) {
+            "The held-out loss has risen since"
+        } else {
+            "The best evaluation is that after"
+        };
+        (step < last && self.checkpoints.contains(&step)).then(|| {
             format!(
-                "The held-out loss has risen since step {step} ({text}), whose checkpoint eval and \
-                 predict use. Figures and matrix are of step {last}."
+                "{why} step {step} ({text}), whose checkpoint eval and predict use. Figures and \
+                 matrix are of step {last}."
             )
         })
     }

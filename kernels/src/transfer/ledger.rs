@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
@@ -81,22 +81,6 @@ impl Hash for LedgerKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let site = std::ptr::from_ref(self.site).addr();
         state.write_usize(site ^ (self.kind as usize) << 1 ^ (self.phase as usize) << 3);
-    }
-}
-
-/// A multiplicative hash: the keys are addresses, not an attacker's strings.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
-    }
-    fn write_usize(&mut self, value: usize) {
-        self.0 = (self.0.rotate_left(5) ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
@@ -201,7 +185,7 @@ pub fn readable_bytes(bytes: u64) -> String {
 /// (`with_ledger`).
 #[derive(Debug, Default)]
 pub struct Ledger {
-    rows: Mutex<HashMap<LedgerKey, Crossed, BuildHasherDefault<AddressHasher>>>,
+    rows: Mutex<HashMap<LedgerKey, Crossed>>,
 }
 
 impl Ledger {

@@ -293,4 +293,9 @@ fn sleeps_without_a_reason_and_short_limits_are_found_in_tests_only() {
     assert_eq!(of("comm/src/a.rs", &in_module), (vec![4], vec![]));
     let limits = "assert!(\n    began.elapsed()\n        < std::time::Duration::from_secs(5)\n);\nassert!(began.elapsed() <= Duration::from_millis(60_000));\n";
     assert_eq!(of("comm/tests/a.rs", limits), (vec![], vec![2]));
+    let named = "const SOON: Duration = Duration::from_secs(5);\nconst LATE: std::time::Duration = Duration::from_secs(60);\n";
+    let found = "assert!(began.elapsed() <= SOON);\nwhile SOON > began.elapsed() {}\nassert!(Duration::from_millis(7) >= it.began.elapsed());\n";
+    let passed = "assert!(began.elapsed() < LATE && LATE > began.elapsed());\nassert!(began.elapsed() < 20 * SOON && began.elapsed() > SOON);\n";
+    let limits = format!("{named}{found}{passed}");
+    assert_eq!(of("comm/tests/a.rs", &limits), (vec![], vec![3, 4, 5]));
 }

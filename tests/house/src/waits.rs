@@ -47,23 +47,54 @@ pub(crate) fn of(path: &Path, text: &str) -> Waits {
         if line.code.contains("thread::sleep(") && !comments.any(has_reason) {
             found.sleeps.push(number);
         }
-        let packed = line.code.split_whitespace().collect::<String>();
-        numbers.extend(std::iter::repeat_n(number, packed.len()));
-        code += &packed;
+        for piece in line.code.split_whitespace() {
+            if code.ends_with(is_of_word) && piece.starts_with(is_of_word) {
+                code.push(' ');
+                numbers.push(number);
+            }
+            code += piece;
+            numbers.extend(std::iter::repeat_n(number, piece.len()));
+        }
     }
-    for (at, _) in code.match_indices("elapsed()<") {
-        if limit_s(&code[at + "elapsed()<".len()..]).is_some_and(|limit| limit < PATIENCE_S) {
+    for (at, elapsed) in code.match_indices("elapsed()") {
+        let after = code[at + elapsed.len()..].strip_prefix('<');
+        let after = after.map(|limit| limit.trim_start_matches('='));
+        let limits = [after, limit_before(&code[..at])].into_iter().flatten();
+        let mut limits = limits.filter_map(|limit| limit_s(limit).or(constant_s(limit, &code)));
+        if limits.any(|limit| limit < PATIENCE_S) {
             found.limits.push(numbers[at]);
         }
     }
     found
 }
 
-/// The seconds of a limit such as `=Duration::from_secs(5)`.
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The limit in code that ends like `LIMIT>=began.`.
+fn limit_before(code: &str) -> Option<&str> {
+    let is_of_value = |c: char| is_of_word(c) || ".:()".contains(c);
+    let code = code.trim_end_matches(is_of_value);
+    let code = code.strip_suffix('=').unwrap_or(code).strip_suffix('>')?;
+    let begin = code.trim_end_matches(is_of_value).len();
+    Some(code[begin..].trim_start_matches('('))
+}
+
+/// The seconds of a limit that is a constant of this file, of which `code` is the whole.
+fn constant_s(limit: &str, code: &str) -> Option<f64> {
+    let (name, rest) = limit.split_at(limit.find(|c: char| !is_of_word(c)).unwrap_or(limit.len()));
+    // Part of a sum, of a product or of another name.
+    if rest.starts_with(['+', '*', '.', ':', '(']) {
+        return None;
+    }
+    let (_, rest) = code.split_once(&format!("const {name}:"))?;
+    limit_s(rest.split_once('=')?.1)
+}
+
+/// The seconds of a limit such as `Duration::from_secs(5)`.
 fn limit_s(code: &str) -> Option<f64> {
-    let code = code
-        .trim_start_matches('=')
-        .trim_start_matches("std::time::");
+    let code = code.trim_start_matches("std::time::");
     let (unit, rest) = code.strip_prefix("Duration::from_")?.split_once('(')?;
     let number: f64 = rest.split(')').next()?.replace('_', "").parse().ok()?;
     match unit {

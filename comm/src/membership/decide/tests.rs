@@ -641,15 +641,19 @@ fn a_rank_that_is_killed_is_the_cause_of_an_ordinary_jobs_end() {
     let mut job = job_of(&[0, 0], false);
     // The other one has noticed first.
     job.ends(1, End::Code(EXIT_PEER_LOST));
+    job.at(2999);
+    assert_eq!(job.signals(), [0; 0]);
     job.ends(0, KILLED);
     assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 137));
     // What ranks that are killed at the end say is no cause.
-    let mut job = job_of(&[0, 0], false);
-    job.ends(0, End::Code(65));
-    job.at_s(3);
-    assert_eq!(job.signals(), [libc::SIGKILL]);
-    job.ends(1, KILLED);
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 65));
+    for code in [65, EXIT_PEER_LOST] {
+        let mut job = job_of(&[0, 0], false);
+        job.ends(0, End::Code(code));
+        job.at_s(3);
+        assert_eq!(job.signals(), [libc::SIGKILL]);
+        job.ends(1, KILLED);
+        assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
+    }
 }
 
 #[test]

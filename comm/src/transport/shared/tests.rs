@@ -23,7 +23,7 @@ use crate::world::threads::{self, ThreadRank};
 /// Longer than any wait of a test that passes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 /// Long enough for all ranks to arrive that will, also on a busy machine.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_secs(20);
 
 fn stream() -> Stream {
     Stream::default_of(Device::Cpu).unwrap()

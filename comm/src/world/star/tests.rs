@@ -36,7 +36,7 @@ fn each<T: Send>(stars: Vec<Star>, body: impl Fn(Star) -> T + Sync) -> Vec<T> {
 
 const LONG: Duration = Duration::from_secs(60);
 /// Long enough for all ranks to come that will, also on a busy machine.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_secs(20);
 
 #[test]
 fn every_rank_gets_the_values_of_all_in_the_order_agreed() {
@@ -65,7 +65,7 @@ fn a_late_rank_is_named_by_rank_0_alone() {
         Some(star.exchange(&json!(1)).unwrap_err())
     });
     let text = errors[0].as_ref().unwrap().to_string();
-    assert!(text.contains("rank 2 did not come within 5 s"), "{text}");
+    assert!(text.contains("rank 2 did not come within 20 s"), "{text}");
     for silent in [&errors[1], &errors[3]] {
         assert!(matches!(silent, Some(Error::PeerFailed(_))), "{silent:?}");
     }
@@ -165,8 +165,9 @@ fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
 fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
     use std::io::Write;
     let at = meetings(LONG);
+    // Asks until this time is over, at least once.
     let late = Meetings {
-        timeout: SHORT,
+        timeout: Duration::from_secs(1),
         listener: at.listener.try_clone().unwrap(),
         client: Arc::clone(&at.client),
         launcher: Arc::clone(&at.launcher),
@@ -178,7 +179,7 @@ fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let old = meets(1, (1, "a"), &late).unwrap_err().to_string();
         assert!(old.contains("another job"), "{old}");
-        let wrong = meets(1, (2, "b"), &late).unwrap_err().to_string();
+        let wrong = meets(1, (2, "b"), &at).unwrap_err().to_string();
         assert!(wrong.contains("another DDP_JOB_SECRET"), "{wrong}");
         assert!(!first.is_finished());
         let second = meets(1, (2, "a"), &at).unwrap();

@@ -70,13 +70,7 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mut first = vec![0; mapped.len().min(4096) as usize];
     let read = mapped.read(0, &mut first);
     read.map_err(|error| file.bad(error.to_string()))?;
-    let later = first.get(1..).unwrap_or_default();
-    let are_wide = every_second_is_below(1, &first) || every_second_is_below(1, later);
-    if let Some(got) = other_encoding(&first).or(are_wide.then_some("UTF-16 or UTF-32")) {
-        return Err(file.bad(format!(
-            "expected UTF-8, got {got}; help: save the file as UTF-8"
-        )));
-    }
+    check_encoding(file.path, &first)?;
     let mark = BYTE_ORDER_MARK.len();
     let has_mark = first.len() > mark && first.starts_with(&BYTE_ORDER_MARK);
     let offset = if has_mark { mark as u64 } else { 0 };
@@ -84,6 +78,19 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     let mut text = TokenFile::new(tokens, "bytes of a text", Some(256));
     text.coding.are_bytes = true;
     Ok(text)
+}
+
+/// Refuses a text whose first bytes are not those of UTF-8, or of what includes ASCII as it does.
+pub(crate) fn check_encoding(path: &Path, first: &[u8]) -> Result<()> {
+    let later = first.get(1..).unwrap_or_default();
+    let are_wide = every_second_is_below(1, first) || every_second_is_below(1, later);
+    match other_encoding(first).or(are_wide.then_some("UTF-16 or UTF-32")) {
+        None => Ok(()),
+        Some(got) => Err(refuse(
+            path,
+            format!("expected UTF-8, got {got}; help: save the file as UTF-8"),
+        )),
+    }
 }
 
 pub(super) static LLM_C: Format = Format {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, bail};
 use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
-use crate::files::tokens::BYTE_ORDER_MARK;
+use crate::files::tokens::{BYTE_ORDER_MARK, check_encoding};
 use crate::setting::{FIELD, LOSSY};
 use crate::text::tokenizer::Encoder;
 
@@ -126,17 +126,14 @@ pub(crate) fn json_lines(path: &Path, each: &mut dyn FnMut(u64, &str) -> Result<
 fn unmarked<'a>(path: &Path, read: &'a AtomicU64) -> Result<Option<(impl Read + 'a, u64)>> {
     let mut bytes = reader(path, read)?;
     let mut first = Vec::new();
-    let mark = BYTE_ORDER_MARK.len() as u64;
-    let taken = (&mut bytes).take(mark).read_to_end(&mut first);
+    let taken = (&mut bytes).take(4096).read_to_end(&mut first);
     if taken.map_err(|error| unreadable(path, error))? == 0 {
         return Ok(None);
     }
-    let mut start = 0;
-    if first == BYTE_ORDER_MARK {
-        first.clear();
-        start = mark;
-    }
-    Ok(Some((Cursor::new(first).chain(bytes), start)))
+    check_encoding(path, &first)?;
+    let start = BYTE_ORDER_MARK.len() * usize::from(first.starts_with(&BYTE_ORDER_MARK));
+    first.drain(..start);
+    Ok(Some((Cursor::new(first).chain(bytes), start as u64)))
 }
 
 /// A file that is read.

@@ -175,7 +175,8 @@ fn what_is_wrong_with_a_text_is_named() {
     let scratch = Scratch::new();
     let long = "é".repeat(5000);
     let late = [long.as_bytes(), b"\xff"].concat();
-    let cases: [(&str, &[u8], &str); 14] = [
+    let wide = b"w\0i\0d\0e\0 \0".repeat(8);
+    let cases: [(&str, &[u8], &str); 16] = [
         ("a.txt", b"ab\xffcd", "a.txt: byte 2: expected UTF-8"),
         ("b.txt", &late, "b.txt: byte 10000: expected UTF-8"),
         ("cut.txt", b"ab\xe2\x82", "cut.txt: byte 2: expected UTF-8"),
@@ -212,6 +213,16 @@ fn what_is_wrong_with_a_text_is_named() {
             "e.jsonl",
             b"{\"text\": NaN, \"x\": NaN}",
             "line 1: expected a text in the field \"text\", got another value",
+        ),
+        (
+            "f.txt",
+            &wide,
+            "f.txt: expected UTF-8, got UTF-16 or UTF-32; help: save the file as UTF-8",
+        ),
+        (
+            "f.jsonl",
+            b"\xff\xfe{\0}\0",
+            "f.jsonl: expected UTF-8, got UTF-16; help: save the file as UTF-8",
         ),
         (
             "d.jsonl",

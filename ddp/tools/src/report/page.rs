@@ -18,7 +18,7 @@ pub(super) fn of(run: &Run) -> String {
     let [class, sign, word, message] = &ending(run);
     let mut ending =
         format!("<p class=\"ending {class}\"><span aria-hidden=\"true\">{sign}</span> {word}</p>");
-    for text in [message.clone(), run.risen().unwrap_or_default()] {
+    for text in [message.clone(), run.best_is_earlier().unwrap_or_default()] {
         if !text.is_empty() {
             ending += &format!("<p class=\"message\">{}</p>", escaped(&text));
         }

@@ -158,6 +158,27 @@ fn a_page_says_that_the_best_step_is_used_and_the_loss_has_risen_since() {
         "After step 20: 39 of 40",
     ];
     assert_in_order(&page(), &order);
+    // By another figure than the loss, which falls.
+    let by_accuracy = |step: u64, loss: f64, accuracy: f64| {
+        let mut line = eval(step, loss, accuracy);
+        line["best_by"] = json!("accuracy");
+        line
+    };
+    let falling = [
+        start(),
+        step(20),
+        by_accuracy(10, 0.25, 0.985),
+        saved(10),
+        by_accuracy(20, 0.125, 0.975),
+        saved(20),
+        end("done", 0),
+    ];
+    let order = [
+        "The best evaluation is that after step 10 (loss 0.2500, accuracy 98.50%), whose checkpoint eval and predict use.",
+        "Figures and matrix are of step 20.",
+        "the best model has accuracy 98.50%, after step 10",
+    ];
+    assert_in_order(&report(&falling), &order);
     // Without its checkpoint the best is not used.
     let mut lines: Vec<String> = lines_of(scratch.path());
     lines.retain(|line| !line.contains("\"checkpoint\",\"step\":10"));

@@ -107,7 +107,7 @@ fn the_absent_are_all_named_by_their_global_rank() {
     });
     for error in errors {
         assert!(
-            error.contains("ranks 11 and 13 did not arrive within 5 s"),
+            error.contains("ranks 11 and 13 did not arrive within 20 s"),
             "{error}"
         );
         assert!(
