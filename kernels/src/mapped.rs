@@ -395,13 +395,13 @@ fn put_zeros(address: usize) -> bool {
     }
 }
 
-/// Does what would have happened without this handler, which is then no longer installed.
+/// Lets the previous handler have this signal, and all later ones.
 fn pass_on(code: c_int, signal: c_int) {
     let Some(previous) = PREVIOUS.get() else {
         return;
     };
-    // SAFETY: restores what was there. The access is repeated when we return, which then calls it;
-    // a signal that a program sent is not repeated.
+    // SAFETY: puts the previous handler back. A faulty access is repeated when this one returns,
+    // and goes there. A signal that a program sent is not repeated, so it is raised again.
     unsafe {
         libc::sigaction(signal, previous, std::ptr::null_mut());
         if code <= 0 {

@@ -53,8 +53,8 @@ pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
 /// From here on f32 rounds whole numbers.
 const ROUNDED: f32 = 16_777_216.0;
 
-/// Whether the numbers of a column are identifiers, since they are whole and no two are alike, or
-/// f32 has rounded what were consecutive numbers.
+/// Whether the numbers of a column look like identifiers: they are whole, and no two are equal.
+/// Above `ROUNDED` f32 makes consecutive ones equal, so there they only have to be that close.
 pub(crate) fn are_identifiers(mut numbers: Vec<f32>) -> bool {
     numbers.sort_unstable_by(f32::total_cmp);
     let [first, .., last] = numbers[..] else {

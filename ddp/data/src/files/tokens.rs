@@ -80,7 +80,7 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     Ok(text)
 }
 
-/// Refuses a text whose first bytes are not those of UTF-8, or of what includes ASCII as it does.
+/// Refuses a text whose first bytes look like UTF-16 or UTF-32.
 pub(crate) fn check_encoding(path: &Path, first: &[u8]) -> Result<()> {
     let later = first.get(1..).unwrap_or_default();
     let are_wide = every_second_is_below(1, first) || every_second_is_below(1, later);

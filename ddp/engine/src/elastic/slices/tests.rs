@@ -236,7 +236,7 @@ fn divide_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
 }
 
 #[test]
-fn slices_are_slice_anew_for_any_number_of_ranks() {
+fn slices_are_divided_anew_for_any_number_of_ranks() {
     for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::muon()] {
         for (ranks, lost, joined) in [
             (2, &[1][..], 0),
