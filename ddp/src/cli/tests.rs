@@ -605,7 +605,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "predict",
         "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
-         --log-level warn --out a.csv --probabilities --logits --keep id,town --overwrite",
+         --log-level warn --out a.csv --probabilities --logits --keep id,town --held-out --overwrite",
     ),
     ("inspect", "out --json"),
     ("report", "out one --out page.html"),

@@ -36,7 +36,8 @@ pub(crate) struct EvalFlags {
     /// The flags of both commands.
     #[command(flatten)]
     pub using: UsingFlags,
-    /// Labels, in the form of --labels in training [default: the label it was trained on, by name]
+    /// Labels, in the form of --labels in training [default: the label it was trained on, by name;
+    /// with --held-out, as in training]
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
     /// Print one line of JSON

@@ -62,7 +62,7 @@ fn stop_both(running: &mut Running) {
 fn a_job_of_which_all_processes_are_stopped_ends_or_starts_them_again() {
     all_at_once([true, false], |is_elastic| {
         let folder = Folder::new("frozen-all");
-        // Not SHORT, of which three pass: a rank more that is lost changes nothing here.
+        // Not SHORT: the job waits for three timeouts, and may well lose one more rank.
         let words = if is_elastic {
             format!("{QUICK} --min-ranks 2 --restarts 9 --timeout-s 5")
         } else {

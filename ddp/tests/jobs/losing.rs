@@ -350,7 +350,7 @@ fn a_rank_that_stops_is_left_out_and_one_that_comes_takes_its_place() {
 fn ranks_that_are_all_stopped_are_killed_and_start_again_from_the_checkpoint() {
     undisturbed();
     let folder = Folder::new("losing-all-stopped");
-    // Not SHORT, of which three pass: a rank more that is lost changes nothing here.
+    // Not SHORT: the job waits for three timeouts, and may well lose one more rank.
     let words = format!("{RUN} --min-ranks 1 --restarts 9 --timeout-s 5");
     let job = folder.started(3, &words);
     let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();

@@ -136,9 +136,9 @@ fn slices_that_were_lost_with_owner_and_backup_come_from_the_last_checkpoint() {
 }
 
 #[test]
-fn a_backup_can_be_lost_while_slices_are_slice_anew() {
-    // If all others have their new slices by then, nothing is lost. Where ranks hold, they have.
-    // All hold in one step before the first checkpoint, so that none is behind.
+fn a_backup_can_be_lost_while_slices_are_divided_anew() {
+    // If all others have their new slices by then, nothing is lost. In the second case they have:
+    // each holds when it has them. Before that all hold in one step, so that none is behind.
     let left = [0, 2, 3, 4];
     let held = left.map(|rank| format!("{rank}:forward:4:hold,{rank}:slices:2:hold"));
     let held = format!("1:forward:4:hold,{}", held.join(","));
@@ -155,7 +155,7 @@ fn a_backup_can_be_lost_while_slices_are_slice_anew() {
         running.go_on(2);
     };
     let check = |faults: &str, folder: &Folder, ended: &Ended| {
-        // Once: the metrics log tells of the second meeting only when all have their new slices.
+        // One event names both: it is written only when all have their new slices.
         let lost = lost_at_once(&folder.metrics_log());
         assert_eq!(lost, [[1, 2]], "{faults}: {ended}");
         let is_again = ended.to_string().contains(FROM_CHECKPOINT);

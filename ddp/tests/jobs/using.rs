@@ -7,6 +7,7 @@ use ddp::data::{DataSpec, read_rows};
 use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
+use crate::made::npy;
 use crate::reading::forge;
 use crate::support::job::{Ended, Folder, Job, all_at_once};
 use crate::support::metrics_log::{MetricsLog, number};
@@ -214,6 +215,30 @@ fn held_out_rows_are_those_that_training_kept_out() {
     assert!(refused.assert_fails(2).contains(told), "{refused}");
     let told = "--held-out: the model was trained without --val-split";
     assert!(ended.assert_fails(2).contains(told), "{ended}");
+}
+
+#[test]
+fn held_out_rows_of_arrays_have_the_labels_of_training() {
+    let folder = Folder::new("held-out-arrays");
+    let write = |name: &str, bytes: Vec<u8>| {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    };
+    let x: Vec<u8> = (0..120u8)
+        .flat_map(|at| f32::from(at % 7).to_le_bytes())
+        .collect();
+    let y: Vec<u8> = (0..60)
+        .flat_map(|row| i64::from(row % 2).to_le_bytes())
+        .collect();
+    write("x.npy", npy("<f4", &[60, 2], &x));
+    write("classes.npy", npy("<i8", &[60], &y));
+    let train = "--data x.npy --labels classes.npy --val-split 0.25 --steps 2 --out OUT";
+    folder.alone(train).run().assert_well();
+    let rows = "--checkpoint OUT --data x.npy --held-out";
+    let found = evaluated(folder.alone(&format!("eval {rows} --json")));
+    assert_eq!(found["rows"], 15);
+    let predict = format!("predict {rows} --out held-out.csv");
+    folder.alone(&predict).run().assert_well();
+    assert_eq!(table(&folder, "held-out.csv").len(), 16);
 }
 
 /// `ddp-train` listed the names of 110 settings.
