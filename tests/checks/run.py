@@ -78,15 +78,15 @@ class Checks:
         # Unit tests take their turn, and run where the last commit changed their crate.
         thirds = self.selected("unit tests", 3)
         turns = {"ddp-simcuda": 10 in self.selected("ways", 12) or changed("tests/simcuda")}
-        for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn ddp/tables", "ddp/data ddp/engine"]):
+        for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn", "ddp/data ddp/engine ddp/tables"]):
             turns.update({f"ddp-{os.path.basename(it)}": third in thirds or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
-        # In two of three commits, where unit tests of kernels have no turn.
-        if thirds != [0]:
+        # In one of three commits.
+        if 0 in thirds:
             beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
         beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
         for which in self.selected("hosts", 6):
@@ -105,18 +105,27 @@ class Checks:
             for which in self.selected("mpirun", 2):
                 beside(f"tests of {package}: {target}, part {which + 1} of 2", self.programs.some, package, target, 2, which, "--skip=gpus::", env=mostly_waits)
         self.on_simulated_gpus()
+        steps.wait_for(UNIT_TESTS_BUILT)
+        self.programs.load()
+        for package in sorted({it[0] for it in self.programs.unit}):
+            beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
+        if any(it[0] == "kernels" for it in self.programs.unit):
+            beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
         for which in self.selected("documents", 10):
             beside(f"the commands of README.md and docs/, part {which + 1} of 10", ["tests/readme/run", self.built, f"{which + 1}/10"])
         for which in self.selected("report", 4):
             beside(f"tests/report, part {which + 1} of 4", ["tests/report/run", f"{which + 1}/4"])
         beside("examples", self.run_examples)
-        # In one of three commits, where unit tests of kernels have no turn; and for sm_90 where the commit changed kernels.
-        architectures = {["sm_90", "sm_75", "sm_80", "sm_90", "sm_100"][which] for which in self.selected("architectures", 5)}
-        if 1 not in thirds:
-            architectures = set()
-        architectures = ",".join(sorted(architectures | ({"sm_90"} if changed("kernels/src") else set())))
-        if architectures:
-            beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
+        # A quarter of the files for one architecture; all of them for sm_90 where the commit changed kernels.
+        architectures = ["sm_75", "sm_80", "sm_90", "sm_100"]
+        part, which = divmod(self.selected("architectures", 16)[0], 4)
+        parts = {architectures[which]: f"{part + 1}/4"}
+        if changed("kernels/src"):
+            parts["sm_90"] = "1/1"
+        if self.is_long:
+            parts = {",".join(architectures): "1/1"}
+        for which, part in parts.items():
+            beside(f"kernels, through the compiler for {which}, part {part}", ["launch/check-kernels", f"--for={which}", f"--part={part}"])
         # One of the eight entries of tests/checks/wheels.py; but in two of three commits, whose unit tests take longer, one of the
         # first two, the driver's headers: others have up to 600 MB.
         for which, third in (divmod(turn, 3) for turn in self.selected("unit tests", 24)):
@@ -132,12 +141,6 @@ class Checks:
         words = "cargo package --workspace --exclude-lockfile --no-verify --allow-dirty --offline --quiet"
         beside("packages of all crates", words.split(), waits=True)
         beside("tests/launch: scripts docker simulated-gpus", ["tests/launch/run", "scripts", "docker", "simulated-gpus"])
-        steps.wait_for(UNIT_TESTS_BUILT)
-        self.programs.load()
-        for package in sorted({it[0] for it in self.programs.unit}):
-            beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
-        if any(it[0] == "kernels" for it in self.programs.unit):
-            beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
         if glob.glob("/dev/nvidia[0-9]*"):
             beside("tests on real GPUs", self.programs.on_gpus, None, " ".join(NEED_GPUS))
         else:
