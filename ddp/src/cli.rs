@@ -67,23 +67,26 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
             Ok(Command::Show(format!("{text}\n")))
         }
         _ => {
-            if let Some(text) = of_another_program(error, words) {
-                return Err(Error::Usage(text));
-            }
             // The caller adds "error: ".
             let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-            let variable = of_variable(error, words);
-            Err(Error::Usage(format!("{variable}{text}")))
+            let text = || format!("{}{text}", of_variable(error, words));
+            let known = of_another_program(error, words);
+            Err(Error::Usage(known.unwrap_or_else(text)))
         }
     }
 }
 
-/// The refusal of a flag of training, or of its value, whose name here is known.
+/// The refusal of a command, or of a flag of training or its value, whose name here is known.
 fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
+    let command = words.get(1)?.to_string_lossy();
+    if text(ContextKind::InvalidSubcommand).is_some_and(|it| it == command) {
+        let here = meant(&format!("command={command}"))?;
+        return Some(format!("{command}: no such command; help: {here}"));
+    }
     let flag = text(ContextKind::InvalidArg)?.split(['=', ' ']).next()?;
     let value = text(ContextKind::InvalidValue).unwrap_or_default();
     let (given, what) = match error.kind() {
@@ -91,7 +94,6 @@ fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String>
         ErrorKind::InvalidValue => (format!("{flag}={value}"), "value"),
         _ => return None,
     };
-    let command = words.get(1)?.to_string_lossy();
     let is_training = ["train", "resume"].contains(&&*command) || command.starts_with('-');
     let here = meant(&given).filter(|_| is_training)?;
     Some(format!("{given}: no such {what}; help: {here}"))

@@ -449,6 +449,9 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
+        ("test", &["test: no such command", "write ddp-train eval"]),
+        ("fit --lr 1", &["fit: no such command", "ddp-train --data"]),
+        ("Fine-Tune", &["Fine-Tune: no such", "--init-from FOLDER"]),
         ("--lora-r 4", &["--lora-r: ", "--lora rank=16"]),
         ("--qlora", &["--qlora: ", "not quantized", "--lora rank=16"]),
         (

@@ -307,19 +307,13 @@ fn in_quotes(text: &str) -> String {
 /// Refuses a variable whose name is nearly that of a setting, or what another program calls one.
 fn check_unknown(name: &str) -> Result<()> {
     let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
-    if OTHERS.split(' ').any(|other| other == name)
-        || how.contains(&name)
-        || name.starts_with("DDP_TEST_")
-    {
+    let mut known = OTHERS.split(' ').chain(how);
+    if known.any(|it| it == name) || name.starts_with("DDP_TEST_") {
         return Ok(());
     }
     // What starts ranks elsewhere may set DDP_WORLD_SIZE and the like.
     // Short names may be other programs', such as DDP_SCALE.
     let word = name.trim_start_matches(PREFIX);
-    let is_clear = word.len() > 8 || word.contains('_');
-    let here = meant(word).filter(|here| is_clear && here.starts_with("write"));
-    let here =
-        here.map(|here| format!("as a flag, {here}; unset {name} if another program uses it"));
     let near = |known: String| {
         // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.
         let is_short = known.len().min(name.len()) < PREFIX.len() + 6;
@@ -328,12 +322,15 @@ fn check_unknown(name: &str) -> Result<()> {
     };
     let known = SETTINGS.iter().map(|setting| variable(setting.name()));
     let nearest = known.chain(how.map(String::from)).filter_map(near).min();
-    let nearest =
-        nearest.map(|(_, known)| format!("write {known} if that was meant, else unset {name}"));
-    here.or(nearest).map_or(Ok(()), |help| {
-        let text = format!("{name} in the environment: no such setting; help: {help}");
-        Err(Error::Usage(text))
-    })
+    let is_clear = word.len() > 8 || word.contains('_') || nearest.is_some();
+    let here = meant(word).filter(|here| is_clear && here.starts_with("write"));
+    let help = match (here, nearest) {
+        (Some(here), _) => format!("as a flag, {here}; unset {name} if another program uses it"),
+        (None, Some((_, known))) => format!("write {known} if that was meant, else unset {name}"),
+        (None, None) => return Ok(()),
+    };
+    let text = format!("{name} in the environment: no such setting; help: {help}");
+    Err(Error::Usage(text))
 }
 
 /// The variable of a setting: `DDP_BATCH_SIZE` of `batch-size`.

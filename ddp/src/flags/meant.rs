@@ -3,7 +3,8 @@
 
 use crate::config::find;
 
-/// A line for each flag or value here: its names in other programs, a bar, and what to write here.
+/// A line for each flag, value or command: its names in other programs, a bar, and what to write
+/// here.
 const OTHERS: &str = include_str!("meant.txt");
 
 /// The names in other programs, and what to write here.
@@ -11,7 +12,8 @@ fn others() -> impl Iterator<Item = (&'static str, &'static str)> {
     OTHERS.lines().filter_map(|line| line.split_once(" | "))
 }
 
-/// The flag here for `name`, which is misspelled or another program's.
+/// What to write for `name`, which is misspelled or another program's: a flag, `flag=value` or
+/// `command=name`.
 pub(crate) fn meant(name: &str) -> Option<String> {
     // `-c` is no `--C`.
     if name.len() == 2 && name.starts_with('-') {
@@ -48,9 +50,11 @@ mod tests {
         let words = others().flat_map(|(_, here)| here.split([' ', ',', ';', ':']));
         for flag in words.filter_map(|word| word.strip_prefix("--")) {
             let is_setting = SETTINGS.iter().any(|setting| setting.name() == flag);
-            let is_of_launchers =
-                ["dry-run", "held-out", "hosts", "no-python", "ranks"].contains(&flag);
-            assert!(is_setting || is_of_launchers, "--{flag}");
+            let others = "checkpoint dry-run held-out hosts no-python prompt ranks";
+            assert!(
+                is_setting || others.split(' ').any(|it| it == flag),
+                "--{flag}"
+            );
         }
     }
 }

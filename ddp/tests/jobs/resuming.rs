@@ -122,6 +122,21 @@ fn a_single_process_killed_anywhere_resumes_to_the_same_bytes() {
 }
 
 #[test]
+fn the_bar_of_a_resumed_run_begins_at_the_steps_before() {
+    let folder = Folder::new("bar");
+    let words = "--data glyphs,rows=210,held-out=64 --hidden 8 --batch-size 32 --schedule constant \
+                 --threads 1 --progress always --out OUT";
+    let run = |steps| folder.alone(&format!("{words} {steps}")).run();
+    run("--steps 4").assert_well();
+    let ended = run("--steps 9 --resume auto");
+    ended.assert_well();
+    assert!(
+        ended.stderr.contains("4/9") && !ended.stderr.contains("0/9"),
+        "{ended}"
+    );
+}
+
+#[test]
 fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
     let cases = PLACES.iter().flat_map(|place| [(0, *place), (1, *place)]);

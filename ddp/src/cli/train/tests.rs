@@ -131,6 +131,11 @@ fn what_is_wrong_says_where_it_stands() {
             None,
             &["DDP_LEARNING_RATE", "no such setting", "--lr"],
         ),
+        (
+            &[("DDP_BATCH", "3")],
+            None,
+            &["DDP_BATCH ", "no such setting", "--batch-size"],
+        ),
         (&[], Some("lr = -1"), &["--lr -1:", "run.toml)"]),
         (
             &[],
