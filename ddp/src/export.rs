@@ -23,12 +23,12 @@ Examples:
   ddp-train export --format hf --checkpoint out --merge exported
 
 Models of the family gpt become the class of transformers that they came from, or that has their settings (docs/fine-tuning.md); others are refused. A run with --lora becomes an \
-adapter of PEFT, or with --merge a whole model.";
+PEFT adapter, or with --merge a whole model.";
 
 /// The flags of `export`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct ExportFlags {
-    /// What is written: hf, a folder of Hugging Face (config.json and model.safetensors; for a run
+    /// What is written: hf, a Hugging Face folder (config.json and model.safetensors; for a run
     /// with --lora adapter_config.json and adapter_model.safetensors)
     #[arg(long, value_name = "FORMAT", value_parser = ["hf"])]
     pub format: String,
@@ -47,7 +47,7 @@ pub(crate) struct ExportFlags {
     pub settings: Taken,
 }
 
-/// Writes a folder of Hugging Face, on rank 0.
+/// Writes a Hugging Face folder, on rank 0.
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let from = &flags.settings;
     let (chosen, model) = load::on_cpu(&flags.checkpoint, from, Some(FloatType::F32))?;
@@ -66,9 +66,7 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
                 );
             }
             let base = shown(&base.0.to_string_lossy()).to_string();
-            warn_unprinted(say(&format!(
-                "{name} is an adapter of PEFT to {base}, of {of}"
-            )));
+            warn_unprinted(say(&format!("{name} is a PEFT adapter to {base}, of {of}")));
             return Ok(());
         }
         (Some(lora), _) => lora::merge(lora, spec, params)?,

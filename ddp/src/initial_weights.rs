@@ -36,8 +36,8 @@ fn check_weights(path: &Path) -> Result<()> {
         None => "GGUF and pickles are not read: download the model's .safetensors".into(),
     };
     Err(Error::Data(format!(
-        "--init-from {}: expected a folder of Hugging Face (with config.json), of a checkpoint or of a \
-         run, or our model.safetensors; help: {help}",
+        "--init-from {}: expected a Hugging Face folder (with config.json), the folder of a \
+         checkpoint or run, or our model.safetensors; help: {help}",
         path.display()
     )))
 }
@@ -167,7 +167,7 @@ mod tests {
         };
         std::fs::write(folder.join("model.gguf"), "GGUF").unwrap();
         refused("model.gguf", "GGUF and pickles are not read");
-        refused("model", "expected a folder of Hugging Face");
+        refused("model", "expected a Hugging Face folder");
         let config = r#"{"architectures": ["GPT2LMHeadModel"]}"#;
         std::fs::write(folder.join("model/config.json"), config).unwrap();
         refused("model/config.json", "give its folder");

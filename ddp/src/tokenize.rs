@@ -38,7 +38,7 @@ pub(crate) struct TokenizeFlags {
     /// Texts, .jsonl or .parquet; .gz and .zst are unpacked
     #[arg(value_name = "FILES", required = true)]
     pub files: Vec<PathBuf>,
-    /// bytes, or a tokenizer.json of Hugging Face
+    /// bytes, or a Hugging Face tokenizer.json
     #[arg(long, value_name = "TOKENIZER", group = "vocabulary")]
     pub tokenizer: Option<PathBuf>,
     /// Learn a byte-level BPE vocabulary of N tokens from the texts instead

@@ -15,8 +15,8 @@ use crate::hugging_face::{self, ADAPTER_FILE};
 use crate::lora;
 use crate::setting::{INIT_FROM, LORA};
 
-/// A folder of Hugging Face, or of an adapter with its base, as a checkpoint of no steps. `base` is
-/// where the base is, if not where the adapter says; a model of `context` tokens sees no more.
+/// A Hugging Face folder, or that of an adapter with its base, as a checkpoint of no steps. `base`
+/// is where the base is, if not where the adapter says; a model of `context` tokens sees no more.
 pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -> Result<Opened> {
     let has_adapter = folder.join(ADAPTER_FILE).exists();
     let adapter = has_adapter.then(|| lora::describe(folder)).transpose()?;

@@ -24,7 +24,7 @@ Examples:
   printf 'Hi\\nWhat is 2 + 2?\\n' | ddp-train chat out --temperature 0
 
 Each line of standard input is a message; an empty one begins a new conversation. Answers go to standard output as they are \
-made, on the CPU. What the model has read of a conversation it does not read again.";
+made, on the CPU. The model reads each part of a conversation only once.";
 
 /// The flags of `chat`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub(crate) struct ChatFlags {
     /// Hugging Face, or of an adapter that names the folder of its base model
     #[arg(value_name = "PATH")]
     pub(crate) checkpoint: PathBuf,
-    /// A message of the system before the first
+    /// System message of each conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     #[command(flatten)]

@@ -11,7 +11,7 @@ use crate::initial;
 use crate::shown::shown;
 
 /// The checkpoint that `path` means, with the base of adapters where `base` says, if it does. A
-/// folder of Hugging Face sees `context` tokens, if that is given.
+/// Hugging Face folder sees `context` tokens, if that is given.
 pub(crate) fn choose(path: &Path, base: Option<&Path>, context: Option<usize>) -> Result<Chosen> {
     if hugging_face::is_folder(path) {
         let has_adapter = path.join(ADAPTER_FILE).exists();

@@ -51,7 +51,7 @@ pub(crate) struct GenerateFlags {
     #[arg(long, value_name = "TEXT", default_value = "")]
     #[arg(hide_default_value = true)]
     pub stop: String,
-    /// tokenizer.json of Hugging Face, or bytes, for a model that has none
+    /// Hugging Face tokenizer.json, or bytes, for a model that has none
     #[arg(long, value_name = "TOKENIZER")]
     pub tokenizer: Option<PathBuf>,
     #[command(flatten)]

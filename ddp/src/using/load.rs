@@ -36,7 +36,7 @@ pub(crate) struct UsingFlags {
     /// Hugging Face, or of an adapter that names the folder of its base model
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
-    /// Of a folder of Hugging Face, the tokens of a row [default: the model's context]
+    /// Of a Hugging Face folder, the tokens of a row [default: the model's context]
     #[arg(long, value_name = "N", value_parser = whole(1..=data::TOKENS_MAX as usize))]
     pub context: Option<usize>,
     /// Rows, in the form of --data in training
@@ -116,12 +116,7 @@ fn choose_together(using: &UsingFlags, world: &World) -> Result<Chosen> {
     }
     if let Some(context) = using.context {
         let help = "leave it out: the model sees as many as in training";
-        return Err(refuse(
-            "--context",
-            context,
-            "a folder of Hugging Face",
-            help,
-        ));
+        return Err(refuse("--context", context, "a Hugging Face folder", help));
     }
     let mut why = "as rank 0 chose".to_string();
     let opened = checkpoint::open_together(world, || {

@@ -120,7 +120,7 @@ pub(crate) fn read_tensors(path: &Path) -> Tensors {
     read.collect()
 }
 
-/// A folder of Hugging Face called `name`, below `folder`.
+/// A Hugging Face folder called `name`, below `folder`.
 pub(crate) fn write(folder: &Folder, name: &str, config: &Value, tensors: &Tensors) {
     let path = folder.path().join(name);
     fs::create_dir(&path).unwrap();
@@ -551,7 +551,7 @@ fn a_folder_of_hugging_face_is_evaluated_as_the_run_that_it_becomes() {
         .run();
     let text = ended.assert_fails(2);
     assert!(
-        text.contains("--context 2: expected a folder of Hugging Face"),
+        text.contains("--context 2: expected a Hugging Face folder"),
         "{ended}"
     );
     for whole in ["of-gpt20", "gpt2"] {

@@ -250,7 +250,7 @@ settings! {
     /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
     /// ones); an alternative to `val-data`
     Run val_split "F": f64 = 0.0, Limits::BelowOne;
-    /// Whether the rows that `val-split` keeps have the classes' shares of all rows
+    /// Whether `val-split` keeps the same fraction of each class
     Run stratify "BOOL": bool = false;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Run task "TASK": Option<TaskKind> = None;
@@ -388,10 +388,10 @@ settings! {
     /// With `resume`: continue although settings differ that change the results
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
-    /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
-    /// Hugging Face (Qwen, Llama, Mistral, Gemma, GPT-2 and others), from which the model
-    /// follows; or a model.safetensors that matches the model. Of adapters that are resumed or
-    /// used: where their base is now
+    /// Start training from saved parameters: of a run, a checkpoint or a Hugging Face folder (Qwen,
+    /// Llama, Mistral, Gemma, GPT-2 and others), from which the model follows, or of a
+    /// model.safetensors that matches the model. If adapters are resumed or used: the folder
+    /// where their base is now
     Job init_from "PATH" [show_tokens eval predict generate chat export]: Option<PathBuf> = None;
 
     ["Output"]
@@ -399,8 +399,8 @@ settings! {
     Rank out "DIR": PathBuf = "out".into();
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
-    /// The figure of held-out rows that decides which evaluation is the best, whose checkpoint is
-    /// kept and used by eval, predict and export
+    /// Metric on held-out rows that decides which evaluation is the best; its checkpoint is kept
+    /// and used by eval, predict and export
     Job best "FIGURE": BestBy = BestBy::Loss;
     /// End the run early, after this many evaluations without one that is better by `best`
     /// [default: train all steps]

@@ -134,7 +134,7 @@ fn read_setting(keys: &mut Keys, spec: &mut GptSpec, words: &[&str]) -> Result<(
     .map_err(|error| keys.of_wrong_type(key, &value, &error))
 }
 
-/// Settings that a folder of Hugging Face does not say, or says of the whole model.
+/// Settings that a Hugging Face folder does not say, or says of the whole model.
 const UNSAID: [&str; 7] = [
     "context",
     "dropout",

@@ -241,7 +241,7 @@ fn warn_of_another(
     Ok(())
 }
 
-/// Writes the adapters of a model, in f32 on the CPU, as a new folder of PEFT, with the files of
+/// Writes the adapters of a model, in f32 on the CPU, as a new PEFT folder, with the files of
 /// its tokenizer. `base` is the folder of the base model, with the digest of its weights.
 pub fn export(
     folder: &Path,

@@ -64,15 +64,15 @@ family_settings! {
         rope_scaling "TEXT": String = "none".into();
         /// Share of a head's columns that have rotary positions
         rope_share "X": f64 = 1.0;
-        /// Every how many blocks one has no rotary positions; 0 for never
+        /// Every N-th block lacks rotary positions; 0: none does
         rope_skip "N": usize = 0;
         /// Base of rotary positions of blocks with a window; 0 for that of the others
         window_rope_base "X": f64 = 0.0;
         /// Tokens that each token sees, with itself; 0 for all before it
         window "N": usize = 0;
-        /// Every how many blocks one has no window; 0 for never
+        /// Every N-th block lacks a window; 0: none does
         window_skip "N": usize = 0;
-        /// What q·k is divided by the root of; 0 for `head-size`
+        /// q·k is divided by the root of N; 0 for `head-size`
         attention_scalar "N": usize = 0;
         /// Scores s of attention become cap·tanh(s / cap); 0 for no cap
         attention_cap "X": f64 = 0.0;

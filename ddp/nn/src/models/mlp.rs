@@ -20,7 +20,7 @@ family_settings! {
         hidden "WIDTHS": Vec<usize> = vec![256, 128];
         /// Activation function between the layers
         activation "NAME": Activation = Activation::Relu;
-        /// Probability of dropping an element after an activation
+        /// Probability of dropping an element
         dropout "P": f64 = 0.0;
     }
 }
