@@ -291,7 +291,7 @@ fn a_host_that_hangs_does_not_keep_its_device_from_what_was_queued() {
     all_clean(&ended);
 }
 
-/// What there is in the folders in which shared memory has files.
+/// The simulator's memory that has files, in the folders for these. Other tests have files there.
 fn files() -> Vec<PathBuf> {
     let folders = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
     let entries = folders
@@ -301,7 +301,7 @@ fn files() -> Vec<PathBuf> {
         .flatten();
     let paths = entries.map(|entry| entry.path());
     paths
-        .filter(|path| path.to_string_lossy().contains("nccl"))
+        .filter(|path| path.to_string_lossy().contains("simcuda-nccl"))
         .collect()
 }
 
