@@ -317,10 +317,14 @@ impl Decision<'_> {
     /// Kills ranks that have been stopped for three timeouts without a break, or, once the job
     /// ends, for a moment. Also those that have not joined the others yet.
     pub(super) fn kill_stopped(&mut self) {
-        let timeout = self.state.rules.timeout;
-        let limit = match self.state.ends {
-            Some(_) => ENDING,
-            None => timeout.saturating_mul(3),
+        let mut living = self.living_members().into_iter();
+        let some_run = living.any(|rank| !self.is_stopped(rank));
+        // Without the stopped ones the others can save what a stop asks for.
+        let saves = self.state.rules.is_elastic && self.state.stop.is_some() && some_run;
+        let limit = if self.state.ends.is_some() || saves {
+            ENDING
+        } else {
+            self.state.rules.timeout.saturating_mul(3)
         };
         let is_late = |rank: &usize| {
             let process = self.state.ranks[*rank].process.as_ref();

@@ -546,6 +546,24 @@ fn stopped_ranks_are_killed_after_three_timeouts_without_a_break() {
 }
 
 #[test]
+fn a_stopped_rank_does_not_keep_others_from_saving_that_are_asked_to_stop() {
+    let asked = |all_stopped: bool| {
+        let mut job = trains(&[0, 0, 0]);
+        let stopped = if all_stopped { 0..3 } else { 0..1 };
+        stopped.for_each(|rank| job.stops(rank, true));
+        job.at_s(1);
+        job.happens(JobEvent::Signal(libc::SIGTERM));
+        job.at_s(2);
+        assert_eq!(job.kills(), [0; 0]);
+        job.at_s(3);
+        job.kills()
+    };
+    assert_eq!(asked(false), [0]);
+    // They may continue, and save.
+    assert_eq!(asked(true), [0; 0]);
+}
+
+#[test]
 fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
     let mut job = trains(&[0, 1]);
     for (ms, is_lost) in [(5000, false), (5001, true)] {
