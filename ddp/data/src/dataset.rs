@@ -32,6 +32,12 @@ pub trait Dataset: Debug + Send + Sync {
     /// same each time, since it may be kept on a GPU.
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()>;
 
+    /// An error if rows were gathered that may have changed since the start. Nothing that was made
+    /// from rows is saved before it is called.
+    fn check_read(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The rows of each class, if they were counted.
     fn rows_of_classes(&self) -> Option<Vec<u64>> {
         None
@@ -79,6 +85,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         (**self).gather(rows, inputs, targets)
+    }
+
+    fn check_read(&self) -> Result<()> {
+        (**self).check_read()
     }
 
     fn rows_of_classes(&self) -> Option<Vec<u64>> {

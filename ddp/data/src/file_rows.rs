@@ -1,7 +1,7 @@
 //! Rows of files: read from mapped files on request, and normalized.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use ddp_kernels::files::FileError;
@@ -152,6 +152,10 @@ impl Dataset for FileData {
         ))
     }
 
+    fn check_read(&self) -> Result<()> {
+        self.watch.check_read()
+    }
+
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
         self.watch.check()?;
@@ -286,6 +290,8 @@ pub(crate) struct ChangeWatch {
     started: Instant,
     /// When to check next, since the start.
     next_ms: AtomicU64,
+    /// Whether rows may have been read since the last check.
+    is_read: AtomicBool,
 }
 
 /// The time between two checks. A check takes some microseconds a file.
@@ -297,17 +303,32 @@ impl ChangeWatch {
             files,
             started: Instant::now(),
             next_ms: AtomicU64::new(0),
+            is_read: AtomicBool::new(false),
         }
     }
 
-    /// An error if a file has changed.
+    /// Call it before rows are read. An error if a file has changed, now and then.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
+        self.is_read.store(true, Ordering::Relaxed);
         let now_ms = self.started.elapsed().as_millis() as u64;
         if now_ms < self.next_ms.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.next_ms.store(now_ms + PAUSE_MS, Ordering::Relaxed);
+        self.check_all()
+    }
+
+    /// An error if a file has changed and its rows may have been read since.
+    pub(crate) fn check_read(&self) -> Result<()> {
+        if self.is_read.swap(false, Ordering::Relaxed) {
+            self.check_all()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check_all(&self) -> Result<()> {
         for file in &self.files {
             let path = file.path();
             match file.change() {

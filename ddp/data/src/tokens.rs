@@ -219,6 +219,10 @@ impl Dataset for TokenWindows {
         ))
     }
 
+    fn check_read(&self) -> Result<()> {
+        self.watch.check_read()
+    }
+
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
         self.watch.check()?;

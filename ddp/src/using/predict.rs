@@ -9,6 +9,7 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use ddp_comm::World;
 use ddp_data::setting::DATA;
+use ddp_kernels::mapped::Identity;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Given, ReadyModel, UsingFlags};
@@ -80,6 +81,18 @@ impl PredictFlags {
         Ok(())
     }
 
+    /// Distinguishes the contents of the tables with columns to write.
+    fn kept_tables(&self) -> Result<Vec<Identity>> {
+        let (Some(_), DataSpec::Files(spec)) = (&self.keep, &self.using.data) else {
+            return Ok(Vec::new());
+        };
+        let read = |path: &PathBuf| {
+            let about = std::fs::metadata(path).map_err(files::failed("read", path))?;
+            Ok(Identity::of(&about))
+        };
+        resolve::files(&spec.path, DATA)?.iter().map(read).collect()
+    }
+
     /// The columns of the input to write, if any.
     fn kept(&self) -> Result<Option<(Vec<u8>, KeptCells)>> {
         let Some(keep) = &self.keep else {
@@ -125,6 +138,8 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         check_out(flags)?;
         flags.kept()?;
     }
+    // They are read once for the model, and once for the columns that are kept.
+    let tables = flags.kept_tables()?;
     let (using, out) = (&flags.using, &flags.out);
     let (probabilities, logits, keep) = (flags.probabilities, flags.logits, &flags.keep);
     let asked = Given {
@@ -152,13 +167,25 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             .map(LabelName::columns),
     })?;
     let kept = &mut flags.kept()?;
+    if let Some((kept, _)) = kept {
+        check_names(kept, &encoder.head(0)?)?;
+    }
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
             return write_all(&mut ready, (encoder, kept), world, None, &out.path);
         }
         let out = &out.path;
-        let write =
-            |file: &mut File| write_all(&mut ready, (encoder, kept), world, Some(file), out);
+        let write = |file: &mut File| {
+            write_all(&mut ready, (encoder, kept), world, Some(file), out)?;
+            if flags.kept_tables()? == tables {
+                return Ok(());
+            }
+            Err(Error::Data(format!(
+                "--data {}: expected tables that stay as they are, got one that changed meanwhile; help: start again once \
+                 nothing writes to it",
+                using.data
+            )))
+        };
         let written = if flags.overwrite {
             files::replace_file(out, write)
         } else {
@@ -174,6 +201,18 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
+}
+
+/// Refuses columns of the input with the names of those that are written besides.
+fn check_names(kept: &[u8], written: &[u8]) -> Result<()> {
+    let [kept, written] = [kept, written].map(String::from_utf8_lossy);
+    let mut written = written.trim_end().split(',');
+    let Some(name) = written.find(|name| kept.split(',').any(|it| it == *name)) else {
+        return Ok(());
+    };
+    let expected = "columns with other names than those that predict writes";
+    let help = "name the columns to keep, without this one";
+    Err(refuse("--keep", format!("{name:?}"), expected, help))
 }
 
 /// Refuses to write over a file or into a folder that does not exist, before anything is computed.
@@ -283,6 +322,7 @@ fn write_all(
             written.map_err(failed())?;
         }
     }
+    ready.rows.check_read()?;
     file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed())?))
 }
 
@@ -316,6 +356,18 @@ mod tests {
             let error = flags(data, &format!("--out {out} --keep all")).kept();
             let expected = "--keep all: expected tables as --data and a .csv as --out";
             refused(error.err().unwrap(), 2, expected);
+        }
+        for (keep, is_wrong) in [("id", false), ("all", true)] {
+            let (kept, _) = flags(data, &format!("--out a.csv --keep {keep}"))
+                .kept()
+                .unwrap()
+                .unwrap();
+            let checked = check_names(&kept, b"row,prediction\n");
+            assert_eq!(checked.is_err(), is_wrong);
+            checked
+                .err()
+                .into_iter()
+                .for_each(|it| refused(it, 2, "--keep \"prediction\""));
         }
         let unknown = flags(data, "--out a.csv --keep predictions").kept();
         refused(

@@ -431,6 +431,31 @@ fn a_file_that_changes_underneath_ends_the_run() {
     }
 }
 
+/// Files are looked at once a second: what was read in between was saved.
+#[test]
+fn no_checkpoint_is_made_of_rows_that_changed_before_it() {
+    let folder = Folder::new("changed-saved");
+    let x = |value: f32| npy("<f4", &[64, 4], &value.to_le_bytes().repeat(256));
+    let y: Vec<u8> = (0..64i64).flat_map(|n| (n % 3).to_le_bytes()).collect();
+    write(&folder, "x.npy", x(0.5));
+    write(&folder, "y.npy", npy("<i8", &[64], &y));
+    let words = "--data x.npy --labels y.npy --hidden 4 --batch-size 16 --steps 12 --checkpoint-every 4 --threads 1 --out OUT";
+    let job = folder.alone(words);
+    let running = job.env("DDP_TEST_FAULT", "0:forward:6:hold").start();
+    running.wait_for_fault("0:forward:6");
+    // In place, as numpy.memmap does.
+    let file = OpenOptions::new()
+        .write(true)
+        .open(folder.path().join("x.npy"));
+    file.unwrap().write_all(&x(0.25)).unwrap();
+    running.go_on(6);
+    let ended = running.wait();
+    let cause = ended.assert_fails(65);
+    let told = "x.npy was written to while it is in use";
+    assert!(cause.contains(told), "{ended}");
+    assert_eq!(folder.checkpoints(), ["step-00000004"], "{ended}");
+}
+
 #[test]
 fn numbers_that_become_nan_in_a_file_are_blamed_on_the_file() {
     all_at_once([false, true, false, true], |is_on_ranks| {

@@ -80,11 +80,10 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
     Ok(text)
 }
 
-/// Refuses a text whose first bytes look like UTF-16 or UTF-32.
+/// Refuses a text whose first bytes have the mark of another encoding, or a zero.
 pub(crate) fn check_encoding(path: &Path, first: &[u8]) -> Result<()> {
-    let later = first.get(1..).unwrap_or_default();
-    let are_wide = every_second_is_below(1, first) || every_second_is_below(1, later);
-    match other_encoding(first).or(are_wide.then_some("UTF-16 or UTF-32")) {
+    let has_zero = first.contains(&0);
+    match other_encoding(first).or(has_zero.then_some("NUL bytes, as UTF-16 has")) {
         None => Ok(()),
         Some(got) => Err(refuse(
             path,

@@ -217,7 +217,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "f.txt",
             &wide,
-            "f.txt: expected UTF-8, got UTF-16 or UTF-32; help: save the file as UTF-8",
+            "f.txt: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8",
         ),
         (
             "f.jsonl",

@@ -36,6 +36,8 @@ impl TrainingRun<'_> {
         // After a bad step the model is that of an earlier step.
         let report = self.kept.step.report()?;
         self.check_finite(&report)?;
+        self.run.data.train.check_read()?;
+        self.run.data.held_out.check_read()?;
         if self.kept.compared != Some(number) {
             self.compare_replicas(number)?;
         }
