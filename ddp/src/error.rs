@@ -36,7 +36,7 @@ pub fn remedy_text(remedy: Remedy) -> &'static str {
         Remedy::TrainOnCpu => "--device cpu trains on the CPU",
         Remedy::NoGraphs => "--graph off runs steps without graphs",
         Remedy::Continue => {
-            "--resume auto continues from the newest checkpoint; --restarts does so by itself, and \
+            "a run continues from its newest checkpoint with --resume auto; --restarts does so by itself, and \
              --min-ranks continues without the rank"
         }
         _ => "",

@@ -343,8 +343,8 @@ impl LabelColumn {
         let Some(texts) = &mut self.texts else {
             ensure!(
                 !self.any_text,
-                "expected a number as label, got \"{}\", after more than {CLASSES_MAX} different numbers or beside other \
-                 labels; help: correct it or remove the row",
+                "expected a number as label, got \"{}\": several labels, and labels with more than {CLASSES_MAX} different \
+                 values, must be numbers; help: name one label, or correct this one",
                 shown(text)
             );
             return Ok(());

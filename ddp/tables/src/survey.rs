@@ -158,9 +158,12 @@ impl Survey {
             problems.push(format!("missing cells in {what}"));
         }
         let help = if request.is_for_model {
+            let written = texts.iter().any(|column| column.are_written());
+            let plain = if written { PLAIN_HELP } else { "" };
+            let text = "the model was trained on rows without such cells";
             format!(
-                "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
-                     mean or zero, it takes missing ones)"
+                "{plain}{}correct these cells: {text}",
+                if written { "; " } else { "" }
             )
         } else {
             help(&texts, !missing.is_empty())

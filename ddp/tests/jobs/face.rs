@@ -500,6 +500,27 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
 }
 
 #[test]
+fn a_report_replaces_nothing_but_a_report() {
+    let folder = Folder::new("report-out");
+    folder.alone(QUICK).run().assert_well();
+    let table = folder.path().join("table.csv");
+    fs::write(&table, "a,b\n1,2\n").unwrap();
+    let ended = folder.alone("report OUT --out table.csv").run();
+    let told = "--out table.csv: expected a new file or a page of this command";
+    assert!(
+        ended.exit_code() == Some(2) && ended.stderr.contains(told),
+        "{ended}"
+    );
+    assert_eq!(fs::read(&table).unwrap(), b"a,b\n1,2\n");
+    for _ in 0..2 {
+        folder
+            .alone("report OUT --out page.html")
+            .run()
+            .assert_well();
+    }
+}
+
+#[test]
 fn names_in_data_do_not_drive_the_terminal() {
     let folder = Folder::new("names");
     // Labels have one line; names of columns may have several.

@@ -250,6 +250,35 @@ fn missing_numbers_of_arrays_are_counted() {
 }
 
 #[test]
+fn classes_without_held_out_rows_and_too_few_evaluations_are_warned_of() {
+    let folder = Folder::new("no-figure");
+    let rows = |classes: usize| {
+        let row = |at: usize| format!("{},{}\n", at % 5, ["a", "b", "c"][at % classes]);
+        format!("x,kind\n{}", (0..30).map(row).collect::<String>()).into_bytes()
+    };
+    write(&folder, "t.csv", rows(3));
+    write(&folder, "v.csv", rows(2));
+    let words = "--data t.csv --val-data v.csv --hidden none --batch-size 8 --steps 4 --threads 1";
+    let run = |more: &str| folder.alone(&format!("{words} {more}")).run();
+    let ended = run("--eval-every 2 --stop-after 1 --out OUT");
+    ended.assert_well();
+    let told = [
+        "the held-out rows lack 1 of 3 classes",
+        "--stop-after 1: expected at least 3 evaluations, got 2",
+    ];
+    for told in told {
+        assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    }
+    write(&folder, "v.csv", rows(3));
+    let ended = run("--eval-every 1 --stop-after 1 --out other");
+    ended.assert_well();
+    assert!(
+        !told.iter().any(|told| ended.stderr.contains(told)),
+        "{ended}"
+    );
+}
+
+#[test]
 fn missing_numbers_of_arrays_whose_columns_have_names_are_counted() {
     let folder = Folder::new("missing-named");
     let table = (0..40).map(|row| match row % 10 {

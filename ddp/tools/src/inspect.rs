@@ -39,9 +39,10 @@ fn find(path: &Path) -> Result<Inspected> {
     if path.extension().is_some_and(|it| it == "safetensors") {
         return model::found(path);
     }
+    let got = if path.exists() { "another" } else { "none" };
     let path = path.display();
     Err(Error::Usage(format!(
         "inspect {path}: expected the folder of a run or of a checkpoint, or a .safetensors file, got \
-         another; help: a dry run with {DATA} {path} says what training would make of data"
+         {got}; help: a dry run with {DATA} {path} says what training would make of data"
     )))
 }

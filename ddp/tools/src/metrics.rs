@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::checkpoint::{Best, CHECKPOINTS, Opened};
@@ -299,7 +299,7 @@ impl Run {
 
     /// What the scale of the loss depends on.
     pub(crate) fn scale(&self) -> String {
-        let value = |name| self.start.config.get(name).map_or(String::new(), as_flag);
+        let value = |name| self.config().get(name).map_or(String::new(), as_flag);
         let [weights, smoothing] = ["class-weights", "label-smoothing"].map(value);
         format!("class weights {weights}, label smoothing {smoothing}")
     }
@@ -317,6 +317,19 @@ impl Run {
         };
         let steps = self.evals.steps.iter().enumerate();
         steps.map(move |(at, step)| (*step, text(at)))
+    }
+
+    /// All settings, after the last resume.
+    pub(crate) fn config(&self) -> &Map<String, Value> {
+        let resumed = self.resumes.iter().rev().map(|resume| &resume.config);
+        let mut known = resumed.filter(|config| !config.is_empty());
+        known.next().unwrap_or(&self.start.config)
+    }
+
+    /// Steps of the whole run, after the last resume.
+    pub(crate) fn planned(&self) -> Option<u64> {
+        let mut resumed = self.resumes.iter().rev().filter_map(|resume| resume.steps);
+        resumed.next().or(self.start.steps)
     }
 
     /// The devices by rank, after the last resume.

@@ -16,6 +16,8 @@ pub(crate) mod results;
 mod tables;
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -24,6 +26,9 @@ use crate::metrics::Run;
 use crate::metrics_log::REPORT_FILE;
 use crate::output::{self, Say};
 use crate::setting::OUT;
+
+/// How every page begins.
+const HEAD: &[u8; 15] = b"<!doctype html>";
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
@@ -50,9 +55,21 @@ pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<(
             )));
         }
     };
+    if path.is_file() && !is_page(&path) {
+        return Err(Error::Usage(format!(
+            "{OUT} {}: expected a new file or a page of this command, got another file; help: give another name",
+            path.display()
+        )));
+    }
     files::replace_with(&path, page.as_bytes())?;
     output::warn_unprinted(say(&format!("report {}", path.display())));
     Ok(())
+}
+
+fn is_page(path: &Path) -> bool {
+    let mut start = [0; HEAD.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == *HEAD
 }
 
 /// The runs in these folders, under the names of the folders: with their paths if names are equal.

@@ -238,6 +238,10 @@ pub struct ResumeEvent {
     pub versions: BTreeMap<String, String>,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: Vec<String>,
+    /// All settings from here on, by name.
+    pub config: Map<String, Value>,
+    /// Steps of the whole run.
+    pub steps: Option<u64>,
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 
 use ddp_comm::World;
+use ddp_data::Dataset;
+use ddp_data::setting::{STRATIFY, VAL_SPLIT};
 use ddp_kernels::files as disk;
 use ddp_kernels::{matmuls, threads};
 use ddp_nn::params::{Parameter, Params};
@@ -19,7 +21,7 @@ use crate::digest::{self, LayerDigest};
 use crate::elastic::run::Kept;
 use crate::error::Result;
 use crate::metrics_log::{self, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld};
-use crate::setting::SAME_BITS;
+use crate::setting::{EVAL_EVERY, SAME_BITS, STOP_AFTER};
 use crate::shown::shown;
 use crate::tasks;
 
@@ -199,6 +201,7 @@ impl<'a> RunFolder<'a> {
             tracing::info!("{}", shown(&run.data.description));
             log_places(&run.places);
             self.log_plan();
+            self.warn_of_evaluations();
         }
         if !has_start {
             self.write_start(&mut log, initial_weights)?;
@@ -246,6 +249,8 @@ impl<'a> RunFolder<'a> {
             devices: run.places.clone(),
             versions: versions.clone(),
             overridden: overridden.clone(),
+            config: self.config.clone(),
+            steps: Some(run.plan.steps),
             job: ddp_comm::job_number(),
         }))
     }
@@ -311,6 +316,34 @@ impl<'a> RunFolder<'a> {
                 "{name} updates {matrices} matrices with {} parameters, {other} the other {}",
                 values(&hidden),
                 values(&others)
+            );
+        }
+    }
+
+    /// Warns of classes without held-out rows, and of too few evaluations to end early.
+    fn warn_of_evaluations(&self) {
+        let (data, plan) = (&self.run.data, &self.run.plan);
+        let rows = |of: &dyn Dataset| of.rows_of_classes().unwrap_or_default();
+        let (trained, held_out) = (rows(&*data.train), rows(&*data.held_out));
+        let pairs = trained.iter().zip(&held_out);
+        let missing = pairs.filter(|(trained, held_out)| **trained > 0 && **held_out == 0);
+        let (missing, all) = (missing.count(), trained.len());
+        if missing > 0 && data.held_out.rows() > 0 {
+            tracing::warn!(
+                "the held-out rows lack {missing} of {all} classes, so no figure is about these; help: hold out more \
+                 rows, or give {STRATIFY} true with {VAL_SPLIT}"
+            );
+        }
+        let evaluations = plan.steps.div_ceil(plan.eval_every.max(1));
+        if let Some(most) = self
+            .options
+            .stop_after
+            .filter(|most| evaluations < most + 2)
+        {
+            tracing::warn!(
+                "{STOP_AFTER} {most}: expected at least {} evaluations, got {evaluations}: the run cannot end early; \
+                 help: give a smaller {EVAL_EVERY}, or train for longer",
+                most + 2
             );
         }
     }

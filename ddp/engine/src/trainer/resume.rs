@@ -133,6 +133,10 @@ pub(super) fn changes(
         )));
     }
     let mut changes = options.changes(&Config::of_checkpoint(opened)?);
+    let batches = changes.iter_mut().filter(|it| it.starts_with("--batch-"));
+    batches.for_each(|it| {
+        *it += ", counted as if all steps had it: rows of an epoch are repeated or left out"
+    });
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
     changes.extend(changed_loss(own_loss, state));

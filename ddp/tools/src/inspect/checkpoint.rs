@@ -13,7 +13,7 @@ use crate::config::{Config, as_flag};
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
-use crate::shown::{shown, significant};
+use crate::shown::shown;
 use crate::tasks::BestBy;
 use crate::units::plural;
 
@@ -110,16 +110,14 @@ fn evaluations(state: &State) -> String {
     evaluation(last) + &best.unwrap_or_default()
 }
 
-/// `loss 0.0312, accuracy 99.10%, after step 790`
+/// `loss 0.0312, accuracy 99.10%, after step 790`; first what decides which one is the best.
 pub(super) fn evaluation(best: &Best) -> String {
-    let (loss, step) = (significant(best.loss, 4), best.step);
     let accuracy = best.accuracy.map(|part| (BestBy::Accuracy, part));
     let accuracy = accuracy.filter(|it| best.by != Some(*it));
-    let figures = accuracy.into_iter().chain(best.by);
-    let figures: String = figures
-        .map(|(by, it)| format!(", {}", by.text(it)))
-        .collect();
-    format!("loss {loss}{figures}, after step {step}")
+    let figures = best.by.into_iter().chain([(BestBy::Loss, best.loss)]);
+    let figures = figures.chain(accuracy).map(|(by, it)| by.text(it));
+    let figures = Vec::from_iter(figures).join(", ");
+    format!("{figures}, after step {}", best.step)
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {

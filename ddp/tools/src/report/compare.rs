@@ -65,7 +65,7 @@ fn reached(runs: &[(String, Run)]) -> String {
 
 /// The settings that are not the same in all runs.
 fn settings(runs: &[(String, Run)]) -> String {
-    let all = || runs.iter().map(|(_, run)| &run.start.config);
+    let all = || runs.iter().map(|(_, run)| run.config());
     let names: BTreeSet<&String> = all().flat_map(|config| config.keys()).collect();
     let differs = |name: &&String| {
         let mut values = all().map(|config| config.get(*name));

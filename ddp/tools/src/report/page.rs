@@ -120,7 +120,7 @@ fn sections(run: &Run, charts: &[charts::Chart]) -> Vec<Section> {
     let curves = about_curves + &charts::html(charts);
     let classes = run.confusion.as_ref().map(classes::confusion);
     let transfers = run.placement.as_ref().map(tables::transfers);
-    let settings = tables::settings(&run.start.config);
+    let settings = tables::settings(run.config());
     vec![
         ("curves", "Curves", curves),
         ("classes", "Classes", classes.unwrap_or_default()),

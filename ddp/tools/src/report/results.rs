@@ -127,7 +127,7 @@ pub(crate) fn figures(run: &Run) -> Vec<Figure> {
     let whole = |name: &str| run.end().and_then(|end| end[name].as_u64());
     let steps = whole("steps").unwrap_or(0).max(run.last_step());
     let mut of_all = count(steps);
-    if let Some(all) = run.start.steps.filter(|all| *all != steps) {
+    if let Some(all) = run.planned().filter(|all| *all != steps) {
         of_all += &format!(" of {}", count(all));
     }
     let unit = match run.of_end("tokens_per_s") {

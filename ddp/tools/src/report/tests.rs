@@ -126,6 +126,17 @@ fn a_successful_run_is_summarised_in_reading_order() {
     assert!(!page.contains("imulated"), "these are real");
 }
 
+/// Both were those of the first start.
+#[test]
+fn settings_and_steps_are_those_since_the_last_resume() {
+    let resume = json!({"event": "resume", "step": 20, "config": {"lr": 0.375, "out": "runs/two"}, "steps": 30});
+    let page = report(&[start(), step(20), resume, step(30)]);
+    assert!(
+        page.contains("0.375") && !page.contains("30 of 20"),
+        "{page}"
+    );
+}
+
 /// The page described the last step, under a green "done", while `eval` and `predict` use the best.
 #[test]
 fn a_page_says_that_the_best_step_is_used_and_the_loss_has_risen_since() {

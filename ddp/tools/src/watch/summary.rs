@@ -128,7 +128,7 @@ fn sample(line: &SampleEvent) -> String {
 /// `step 120 of 600, about 3.10 s left`
 fn progress(run: &Run) -> String {
     let step = run.last_step();
-    let steps = run.start.steps.unwrap_or(0).max(step);
+    let steps = run.planned().unwrap_or(0).max(step);
     let step_ms = run.steps.last("step_ms");
     let step_ms = step_ms.filter(|_| run.end().is_none() && step < steps);
     let left = step_ms.map(|ms| duration(ms / 1e3 * (steps - step) as f64));
