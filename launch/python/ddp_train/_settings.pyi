@@ -24,7 +24,7 @@ class Settings(TypedDict, total=False):
     """Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
     ones); an alternative to --val-data [default: 0]"""
     stratify: Optional[bool]
-    """Whether the rows that --val-split keeps have the classes' shares of all rows [default: false]"""
+    """Whether --val-split keeps the same fraction of each class [default: false]"""
     task: Optional[Literal["classification", "regression"]]
     """Whether labels are classes or numbers [default: classes if they are whole numbers or text]"""
     drop: Value
@@ -149,15 +149,15 @@ class Settings(TypedDict, total=False):
     override: Optional[bool]
     """With --resume: continue although settings differ that change the results [default: false]"""
     init_from: Value
-    """Start from saved parameters instead of random ones: a run or checkpoint, or a folder of Hugging
-    Face (Qwen, Llama, Mistral, Gemma, GPT-2 and others), from which the model follows; or a
-    model.safetensors that matches the model. Of adapters that are resumed or used: where their
-    base is now"""
+    """Start training from saved parameters: of a run, a checkpoint or a Hugging Face folder (Qwen,
+    Llama, Mistral, Gemma, GPT-2 and others), from which the model follows, or of a
+    model.safetensors that matches the model. If adapters are resumed or used: the folder where
+    their base is now"""
     eval_every: Value
     """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
     best: Optional[Literal["loss", "accuracy", "balanced", "auc"]]
-    """The figure of held-out rows that decides which evaluation is the best, whose checkpoint is kept
-    and used by eval, predict and export [default: loss]"""
+    """Metric on held-out rows that decides which evaluation is the best; its checkpoint is kept and
+    used by eval, predict and export [default: loss]"""
     stop_after: Value
     """End the run early, after this many evaluations without one that is better by --best [default:
     train all steps]"""
@@ -218,15 +218,15 @@ class Settings(TypedDict, total=False):
     rope_share: Value
     """Share of a head's columns that have rotary positions [default: 1]"""
     rope_skip: Value
-    """Every how many blocks one has no rotary positions; 0 for never [default: 0]"""
+    """Every N-th block lacks rotary positions; 0: none does [default: 0]"""
     window_rope_base: Value
     """Base of rotary positions of blocks with a window; 0 for that of the others [default: 0]"""
     window: Value
     """Tokens that each token sees, with itself; 0 for all before it [default: 0]"""
     window_skip: Value
-    """Every how many blocks one has no window; 0 for never [default: 0]"""
+    """Every N-th block lacks a window; 0: none does [default: 0]"""
     attention_scalar: Value
-    """What q·k is divided by the root of; 0 for --head-size [default: 0]"""
+    """q·k is divided by the root of N; 0 for --head-size [default: 0]"""
     attention_cap: Value
     """Scores s of attention become cap·tanh(s / cap); 0 for no cap [default: 0]"""
     logit_cap: Value
@@ -258,7 +258,7 @@ class Settings(TypedDict, total=False):
     recompute_blocks: Value
     """How many blocks --recompute, counted from the first; 0 for all [default: 0]"""
     dropout: Value
-    """Probability of dropping an element after an activation [default: 0]"""
+    """Probability of dropping an element [default: 0]"""
     config: Value
     """Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
     (DDP_BATCH_SIZE=64) wins over it, and flags over both"""

@@ -120,7 +120,7 @@ impl Vocabulary {
 
     /// That of a tokenizer with this `tokenizer.json`.
     pub fn of_bytes(file: Vec<u8>) -> Result<Vocabulary, String> {
-        let what = "expected a Hugging Face tokenizer.json";
+        let what = "expected a tokenizer.json of Hugging Face's tokenizers";
         let help =
             "help: save it with tokenizer.save(path), or save_pretrained of a fast tokenizer";
         let read: TokenizerJson =

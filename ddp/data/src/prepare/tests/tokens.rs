@@ -44,9 +44,9 @@ fn wide(tokens: &[u32]) -> Vec<u8> {
 const GPT_2: [u32; 2] = [20240520, 1];
 const LLAMA_3: [u32; 2] = [20240801, 7];
 
-/// Tokens below 128, so that they can be a text as well.
+/// Tokens from 1 to 127, so that they can be a text as well.
 fn some(count: usize) -> Vec<u32> {
-    let token = |index: u64| (index * index + index / 3) % 128;
+    let token = |index: u64| 1 + (index * index + index / 3) % 127;
     (0..count as u64).map(|index| token(index) as u32).collect()
 }
 
