@@ -137,6 +137,19 @@ fn the_bar_of_a_resumed_run_begins_at_the_steps_before() {
 }
 
 #[test]
+fn a_resume_with_another_batch_says_what_it_means_for_rows() {
+    let folder = Folder::new("batch");
+    folder.alone(SHORT).run().assert_well();
+    let other = SHORT.replace("--batch-size 32 --steps 20", "--batch-size 16 --steps 24");
+    let ended = folder
+        .alone(&format!("{other} --resume auto --override"))
+        .run();
+    ended.assert_well();
+    let told = "--batch-size 16 (was 32), counted as if all steps had it: rows of an epoch are";
+    assert!(ended.stderr.contains(told), "{ended}");
+}
+
+#[test]
 fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
     let cases = PLACES.iter().flat_map(|place| [(0, *place), (1, *place)]);

@@ -20,8 +20,8 @@ use crate::devices::models;
 use crate::error::{Error, Result};
 use crate::metrics_log::{self, LockedLog};
 use crate::setting::{
-    CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE, RESUME, SAME_BITS, SCHEDULE,
-    STEPS, WARMUP_STEPS,
+    BATCH_SIZE, BATCH_TOKENS, CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE,
+    RESUME, SAME_BITS, SCHEDULE, STEPS, WARMUP_STEPS,
 };
 use crate::shown::some_of;
 use crate::step::Step;
@@ -133,10 +133,13 @@ pub(super) fn changes(
         )));
     }
     let mut changes = options.changes(&Config::of_checkpoint(opened)?);
-    let batches = changes.iter_mut().filter(|it| it.starts_with("--batch-"));
-    batches.for_each(|it| {
-        *it += ", counted as if all steps had it: rows of an epoch are repeated or left out"
-    });
+    let batches = [BATCH_SIZE, BATCH_TOKENS].map(|setting| format!("{setting} "));
+    for change in &mut changes {
+        if batches.iter().any(|batch| change.starts_with(batch)) {
+            *change +=
+                ", counted as if all steps had it: rows of an epoch are repeated or left out";
+        }
+    }
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
     changes.extend(changed_loss(own_loss, state));
