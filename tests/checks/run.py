@@ -75,14 +75,14 @@ class Checks:
         by_mpirun = (turn + turn // 10) % 2 == 1
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
-        # Unit tests take their turn, and run where the last commit changed their crate.
+        # Unit tests and documentation take their turn, and run where the last commit changed their crate.
         thirds = self.selected("unit tests", 3)
         turns = {"ddp-simcuda": 10 in self.selected("ways", 12) or changed("tests/simcuda")}
         for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn", "ddp/data ddp/engine ddp/tables"]):
             turns.update({f"ddp-{os.path.basename(it)}": third in thirds or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
-        beside("documentation", documentation, waits=True)
+        beside("documentation", documentation, left_out, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
         # In one of three commits.
@@ -320,10 +320,10 @@ def fuzz_locks():
         command(*words, stdout=subprocess.DEVNULL)
 
 
-def documentation():
-    """Documentation, and the examples in it, of the libraries that are built."""
+def documentation(left_out):
+    """Documentation, and the examples in it, of the libraries that have their turn."""
     env = {**os.environ, **BY_CLIPPY, "RUSTDOC": os.path.abspath("tests/checks/rustdoc")}
-    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", env=env)
+    command("cargo", "test", "--workspace", *left_out, "--doc", *FEATURES, "--locked", "--quiet", env=env)
 
 
 def check_crates():

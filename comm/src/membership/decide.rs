@@ -184,6 +184,9 @@ impl Decision<'_> {
                 if let Some(it) = self.state.running(rank, process) {
                     it.stopped = it.stopped.filter(|_| is_stopped).or(since);
                 }
+                if !is_stopped {
+                    self.state.continued = self.now;
+                }
             }
             JobEvent::Signal(signal) => self.stop(signal),
             JobEvent::Asked(signal) => {

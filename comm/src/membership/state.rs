@@ -42,6 +42,8 @@ pub struct JobState {
     pub ends: Option<u8>,
     /// The first signal that asked the job to stop.
     pub stop: Option<c_int>,
+    /// When a stopped process continued last.
+    pub continued: Duration,
     /// When ranks that are left are killed, and how long they had by then.
     pub end_by: Option<(Duration, Duration)>,
     /// Whether they were.
@@ -139,6 +141,7 @@ impl JobState {
             over_since: Some(Duration::ZERO),
             ends: None,
             stop: None,
+            continued: Duration::ZERO,
             end_by: None,
             has_killed: false,
             failure: None,

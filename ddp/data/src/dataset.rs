@@ -32,9 +32,9 @@ pub trait Dataset: Debug + Send + Sync {
     /// same each time, since it may be kept on a GPU.
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()>;
 
-    /// An error if rows were gathered that may have changed since the start. Nothing that was made
-    /// from rows is saved before it is called.
-    fn check_read(&self) -> Result<()> {
+    /// An error if rows have changed since the start, in their files. It is called before anything
+    /// is saved or printed that was made from rows.
+    fn check_unchanged(&self) -> Result<()> {
         Ok(())
     }
 
@@ -87,8 +87,8 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
         (**self).gather(rows, inputs, targets)
     }
 
-    fn check_read(&self) -> Result<()> {
-        (**self).check_read()
+    fn check_unchanged(&self) -> Result<()> {
+        (**self).check_unchanged()
     }
 
     fn rows_of_classes(&self) -> Option<Vec<u64>> {

@@ -1,7 +1,7 @@
 //! Rows of files: read from mapped files on request, and normalized.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ddp_kernels::files::FileError;
@@ -152,8 +152,8 @@ impl Dataset for FileData {
         ))
     }
 
-    fn check_read(&self) -> Result<()> {
-        self.watch.check_read()
+    fn check_unchanged(&self) -> Result<()> {
+        self.watch.check_all()
     }
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
@@ -290,8 +290,6 @@ pub(crate) struct ChangeWatch {
     started: Instant,
     /// When to check next, since the start.
     next_ms: AtomicU64,
-    /// Whether rows may have been read since the last check.
-    is_read: AtomicBool,
 }
 
 /// The time between two checks. A check takes some microseconds a file.
@@ -303,14 +301,12 @@ impl ChangeWatch {
             files,
             started: Instant::now(),
             next_ms: AtomicU64::new(0),
-            is_read: AtomicBool::new(false),
         }
     }
 
-    /// Call it before rows are read. An error if a file has changed, now and then.
+    /// An error if a file has changed. Looks at most once a second.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
-        self.is_read.store(true, Ordering::Relaxed);
         let now_ms = self.started.elapsed().as_millis() as u64;
         if now_ms < self.next_ms.load(Ordering::Relaxed) {
             return Ok(());
@@ -319,16 +315,8 @@ impl ChangeWatch {
         self.check_all()
     }
 
-    /// An error if a file has changed and its rows may have been read since.
-    pub(crate) fn check_read(&self) -> Result<()> {
-        if self.is_read.swap(false, Ordering::Relaxed) {
-            self.check_all()
-        } else {
-            Ok(())
-        }
-    }
-
-    fn check_all(&self) -> Result<()> {
+    /// An error if a file has changed.
+    pub(crate) fn check_all(&self) -> Result<()> {
         for file in &self.files {
             let path = file.path();
             match file.change() {

@@ -268,7 +268,7 @@ impl Labels {
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
         let help = format!(
-            "help: write classes as texts or whole numbers, or set {TASK} to regression to learn the numbers as they are"
+            "help: number classes consecutively from 0 or write them as texts, or set {TASK} to regression to learn the numbers as they are"
         );
         let (label, most) = (self.label(row)?, CLASSES_MAX - 1);
         let place = format!("{}: the label", self.place(row));

@@ -219,8 +219,8 @@ impl Dataset for TokenWindows {
         ))
     }
 
-    fn check_read(&self) -> Result<()> {
-        self.watch.check_read()
+    fn check_unchanged(&self) -> Result<()> {
+        self.watch.check_all()
     }
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {

@@ -104,7 +104,7 @@ fn totals(world: &World, ready: &mut ReadyModel) -> Result<(Totals, Box<dyn Eval
             }
         }
     }
-    ready.rows.check_read()?;
+    ready.rows.check_unchanged()?;
     let task_sums = sums.split_off(2);
     let (loss_sum, weight_sum) = (sums[0], sums[1]);
     if !loss_sum.is_finite() || weight_sum == 0.0 {

@@ -145,7 +145,7 @@ fn a_resume_with_another_batch_says_what_it_means_for_rows() {
         .alone(&format!("{other} --resume auto --override"))
         .run();
     ended.assert_well();
-    let told = "--batch-size 16 (was 32), counted as if all steps had it: rows of an epoch are";
+    let told = "epochs are counted as if all steps had had this batch";
     assert!(ended.stderr.contains(told), "{ended}");
 }
 

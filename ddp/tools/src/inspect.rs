@@ -39,10 +39,16 @@ fn find(path: &Path) -> Result<Inspected> {
     if path.extension().is_some_and(|it| it == "safetensors") {
         return model::found(path);
     }
-    let got = if path.exists() { "another" } else { "none" };
-    let path = path.display();
+    let (path, exists) = (path.display(), path.exists());
+    let (got, help) = if exists {
+        (
+            "another",
+            format!("a dry run with {DATA} {path} says what training would make of data"),
+        )
+    } else {
+        ("none", "check the path".into())
+    };
     Err(Error::Usage(format!(
-        "inspect {path}: expected the folder of a run or of a checkpoint, or a .safetensors file, got \
-         {got}; help: a dry run with {DATA} {path} says what training would make of data"
+        "inspect {path}: expected the folder of a run or of a checkpoint, or a .safetensors file, got {got}; help: {help}"
     )))
 }

@@ -28,7 +28,8 @@ use crate::output::{self, Say};
 use crate::setting::OUT;
 
 /// How every page begins.
-const HEAD: &[u8; 15] = b"<!doctype html>";
+const HEAD: &[u8] = b"<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+                     <meta http-equiv=\"Content-Security-Policy\"";
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
@@ -69,7 +70,7 @@ pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<(
 fn is_page(path: &Path) -> bool {
     let mut start = [0; HEAD.len()];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    read.is_ok() && start == *HEAD
+    read.is_ok() && start == HEAD
 }
 
 /// The runs in these folders, under the names of the folders: with their paths if names are equal.

@@ -314,8 +314,9 @@ impl Decision<'_> {
         }
     }
 
-    /// Kills ranks that have been stopped for three timeouts without a break, or, once the job
-    /// ends, for a moment. Also those that have not joined the others yet.
+    /// Kills ranks that have been stopped for three timeouts without a break, or for a moment once
+    /// the job ends, or an elastic job was asked to stop and other ranks run. Also those that have
+    /// not joined the others yet.
     pub(super) fn kill_stopped(&mut self) {
         let mut living = self.living_members().into_iter();
         let some_run = living.any(|rank| !self.is_stopped(rank));
@@ -326,12 +327,21 @@ impl Decision<'_> {
         } else {
             self.state.rules.timeout.saturating_mul(3)
         };
+        // Of ranks that continue together the launcher hears one after the other.
+        let continued = self.state.continued;
+        let since = |stopped: Duration| {
+            if saves {
+                stopped.max(continued)
+            } else {
+                stopped
+            }
+        };
         let is_late = |rank: &usize| {
             let process = self.state.ranks[*rank].process.as_ref();
             let stopped = process
                 .filter(|it| it.killed.is_none())
                 .and_then(|it| it.stopped);
-            stopped.is_some_and(|since| self.now - since >= limit)
+            stopped.is_some_and(|stopped| self.now - since(stopped) >= limit)
         };
         let late: Vec<usize> = (0..self.state.ranks.len()).filter(is_late).collect();
         if late.is_empty() {

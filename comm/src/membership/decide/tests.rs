@@ -547,20 +547,28 @@ fn stopped_ranks_are_killed_after_three_timeouts_without_a_break() {
 
 #[test]
 fn a_stopped_rank_does_not_keep_others_from_saving_that_are_asked_to_stop() {
-    let asked = |all_stopped: bool| {
+    let asked = |stopped: std::ops::Range<usize>| {
         let mut job = trains(&[0, 0, 0]);
-        let stopped = if all_stopped { 0..3 } else { 0..1 };
         stopped.for_each(|rank| job.stops(rank, true));
         job.at_s(1);
         job.happens(JobEvent::Signal(libc::SIGTERM));
         job.at_s(2);
         assert_eq!(job.kills(), [0; 0]);
         job.at_s(3);
-        job.kills()
+        job
     };
-    assert_eq!(asked(false), [0]);
-    // They may continue, and save.
-    assert_eq!(asked(true), [0; 0]);
+    assert_eq!(asked(0..1).kills(), [0]);
+    // All may continue, and save. The launcher hears of one after the other.
+    let mut job = asked(0..3);
+    job.at_s(10);
+    job.stops(0, false);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(11);
+    job.stops(1, false);
+    job.at_s(13);
+    assert_eq!(job.kills(), [0; 0]);
+    job.at_s(14);
+    assert_eq!(job.kills(), [2]);
 }
 
 #[test]

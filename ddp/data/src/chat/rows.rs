@@ -150,8 +150,8 @@ impl Dataset for ChatRows {
         ))
     }
 
-    fn check_read(&self) -> Result<()> {
-        self.watch.check_read()
+    fn check_unchanged(&self) -> Result<()> {
+        self.watch.check_all()
     }
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {

@@ -54,7 +54,7 @@ pub(super) fn prepare(
     };
     let coder = agree(ranks, Coder::open(tokenizer, request.loss_on))?;
     let rows = ChatRequest {
-        context: context(request, None, "")?,
+        context: context(request, None, &format!(", or give {CONTEXT}"))?,
         task: task(request, &coder)?,
         request,
         tables,

@@ -7,7 +7,7 @@ use crate::files::{RowKind, row_kind};
 use crate::ranks::{Ranks, SAME_FILES, in_turn};
 use crate::request::DataRequest;
 use crate::resolve::files;
-use crate::setting::{CONTEXT, DATA, MODEL};
+use crate::setting::{DATA, MODEL};
 use crate::spec::{DataSpec, FilesSpec, TokensSpec};
 use crate::task::TaskSpec;
 use crate::tokens::Known;
@@ -93,7 +93,7 @@ pub(super) fn context(request: &DataRequest, given: Option<usize>, or: &str) -> 
         (None, None) => bail!(
             Usage,
             "{DATA} {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
-             choose a {MODEL} of tokens, such as gpt, or give show-tokens a {CONTEXT}{or}"
+             choose a {MODEL} of tokens, such as gpt{or}"
         ),
     }
 }

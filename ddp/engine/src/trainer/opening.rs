@@ -21,7 +21,7 @@ use crate::digest::{self, LayerDigest};
 use crate::elastic::run::Kept;
 use crate::error::Result;
 use crate::metrics_log::{self, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld};
-use crate::setting::{EVAL_EVERY, SAME_BITS, STOP_AFTER};
+use crate::setting::{BATCH_SIZE, BATCH_TOKENS, EVAL_EVERY, SAME_BITS, STOP_AFTER};
 use crate::shown::shown;
 use crate::tasks;
 
@@ -239,6 +239,13 @@ impl<'a> RunFolder<'a> {
             let overridden = overridden.join(", ");
             tracing::warn!("what is computed changes from here on: {overridden}");
         }
+        let batches = [BATCH_SIZE, BATCH_TOKENS].map(|setting| format!("{setting} "));
+        let is_batch = |change: &String| batches.iter().any(|batch| change.starts_with(batch));
+        if overridden.iter().any(is_batch) {
+            tracing::warn!(
+                "epochs are counted as if all steps had had this batch: rows of the current one are repeated or left out"
+            );
+        }
         let versions = &self.versions;
         resume::warn_of_other_bits(self.options, (&run.places, versions), &opened.state);
         log.write(&LogEvent::Resume(ResumeEvent {
@@ -330,16 +337,13 @@ impl<'a> RunFolder<'a> {
         let (missing, all) = (missing.count(), trained.len());
         if missing > 0 && data.held_out.rows() > 0 {
             tracing::warn!(
-                "the held-out rows lack {missing} of {all} classes, so no figure is about these; help: hold out more \
+                "the held-out rows lack {missing} of {all} classes, so no figure measures them; help: hold out more \
                  rows, or give {STRATIFY} true with {VAL_SPLIT}"
             );
         }
         let evaluations = plan.steps.div_ceil(plan.eval_every.max(1));
-        if let Some(most) = self
-            .options
-            .stop_after
-            .filter(|most| evaluations < most + 2)
-        {
+        let few = |most: &u64| evaluations < most + 2 && self.run.resumed.is_none();
+        if let Some(most) = self.options.stop_after.filter(few) {
             tracing::warn!(
                 "{STOP_AFTER} {most}: expected at least {} evaluations, got {evaluations}: the run cannot end early; \
                  help: give a smaller {EVAL_EVERY}, or train for longer",

@@ -20,8 +20,8 @@ use crate::devices::models;
 use crate::error::{Error, Result};
 use crate::metrics_log::{self, LockedLog};
 use crate::setting::{
-    BATCH_SIZE, BATCH_TOKENS, CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE,
-    RESUME, SAME_BITS, SCHEDULE, STEPS, WARMUP_STEPS,
+    CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE, RESUME, SAME_BITS, SCHEDULE,
+    STEPS, WARMUP_STEPS,
 };
 use crate::shown::some_of;
 use crate::step::Step;
@@ -133,13 +133,6 @@ pub(super) fn changes(
         )));
     }
     let mut changes = options.changes(&Config::of_checkpoint(opened)?);
-    let batches = [BATCH_SIZE, BATCH_TOKENS].map(|setting| format!("{setting} "));
-    for change in &mut changes {
-        if batches.iter().any(|batch| change.starts_with(batch)) {
-            *change +=
-                ", counted as if all steps had it: rows of an epoch are repeated or left out";
-        }
-    }
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
     changes.extend(changed_loss(own_loss, state));

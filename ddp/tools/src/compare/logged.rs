@@ -103,10 +103,9 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let (start, world) = (&run.start, &run.start.world);
     // Where data are is a setting.
     let description = start.data.split_once(": ").map_or(&*start.data, |it| it.1);
-    // Where a run writes, what it shows and that it was resumed changes nothing.
-    let changes_nothing = "out progress log-level resume override";
-    let shows = |name: &str| changes_nothing.split(' ').any(|it| it == name);
-    let settings = run.config().iter().filter(|(name, _)| !shows(name));
+    // Where a run writes and what it shows changes nothing.
+    let shows = |name: &str| matches!(name, "out" | "progress" | "log-level");
+    let settings = start.config.iter().filter(|(name, _)| !shows(name));
     let settings = settings.map(|(name, value)| (SettingName(name).to_string(), as_flag(value)));
     let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();
