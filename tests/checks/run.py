@@ -86,7 +86,7 @@ class Checks:
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
         # In one of three commits.
-        if 0 in thirds:
+        if 2 in thirds:
             beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
         beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
         for which in self.selected("hosts", 6):
