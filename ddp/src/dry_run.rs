@@ -45,15 +45,14 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
     lines.extend(places.map(|(rank, place)| format!("rank {rank}: {place}")));
     lines.push(format!("the model of a rank: {}", model(&run.model_bytes)));
     let on_gpus = run.devices[0].is_accelerator();
-    if on_gpus || run.host_peak_mb.is_none() {
-        lines.push(planned(&run.model_bytes, &run.step_bytes, on_gpus));
-    }
+    lines.push(planned(&run.model_bytes, &run.step_bytes, on_gpus));
     let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map(gpu).unwrap_or_default();
     lines.push(match run.host_peak_mb.map(megabytes) {
         Some(host) => format!(
             "memory of a rank: about {host} of host memory at the peak{gpu}, as measured in a few \
-             steps"
+             steps; activations took {}",
+            mb(run.activation_bytes.unwrap_or(0) as u64)
         ),
         None => "the model was not made, since it is large: the program itself comes on top".into(),
     });
@@ -184,4 +183,48 @@ fn check_disk(out: &Path, needed: u64) -> Result<()> {
     let full = io::Error::new(io::ErrorKind::StorageFull, text);
     let help = "make room, give --out on another disk, or keep fewer (--keep)";
     Err(Error::io("save checkpoints below", out, help)(full))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The plan runs no step; the trial after it takes two, and evaluates.
+    #[test]
+    fn activations_on_the_cpu_are_planned_to_the_byte() {
+        let folder = std::env::temp_dir().join(format!("ddp-planned-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (text, out) = (folder.join("text.txt"), folder.join("out"));
+        let words = (0..9000u32).map(|at| format!("{} ", at * at % 97));
+        fs::write(&text, words.collect::<String>()).unwrap();
+        let gpt = format!(
+            "--data {} --model gpt,layers=2,heads=2,width=32,context=32",
+            text.display()
+        );
+        let glyphs = "--data glyphs,rows=512,held-out=70 --batch-size 100";
+        let cases = [
+            format!("{gpt} --batch-size 8 --micro-batch 3"),
+            format!("{gpt} --dtype bf16"),
+            format!("{gpt} --recompute block --dropout 0.1 --val-split 0"),
+            format!("{glyphs} --model vit,layers=2 --micro-batch 30 --same-bits 4"),
+            format!("{glyphs} --model vit,layers=2 --dtype bf16 --recompute block"),
+            format!("{glyphs} --hidden 300,200 --activation gelu --micro-batch 30"),
+            "--data synthetic:regression --hidden 100 --freeze 0.*".into(),
+        ];
+        for case in cases {
+            let line = format!("ddp-train {case} --device cpu --steps 3");
+            let words = line.split(' ').map(String::from);
+            let words = words.chain(["--out".into(), out.display().to_string()]);
+            let (crate::cli::Command::Train(config), _) = crate::cli::parse(words).unwrap() else {
+                panic!("{case} is a run")
+            };
+            let world = World::single().unwrap();
+            let run = trainer::rehearse(&config, &TrainProgram::new(&config), &world);
+            let run = run.unwrap().unwrap();
+            let taken = run.activation_bytes.unwrap() as u64;
+            assert_eq!(run.step_bytes.activations, taken, "{case}");
+            assert!(taken > 0, "{case}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

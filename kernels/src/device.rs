@@ -33,10 +33,26 @@ impl Device {
     /// A GPU that does not exist. Tensors on it have no memory, and operations check nothing but
     /// what they check before they run, and do nothing: to learn what a model would need.
     pub const PLANNED: Device = Device::Cuda(usize::MAX);
+    /// The same for what runs on the CPU.
+    pub const PLANNED_CPU: Device = Device::Cuda(usize::MAX - 1);
+
+    /// The device without memory on which a model takes what it would take on this one.
+    pub fn planned(self) -> Device {
+        if self.is_accelerator() {
+            Device::PLANNED
+        } else {
+            Device::PLANNED_CPU
+        }
+    }
+
+    /// Whether this is a device without memory.
+    pub fn is_planned(self) -> bool {
+        matches!(self, Device::PLANNED | Device::PLANNED_CPU)
+    }
 
     /// Whether this is not the CPU.
     pub fn is_accelerator(self) -> bool {
-        self != Device::Cpu
+        !matches!(self, Device::Cpu | Device::PLANNED_CPU)
     }
 }
 

@@ -123,7 +123,7 @@ impl Block {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let device = info.device;
-        if device != Device::PLANNED {
+        if !device.is_planned() {
             device.check_usable(by)?;
         }
         let mut block = Block {
@@ -150,7 +150,7 @@ impl Block {
         (block.pointer, block.capacity_bytes, block.is_fresh) = match device {
             Device::Cpu if pinned => pinned::allocate(wanted)?,
             Device::Cpu => host::allocate(wanted)?,
-            Device::PLANNED => (planned(bytes), 0, false),
+            device if device.is_planned() => (planned(bytes), 0, false),
             Device::Cuda(index) => {
                 let (pointer, capacity_bytes, users) = gpu::allocate(index, wanted)?;
                 block.home = Home::Gpu(users);

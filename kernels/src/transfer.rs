@@ -51,7 +51,7 @@ pub(crate) fn cross_entered(
     by: Caller,
 ) -> Result<Tensor> {
     debug_assert_ne!(tensor.device(), target);
-    if target == Device::PLANNED {
+    if target.is_planned() {
         return tensor.empty_for_arrival(target, by);
     }
     target.check_usable(by)?;

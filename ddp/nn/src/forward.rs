@@ -8,6 +8,7 @@
 //! pass, and goes back to it after a value's last use.
 
 mod batch;
+mod branches;
 mod convolution;
 mod custom;
 mod derivatives;
@@ -103,7 +104,7 @@ struct Planned {
     head: Option<LeftHead>,
 }
 
-/// The most plans that are kept besides those of training.
+/// The most plans that are kept of trainings, and of all else.
 const PLANS_MAX: usize = 16;
 
 impl Traced {
@@ -258,9 +259,10 @@ impl Traced {
             let mask = mask.map(|it| it.1.clone());
             LeftHead { weight, mask, cap }
         });
-        let others = || plans.iter().filter(|it| it.mode != PassMode::Training);
-        if others().count() == PLANS_MAX {
-            let oldest = plans.iter().position(|it| it.mode != PassMode::Training);
+        let trains = |it: &Planned| it.mode == PassMode::Training;
+        let is_alike = |it: &Planned| trains(it) == (mode == PassMode::Training);
+        if plans.iter().filter(|it| is_alike(it)).count() == PLANS_MAX {
+            let oldest = plans.iter().position(is_alike);
             oldest.map(|oldest| plans.remove(oldest));
         }
         let number = plans.last().map_or(0, |last| last.number + 1);

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::{DType, Tensor, ops};
 
 use crate::build::ParamId;
 use crate::error::Result;
@@ -46,13 +46,18 @@ impl LeftHead {
             0 | 1 => targets.flatten()?,
             of_row => targets.reshape(&[rows, of_row])?,
         };
-        let piece = match x.device() {
-            // With a cap there are three tensors of logits.
-            Device::Cpu if x.dtype() == DType::BF16 && self.cap != 0.0 => ROWS_CPU_BF16 / 4,
-            Device::Cpu if x.dtype() == DType::BF16 => ROWS_CPU_BF16,
-            Device::Cpu => ROWS_CPU,
-            Device::Cuda(_) if self.cap != 0.0 => ROWS_GPU / 4,
-            Device::Cuda(_) => ROWS_GPU,
+        let most = if x.device().is_accelerator() {
+            ROWS_GPU
+        } else if x.dtype() == DType::BF16 {
+            ROWS_CPU_BF16
+        } else {
+            ROWS_CPU
+        };
+        // With a cap there are three tensors of logits.
+        let piece = if self.cap == 0.0 || most == ROWS_CPU {
+            most
+        } else {
+            most / 4
         };
         // Without rows there is one piece without rows, which sets the gradient to 0.
         for start in (0..rows.max(1)).step_by(piece) {

@@ -293,7 +293,7 @@ impl Params {
             master_views,
             gradient_views,
         };
-        if device != Device::PLANNED {
+        if !device.is_planned() {
             params.fill(declared, seed)?;
         }
         Ok(params)

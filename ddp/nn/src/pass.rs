@@ -2,7 +2,7 @@
 //! backward, and the observer that sees each computed tensor.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use ddp_kernels::{DType, Tensor, ops};
 
@@ -255,12 +255,13 @@ impl<'a> Pass<'a> {
         self.scratch.take(shape, dtype)
     }
 
-    /// As `take`, from this memory, for numbers of this kind.
+    /// As `take`, from this memory, for numbers of this kind. `last` is as in
+    /// `Scratch::take_again`.
     #[track_caller]
-    pub(crate) fn take_from(
+    pub(crate) fn take_again(
         &mut self,
-        pool: ScratchPool,
-        kind: Kind,
+        (pool, kind): (ScratchPool, Kind),
+        last: &Cell<Option<usize>>,
         shape: &[usize],
     ) -> Result<Tensor> {
         let dtype = match kind {
@@ -269,13 +270,7 @@ impl<'a> Pass<'a> {
             Kind::Tokens => DType::I64,
             Kind::Places => DType::I32,
         };
-        if let ScratchPool::Kept = pool {
-            return self.take_as(shape, dtype);
-        }
-        let before = self.scratch.take_from(pool);
-        let result = self.take_as(shape, dtype);
-        self.scratch.take_from(before);
-        result
+        self.scratch.take_again(pool, last, shape, dtype)
     }
 
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.

@@ -1,6 +1,7 @@
 //! Memory for activations, and in decoding for the keys and values of earlier tokens.
 
 use std::any::Any;
+use std::cell::Cell;
 
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -14,8 +15,6 @@ pub struct Scratch {
     device: Device,
     /// By `ScratchPool`.
     buffers: [Vec<Tensor>; 3],
-    /// Which buffers `take` uses.
-    pool: ScratchPool,
     /// What runs for losses by their formula, which belongs to the device as buffers do.
     pub(crate) loss_plans: Vec<Box<dyn Any + Send>>,
 }
@@ -38,7 +37,6 @@ impl Scratch {
         Scratch {
             device,
             buffers: [const { Vec::new() }; 3],
-            pool: ScratchPool::Kept,
             loss_plans: Vec::new(),
         }
     }
@@ -47,23 +45,38 @@ impl Scratch {
     /// dropped.
     #[track_caller]
     pub fn take(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let count: usize = shape.iter().product();
-        let fits = |buffer: &&Tensor| {
-            buffer.dtype() == dtype && buffer.count() >= count && buffer.is_only_handle()
-        };
-        let buffers = &mut self.buffers[self.pool as usize];
-        let smallest = buffers.iter().filter(fits).min_by_key(|b| b.count());
-        if let Some(buffer) = smallest {
-            return Ok(buffer.slice(0..count)?.reshape(shape)?);
-        }
-        let buffer = Tensor::empty(&[count], dtype, self.device)?;
-        buffers.push(buffer.clone());
-        Ok(buffer.reshape(shape)?)
+        self.take_again(ScratchPool::Kept, &Cell::default(), shape, dtype)
     }
 
-    /// Makes `take` use the buffers of `pool`. Returns the previous pool.
-    pub(crate) fn take_from(&mut self, pool: ScratchPool) -> ScratchPool {
-        std::mem::replace(&mut self.pool, pool)
+    /// As `take`, from one pool. `last` is the buffer that this call got last time: it is taken
+    /// again if it is free, without a search.
+    #[track_caller]
+    pub(crate) fn take_again(
+        &mut self,
+        pool: ScratchPool,
+        last: &Cell<Option<usize>>,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let buffers = &mut self.buffers[pool as usize];
+        let fits = |at: &usize| {
+            let buffer = &buffers[*at];
+            buffer.dtype() == dtype && buffer.count() >= count && buffer.is_only_handle()
+        };
+        let known = last.get().filter(|at| *at < buffers.len() && fits(at));
+        let smallest = || {
+            let free = (0..buffers.len()).filter(fits);
+            free.min_by_key(|at| buffers[*at].count())
+        };
+        let Some(at) = known.or_else(smallest) else {
+            last.set(Some(buffers.len()));
+            let buffer = Tensor::empty(&[count], dtype, self.device)?;
+            buffers.push(buffer.clone());
+            return Ok(buffer.reshape(shape)?);
+        };
+        last.set(Some(at));
+        Ok(buffers[at].slice(0..count)?.reshape(shape)?)
     }
 
     /// The size of all buffers, in bytes.

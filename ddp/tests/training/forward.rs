@@ -111,7 +111,7 @@ fn try_rows(model: &Model, x: &Tensor) -> Result<[Tensor; 2]> {
 fn derivatives_at_zeros_ties_and_infinities_are_pytorchs() {
     const INF: f64 = f64::INFINITY;
     const NAN: f64 = f64::NAN;
-    let cases: [(&str, Of, &[[f64; 3]]); 15] = [
+    let cases: [(&str, Of, &[[f64; 3]]); 16] = [
         (
             "1.5",
             |_, x| x.pow(1.5),
@@ -178,6 +178,16 @@ fn derivatives_at_zeros_ties_and_infinities_are_pytorchs() {
             "minimum",
             |_, x| x.minimum(&x.number(1.0)),
             &[[2.0, 1.0, 0.0], [1.0, 1.0, 0.5], [NAN, NAN, 1.0]],
+        ),
+        (
+            "relu",
+            |_, x| x.relu(),
+            &[
+                [0.0, 0.0, 0.0],
+                [-1.0, 0.0, 0.0],
+                [2.0, 2.0, 1.0],
+                [NAN, NAN, 1.0],
+            ],
         ),
         // 0·∞, as in PyTorch: the branch that is not taken is differentiated, too.
         (
@@ -338,7 +348,7 @@ fn pools_and_norms_of_groups() {
         });
         assert_derivatives_by(&[2, 5, 4], move |_, x| x.exp().avg_pool2d(size, stride));
     }
-    // Of equal ones the first of a window has the gradient; those of a window with NaN are NaN.
+    // Of equal ones the first of a window has the gradient; in a window with NaN that has it.
     let layers = Box::new(
         Sequential::new().then(Formula(|_: &mut Scope<'_>, x: &Var| x.max_pool2d(2, 2, 0))),
     );
@@ -365,8 +375,8 @@ fn pools_and_norms_of_groups() {
     let [y, dx] = of_rows(&model, &x);
     assert_eq!(y[..3], [7.0, 5.0, 2.0]);
     assert!(y[3].is_nan());
-    let taken: Vec<usize> = (0..14).filter(|&at| dx[at] != 0.0).collect();
-    assert_eq!(taken[..3], [1, 3, 8]);
+    let taken: Vec<usize> = (0..16).filter(|&at| dx[at] != 0.0).collect();
+    assert_eq!(taken, [1, 3, 8, 10]);
     for groups in [1, 2, 4] {
         for shape in [&[4][..], &[4, 3], &[4, 2, 3]] {
             // Groups of one number are 0, whatever it is.
@@ -662,7 +672,7 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 17] = [
+    let cases: [(Of, &str); 19] = [
         (|_, x| x.sum(4), ": sum: "),
         (|_, x| x.mean(4), ": mean: "),
         (|_, x| x.smallest(4), ": smallest: "),
@@ -688,7 +698,7 @@ fn errors_name_operation_operands_and_line() {
         ),
         (
             |m, x| m.linear("up", x, 3).relu() + x.matmul(&weight(m, "w", &[5, 4])).named("mixed"),
-            "got activate [2, 3] of ddp/tests/",
+            "got relu [2, 3] of ddp/tests/",
         ),
         (
             |m, x| m.linear("up", x, 3) + x.matmul(&weight(m, "w", &[5, 4])).named("mixed"),
@@ -709,6 +719,20 @@ fn errors_name_operation_operands_and_line() {
         (
             |_, x| Var::concatenate(&[x, &x.exp().slice(0, 0..1)], 1),
             ": concatenate: ",
+        ),
+        (
+            |_, x| {
+                if x.tanh() > x.exp() {
+                    x.exp()
+                } else {
+                    x.tanh()
+                }
+            },
+            ": >: expected no branch on values, which a formula does not see, got tanh [2, 5] of ",
+        ),
+        (
+            |_, x| if &x.tanh() == x { x.exp() } else { x.tanh() },
+            "; help: write a.equal(&b).select(&yes, &no)",
         ),
     ];
     for (formula, expected) in cases {

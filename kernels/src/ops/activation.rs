@@ -80,9 +80,9 @@ pub(crate) use with_function;
 
 // Each with its derivative times `dy`. Not max(): that would turn NaN into 0.
 of_elements! {
-    /// The derivative is 0 at 0, as in PyTorch.
+    /// The derivative is 0 at 0 and 1 at NaN, as in PyTorch.
     pub(crate) Relu(): (x) => if x < T::ZERO { T::ZERO } else { x },
-        (dy, y) => if y > T::ZERO { dy } else { T::ZERO };
+        (dy, y) => if y <= T::ZERO { T::ZERO } else { dy };
     /// The derivative is 0.01 at 0, as in PyTorch.
     pub(crate) LeakyRelu(): (x) => if x > T::ZERO { x } else { x * T::from_f64(0.01) },
         (dy, y) => if y > T::ZERO { dy } else { dy * T::from_f64(0.01) };

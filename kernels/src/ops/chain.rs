@@ -95,18 +95,18 @@ pub fn chain_into(chain: &Chain, outputs: &[&Tensor], inputs: &[&Tensor]) -> Res
                     )
                 }
             };
-            let mut args = [0; OPERANDS_MAX + 1];
-            let operands = out.iter().chain(x.iter()).flatten();
-            let mut used = 0;
-            for (arg, buffer) in args.iter_mut().zip(operands) {
-                *arg = buffer.address();
-                used += 1;
-            }
-            args[used] = units as u64;
             let mut dtypes = [DType::F32; OPERANDS_MAX];
             for (dtype, &slot) in dtypes.iter_mut().zip(slots_in_use.iter().flatten()) {
                 *dtype = placed.tensor(slot).dtype();
             }
+            let mut args = [0; OPERANDS_MAX + 1];
+            let operands = out.iter().chain(x.iter()).flatten();
+            let views = chain.stores.iter().chain(&chain.loads).zip(&dtypes);
+            for (arg, (buffer, (view, dtype))) in args.iter_mut().zip(operands.zip(views)) {
+                *arg = buffer.address() + (view.offset * dtype.bytes()) as u64;
+            }
+            let used = slots_in_use.len();
+            args[used] = units as u64;
             let source = chain.source(dtypes);
             return gpu.launch(source, source.name(), grid, &args[..=used]);
         }

@@ -73,7 +73,7 @@ impl Tensor {
     pub fn copy_from(&self, source: &Tensor) -> Result<()> {
         let by = Caller::new("copy_from");
         self.check_copy_from(source, by)?;
-        if self.device() == Device::PLANNED {
+        if self.device().is_planned() {
             return Ok(());
         }
         transfer::copy_into(self, source, by)

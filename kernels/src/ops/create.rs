@@ -100,10 +100,10 @@ impl Tensor {
         let by = Caller::new("zeros");
         let shape = Shape::checked(shape, by)?;
         let tensor = Tensor::allocate(shape, dtype, device, ContentsOrigin::Computed, by)?;
-        if device.is_accelerator() {
-            write_new(&tensor, by, |gpu, out| fill_on(gpu, out, 0.0))?;
-        } else {
+        if device == Device::Cpu {
             tensor.clear(by)?;
+        } else {
+            write_new(&tensor, by, |gpu, out| fill_on(gpu, out, 0.0))?;
         }
         Ok(tensor)
     }
@@ -193,7 +193,7 @@ impl Tensor {
             let what = "number of elements";
             return Err(by.value(what, expected, data.len()));
         }
-        if device != Device::PLANNED {
+        if !device.is_planned() {
             device.check_usable(by)?;
         }
         host_data(shape, T::DTYPE, device, by, |mut memory| {

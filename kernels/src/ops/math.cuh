@@ -173,7 +173,7 @@ struct Identity {
 struct Relu {
     // Not fmaxf: that would turn NaN into 0.
     static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
-    static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : 0.0f; }
+    static INLINE float chain(float dy, float y) { return y <= 0.0f ? 0.0f : dy; }
 };
 struct LeakyRelu {
     static INLINE float value(float z) { return z > 0.0f ? z : z * 0.01f; }

@@ -1,5 +1,5 @@
-//! What a run needs of a GPU's memory, from its model on a device that does not exist
-//! (`Device::PLANNED`): arenas and moments are counted, and a step's forward, loss and backward run
+//! What a run needs of memory, from its model on a device that does not exist
+//! (`Device::planned`): arenas and moments are counted, and a step's forward, loss and backward run
 //! without computing anything, so that they take the buffers for activations which a real step
 //! takes.
 
@@ -131,7 +131,7 @@ pub(super) fn plan(
     let spec = data.train.spec();
     let mut reducer = division::step_options(options, world).reducer;
     reducer.sizes = Some(reducer.sizes_on(devices[0]));
-    let models = models(options, spec, world, devices.len(), reducer)?;
+    let models = models(options, spec, world, devices, reducer)?;
     let (ranks, groups) = (world.size(), options.groups()?);
     let (mut bytes, mut step) = (ModelBytes::default(), StepBytes::default());
     for model in &models {
@@ -152,11 +152,11 @@ pub(super) fn plan(
     }
     let shards = Shards::of_rank(options.same_bits.unwrap_or(ranks), 0, ranks);
     let [of_shard, micro] = division::rows_of_shard(options, data, shards.of);
-    let held_out = (data.held_out.rows() as usize).div_ceil(ranks);
+    let held_out = (data.held_out.rows() as usize).div_ceil(shards.of);
     let rows_of = [micro, held_out.min(division::eval_rows(spec))];
     let loss = tasks::of(data.train.task());
     let settled = loss.settled(&options.loss_options(), data, options.data.name())?;
-    let loss = loss.loss(&settled, Device::PLANNED)?;
+    let loss = loss.loss(&settled, devices[0].planned())?;
     step.activations = activations(&models, &*loss, spec, rows_of)? as u64;
     if !devices[0].is_accelerator() {
         return Ok((bytes, step));
@@ -195,12 +195,12 @@ fn models(
     options: &Config,
     spec: &RowSpec,
     world: &World,
-    devices: usize,
+    devices: &[Device],
     reducer: ReducerOptions,
 ) -> Result<Vec<Model>> {
     let frozen = |name: &str| options.is_frozen(name);
     let sharing = division::sharing(reducer, world, 0);
-    let devices = vec![Device::PLANNED; devices];
+    let devices: Vec<Device> = devices.iter().map(|it| it.planned()).collect();
     options
         .model_options()
         .models(&data_shape(spec), &devices, &frozen, sharing)
@@ -213,14 +213,15 @@ fn activations(
     spec: &RowSpec,
     rows: [usize; 2],
 ) -> Result<usize> {
-    let part = |_: &Model| (Scratch::new(Device::PLANNED), Saved::default());
+    let device = models[0].params.values().device();
+    let part = |_: &Model| (Scratch::new(device), Saved::default());
     let mut parts: Vec<_> = models.iter().map(part).collect();
-    let place = Tensor::empty(&[2], DType::I64, Device::PLANNED)?;
+    let place = Tensor::empty(&[2], DType::I64, device)?;
     let mut listener = |_: ParamId| Ok(());
     for (rows, training) in rows.into_iter().zip([true, false]).filter(|it| it.0 > 0) {
         let empty = |spec: &TensorSpec| {
             let shape = [&[rows], &spec.shape[..]].concat();
-            Tensor::empty(&shape, spec.dtype, Device::PLANNED)
+            Tensor::empty(&shape, spec.dtype, device)
         };
         let (mut output, targets) = (empty(&spec.inputs)?, empty(&spec.targets)?);
         let options = PassOptions {
@@ -239,7 +240,7 @@ fn activations(
             output = model.forward(&mut pass.leaving_head(), &output)?;
         }
         let (model, (scratch, saved)) = models.iter().zip(&mut parts).last().expect("a part");
-        let stats = Tensor::empty(&[4], model.params.master_dtype(), Device::PLANNED)?;
+        let stats = Tensor::empty(&[4], model.params.master_dtype(), device)?;
         let pass = Pass::resume(&model.params, scratch, saved, options, &mut listener);
         let (mut pass, of) = (pass.leaving_head(), [&output, &targets, &stats]);
         if !training {

@@ -63,6 +63,8 @@ pub struct Rehearsal {
     pub host_peak_mb: Option<f64>,
     /// The most GPU memory that any rank had, in MB.
     pub device_peak_mb: Option<f64>,
+    /// Bytes of this rank's activations after the trial's steps; None if the model was not made.
+    pub activation_bytes: Option<usize>,
     /// How long steps took on a GPU; none on the CPU, where a second of steps says little.
     pub trial: Option<Trial>,
 }
@@ -99,10 +101,7 @@ pub fn rehearse(
     let kept = session.kept();
     let (step, taken) = (&mut kept.step, kept.totals.steps);
     let options = &with(options, run.model.clone());
-    let mut step_bytes = StepBytes::default();
-    if run.devices[0].is_accelerator() {
-        step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
-    }
+    let step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
     let is_over = run.plan.is_over(taken);
     let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
     let trial = trial.transpose()?.flatten();
@@ -127,6 +126,7 @@ pub fn rehearse(
         step_bytes,
         between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
+        activation_bytes: Some(kept.step.activation_bytes()),
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -159,6 +159,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehear
         taken: run.taken,
         host_peak_mb: None,
         device_peak_mb: None,
+        activation_bytes: None,
         trial: None,
         data: run.data.description,
         plan: run.plan,

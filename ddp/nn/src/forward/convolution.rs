@@ -205,7 +205,7 @@ impl Var {
     }
 
     /// The largest of each window of the last two axes; `padding` at their ends counts as −∞.
-    /// Of equal ones the first gets the gradient, as in PyTorch.
+    /// Of equal ones the first gets the gradient, of NaN the last, as in PyTorch.
     #[track_caller]
     pub fn max_pool2d(&self, size: usize, stride: usize, padding: usize) -> Var {
         if padding > size / 2 {
@@ -223,8 +223,15 @@ impl Var {
             }
         }
         let largest = |largest: &Var, next: &Var| {
-            let (both, stays) = (largest.maximum(next), next.less_equal(largest));
-            let of = [&both, largest, &stays, next, &(1.0 - &stays)];
+            // NaN is not equal to itself.
+            let moves = largest.less(next) + (1.0 - next.equal(next));
+            let of = [
+                &largest.maximum(next),
+                largest,
+                &(1.0 - &moves),
+                next,
+                &moves,
+            ];
             largest.push(Op::Slope, &of, largest.shape())
         };
         let of_lines = x.over_windows("max_pool2d", -1, [size, stride], largest);

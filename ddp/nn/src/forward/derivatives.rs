@@ -184,7 +184,7 @@ fn apply_gradients(function: Function, x: &[Var], y: &Var, d: &Var) -> Vec<Optio
         Sigmoid => Some(d * (y * (1.0 - y))),
         Relu => {
             let zero = d.constant(0.0);
-            Some(zero.less(y).select(d, &zero))
+            Some(y.less_equal(&zero).select(&zero, d))
         }
         Silu => slope(SiluSlope),
         Gelu => slope(GeluSlope),

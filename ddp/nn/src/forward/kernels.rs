@@ -263,11 +263,9 @@ impl Running<'_, '_, '_> {
         if let Some(given) = &self.values[id] {
             return Ok(given.clone());
         }
-        let made = self.pass.take_from(
-            self.plan.pools[id],
-            self.plan.kinds[id],
-            &self.nodes[id].shape,
-        )?;
+        let (plan, shape) = (self.plan, &self.nodes[id].shape);
+        let of = (plan.pools[id], plan.kinds[id]);
+        let made = self.pass.take_again(of, &plan.buffers[id], shape)?;
         self.values[id] = Some(made.clone());
         Ok(made)
     }

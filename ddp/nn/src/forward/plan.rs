@@ -104,6 +104,8 @@ pub(super) struct PassPlan {
     /// What the numbers of each value are, and which memory they are in.
     pub(super) kinds: Vec<Kind>,
     pub(super) pools: Vec<ScratchPool>,
+    /// Which buffer of its pool each value had last.
+    pub(super) buffers: Vec<Cell<Option<usize>>>,
     /// How many nodes were traced; those after them are computed again, or parts.
     pub(super) traced: usize,
 }
@@ -220,8 +222,10 @@ pub(super) fn plan(
         ends,
         kinds: planner.kinds,
         pools: Vec::new(),
+        buffers: Vec::new(),
         traced: end,
     };
+    plan.buffers.resize_with(plan.nodes.len(), Cell::default);
     plan.free();
     plan.choose_pools(how);
     Ok(plan)

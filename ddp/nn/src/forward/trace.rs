@@ -157,9 +157,12 @@ impl Default for Trace {
     }
 }
 
-/// A layer and the line of an operation, for errors.
+/// A layer and the line of an operation, for errors; only a line of `core` says nothing.
 fn at(place: &str, line: &Location<'_>) -> String {
-    format!("{place} ({}:{})", line.file(), line.line())
+    match line.file() {
+        file if file.contains("/library/core/") => place.to_string(),
+        file => format!("{place} ({file}:{})", line.line()),
+    }
 }
 
 impl TraceNode {
@@ -283,6 +286,7 @@ impl Op {
     pub(super) fn name(&self) -> String {
         let text = match self {
             Op::Apply(function) => format!("{function:?}"),
+            Op::Activate(activation) => format!("{activation:?}"),
             op => format!("{op:?}"),
         };
         let mut name = String::new();

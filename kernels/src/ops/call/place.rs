@@ -24,7 +24,7 @@ impl<'a> OpCall<'a> {
         versions: &'static Versions,
         body: impl FnOnce(&Placed<'_>) -> Result<R>,
     ) -> Result<R> {
-        if self.tensor(math).device() == Device::PLANNED {
+        if self.tensor(math).device().is_planned() {
             return Ok(R::default());
         }
         let placed = self.place(math, versions)?;

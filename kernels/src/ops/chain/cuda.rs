@@ -1,6 +1,7 @@
 //! The text of a chain's kernel, which NVRTC compiles as it does the `.cu` files. A warp has a row,
 //! or a thread an element. What is the same in all elements of a loop is computed before it. The
-//! length of the outermost dimension is an argument, so that batches of all sizes share a kernel.
+//! length of the outermost dimension is an argument, so that batches of all sizes share a kernel;
+//! pointers are those of a view's first element, so that slices of one tensor share it, too.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -167,13 +168,12 @@ impl Chain {
             text += "const u64 d0 = rest;\n";
         }
         let place = |view: &ChainView| {
-            let mut place = format!("{}", view.offset);
             if is_whole(view, &self.dims) {
-                _ = write!(place, " + {at}");
-            } else {
-                for (dim, stride) in view.strides.iter().enumerate().filter(|(_, it)| **it > 0) {
-                    _ = write!(place, " + d{dim} * {stride}");
-                }
+                return at.to_string();
+            }
+            let mut place = "0".to_string();
+            for (dim, stride) in view.strides.iter().enumerate().filter(|(_, it)| **it > 0) {
+                _ = write!(place, " + d{dim} * {stride}");
             }
             place
         };

@@ -179,6 +179,25 @@ fn views_broadcast_permute_slice_and_place() {
 }
 
 #[test]
+fn slices_of_one_tensor_share_a_kernel() {
+    let of = |offset| {
+        let slice = ChainView {
+            offset,
+            strides: vec![100, 1],
+        };
+        let steps = vec![
+            ChainStep::Load(0),
+            ChainStep::Apply(Function::Tanh, [0, 0, 0]),
+            ChainStep::Store(0, 1),
+        ];
+        let whole = ChainView::whole(&[8, 4]);
+        let chain = Chain::new("chain", &[8, 4], 0, steps, [vec![slice], vec![whole]]).unwrap();
+        chain.source([DType::F32; OPERANDS_MAX])
+    };
+    assert!(std::ptr::eq(of(0), of(92)));
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let whole = ChainView::whole(&[4]);
     let make = |steps: Vec<ChainStep>, store: ChainView| {
