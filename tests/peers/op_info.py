@@ -155,6 +155,17 @@ class V:
         batch = torch.broadcast_shapes(self.shape[:-2], other.shape[:-2])
         return self.push("matmul", [*batch, self.shape[-2], other.shape[-1]], other)
 
+    def gather(self, axis, index):
+        shape = index.shape if len(index.shape) > axis + 1 else [*index.shape, *self.shape[axis + 1:]]
+        return self.push("gather", shape, axis, index)
+
+    def rows(self, index):
+        return self.push("rows", [*index.shape, *self.shape[1:]], index)
+
+    def pool(self, name, size, stride, *padding):
+        after = [(n + 2 * sum(padding) - size) // stride + 1 for n in self.shape[-2:]]
+        return self.push(name, [*self.shape[:-2], *after], size, stride, *padding)
+
     def convolve(self, weight, stride, padding, dilation, groups):
         axes = len(self.shape) - 2
         places = [(n + 2 * p - d * (k - 1) - 1) // s + 1
@@ -290,11 +301,6 @@ def unfold(x, dim, size, step):
     return x.windows(x.axis(dim), size, step)
 
 
-def one_hot(x, index, length):
-    """1 where an index is that of the new last axis."""
-    return index.reshape([*index.shape, 1]).equal(x.numbers(torch.arange(length)))
-
-
 def embedding(table, index, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise Missing("max_norm, scale_grad_by_freq")
@@ -302,8 +308,7 @@ def embedding(table, index, padding_idx=None, max_norm=None, norm_type=2.0, scal
         rows = table.numbers(torch.arange(table.shape[0])).reshape([-1, 1])
         padding = padding_idx % table.shape[0]
         table = rows.equal(padding).select(table.unary("without_gradient"), table)
-    index = index.lift(table)
-    return matmul(one_hot(table, index, table.shape[0]), table)
+    return table.rows(index.lift(table))
 
 
 def gather(x, dim, index, sparse_grad=False):
@@ -313,20 +318,14 @@ def gather(x, dim, index, sparse_grad=False):
     places, dim = index.lift(x).reshape(shape or [1]), x.axis(dim)
     for axis, n in enumerate(places.shape):
         x = x if axis == dim else x.slice(axis, 0, n)
-    n, after = x.shape[dim], len(x.shape) - dim - 1
-    places = places.reshape([*places.shape[:dim + 1], 1, *places.shape[dim + 1:]])
-    chosen = places.equal(x.numbers(torch.arange(n).reshape([n] + [1] * after)))
-    rows = x.reshape([*x.shape[:dim], 1, *x.shape[dim:]])
-    return (chosen * rows).reduced("sum", dim + 1).reshape(shape)
+    return x.gather(dim, places).reshape(shape)
 
 
 def index_select(x, dim, index):
     if not x.shape:
         return x
     dim = x.axis(dim)
-    moved = x.transpose(dim, -1)
-    chosen = one_hot(x, index.lift(x).reshape([-1]), x.shape[dim])
-    return matmul(moved, chosen.transpose(0, 1)).transpose(dim, -1)
+    return x.transpose(dim, 0).rows(index.lift(x).reshape([-1])).transpose(dim, 0)
 
 
 def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -415,10 +414,16 @@ def over_windows(name, x, axes):
     return x
 
 
+def is_square(*settings):
+    return all(down == across for down, across in settings)
+
+
 def max_pool(axes):
     def body(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
         size, padding, dilation = (per_axis(value, axes) for value in (kernel_size, padding, dilation))
         stride = per_axis(stride, axes) if stride else size
+        if axes == 2 and not (ceil_mode or return_indices) and is_square(size, stride, padding) and dilation == [1, 1]:
+            return x.pool("max_pool2d", size[0], stride[0], padding[0])
         of = (size, stride, padding, dilation, ceil_mode)
         windows = pooled(x, axes, float("-inf"), *of)
         largest = over_windows("largest", windows, axes)
@@ -436,6 +441,8 @@ def avg_pool(axes):
     def body(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
         size, padding = per_axis(kernel_size, axes), per_axis(padding, axes)
         stride = per_axis(stride, axes) if stride else size
+        if axes == 2 and not ceil_mode and not divisor_override and is_square(size, stride, padding) and padding == [0, 0]:
+            return x.pool("avg_pool2d", size[0], stride[0])
         of = (size, stride, padding, [1] * axes, ceil_mode)
         total = over_windows("sum", pooled(x, axes, 0.0, *of), axes)
         total = total.reshape(total.shape[:-axes])

@@ -16,6 +16,7 @@ mod emit;
 mod formulas;
 mod fuse;
 mod gate;
+mod gather;
 mod groups;
 mod kernels;
 mod losses;
@@ -147,6 +148,8 @@ impl Traced {
     ) -> Result<[Var; 2]> {
         let trace = Rc::<RefCell<trace::Trace>>::default();
         let id = trace.borrow_mut().push(Op::Input, vec![], shape.to_vec());
+        let dtype = self.module.input_dtype();
+        trace.borrow_mut().takes_tokens = dtype.is_some_and(|it| !it.is_float());
         let x = Var {
             trace: trace.clone(),
             id,
@@ -162,10 +165,7 @@ impl Traced {
         };
         let y = self.module.forward(&mut scope, &x);
         let output = y.shape();
-        let mut error = x.trace.borrow_mut().error.take();
-        if error.is_none() && self.module.input_dtype().is_some_and(|it| !it.is_float()) {
-            error = x.trace.borrow().operation_on_tokens();
-        }
+        let error = x.trace.borrow_mut().error.take();
         if let Some(error) = error {
             return Err(Error::Usage(error));
         }

@@ -266,7 +266,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Tensor> {
         let dtype = match kind {
             Kind::Layers => self.params.dtype(),
-            Kind::Sums => self.params.master_dtype(),
+            Kind::Sums | Kind::Exact => self.params.master_dtype(),
             Kind::Tokens => DType::I64,
             Kind::Places => DType::I32,
         };

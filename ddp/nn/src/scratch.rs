@@ -92,6 +92,9 @@ pub(crate) enum Kind {
     Layers,
     /// In the dtype of sums and gradients.
     Sums,
+    /// The same, since bf16 does not hold them, such as the indices of a long axis. Kernels read
+    /// them rounded to that of the layers.
+    Exact,
     /// i64
     Tokens,
     /// i32

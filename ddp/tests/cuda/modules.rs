@@ -66,9 +66,29 @@ fn views(m: &mut Scope<'_>, x: &Var) -> Var {
     y.reshape(&[x.size(0), 8])
 }
 
-const FORMULAS: [(&str, Of, usize); 3] = [
+/// The row of a table that a row's largest element names, and elements that are gathered.
+fn chosen(m: &mut Scope<'_>, x: &Var) -> Var {
+    let own = x.shape();
+    let places = x
+        .equal(&x.largest(-1))
+        .select(&m.indices(own[1]), &x.number(1e6));
+    let table = weight(m, "table", &[own[1], 3]) * 2.0;
+    let named = table.rows(&places.smallest(-1)).reshape(&[own[0], 3]);
+    let x = (x * weight(m, "scale", &own[1..])).reshape(&[own[0], 3, own[1] / 3]);
+    let indices = m.numbers(&[1.0, 0.0, 0.0, 1.0], &[1, 2, 2]);
+    let elements = x
+        .slice(-1, 0..2)
+        .gather(1, &indices.expand(&[own[0], 2, 2]));
+    let rows = x.gather(1, &m.numbers(&[2.0, 2.0], &[1, 2]).expand(&[own[0], 2]));
+    named
+        + elements.sum(-1).sum(-2).reshape(&[own[0], 1])
+            * rows.mean(-1).mean(-2).reshape(&[own[0], 1])
+}
+
+const FORMULAS: [(&str, Of, usize); 4] = [
     ("gated", gated, 6),
     ("broadcast", broadcast, 24),
+    ("chosen", chosen, 12),
     ("images", images, 64),
 ];
 
@@ -105,10 +125,11 @@ fn passed(formula: Of, columns: usize, rows: usize, device: Device) -> [Vec<u32>
 #[test]
 fn chains_of_own_modules_have_the_cpus_bits() {
     let Some(gpu) = gpu() else { return };
-    let formulas: [(&str, Of, usize); 4] = [
+    let formulas: [(&str, Of, usize); 5] = [
         ("broadcast", broadcast, 24),
         ("broadcast over longer rows", broadcast, 4 * 300),
         ("views", views, 64),
+        ("chosen", chosen, 900),
         (
             "softmax",
             |_, x| (x * 3.0).log_softmax(-1) + x.softmax(-1),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ddp::models::Model;
 use ddp::nn::check::DerivativeCheck;
 use ddp::nn::{
-    Convolution, CustomOp, Embedding, Formula, Init, Linear, Module, Normalize, Pass, PassOptions,
-    Result, Saved, Scope, Scratch, SelfAttention, Sequential, Var,
+    Convolution, CustomOp, Formula, Init, Linear, Module, Normalize, Pass, PassOptions, Result,
+    Saved, Scope, Scratch, SelfAttention, Sequential, Var,
 };
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
@@ -83,12 +83,12 @@ fn derivatives_at(formula: Of, dtype: DType, values: &[f64]) -> Vec<[f64; 2]> {
 }
 
 /// The output for `x`, and the gradient of the sum of outputs by it.
-fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
+pub(crate) fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
     let of = try_rows(model, x).unwrap();
     of.map(|it| it.to_dtype(DType::F64).unwrap().to_vec().unwrap())
 }
 
-fn try_rows(model: &Model, x: &Tensor) -> Result<[Tensor; 2]> {
+pub(crate) fn try_rows(model: &Model, x: &Tensor) -> Result<[Tensor; 2]> {
     let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
     let options = PassOptions {
         training: true,
@@ -738,62 +738,6 @@ fn errors_name_operation_operands_and_line() {
     for (formula, expected) in cases {
         let text = refused(formula, &[5]);
         assert!(text.contains(expected), "{expected}: {text}");
-    }
-}
-
-/// A model of tokens.
-#[derive(Debug)]
-struct OfTokens(Of);
-
-impl Module for OfTokens {
-    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        (self.0)(m, x)
-    }
-
-    fn input_dtype(&self) -> Option<DType> {
-        Some(DType::I64)
-    }
-}
-
-/// They failed at the first step.
-#[test]
-fn operations_on_tokens_are_refused_with_their_line() {
-    let built = |formula: Of| {
-        let layers = Sequential::new().then(OfTokens(formula));
-        layers.build(&[6], Device::Cpu, ddp_kernels::Seed(1))
-    };
-    let embedded: Of = |m, x| m.layer("tokens", x, Embedding::new(7, 3));
-    built(embedded).unwrap();
-    built(|m, x| {
-        let vectors = m.layer("tokens", &x.reshape(&[x.size(0), 6]), Embedding::new(7, 3));
-        vectors.slice(1, 0..2) + vectors.slice(1, 2..4)
-    })
-    .unwrap();
-    let line = line!() + 1;
-    let text = built(|_, x| x * 2.0).unwrap_err().to_string();
-    let expected = format!(
-        "0 ({}:{line}): mul: expected numbers, got x [2, 6], which are tokens; help: make \
-         vectors of them first, by m.layer(\"tokens\", x, Embedding::new(…)), and use or slice those",
-        file!()
-    );
-    assert_eq!(text, expected);
-    let refused: [(&str, Of); 4] = [
-        ("slice", |m, x| {
-            m.layer("tokens", &x.slice(1, 1..4), Embedding::new(7, 3))
-        }),
-        ("equal", |m, x| {
-            let is_padding = x.equal(&x.number(0.0)).reshape(&[x.size(0), 6, 1]);
-            m.layer("tokens", x, Embedding::new(7, 3)) * is_padding
-        }),
-        ("linear", |m, x| m.linear("up", x, 4)),
-        ("sum", |_, x| x.reshape(&[x.size(0), 2, 3]).sum(-1)),
-    ];
-    for (name, formula) in refused {
-        let text = built(formula).unwrap_err().to_string();
-        assert!(
-            text.contains(&format!("): {name}: expected numbers, got ")),
-            "{text}"
-        );
     }
 }
 

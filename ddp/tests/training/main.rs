@@ -23,6 +23,7 @@ mod golden_losses;
 mod golden_nanogpt;
 mod golden_resnet;
 mod golden_vit;
+mod indices;
 mod layers;
 mod nonfinite;
 mod op_info;

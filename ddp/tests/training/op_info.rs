@@ -111,6 +111,10 @@ impl Program {
                 Var::concatenate(&[x].into_iter().chain(others).collect::<Vec<_>>(), axis(2))
             }
             "matmul" => x.matmul(value(2)),
+            "gather" => x.gather(axis(2), value(3)),
+            "rows" => x.rows(value(2)),
+            "max_pool2d" => x.max_pool2d(at(2), at(3), at(4)),
+            "avg_pool2d" => x.avg_pool2d(at(2), at(3)),
             "convolve" => {
                 let [size, stride, padding, dilation] =
                     [3, 4, 5, 6].map(|place| <[usize; 2]>::try_from(sizes(&step[place])).unwrap());

@@ -243,9 +243,18 @@ impl RowReference {
                 let is_mixed = [1, 2].iter().any(|&axis| of_all.along(axis).is_some());
                 (!is_mixed).then_some(of_all)?
             }
-            Op::Stop | Op::Slope | Op::Activate(_) | Op::Documents | Op::Embedding(_) => {
-                of(0).clone()
+            Op::Stop
+            | Op::Slope
+            | Op::Cast(_)
+            | Op::Activate(_)
+            | Op::Documents
+            | Op::Embedding(_) => of(0).clone(),
+            Op::Gather(axis) => {
+                let of_all = none.clone().with_all(all())?;
+                (!has(1, *axis)).then_some(of_all)?
             }
+            // Where in a value each row begins; a gather uses it of the same row.
+            Op::Steps(_) => RowAxes(self.growing(id).map(|axis| (axis, Alike)).collect()),
             // What it does with them is not known. Of one shape rows stay where they are; else they
             // are in order along what is longer for more rows.
             Op::Custom(_) => {

@@ -113,6 +113,7 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .map(|it| d.push(Op::PositionsBackward, &[d], it.shape()));
             vec![None, table, positions]
         }
+        Op::Gather(_) => vec![None, like(Op::GatherBackward, &[d, &x[0]], &x[1])],
         Op::Rope(rope, heads, back) => {
             vec![like(Op::Rope(rope.clone(), *heads, !back), &[d], &x[0])]
         }
@@ -125,11 +126,16 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
                 .chain(x[1..].iter().map(|_| None))
                 .collect()
         }
-        Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) => vec![],
+        Op::Input
+        | Op::Parameter(_)
+        | Op::Numbers(_)
+        | Op::Tensor(_)
+        | Op::Constant(_)
+        | Op::Steps(_) => vec![],
         Op::Slope => (0..x.len())
             .map(|at| (at % 2 == 1).then(|| d * &x[at + 1]))
             .collect(),
-        Op::Stop | Op::Part(..) | Op::Documents => vec![None; x.len()],
+        Op::Stop | Op::Part(..) | Op::Documents | Op::Cast(_) => vec![None; x.len()],
         // No forward has these.
         Op::Fold(_)
         | Op::CustomBackward(_)
@@ -139,6 +145,7 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
         | Op::NormBackward(..)
         | Op::GatedBackward(_)
         | Op::EmbeddingBackward(_)
+        | Op::GatherBackward
         | Op::PositionsBackward
         | Op::AttentionBackward(_)
         | Op::Gradient(_)

@@ -372,7 +372,8 @@ impl Var {
     /// Rows of `table` (V, C) for these tokens (B, T), plus those of positions.
     pub(crate) fn rows_of(&self, table: &Var, positions: Option<&Var>, untrained: &[usize]) -> Var {
         let shape = [&self.shape()[..], &table.shape()[1..]].concat();
-        let inputs: Vec<&Var> = [self, table].into_iter().chain(positions).collect();
+        let tokens = self.as_tokens();
+        let inputs: Vec<&Var> = [&tokens, table].into_iter().chain(positions).collect();
         self.checked(Op::Embedding(untrained.into()), &inputs, shape)
     }
 

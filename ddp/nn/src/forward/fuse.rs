@@ -262,6 +262,9 @@ impl Planner {
             | Op::GatedBackward(_)
             | Op::Embedding(_)
             | Op::EmbeddingBackward(_)
+            | Op::Gather(_)
+            | Op::GatherBackward
+            | Op::Cast(_)
             | Op::PositionsBackward
             | Op::AttentionBackward(_) => (Action::Kernel, vec![id]),
             _ => return false,
@@ -319,11 +322,22 @@ impl Planner {
     pub(super) fn find_kinds(&mut self) {
         let mut kinds = Vec::<Kind>::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let of = |it: &usize| kinds[*it];
+            let chosen = match &node.op {
+                // The condition is not among what it gives.
+                Op::Apply(Function::Where) => &node.inputs[1..],
+                _ => &node.inputs[..],
+            };
+            let of = chosen.iter().filter(|it| !self.is_constant(**it));
+            let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(&kinds[*it]));
             kinds.push(match &node.op {
-                Op::LinearWeight | Op::EmbeddingBackward(_) | Op::PositionsBackward => Kind::Sums,
-                Op::Part(_, kind) => *kind,
+                Op::LinearWeight
+                | Op::EmbeddingBackward(_)
+                | Op::GatherBackward
+                | Op::PositionsBackward
+                | Op::Steps(_) => Kind::Exact,
+                Op::Part(_, kind) | Op::Cast(kind) => *kind,
                 Op::Documents => Kind::Tokens,
+                Op::Numbers(values) if !values.iter().all(|value| is_bf16(*value)) => Kind::Exact,
                 Op::Apply(_)
                 | Op::Sum(_)
                 | Op::Largest(_)
@@ -332,14 +346,11 @@ impl Planner {
                 | Op::Reshape
                 | Op::Permute(_)
                 | Op::Slice(..)
-                | Op::Window(..)
-                    if node
-                        .inputs
-                        .iter()
-                        .all(|it| of(it) == Kind::Sums || self.is_constant(*it)) =>
-                {
-                    Kind::Sums
-                }
+                | Op::Window(..) => match () {
+                    () if all_are(&[Kind::Sums]) => Kind::Sums,
+                    () if all_are(&[Kind::Sums, Kind::Exact]) => Kind::Exact,
+                    () => Kind::Layers,
+                },
                 _ => Kind::Layers,
             });
         }
@@ -349,4 +360,10 @@ impl Planner {
     fn is_constant(&self, id: usize) -> bool {
         matches!(self.node(id).op, Op::Constant(_))
     }
+}
+
+/// Whether bf16 holds this number: it is the upper half of f32.
+fn is_bf16(value: f64) -> bool {
+    let short = value as f32;
+    value.is_nan() || f64::from(short) == value && short.to_bits() & 0xffff == 0
 }

@@ -167,6 +167,25 @@ impl Running<'_, '_, '_> {
                 let out = self.take(run, 0)?;
                 self.embedding_gradient((&out, false), untrained, [&rows(x[0])?, x[1]])?;
             }
+            Op::Cast(_) => ops::cast_into(&self.take(run, 0)?, x[0])?,
+            Op::Gather(_) => {
+                let (out, tokens) = (self.take(run, 0)?, x[0].flatten()?);
+                let columns = out.count() / tokens.count().max(1);
+                if columns > 0 {
+                    let [out, table] = [&out, x[1]].map(|it| rows_of(it, columns));
+                    ops::embedding_into(&out?, &table?, &tokens, None)?;
+                }
+            }
+            Op::GatherBackward => {
+                let (out, tokens) = (self.take(run, 0)?, x[1].flatten()?);
+                let columns = x[0].count() / tokens.count().max(1);
+                if columns == 0 {
+                    ops::zero(&out)?;
+                    return Ok(true);
+                }
+                let [out, d] = [&out, x[0]].map(|it| rows_of(it, columns));
+                self.embedding_gradient((&out?, false), &[], [&d?, &tokens])?;
+            }
             Op::PositionsBackward => {
                 let out = self.take(run, 0)?;
                 ops::embedding_positions_backward_into(&out, &rows(x[0])?, false)?;

@@ -74,6 +74,21 @@ pub(super) enum Action {
     GradientColumns(ParamId),
 }
 
+impl Action {
+    /// Whether its inputs may be in the dtype of layers or in that of sums.
+    pub(super) fn reads_any_dtype(&self) -> bool {
+        matches!(
+            self,
+            Action::Chain(_)
+                | Action::Join(..)
+                | Action::Reshape
+                | Action::Columns
+                | Action::Gradient(_)
+                | Action::GradientColumns(_)
+        )
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct PlannedRun {
     pub(super) action: Action,
@@ -187,8 +202,16 @@ pub(super) fn plan(
     let [_, y, _, dx] = ends;
     if how.is_loss {
         let layers = planner.kinds.iter_mut().enumerate();
-        let sums = layers.filter(|(id, kind)| **kind == Kind::Layers && Some(*id) != dx);
+        let is_wide = |kind: Kind| matches!(kind, Kind::Layers | Kind::Exact);
+        let sums = layers.filter(|(id, kind)| is_wide(**kind) && Some(*id) != dx);
         sums.for_each(|(_, kind)| *kind = Kind::Sums);
+    }
+    // An output is in the layers' dtype, also if it is only numbers.
+    let mut output = y;
+    while let Some(id) = output.filter(|id| planner.kinds[*id] == Kind::Exact) {
+        planner.kinds[id] = Kind::Layers;
+        let is_same = matches!(planner.node(id).op, Op::Reshape);
+        output = planner.node(id).inputs.first().copied().filter(|_| is_same);
     }
     planner.live = planner.find_live([y, dx]);
     let is_live = |planner: &Planner, id: &usize| planner.live[*id];
@@ -236,7 +259,7 @@ impl PassPlan {
     fn is_computed(&self, id: usize) -> bool {
         !matches!(
             self.nodes[id].op,
-            Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_)
+            Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) | Op::Steps(_)
         )
     }
 
@@ -373,7 +396,12 @@ impl Planner {
     pub(super) fn is_leaf(&self, id: usize) -> bool {
         matches!(
             self.node(id).op,
-            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_)
+            Op::Input
+                | Op::Parameter(_)
+                | Op::Numbers(_)
+                | Op::Tensor(_)
+                | Op::Constant(_)
+                | Op::Steps(_)
         )
     }
 

@@ -7,7 +7,7 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::plan::{Action, PassPlan, PlannedRun};
-use super::trace::{INPUTS_MAX, Op, TraceNode};
+use super::trace::{INPUTS_MAX, Kind, Op, TraceNode};
 use super::written::must_write;
 use crate::error::{Error, Result};
 use crate::pass::{Pass, observe};
@@ -44,7 +44,7 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         match &self.nodes[id].op {
             Op::Parameter(parameter) => Ok(self.pass.value(*parameter)?.clone()),
             Op::Tensor(tensor) => Ok(tensor.clone()),
-            Op::Numbers(_) | Op::Constant(_) => {
+            Op::Numbers(_) | Op::Constant(_) | Op::Steps(_) => {
                 let found = self.numbers.binary_search_by_key(&id, |it| it.0);
                 let at = found.expect("numbers that runs read are made with the plan");
                 Ok(self.numbers[at].1.clone())
@@ -86,6 +86,16 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
         Ok(())
     }
 
+    /// In the dtype of the layers.
+    fn rounded(&mut self, value: Tensor) -> Result<Tensor> {
+        if value.dtype() == self.pass.dtype() {
+            return Ok(value);
+        }
+        let rounded = self.pass.take(value.shape())?;
+        ops::cast_into(&rounded, &value)?;
+        Ok(rounded)
+    }
+
     fn chain(&mut self, run: &PlannedRun, chain: &Chain, inputs: &[&Tensor]) -> Result<()> {
         let mut outs = [const { None }; INPUTS_MAX];
         for (at, out) in outs.iter_mut().enumerate().take(run.outputs.len()) {
@@ -114,8 +124,13 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
                 help,
             ));
         }
+        let is_cast = matches!(self.nodes[run.of].op, Op::Cast(_));
         for (input, &id) in inputs.iter_mut().zip(&run.inputs) {
-            *input = Some(self.value(id)?);
+            let value = self.value(id)?;
+            *input = Some(match run.action.reads_any_dtype() || is_cast {
+                false if self.plan.kinds[id] == Kind::Exact => self.rounded(value)?,
+                _ => value,
+            });
         }
         let first = inputs[0].clone();
         let x = |at: usize| inputs[at].as_ref().expect("a run has its inputs");
@@ -222,7 +237,7 @@ pub(super) fn rows(x: &Tensor, columns: usize) -> Result<Tensor> {
 }
 
 /// The numbers that runs of a plan read, of its output, and those of `also`, in the order of
-/// values.
+/// values; `dtype` is that of the layers.
 pub(super) fn numbers(
     plan: &PassPlan,
     also: Option<usize>,
@@ -237,11 +252,19 @@ pub(super) fn numbers(
         let values = match &node.op {
             Op::Numbers(values) => values.to_vec(),
             Op::Constant(value) => vec![*value; node.shape.iter().product()],
+            Op::Steps(step) => {
+                let count = node.shape.iter().product();
+                (0..count).map(|it| (it * step) as f64).collect()
+            }
             _ => continue,
         };
         if read.contains(&id) {
             let made = announced("numbers of a forward", || {
                 let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
+                let dtype = match plan.kinds[id] {
+                    Kind::Exact if dtype == DType::BF16 => DType::F32,
+                    _ => dtype,
+                };
                 tensor.to_dtype(dtype)?.to(device)
             })?;
             numbers.push((id, made));

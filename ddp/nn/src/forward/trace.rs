@@ -30,6 +30,10 @@ pub(super) enum Op {
     Tensor(Tensor),
     /// One number, of shape [].
     Constant(f64),
+    /// 0, and each element so much more than the one before.
+    Steps(usize),
+    /// Numbers of this kind, without a gradient.
+    Cast(Kind),
     /// Element by element; shapes are broadcast.
     Apply(Function),
     /// Over these axes, which keep a length of 1.
@@ -87,6 +91,10 @@ pub(super) enum Op {
     Embedding(Arc<[usize]>),
     /// The table's gradient, 0 in these rows, of d and the tokens.
     EmbeddingBackward(Arc<[usize]>),
+    /// What tokens choose along this axis, of the tokens and a value: see `Var::gather`.
+    Gather(usize),
+    /// The gradient of that value, of d and the tokens.
+    GatherBackward,
     /// The gradient of the rows of positions, of d.
     PositionsBackward,
     /// Turns so many heads of so many columns by their positions, or back.
@@ -127,6 +135,8 @@ pub(super) struct Trace {
     pub(super) place: Arc<str>,
     /// Where the user's code has called the layer that is being traced, for errors.
     pub(super) line: Option<&'static Location<'static>>,
+    /// Whether the input is tokens.
+    pub(super) takes_tokens: bool,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
     /// The last layer, if the loss may run it: its output, its input, weight and perhaps mask, and
@@ -151,6 +161,7 @@ impl Default for Trace {
             again: None,
             place: "model".into(),
             line: None,
+            takes_tokens: false,
             begins: None,
             head: None,
         }
@@ -226,32 +237,6 @@ impl Trace {
         id
     }
 
-    /// The refusal of an operation on the input itself, which is tokens.
-    pub(super) fn operation_on_tokens(&self) -> Option<String> {
-        let mut are_tokens: Vec<bool> = Vec::with_capacity(self.nodes.len());
-        for node in &self.nodes {
-            let tokens = node.inputs.iter().copied().find(|it| are_tokens[*it]);
-            let is_of_tokens = match &node.op {
-                Op::Input => true,
-                Op::Reshape | Op::Documents => tokens.is_some(),
-                Op::Embedding(_) | Op::EmbeddingBackward(_) | Op::Custom(_) | Op::Part(..) => false,
-                op => {
-                    if let Some(tokens) = tokens {
-                        return Some(node.error(&format!(
-                            "{}: expected numbers, got {}, which are tokens; help: make vectors of them \
-                             first, by m.layer(\"tokens\", x, Embedding::new(…)), and use or slice those",
-                            op.name(),
-                            self.described(tokens)
-                        )));
-                    }
-                    false
-                }
-            };
-            are_tokens.push(is_of_tokens);
-        }
-        None
-    }
-
     /// What a value is called in messages.
     pub(super) fn name(&self, id: usize) -> String {
         let op = &self.nodes[id].op;
@@ -282,6 +267,24 @@ impl Trace {
 }
 
 impl Op {
+    /// Whether tokens are read as they are.
+    fn takes_tokens(&self) -> bool {
+        matches!(
+            self,
+            Op::Reshape
+                | Op::Stop
+                | Op::Cast(_)
+                | Op::Custom(_)
+                | Op::CustomBackward(_)
+                | Op::Part(..)
+                | Op::Documents
+                | Op::Embedding(_)
+                | Op::EmbeddingBackward(_)
+                | Op::Gather(_)
+                | Op::GatherBackward
+        )
+    }
+
     /// Its name in messages and profiles.
     pub(super) fn name(&self) -> String {
         let text = match self {
@@ -327,10 +330,19 @@ impl Var {
         Var { trace, id }
     }
 
-    /// A new value.
+    /// A new value. An operation that does not take tokens reads them as numbers.
     #[track_caller]
     pub(super) fn push(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
-        let inputs = inputs.iter().map(|it| it.id).collect();
+        let mut read = Vec::with_capacity(inputs.len());
+        for &input in inputs {
+            let is_read = op.takes_tokens() || !input.are_tokens();
+            read.push(if is_read {
+                input.id
+            } else {
+                input.cast(Kind::Exact).id
+            });
+        }
+        let inputs = read;
         let id = self.trace.borrow_mut().push(op, inputs, shape);
         self.at(id)
     }

@@ -1,0 +1,90 @@
+//! Values that choose elements of others: tokens, and indices that a formula computes.
+//!
+//! Tokens are integers, which only a table takes. Any other operation on them reads them as numbers
+//! (`Op::Cast`), so a formula may slice them, or compare them for a mask.
+
+use super::trace::{Kind, Op, Var};
+
+/// f32 holds all whole numbers up to this one.
+const WHOLE_MAX: usize = 1 << 24;
+
+impl Var {
+    /// Whether these are tokens.
+    pub(super) fn are_tokens(&self) -> bool {
+        let trace = self.trace.borrow();
+        let mut id = self.id;
+        while let Op::Reshape | Op::Stop = trace.nodes[id].op {
+            id = trace.nodes[id].inputs[0];
+        }
+        match trace.nodes[id].op {
+            Op::Input => id == 0 && trace.takes_tokens,
+            Op::Documents | Op::Cast(Kind::Tokens) => true,
+            _ => false,
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn cast(&self, kind: Kind) -> Var {
+        self.push(Op::Cast(kind), &[self], self.shape())
+    }
+
+    /// The same as tokens.
+    #[track_caller]
+    pub(super) fn as_tokens(&self) -> Var {
+        if self.are_tokens() {
+            return self.clone();
+        }
+        self.cast(Kind::Tokens)
+    }
+
+    /// What `indices` choose along an axis, as `torch.gather`: they have this value's shape but for
+    /// that axis. If they end with that axis, each chooses all that is along the others. Indices
+    /// are tokens or numbers. One outside of the axis is an error on the CPU; a GPU gives NaN.
+    #[track_caller]
+    pub fn gather(&self, axis: isize, indices: &Var) -> Var {
+        let Some(axis) = self.axis("gather", axis) else {
+            return self.clone();
+        };
+        let (of, mut shape) = (self.shape(), indices.shape());
+        let fits = |it: usize| it == axis || shape[it] == of[it];
+        let has_axes = shape.len() == axis + 1 || shape.len() == of.len();
+        if !has_axes || !(0..shape.len()).all(fits) {
+            let expected = "indices of the same shape but for the axis, which they may end with";
+            let help = "expand them, or choose whole rows with table.rows(&indices)";
+            return self.refuse("gather", &[self, indices], expected, help);
+        }
+        let inner: usize = shape[axis + 1..].iter().product();
+        let outer: usize = of[..axis].iter().product();
+        if outer * of[axis] * inner > WHOLE_MAX {
+            let expected = format!("at most {WHOLE_MAX} elements or rows to choose from");
+            return self.refuse("gather", &[self, indices], &expected, "use smaller batches");
+        }
+        let numbers = indices.cast(Kind::Exact);
+        let [zero, length, none] = [0.0, of[axis] as f64, -1.0].map(|it| numbers.constant(it));
+        let is_inside = zero.less_equal(&numbers) * numbers.less(&length);
+        let mut places = numbers * inner as f64;
+        if axis > 0 {
+            let mut begins = of[..axis].to_vec();
+            begins.resize(shape.len(), 1);
+            places = places.push(Op::Steps(of[axis] * inner), &[], begins) + places;
+        }
+        if inner > 1 {
+            let within = (0..inner).map(|it| it as f64).collect();
+            places = places.push(Op::Numbers(within), &[], shape[axis + 1..].to_vec()) + places;
+        }
+        let tokens = is_inside.select(&places, &none).cast(Kind::Tokens);
+        if shape.len() == axis + 1 {
+            shape.extend(&of[axis + 1..]);
+        }
+        self.checked(Op::Gather(axis), &[&tokens, self], shape)
+    }
+
+    /// The rows of this table (V, …) that `indices` name, tokens or numbers of any shape.
+    #[track_caller]
+    pub fn rows(&self, indices: &Var) -> Var {
+        let (shape, of) = (indices.shape(), self.shape());
+        let flat = indices.reshape(&[shape.iter().product()]);
+        let chosen = self.gather(0, &flat);
+        chosen.reshape(&[&shape, of.get(1..).unwrap_or(&[])].concat())
+    }
+}
