@@ -207,6 +207,7 @@ mod tests {
             format!("{gpt} --dtype bf16"),
             format!("{gpt} --recompute block --dropout 0.1 --val-split 0"),
             format!("{glyphs} --model vit,layers=2 --micro-batch 30 --same-bits 4"),
+            format!("{glyphs} --model vit,layers=2 --micro-batch 8 --same-bits 16"),
             format!("{glyphs} --model vit,layers=2 --dtype bf16 --recompute block"),
             format!("{glyphs} --hidden 300,200 --activation gelu --micro-batch 30"),
             "--data synthetic:regression --hidden 100 --freeze 0.*".into(),

@@ -3,8 +3,10 @@
 //! without computing anything, so that they take the buffers for activations which a real step
 //! takes.
 
+use std::collections::BTreeSet;
+
 use ddp_comm::World;
-use ddp_data::sampler::Shards;
+use ddp_data::sampler::{self, Shards};
 use ddp_data::{Data, RowSpec, TensorSpec};
 use ddp_kernels::{DType, Device, Tensor, matmuls};
 use ddp_nn::models::Model;
@@ -152,12 +154,19 @@ pub(super) fn plan(
     }
     let shards = Shards::of_rank(options.same_bits.unwrap_or(ranks), 0, ranks);
     let [of_shard, micro] = division::rows_of_shard(options, data, shards.of);
-    let held_out = (data.held_out.rows() as usize).div_ceil(shards.of);
-    let rows_of = [micro, held_out.min(division::eval_rows(spec))];
     let loss = tasks::of(data.train.task());
     let settled = loss.settled(&options.loss_options(), data, options.data.name())?;
     let loss = loss.loss(&settled, devices[0].planned())?;
-    step.activations = activations(&models, &*loss, spec, rows_of)? as u64;
+    let batch = options.batch_rows().min(data.train.rows());
+    let of_ranks = (0..ranks).map(|rank| {
+        let shards = Shards::of_rank(shards.of, rank, ranks);
+        let held_out = (data.held_out.rows(), division::eval_rows(spec));
+        [(batch, micro), held_out].map(|(rows, most)| lengths(&shards, rows, most))
+    });
+    for lengths in of_ranks.collect::<BTreeSet<_>>() {
+        let of_rank = activations(&models, &*loss, spec, &lengths)? as u64;
+        step.activations = step.activations.max(of_rank);
+    }
     if !devices[0].is_accelerator() {
         return Ok((bytes, step));
     }
@@ -206,19 +215,38 @@ fn models(
         .models(&data_shape(spec), &devices, &frozen, sharing)
 }
 
-/// Bytes of activations of a step on this many rows, and of an evaluation of that many.
+/// How many rows pass through the model at a time, in the order in which each number is first met,
+/// of `rows` in these shards. A longer pass after a shorter one needs buffers besides.
+fn lengths(shards: &Shards, rows: u64, most: usize) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    for shard in shards.numbers() {
+        let own = sampler::share(&(0..rows), shard, shards.of);
+        let count = (own.end - own.start) as usize;
+        for length in [count.min(most), count % most.max(1)] {
+            if length > 0 && !lengths.contains(&length) {
+                lengths.push(length);
+            }
+        }
+    }
+    lengths
+}
+
+/// Bytes of activations of a step with micro-batches of these lengths, and of an evaluation with
+/// those.
 fn activations(
     models: &[Model],
     loss: &dyn Loss,
     spec: &RowSpec,
-    rows: [usize; 2],
+    [steps, evaluations]: &[Vec<usize>; 2],
 ) -> Result<usize> {
     let device = models[0].params.values().device();
     let part = |_: &Model| (Scratch::new(device), Saved::default());
     let mut parts: Vec<_> = models.iter().map(part).collect();
     let place = Tensor::empty(&[2], DType::I64, device)?;
     let mut listener = |_: ParamId| Ok(());
-    for (rows, training) in rows.into_iter().zip([true, false]).filter(|it| it.0 > 0) {
+    let of_steps = steps.iter().map(|&rows| (rows, true));
+    let of_evaluations = evaluations.iter().map(|&rows| (rows, false));
+    for (rows, training) in of_steps.chain(of_evaluations) {
         let empty = |spec: &TensorSpec| {
             let shape = [&[rows], &spec.shape[..]].concat();
             Tensor::empty(&shape, spec.dtype, device)
