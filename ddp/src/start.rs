@@ -216,7 +216,7 @@ fn count(ranks: &StartFlags, command: &Command) -> usize {
     match (ranks.places.ranks, device) {
         (Some(RankCount::Of(count)), _) => count,
         (_, DeviceChoice::Auto | DeviceChoice::Cuda) => (discover().gpus.len() / per_rank).max(1),
-        _ => 1,
+        (_, DeviceChoice::Cpu | DeviceChoice::CudaAt(_)) => 1,
     }
 }
 

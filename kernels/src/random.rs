@@ -79,7 +79,8 @@ impl Draw {
         // As many bits as the type has; the rest is cut off, because rounding could reach 1.
         let steps = match T::DTYPE {
             DType::BF16 => 256.0,
-            _ => 16_777_216.0,
+            DType::F32 | DType::F64 => 16_777_216.0,
+            DType::F16 | DType::U8 | DType::I32 | DType::I64 => unreachable!("refused before"),
         };
         threads::split_mut(out, BLOCK, |first, out| {
             let mut buffer = [0f32; BLOCK];

@@ -32,6 +32,7 @@ mod stream;
 mod tests;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use ddp_kernels::panics;
@@ -130,7 +131,12 @@ impl Shared {
                     root,
                     first: state.piece,
                 },
-                _ => StepOrder::Alike,
+                Operation::AllReduce(_)
+                | Operation::ReduceScatter(_)
+                | Operation::AllGather
+                | Operation::Send { .. }
+                | Operation::Receive { .. }
+                | Operation::Barrier => StepOrder::Alike,
             };
             let turn = NumberedCall {
                 call,
@@ -197,7 +203,11 @@ impl Shared {
                     Ok(())
                 })
             }),
-            _ => call.with_bytes_mut(tensor, |bytes| {
+            Operation::AllReduce(_)
+            | Operation::ReduceScatter(_)
+            | Operation::AllGather
+            | Operation::Broadcast { .. }
+            | Operation::Barrier => call.with_bytes_mut(tensor, |bytes| {
                 let mut exchange = |rows: &[u8]| {
                     self.collect(call, operation, |turn, first| {
                         self.exchange(turn, first, operation, (bytes, rows), dtype)
@@ -249,11 +259,17 @@ impl Shared {
         let cut = match operation {
             Operation::AllReduce(_) => SliceCut::even(bytes.len(), size, piece_bytes),
             Operation::Broadcast { .. } => SliceCut::even(bytes.len(), 1, piece_bytes),
-            _ => SliceCut::equal(bytes.len(), size, piece_bytes),
+            Operation::ReduceScatter(_) | Operation::AllGather => {
+                SliceCut::equal(bytes.len(), size, piece_bytes)
+            }
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
+                unreachable!("a {operation} needs no slices")
+            }
         };
-        let moved = match operation {
-            Operation::AllGather => cut.slice(0).len(),
-            _ => bytes.len(),
+        let moved = if operation == Operation::AllGather {
+            cut.slice(0).len()
+        } else {
+            bytes.len()
         };
         if self.is_small(moved) && partials.is_none() {
             self.exchange_at_once(turn, operation, &cut, bytes, dtype)?;
@@ -271,7 +287,7 @@ impl Shared {
             Operation::ReduceScatter(reduce) => slices.reduce(bytes, dtype, terms(reduce), true)?,
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
             Operation::AllGather => slices.all_gather(bytes)?,
-            other => unreachable!("a {other} needs no slices"),
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {}
         }
         Ok(cut.pieces)
     }
@@ -285,27 +301,29 @@ impl Shared {
         bytes: &mut [u8],
         dtype: DType,
     ) -> Result<()> {
-        let (round, me) = (self.round(turn), self.channel.me);
-        let mine = match operation {
-            Operation::AllReduce(_) | Operation::Broadcast { .. } => 0..bytes.len(),
-            _ => cut.slice(me),
+        let round = self.round(turn);
+        let mine = || cut.slice(self.channel.me);
+        let reduced = |bytes: &mut [u8], range: Range<usize>, reduce| -> Result<()> {
+            round.exchange(bytes)?;
+            let offset = range.start;
+            round.reduce(&mut bytes[range], offset, dtype, reduce);
+            Ok(())
         };
         match operation {
-            Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
-                round.exchange(bytes)?;
-                let offset = mine.start;
-                round.reduce(&mut bytes[mine], offset, dtype, reduce);
-            }
+            Operation::AllReduce(reduce) => reduced(bytes, 0..bytes.len(), reduce)?,
+            Operation::ReduceScatter(reduce) => reduced(bytes, mine(), reduce)?,
             Operation::Broadcast { root } => {
                 round.exchange(&[])?;
                 round.take(root, bytes);
             }
             Operation::AllGather => {
-                round.exchange(&bytes[mine])?;
+                round.exchange(&bytes[mine()])?;
                 let others = self.channel.others();
                 others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
             }
-            other => unreachable!("a {other} exchanges nothing with all"),
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Barrier => {
+                unreachable!("a {operation} exchanges nothing with all")
+            }
         }
         Ok(())
     }

@@ -49,7 +49,12 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     let limits = limits::check(launch.local_size.unwrap_or(1).max(1), 1);
     let place = match launch.launcher {
         Launcher::Slurm => Rendezvous::of_slurm(&lookup)?,
-        _ => Rendezvous::of_torch(&lookup)?,
+        Launcher::Own
+        | Launcher::OpenMpi
+        | Launcher::Pmi
+        | Launcher::Pmix
+        | Launcher::Torchrun
+        | Launcher::Variables => Rendezvous::of_torch(&lookup)?,
     };
     let Some(place) = place else {
         return Ok(None);

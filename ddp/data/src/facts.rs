@@ -190,7 +190,7 @@ impl Scan<'_> {
         if let (Some(labels), None) = (numbers, self.model) {
             let bytes_max = match normalize {
                 Scaling::Standard => scan::BYTES_MAX,
-                _ => SAMPLED_BYTES_MAX,
+                Scaling::None | Scaling::Unit => SAMPLED_BYTES_MAX,
             };
             let read = |first, into: &mut [f32]| labels.rows.read_f32(first, into);
             let shape = (labels.rows.rows(), labels.rows.width);

@@ -234,8 +234,8 @@ pub(crate) fn row_kind(path: &Path, has_tokenizer: bool) -> Result<RowKind> {
         Holds::Conversations => RowKind::Conversations,
         Holds::Table(TableFormat::Parquet) if has_tokenizer => RowKind::Conversations,
         Holds::Tokens(_) => RowKind::Tokens,
-        _ if format.is(&flat::FLAT) && is_shard() => RowKind::Tokens,
-        _ => RowKind::Features,
+        Holds::Arrays(_) if format.is(&flat::FLAT) && is_shard() => RowKind::Tokens,
+        Holds::Arrays(_) | Holds::Table(_) | Holds::Packed => RowKind::Features,
     })
 }
 

@@ -102,7 +102,10 @@ impl LabelPlace {
         match self {
             LabelPlace::Files(files, part) => (files, part.as_deref()),
             LabelPlace::Beside(files) => (files, None),
-            _ => (&[], None),
+            LabelPlace::Default
+            | LabelPlace::Named(_)
+            | LabelPlace::Given(_)
+            | LabelPlace::Unwanted => (&[], None),
         }
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn ready(asked: &Given<'_>, world: &World) -> Result<ReadyModel> {
     agree(asked, world, opened, &*rows)?;
     let most = match rows.task() {
         TaskSpec::NextToken { .. } => (EVAL_TOKENS_MAX / rows.spec().positions().max(1)).max(1),
-        _ => usize::MAX,
+        TaskSpec::Classification(_) | TaskSpec::Regression { .. } => usize::MAX,
     };
     let all = usize::try_from(rows.rows()).unwrap_or(usize::MAX);
     let batch = using.batch_size.min(all).min(most);

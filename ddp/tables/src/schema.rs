@@ -181,7 +181,10 @@ impl Settling<'_> {
         match &self.files.labels {
             LabelPlace::Named(name) => return Ok(Some(name.clone())),
             LabelPlace::Default => {}
-            _ => return Ok(None),
+            LabelPlace::Files(..)
+            | LabelPlace::Beside(_)
+            | LabelPlace::Given(_)
+            | LabelPlace::Unwanted => return Ok(None),
         }
         // Only if the features have names as well, this table should have the same ones.
         let known = self.known_label(self.known.columns.is_some())?;

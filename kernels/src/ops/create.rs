@@ -175,7 +175,8 @@ impl Tensor {
         let most: u64 = match dtype {
             DType::U8 => 1 << 8,
             DType::I32 => 1 << 31,
-            _ => u64::from(u32::MAX),
+            // Others are refused below.
+            DType::I64 | DType::F32 | DType::BF16 | DType::F16 | DType::F64 => u32::MAX.into(),
         };
         if bound == 0 || u64::from(bound) > most {
             return Err(by.value("bound", format!("1 to {most}"), bound));

@@ -172,10 +172,14 @@ macro_rules! with_stored {
                 type $S = $crate::dtype::bf16;
                 $body
             }
-            _ => {
+            $crate::DType::F32 => {
                 type $S = f32;
                 $body
             }
+            other @ ($crate::DType::F16
+            | $crate::DType::U8
+            | $crate::DType::I32
+            | $crate::DType::I64) => unreachable!("nothing computes with {other}"),
         }
     }};
 }

@@ -39,7 +39,9 @@ pub(super) fn kind(
     let path = match spec {
         DataSpec::Tokens(spec) => return Ok(DataKind::Tokens(spec.clone())),
         DataSpec::Files(FilesSpec { path, part: None }) => path,
-        _ => return Ok(DataKind::Features),
+        DataSpec::Glyphs(_) | DataSpec::Synthetic(_) | DataSpec::Files(_) => {
+            return Ok(DataKind::Features);
+        }
     };
     let has_tokenizer = request.tokenizer.is_some();
     let rows = in_turn(ranks, || row_kind(&files(path, setting)?[0], has_tokenizer))?;

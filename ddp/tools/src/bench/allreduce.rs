@@ -68,8 +68,10 @@ impl BenchOperation {
         let aligned = ranks * 16 / dtype.bytes();
         let unit = match self {
             BenchOperation::AllReduce | BenchOperation::Broadcast => 1,
-            _ if count >= aligned => aligned,
-            _ => ranks,
+            BenchOperation::ReduceScatter | BenchOperation::AllGather if count >= aligned => {
+                aligned
+            }
+            BenchOperation::ReduceScatter | BenchOperation::AllGather => ranks,
         };
         (count / unit).max(1) * unit
     }

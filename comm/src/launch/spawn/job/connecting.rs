@@ -139,7 +139,11 @@ impl Job {
                 News::Gone if other.answer.is_none() => {
                     other.answer = Some(Err(other.why_no_answer(&self.task)));
                 }
-                _ => {}
+                News::Gone
+                | News::Ended(..)
+                | News::Said(..)
+                | News::Stopped(..)
+                | News::Printed(_) => {}
             }
         }
         let others = self.others.iter_mut().enumerate();

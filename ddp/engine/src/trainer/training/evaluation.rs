@@ -51,7 +51,7 @@ impl TrainingRun<'_> {
         {
             let normalize = match self.options.normalize {
                 Scaling::Standard => String::new(),
-                _ => format!("{NORMALIZE} standard, "),
+                Scaling::None | Scaling::Unit => format!("{NORMALIZE} standard, "),
             };
             tracing::warn!(
                 "step {number}: {why}; help: {normalize}more {EPOCHS}, or another {LR}; or the features may not predict \
