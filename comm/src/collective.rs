@@ -16,7 +16,7 @@ use std::time::Duration;
 use ddp_kernels::error::Site;
 use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Tensor, named};
+use ddp_kernels::{DType, Device, Tensor, named, ops};
 
 use crate::collective::tree::{Part, SumTree};
 use crate::error::{Error, Line, Result};
@@ -185,6 +185,30 @@ impl<'a> Call<'a> {
     }
 }
 
+/// On GPUs: how the ranks of a group agree whether their steps were stopped, because calls ended
+/// without a result.
+#[derive(Debug)]
+pub struct StopVote {
+    /// Set before calls end without a result.
+    pub word: StopWord,
+    /// f32 (1): this rank's vote; once it is summed over the ranks, how many were stopped. If there
+    /// are any, a step does not count.
+    pub stopped: Tensor,
+}
+
+impl StopVote {
+    pub(crate) fn new(word: StopWord, device: Device) -> Result<StopVote> {
+        let stopped = Tensor::zeros(&[1], DType::F32, device)?.named("ranks stopped");
+        Ok(StopVote { word, stopped })
+    }
+
+    /// Sets `stopped` to this rank's vote: 1 if it was stopped, now or as the `flags` of its steps
+    /// (`ops::STEP_FLAGS`) say, else 0.
+    pub fn vote(&self, flags: &Tensor) -> Result<()> {
+        Ok(ops::vote_stopped(&self.stopped, flags, Some(self.word))?)
+    }
+}
+
 /// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers
 /// use: it has checked the tensors, and numbers the calls.
 ///
@@ -197,8 +221,8 @@ pub(crate) trait Collective: Send + Sync + fmt::Debug {
     fn check_ranks(&self) -> Result<()> {
         Ok(())
     }
-    /// What is set before calls end without a result.
-    fn stop_word(&self) -> Option<StopWord> {
+    /// How steps stop before calls end without a result.
+    fn stop_vote(&self) -> Option<&StopVote> {
         None
     }
     /// How bytes travel: "shared memory", "shared memory and mpi", "nccl", "alone".

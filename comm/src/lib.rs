@@ -28,10 +28,10 @@ mod waited;
 mod world;
 
 pub use background::Background;
-pub use collective::Reduce;
 pub use collective::group::Group;
 pub use collective::handshake::{Field, Severity};
 pub use collective::tree::{Part, SumTree};
+pub use collective::{Reduce, StopVote};
 pub use error::{Error, Remedy, RemoteError, Result};
 pub use identity::RANKS_MAX;
 pub use launch::gpus::{GpuTable, Shortage};

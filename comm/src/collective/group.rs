@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use ddp_kernels::error::Site;
 use ddp_kernels::panics;
-use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::single::Single;
 use crate::collective::tree::SumTree;
-use crate::collective::{Call, Collective, Operation, Partials, Reduce};
+use crate::collective::{Call, Collective, Operation, Partials, Reduce, StopVote};
 use crate::error::{Argument, Cause, Disagreement, Error, Result, SAME_CALLS};
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering of calls.
@@ -105,9 +104,9 @@ impl Group {
         self.ranks.check_ranks()
     }
 
-    /// On GPUs: a word that is set before calls end without a result. None if the job ends then.
-    pub fn stop_word(&self) -> Option<StopWord> {
-        self.ranks.stop_word()
+    /// On GPUs: how steps stop before calls end without a result. None if the job ends then.
+    pub fn stop_vote(&self) -> Option<&StopVote> {
+        self.ranks.stop_vote()
     }
 
     /// The name that it was made with.

@@ -372,7 +372,7 @@ impl Step {
     /// values are read outside a step. Only ZeRO has something to do.
     pub fn gather(&mut self) -> Result<()> {
         self.model.gather()?;
-        match self.model.group().stop_word() {
+        match self.model.group().stop_vote() {
             // A gather that was ended leaves garbage.
             Some(_) => self.settle(),
             None => Ok(()),

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ddp_kernels::Device;
 use ddp_kernels::error::Error as TensorError;
 use ddp_kernels::foreign::{self, Operand};
-use ddp_kernels::progress::{DeviceProgress, StopWord};
+use ddp_kernels::progress::DeviceProgress;
 
 use super::common::Common;
 use super::communicator::Communicator;
 use super::names;
 use super::turns::{self, Turn};
-use crate::collective::{Call, Collective, Operation};
+use crate::collective::{Call, Collective, Operation, StopVote};
 use crate::error::{Error, Problem, Remedy, Result};
 use crate::transport::shared::COLLECTIVES;
 
@@ -25,6 +25,7 @@ pub(super) struct NcclGroup {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) progress: DeviceProgress,
+    pub(super) stop_vote: Option<StopVote>,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<GroupState>,
 }
@@ -130,9 +131,8 @@ impl Collective for NcclGroup {
         self.common.failure.check()
     }
 
-    fn stop_word(&self) -> Option<StopWord> {
-        let is_elastic = self.common.failure.client.is_some();
-        is_elastic.then(|| self.progress.board().stop_word())
+    fn stop_vote(&self) -> Option<&StopVote> {
+        self.stop_vote.as_ref()
     }
 
     fn history(&self) -> (u64, u64) {

@@ -19,9 +19,9 @@ use super::library::{self, nccl};
 use super::log;
 use super::warm;
 use super::watch::Watches;
-use crate::collective::Collective;
 use crate::collective::group::Group;
 use crate::collective::handshake::{Field, handshake};
+use crate::collective::{Collective, StopVote};
 use crate::error::{Error, Line, Problem, Remedy, Result, SAME_CALLS, Seconds};
 use crate::transport::failure::Failure;
 use crate::transport::shared::{JOINED, LANES};
@@ -61,6 +61,10 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     foreign::bind(device, "gpu_group", join.site)?;
     // Compiles kernels if necessary: not while others wait in a call.
     let progress = DeviceProgress::new(device, LANES)?;
+    let board = progress.board();
+    let is_elastic = join.failure.client.is_some();
+    let stop_vote = is_elastic.then(|| StopVote::new(board.stop_word(), device));
+    let stop_vote = stop_vote.transpose()?;
     if join.choice == NcclChoice::Fixed {
         environment::warn_of_bits();
     }
@@ -76,7 +80,6 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
         functions: library.functions,
         raw: raw.0,
     });
-    let board = progress.board();
     join.watches.start(&common, &communicator, board)?;
     let (rank, size) = (join.control.rank(), join.control.size());
     let nccl = NcclGroup {
@@ -86,6 +89,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
         rank,
         size,
         progress,
+        stop_vote,
         common: Arc::clone(&common),
         state: Mutex::new(GroupState::default()),
     };

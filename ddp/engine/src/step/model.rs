@@ -307,8 +307,15 @@ impl TrainedModel {
         if let Some(flag) = own_bad_step {
             ops::mark_nonfinite(flag, &stats, self.step())?;
         }
-        self.last_mut().reduce_vote()?;
-        self.last_mut().reducer.reduce(&stats)
+        // A rank that was stopped has not made the last update: its gradients are not those of the
+        // others' weights.
+        let group = self.group().clone();
+        let last = self.last_mut();
+        if let Some(stop) = group.stop_vote() {
+            stop.vote(&last.bad_step)?;
+            last.reducer.reduce(&stop.stopped)?;
+        }
+        last.reducer.reduce(&stats)
     }
 
     /// A shard of this rank is done: its gradients are kept, unless they go to the other ranks by
@@ -383,7 +390,7 @@ impl TrainedModel {
     ) -> Result<()> {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
-            let last = self.last();
+            let (last, stop) = (self.last(), self.group().stop_vote());
             let squares = match &self.squares {
                 Some(all) => Some(self.collect_squares(all)?),
                 None => measured.then_some(last.clip.partials()),
@@ -395,8 +402,8 @@ impl TrainedModel {
                 own: own_bad_step,
                 stats,
                 step: self.step(),
-                stop: self.group().stop_word(),
-                stopped: last.vote.as_ref(),
+                stop: stop.map(|it| it.word),
+                stopped: stop.map(|it| &it.stopped),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             observe(|| "sums of the loss".into(), stats)?;

@@ -2,7 +2,7 @@
 //! Usually there is one, the whole model.
 
 use ddp_comm::{Field, Group};
-use ddp_kernels::ops::{self, STEP_FLAGS};
+use ddp_kernels::ops::STEP_FLAGS;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::announced;
@@ -43,9 +43,6 @@ pub struct Stage {
     pub(super) digests: DeviceDigests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
-    /// On a GPU where ranks may be lost, f32 (1): how many ranks were stopped. If there are any, a
-    /// step does not count.
-    pub(super) vote: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
     /// Hears of the gradients of a pass that only takes memory, and does nothing.
@@ -94,7 +91,6 @@ impl Stage {
         share(&mut optimizer, &part.model, &reducer)?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
-            vote: vote(reducer.group(), device)?,
             digests: DeviceDigests::new(&part.model.params)?,
             model: part.model,
             clip,
@@ -114,7 +110,6 @@ impl Stage {
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
         self.clip = self.clip.slice_anew(params, self.reducer.owned())?;
-        self.vote = vote(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())
     }
@@ -125,17 +120,6 @@ impl Stage {
         share(&mut optimizer, &self.model, &self.reducer)?;
         self.optimizer = optimizer;
         Ok(())
-    }
-
-    /// Sums over the ranks, with the next gradients, whether they were stopped: one that was has
-    /// not made the last update, so its gradients are not those of the others' weights.
-    pub(super) fn reduce_vote(&mut self) -> Result<()> {
-        let Some(vote) = &self.vote else {
-            return Ok(());
-        };
-        let stop = self.reducer.group().stop_word();
-        ops::vote_stopped(vote, &self.bad_step, stop)?;
-        self.reducer.reduce(vote)
     }
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
@@ -297,13 +281,4 @@ fn share(optimizer: &mut Optimizer, model: &Model, reducer: &Reducer) -> Result<
     }
     let group = reducer.group();
     Ok(optimizer.share(&model.params, group.rank(), group.size())?)
-}
-
-/// Room for the sum of the votes of the ranks of `group`, if it has GPUs whose steps may be
-/// stopped.
-fn vote(group: &Group, device: Device) -> Result<Option<Tensor>> {
-    let vote = group
-        .stop_word()
-        .map(|_| Tensor::zeros(&[1], DType::F32, device));
-    Ok(vote.transpose()?.map(|vote| vote.named("ranks stopped")))
 }
