@@ -136,6 +136,8 @@ pub enum JobAction {
         process: u32,
         /// What.
         message: ToRank,
+        /// For logs.
+        why: &'static str,
     },
     /// Send all processes a signal, for this reason.
     Signal(c_int, &'static str),

@@ -211,7 +211,8 @@ impl Job {
         let mut result = Ok(());
         tracing::trace!("{event:?}");
         for action in decide::on(&mut self.state, self.now, event) {
-            tracing::trace!("{action:?}");
+            // With its reason.
+            tracing::debug!("{action:?}");
             match action {
                 JobAction::Start { rank, process, .. } => {
                     if let Err(error) = self.start_process(rank, process) {
@@ -227,6 +228,7 @@ impl Job {
                     rank,
                     process,
                     message,
+                    ..
                 } => match other(self.state.ranks[rank].host) {
                     None => self.tell_here(rank, process, &message),
                     Some(at) => self.others[at].send(&AgentOrder::Tell(rank, process, message)),

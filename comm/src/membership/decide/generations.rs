@@ -43,18 +43,18 @@ impl Decision<'_> {
                     self.leave_out(rank, ranks, have_met);
                 }
             }
-            ToLauncher::Ends(code) => self.end(code),
+            ToLauncher::Ends(code) => self.end(code, "a rank has said so"),
         }
     }
 
-    /// The job ends with this exit code.
-    pub(super) fn end(&mut self, code: u8) {
+    /// The job ends with this exit code, for this reason.
+    pub(super) fn end(&mut self, code: u8, why: &'static str) {
         if self.state.ends.is_some() {
             return;
         }
         self.state.ends = Some(code);
         for rank in 0..self.state.ranks.len() {
-            self.tell(rank, ToRank::Ends(code));
+            self.tell(rank, ToRank::Ends(code), why);
         }
     }
 
@@ -110,7 +110,7 @@ impl Decision<'_> {
             self.state.process(it.rank) != Some(it.process) || self.waits(it.rank)
         };
         if self.state.over_since.is_none() && self.state.members.iter().any(has_left) {
-            self.end_generation();
+            self.end_generation("one of its ranks has ended, or waits for the next one");
         }
     }
 
@@ -153,12 +153,13 @@ impl Decision<'_> {
         if self.state.stop.is_none() {
             self.print(line);
         }
-        self.end(self.state.failure.unwrap_or(EXIT_PEER_LOST));
+        let code = self.state.failure.unwrap_or(EXIT_PEER_LOST);
+        self.end(code, "a rank does not come to the others");
     }
 
-    pub(super) fn end_generation(&mut self) {
+    pub(super) fn end_generation(&mut self, why: &'static str) {
         self.state.over_since = Some(self.now);
-        self.tell_members(&ToRank::Over(self.state.generation));
+        self.tell_members(&ToRank::Over(self.state.generation), why);
     }
 
     pub(super) fn form_of(&mut self, next: Vec<usize>) {
@@ -198,12 +199,13 @@ impl Decision<'_> {
         self.state.members = members;
         (self.state.formed, self.state.over_since) = (now, None);
         self.state.announced_newcomers = false;
-        self.tell_members(&ToRank::Formed(Generation {
+        let formed = Generation {
             number,
             members: described,
             hosts: self.state.hosts_of_ranks(),
             change,
-        }));
+        };
+        self.tell_members(&ToRank::Formed(formed), "all that live wait for it");
     }
 
     pub(super) fn tell_of_newcomers(&mut self) {
@@ -211,7 +213,8 @@ impl Decision<'_> {
         let has_newcomers = (0..self.state.ranks.len()).any(is_new);
         if has_newcomers != self.state.announced_newcomers {
             self.state.announced_newcomers = has_newcomers;
-            self.tell_members(&ToRank::Newcomers(has_newcomers));
+            let why = "ranks have come or gone that wait to join";
+            self.tell_members(&ToRank::Newcomers(has_newcomers), why);
         }
     }
 
@@ -254,7 +257,7 @@ impl Decision<'_> {
             }
         }
         missing.iter().for_each(|&rank| self.kill(rank, why));
-        self.end_generation();
+        self.end_generation("one of its ranks does not hear another");
     }
 
     /// A rank that is lost may be the reason why new ones of its generation could not connect.

@@ -37,7 +37,7 @@ impl Decision<'_> {
             hosts: self.state.hosts_of_ranks(),
             generation: self.state.generation,
         };
-        self.tell(rank, message);
+        self.tell(rank, message, why);
     }
 
     pub(super) fn kill(&mut self, rank: usize, why: &str) {
@@ -50,19 +50,20 @@ impl Decision<'_> {
         }
     }
 
-    pub(super) fn tell(&mut self, rank: usize, message: ToRank) {
+    pub(super) fn tell(&mut self, rank: usize, message: ToRank, why: &'static str) {
         if let Some(process) = self.state.process(rank) {
             self.actions.push(JobAction::Tell {
                 rank,
                 process,
                 message,
+                why,
             });
         }
     }
 
-    pub(super) fn tell_members(&mut self, message: &ToRank) {
+    pub(super) fn tell_members(&mut self, message: &ToRank, why: &'static str) {
         for rank in self.living_members() {
-            self.tell(rank, message.clone());
+            self.tell(rank, message.clone(), why);
         }
     }
 
