@@ -6,7 +6,7 @@ import subprocess
 
 from steps import Failure, command
 
-ROOT = os.getcwd()
+ROOT = os.path.abspath(f"{os.path.dirname(__file__)}/../..")
 # The one set of features that everything is built with.
 FEATURES = ["--features", "ddp/parquet"]
 # The variables that `cargo clippy` sets for `cargo check`, with a compiler that is clippy.

@@ -138,6 +138,10 @@ class Checks:
             beside(f"tests of {package}", self.programs.run, programs)
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
         beside("lock files of the fuzz targets", fuzz_locks)
+        if not self.is_long:
+            # --long tries all, with others.
+            which = f"{self.selected('planted faults', 20)[0]}/20"
+            beside(f"faults of membership are found, {which} of tests/mutants", ["tests/mutants/run", "membership", which, "1"], waits=True)
         words = "cargo package --workspace --exclude-lockfile --no-verify --allow-dirty --offline --quiet"
         beside("packages of all crates", words.split(), waits=True)
         beside("tests/launch: scripts docker simulated-gpus", ["tests/launch/run", "scripts", "docker", "simulated-gpus"])

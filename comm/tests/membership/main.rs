@@ -14,7 +14,7 @@ use simulated::{Job, Outcome};
 
 /// With each commit, and under --long.
 const JOBS: u64 = 10_000;
-const MANY: u64 = 400_000;
+const MANY: u64 = 500_000;
 /// How many sets of seeds commits run in turns.
 const SETS: u64 = 10;
 
