@@ -253,7 +253,11 @@ impl Run {
         let reason = end["reason"].as_str().unwrap_or_default();
         let code = end["exit_code"].as_u64().unwrap_or(0) as u8;
         let outcome = RunOutcome::deserialize(&end["outcome"]);
-        let outcome = outcome.unwrap_or_else(|_| RunOutcome::of_exit_code(code));
+        // A log of version 0.6 has only reason and code.
+        let outcome = outcome.unwrap_or_else(|_| match RunOutcome::of_exit_code(code) {
+            RunOutcome::Done if reason != "done" => RunOutcome::Early,
+            other => other,
+        });
         Some((outcome, reason, code))
     }
 

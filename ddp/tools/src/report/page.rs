@@ -167,9 +167,8 @@ pub(super) fn ending(run: &Run) -> [String; 4] {
     };
     let (reason, with_code) = (shortened(reason, 2000), format!(" (exit code {code})"));
     let (class, sign, message) = match outcome {
-        RunOutcome::Done if reason == "done" => ("done", "✓", String::new()),
-        // A log of version 0.6 does not say that a run ended early.
-        RunOutcome::Done | RunOutcome::Early => ("done", "✓", reason),
+        RunOutcome::Done => ("done", "✓", String::new()),
+        RunOutcome::Early => ("done", "✓", reason),
         RunOutcome::Stopped => ("stopped", "‖", reason + &with_code),
         RunOutcome::Failed => ("failed", "✕", reason + &with_code),
     };
