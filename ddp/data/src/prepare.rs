@@ -1,6 +1,8 @@
-//! From a request to data, in four steps, each of which knows only those before it: files are found
-//! (`resolve`) and opened (`open`), all rows are read once (`scan`), and they become a dataset. All
-//! ranks do it together, so that whatever is wrong is one error for all, before training begins.
+//! From a request to data. First the start of the first file says what it holds (`kind`): tokens,
+//! conversations, or rows of features. The last take four steps, each of which knows only those
+//! before it: files are found (`resolve`, which opens none) and opened (`open`), all rows are read
+//! once (`scan`), and they become a dataset. All ranks do it together, so that whatever is wrong is
+//! one error for all, before training begins.
 
 mod chats;
 mod kind;

@@ -27,9 +27,9 @@ use ddp_data::{Error, FileLabels, Result, TableColumn};
 
 pub use crate::columns::TableRequest;
 pub use crate::kept::{KeptCells, keep};
-pub use crate::parquet::texts;
 use crate::schema::Schema;
 use crate::source::Table;
+pub use crate::source::texts;
 
 /// What reads tables, for `ddp_data::prepare`.
 pub static READER: &dyn Tables = &Reader;

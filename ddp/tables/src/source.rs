@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use ddp_data::Result;
+use ddp_data::files::io::refuse;
 use ddp_data::files::{TableFormat, table_format};
+use ddp_data::setting::FIELD;
+use ddp_data::text::TextSink;
 
-use crate::table::TableReader;
+use crate::table::{TableReader, Value};
 use crate::{csv, parquet};
 
 /// A table before its first row.
@@ -24,4 +27,30 @@ impl Table {
         let path = path.to_path_buf();
         Ok(Table { path, rows })
     }
+}
+
+/// Gives the texts of the column `name` to `each`. A null is an empty text.
+pub fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
+    let mut table = Table::open(path)?.rows;
+    let names = table.names();
+    let Some(column) = names.iter().position(|known| known == name) else {
+        let got = names.join(", ");
+        let why = format!("expected a column {name:?}, got [{got}]; help: name one as {FIELD}");
+        return Err(refuse(path, why));
+    };
+    table.select(&[column])?;
+    while table.advance()? {
+        let text = match table.value(column) {
+            Value::Text(text) | Value::Written(text) => text,
+            Value::Null => b"",
+            Value::Whole(_) | Value::Float(_) => {
+                let why = format!(
+                    "expected a column of texts, got numbers; help: name another as {FIELD}"
+                );
+                return Err(refuse(path, why));
+            }
+        };
+        each(text, &|| table.place(column))?;
+    }
+    Ok(())
 }
