@@ -63,6 +63,14 @@ pub struct StepOptions {
     pub graph: GraphChoice,
 }
 
+/// How far a step is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StepEnd {
+    /// Only what it does with the other ranks; the update comes later.
+    Prepared,
+    Updated,
+}
+
 /// A model in training, on one rank.
 #[derive(Debug)]
 pub struct Step {
@@ -225,12 +233,12 @@ impl Step {
     /// Takes one step on this rank's part of a global batch. At the first batch of a loader, ranks
     /// compare its data.
     pub fn run(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
-        self.take(batch, learning_rate, true)
+        self.take(batch, learning_rate, StepEnd::Updated)
     }
 
     /// As `run`, but for the update: sums and whatever else it reads of the other ranks.
     pub(crate) fn prepare(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
-        self.take(batch, learning_rate, false)
+        self.take(batch, learning_rate, StepEnd::Prepared)
     }
 
     /// The update of a step that is prepared. It takes no other rank, and does not fail because one
@@ -244,17 +252,17 @@ impl Step {
         })
     }
 
-    fn take(&mut self, batch: &Batch, learning_rate: f64, updates: bool) -> Result<()> {
+    fn take(&mut self, batch: &Batch, learning_rate: f64, end: StepEnd) -> Result<()> {
         if let Some(origin) = batch.origin() {
             self.compare_data(origin, &self.model.group().clone())?;
         }
         self.model.group().check_ranks()?;
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.take_planned(batch, learning_rate, updates))
+            forbid_transfers(|| self.take_planned(batch, learning_rate, end))
         })
     }
 
-    fn take_planned(&mut self, batch: &Batch, learning_rate: f64, updates: bool) -> Result<()> {
+    fn take_planned(&mut self, batch: &Batch, learning_rate: f64, end: StepEnd) -> Result<()> {
         let measure_norm = self.measures_norm;
         let Step {
             model,
@@ -322,7 +330,7 @@ impl Step {
             model.decide(stats, own_bad_step, measured)?;
             faults::at(FaultPoint::Optimizer)?;
             model.update(UpdatePart::Prepare)?;
-            if !updates {
+            if end == StepEnd::Prepared {
                 return Ok(());
             }
             model.update(UpdatePart::Finish)?;
