@@ -59,7 +59,18 @@ pub enum JobEvent {
     Signal(c_int),
     /// A rank or an agent has got such a signal.
     Asked(c_int),
-    /// An agent has come again, on a host that was lost.
+    /// An agent has come that something else has started, for the first time or again.
+    AgentCame {
+        /// The number of its process, and so of its host.
+        host: usize,
+        /// That of its connection.
+        connection: usize,
+        /// Where it comes from.
+        address: IpAddr,
+    },
+    /// The agent of this connection, which was let in, is gone before its host has come.
+    AgentGone(usize),
+    /// A host that was lost can start ranks again.
     HostCame {
         /// Its number.
         host: usize,
@@ -143,6 +154,22 @@ pub enum JobAction {
     Signal(c_int, &'static str),
     /// Close the connection to a host, for this reason.
     Leave(usize, String),
+    /// Let an agent in.
+    LetIn {
+        /// The number of its host.
+        host: usize,
+        /// That of its connection.
+        connection: usize,
+        /// For logs.
+        why: &'static str,
+    },
+    /// Turn an agent away.
+    TurnAway {
+        /// That of its connection.
+        connection: usize,
+        /// For logs.
+        why: &'static str,
+    },
     /// Print a line.
     Print(String),
 }
@@ -196,6 +223,15 @@ impl Decision<'_> {
                     self.stop(signal);
                 }
             }
+            JobEvent::AgentCame {
+                host,
+                connection,
+                address,
+            } => self.agent_came(host, connection, address),
+            JobEvent::AgentGone(connection) => {
+                let hosts = self.state.hosts.iter_mut();
+                hosts.for_each(|it| _ = it.agent.take_if(|agent| *agent == connection));
+            }
             JobEvent::HostCame { host, address } => self.host_came(host, address),
             JobEvent::HostHeard(host) => self.state.hosts[host].heard = self.now,
             JobEvent::HostLost { host, why } => self.host_lost(host, &why),
@@ -206,6 +242,7 @@ impl Decision<'_> {
     /// What time and the new state require.
     fn settle(&mut self) {
         self.lose_silent_hosts();
+        self.let_agents_in();
         self.start_due();
         if self.state.rules.is_elastic {
             self.form();

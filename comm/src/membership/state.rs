@@ -121,6 +121,10 @@ pub struct Host {
     pub heard: Duration,
     /// The job continues without it.
     pub is_lost: bool,
+    /// The connection of the agent that was let in, if agents come by themselves.
+    pub agent: Option<usize>,
+    /// That of an agent that waits until this one is lost, and where it comes from.
+    pub waiting: Option<(usize, IpAddr)>,
 }
 
 impl JobState {

@@ -41,6 +41,8 @@ pub(crate) enum Fault {
     StartsLate(usize, u64),
     /// An agent is stopped.
     AgentStops(usize, u64),
+    /// Another agent comes with the number of this host. If it is not let in, it ends after a time.
+    AnotherAgent(usize, u64),
     /// Messages between the launcher and this host take this much longer, for a while.
     Delays(usize, u64, u64),
     /// Rank 0 cannot write any more.
@@ -135,7 +137,8 @@ impl Schedule {
             let host = random.of(0..hosts as u64) as usize;
             let ways = [[true, true], [true, false], [false, true]][random.of(0..3) as usize];
             let signal = STOPS[random.of(0..4) as usize];
-            let fault = match random.of(0..25) {
+            let kinds = if kind == Kind::Pods { 30 } else { 25 };
+            let fault = match random.of(0..kinds) {
                 0..=5 => Fault::Kill(rank),
                 6..=8 => Fault::Stop(rank, ms),
                 // Where all hang and the job ends with any of its ranks, nothing ends it.
@@ -155,6 +158,7 @@ impl Schedule {
                 22 if host > 0 => Fault::Delays(host, random.of(100..1000), ms.min(20_000)),
                 23 if random.one_in(4) => Fault::DiskIsFull,
                 24 => Fault::LockStays(random.of(1000..200_000)),
+                25.. if host > 0 => Fault::AnotherAgent(host, ms),
                 _ => Fault::Kill(rank),
             };
             faults.push((at, fault));
@@ -199,7 +203,9 @@ impl Schedule {
     /// Whether nothing happens that may end such a job before its work is done.
     pub(crate) fn must_succeed(&self) -> bool {
         let is_harmless = |(_, fault): &(u64, Fault)| {
-            use Fault::{FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop, Suspends};
+            use Fault::{
+                AnotherAgent, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop, Suspends,
+            };
             match (self.kind, fault) {
                 (Kind::Ordinary, Suspends(_)) => true,
                 (Kind::Ordinary, _) => false,
@@ -210,7 +216,8 @@ impl Schedule {
                     | Hangs(_)
                     | FailsToStart(_)
                     | Leaves(_, 77)
-                    | StartsLate(..),
+                    | StartsLate(..)
+                    | AnotherAgent(..),
                 ) => true,
                 // Agents end while the launcher is suspended.
                 (_, Suspends(_)) => self.hosts == 1,

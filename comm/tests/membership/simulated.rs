@@ -20,7 +20,7 @@ use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use disk::Disk;
-use hosts::{Link, Message, Word};
+use hosts::{ComingAgent, Link, Message, Word};
 use run::Run;
 use together::{Stage, Together};
 
@@ -58,8 +58,11 @@ enum Next {
     Tick,
     /// An agent asks the launcher whether it works, and looks whether it has.
     Asks(usize),
-    /// The launcher calls a host.
+    /// The launcher calls a host, or something else starts its agent again.
     Calls(usize),
+    /// An agent that something else has started comes to the launcher, or is gone.
+    AgentComes(usize),
+    AgentGone(usize),
     /// A process does the next thing, unless something came between.
     Goes(usize, u32),
     /// It has what all have given in this round.
@@ -177,6 +180,8 @@ pub(crate) struct Job<'a> {
     state: JobState,
     processes: Vec<Process>,
     links: Vec<Link>,
+    /// By connection, those that something else has started.
+    agents: Vec<ComingAgent>,
     together: BTreeMap<u32, Together>,
     /// From which host packets do not pass to which, of those without the launcher.
     is_cut: BTreeSet<(usize, usize)>,
@@ -233,6 +238,7 @@ impl<'a> Job<'a> {
             links: (0..hosts)
                 .map(|_| Link::new(silence(schedule.rules().timeout)))
                 .collect(),
+            agents: Vec::new(),
             together: BTreeMap::new(),
             is_cut: BTreeSet::new(),
             newest: 0,
@@ -265,6 +271,10 @@ impl<'a> Job<'a> {
         for host in 1..calls {
             job.plan(SIGN, Next::Asks(host));
             job.plan(CALL, Next::Calls(host));
+        }
+        if schedule.kind == Kind::Pods {
+            job.agents.extend((1..hosts).map(ComingAgent::new));
+            (0..hosts - 1).for_each(|connection| job.agent_comes(connection));
         }
         job.decide(JobEvent::Begin);
         job.go();
@@ -321,6 +331,7 @@ impl<'a> Job<'a> {
                     Message::Word(..) | Message::Asked(..) | Message::Came | Message::Gone
                 )
             }
+            Next::AgentComes(_) | Next::AgentGone(_) => true,
             Next::Fault(index) => {
                 matches!(
                     self.schedule.faults[*index].1,
@@ -357,6 +368,8 @@ impl<'a> Job<'a> {
             }
             Next::Asks(host) => self.asks(host),
             Next::Calls(host) => self.calls(host),
+            Next::AgentComes(connection) => self.agent_comes(connection),
+            Next::AgentGone(connection) => self.agent_is_gone(connection),
             Next::Goes(index, plan) if is_planned(index, plan) => self.goes(index),
             Next::HasAll(index, plan, round) if is_planned(index, plan) => {
                 if self.reaches_all(index) {
@@ -391,6 +404,7 @@ impl<'a> Job<'a> {
         for action in actions {
             self.carry_out(action);
         }
+        self.judge_agents();
     }
 
     fn carry_out(&mut self, action: JobAction) {
@@ -491,6 +505,18 @@ impl<'a> Job<'a> {
             JobAction::Leave(host, why) => {
                 self.say(format!("host {host} is left, because {why}"));
                 self.leaves(host);
+            }
+            JobAction::LetIn {
+                host,
+                connection,
+                why,
+            } => {
+                self.say(format!("agent {connection} is let in, because {why}"));
+                self.lets_in(host, connection);
+            }
+            JobAction::TurnAway { connection, why } => {
+                self.say(format!("agent {connection} is turned away, because {why}"));
+                self.turns_away(connection);
             }
             JobAction::Print(line) => self.say(format!("launcher: {line}")),
         }

@@ -3,6 +3,7 @@
 
 mod connecting;
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use super::agent::{AgentOrder, Greeting, News};
 use super::children::Children;
 use super::hosts::ListedHost;
-use super::listener::AgentListener;
+use super::listener::{Agent, AgentListener};
 use super::remote::Remote;
 use super::task::{PERIOD, RankCommand};
 use crate::error::Result;
@@ -52,6 +53,8 @@ pub(super) struct Job {
     sender: Sender<Arrived>,
     /// Where agents come that others start.
     listener: Option<AgentListener>,
+    /// Those that have come and were not let in yet, by connection.
+    agents: BTreeMap<usize, Agent>,
     /// How many connections to other hosts there were.
     connections: usize,
     /// How long the job has lasted, without the time in which this process was stopped.
@@ -110,6 +113,7 @@ impl Job {
             news,
             sender,
             listener: None,
+            agents: BTreeMap::new(),
             connections: 0,
             waited: Waited::new(),
             now: Duration::ZERO,
@@ -239,10 +243,18 @@ impl Job {
                     others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
                 JobAction::Leave(host, _) => self.others[host - 1].leave(),
+                JobAction::LetIn {
+                    host, connection, ..
+                } => {
+                    if let Err(error) = self.let_in(host - 1, connection) {
+                        result = result.and(Err((error, JobEvent::AgentGone(connection))));
+                    }
+                }
+                JobAction::TurnAway { connection, .. } => _ = self.agents.remove(&connection),
                 JobAction::Print(line) => self.print(&line),
             }
         }
-        let Err((error, ended)) = result else {
+        let Err((error, follows)) = result else {
             return Ok(());
         };
         if self.state.processes as usize <= self.state.ranks.len() {
@@ -250,7 +262,7 @@ impl Job {
         }
         // The job has others.
         self.print(&error.to_string());
-        self.happens(ended)
+        self.happens(follows)
     }
 
     fn happens_later(&mut self, event: JobEvent) {
@@ -273,7 +285,7 @@ impl Job {
         for (rank, process, is_stopped) in self.here.stopped(self.now) {
             self.happens_later(JobEvent::Stopped(rank, process, is_stopped));
         }
-        if let Err(error) = self.let_in() {
+        if let Err(error) = self.look_for_agents() {
             self.print(&error.to_string());
         }
         while let Ok((number, news)) = self.news.try_recv() {
@@ -290,11 +302,13 @@ impl Job {
         let host = index + 1;
         let is_elastic = self.task.losses.is_some();
         if is_elastic && self.state.hosts[host].is_lost && !matches!(news, News::Ready(_)) {
-            if let News::Refused(why) = news
-                && self.others[index].refusal != why
-            {
-                self.print(&self.others[index].refused(&why).to_string());
-                self.others[index].refusal = why;
+            match news {
+                News::Refused(why) if self.others[index].refusal != why => {
+                    self.print(&self.others[index].refused(&why).to_string());
+                    self.others[index].refusal = why;
+                }
+                News::Gone if self.listener.is_some() => self.agent_is_gone(index),
+                _ => {}
             }
             return;
         }

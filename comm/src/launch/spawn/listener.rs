@@ -42,8 +42,6 @@ pub fn serve_at(place: &JobPlace, limit: Duration) -> Result<u8> {
 pub(super) struct AgentListener {
     listener: Acceptor,
     place: Rendezvous,
-    /// Those whose predecessor may still run.
-    waiting: Vec<Agent>,
 }
 
 /// An agent that has come.
@@ -60,35 +58,16 @@ impl AgentListener {
         Ok(AgentListener {
             listener: Acceptor::new(socket, place.key()?, BYTES_MAX)?,
             place: place.0.clone(),
-            waiting: Vec::new(),
         })
     }
 
-    /// The agents that have come and for which `is_free` says that their number is free.
-    pub(super) fn agents(&mut self, is_free: impl Fn(usize) -> bool) -> Result<Vec<Agent>> {
+    /// The agents that have come since the last call.
+    pub(super) fn come(&mut self) -> Result<Vec<Agent>> {
         let expected: Vec<usize> = (1..self.place.size).collect();
-        for joined in self.listener.come(&expected)? {
-            let (number, Ok(agent)) = (joined.rank, Agent::of(joined.rank, joined.frames)) else {
-                continue;
-            };
-            let is_of_number = |other: &mut Agent| other.number == number;
-            if let Some(other) = self.waiting.extract_if(.., is_of_number).next() {
-                tracing::warn!(
-                    "process {number} came again, from {}: the one from {} that waited is turned \
-                     away; help: give each process its own number (RANK)",
-                    agent.address,
-                    other.address
-                );
-            } else if !is_free(number) {
-                tracing::warn!(
-                    "process {number} came again, from {}: it waits until the first one is lost",
-                    agent.address
-                );
-            }
-            self.waiting.push(agent);
-        }
-        let free = self.waiting.extract_if(.., |agent| is_free(agent.number));
-        Ok(free.collect())
+        let joined = self.listener.come(&expected)?.into_iter();
+        Ok(joined
+            .filter_map(|joined| Agent::of(joined.rank, joined.frames).ok())
+            .collect())
     }
 
     /// How agents reach the launcher.

@@ -20,6 +20,7 @@ impl Decision<'_> {
 
     pub(super) fn host_lost(&mut self, host: usize, why: &str) {
         self.state.hosts[host].is_lost = true;
+        self.state.hosts[host].agent = None;
         self.actions.push(JobAction::Leave(host, why.into()));
         let lost = self.state.ranks_of(host);
         if lost.is_empty() {
@@ -67,6 +68,38 @@ impl Decision<'_> {
         for rank in lost {
             self.state.ranks[rank].host = spare;
             self.start_again(rank, None, &how, &on_host);
+        }
+    }
+
+    /// Of several agents of one number the first is let in, and the last one waits.
+    pub(super) fn agent_came(&mut self, host: usize, connection: usize, address: IpAddr) {
+        let it = &mut self.state.hosts[host];
+        let is_free = it.agent.is_none();
+        if let Some((connection, from)) = it.waiting.replace((connection, address)) {
+            let why = "another one with its number has come";
+            self.actions.push(JobAction::TurnAway { connection, why });
+            self.print(format!(
+                "process {host} came again, from {address}: the one from {from} that waited is \
+                 turned away; help: give each process its own number (RANK)"
+            ));
+        } else if !is_free {
+            self.print(format!(
+                "process {host} came again, from {address}: it waits until the first one is lost"
+            ));
+        }
+    }
+
+    pub(super) fn let_agents_in(&mut self) {
+        let hosts = self.state.hosts.iter_mut().enumerate();
+        for (host, it) in hosts.filter(|(_, it)| it.agent.is_none()) {
+            if let Some((connection, _)) = it.waiting.take() {
+                it.agent = Some(connection);
+                self.actions.push(JobAction::LetIn {
+                    host,
+                    connection,
+                    why: "no other agent has its number",
+                });
+            }
         }
     }
 

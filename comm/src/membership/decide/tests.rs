@@ -589,6 +589,34 @@ fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
     assert_eq!(job.starts(), [1]);
 }
 
+/// An agent that had waited for more than a minute, and so had ended, kept its number for ever.
+#[test]
+fn of_agents_of_one_number_one_is_let_in_and_the_last_one_waits() {
+    let mut job = trains(&[0, 1]);
+    let address = std::net::Ipv4Addr::LOCALHOST.into();
+    let came = |connection| JobEvent::AgentCame {
+        host: 1,
+        connection,
+        address,
+    };
+    let chosen = |job: &mut Job| {
+        job.done(|action| match action {
+            JobAction::LetIn { connection, .. } => Some((*connection, true)),
+            JobAction::TurnAway { connection, .. } => Some((*connection, false)),
+            _ => None,
+        })
+    };
+    (5..8).for_each(|connection| job.happens(came(connection)));
+    assert_eq!(chosen(&mut job), [(5, true), (6, false)]);
+    job.happens(JobEvent::AgentGone(6));
+    job.now = Duration::from_secs(6);
+    job.happens(JobEvent::Tick);
+    assert_eq!(chosen(&mut job), [(7, true)], "the first one is lost");
+    job.happens(JobEvent::AgentGone(7));
+    job.happens(came(8));
+    assert_eq!(chosen(&mut job), [(8, true)]);
+}
+
 #[test]
 fn ranks_of_a_lost_host_start_on_a_spare_one() {
     let mut job = trains(&[0, 1, 1, 2]);

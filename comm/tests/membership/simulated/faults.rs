@@ -26,6 +26,7 @@ impl Job<'_> {
             | Fault::Signal(..)
             | Fault::Asked(_)
             | Fault::DiskIsFull
+            | Fault::AnotherAgent(..)
             | Fault::LockStays(_) => false,
             _ => true,
         };
@@ -112,6 +113,7 @@ impl Job<'_> {
                 self.starts_late[rank] = ms;
                 self.plan(ms, Next::Passes(index));
             }
+            Fault::AnotherAgent(host, ms) => self.starts_agent(host, ms),
             Fault::AgentStops(host, ms) => {
                 self.links[host].is_stopped = self.links[host].has_agent;
                 self.plan(ms, Next::Passes(index));

@@ -1,6 +1,7 @@
 //! Connections between the launcher and hosts, and the agents there.
 
 use std::collections::VecDeque;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ddp_comm::membership::decide::{self, End, JobEvent, SILENCE_MARGIN, silence};
@@ -54,6 +55,33 @@ pub(super) struct Link {
     ran: Duration,
     /// How much longer messages take.
     pub(super) delay: u64,
+}
+
+/// An agent that something else has started. Several may have the number of one host.
+pub(super) struct ComingAgent {
+    host: usize,
+    /// Until when it lives if it is not let in.
+    lives_until: u64,
+    state: AgentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AgentState {
+    Comes,
+    Waits,
+    IsIn,
+    /// It was turned away, or the launcher knows that it is gone.
+    IsOut,
+}
+
+impl ComingAgent {
+    pub(super) fn new(host: usize) -> ComingAgent {
+        ComingAgent {
+            host,
+            lives_until: u64::MAX,
+            state: AgentState::Comes,
+        }
+    }
 }
 
 impl Link {
@@ -190,11 +218,20 @@ impl Job<'_> {
             it.host == host && runs && !(agent_was_stopped && was_stopped)
         };
         let is_early = self.state.ends.is_none() && !self.state.has_killed;
+        let agent_lives = link.has_agent && !agent_was_stopped;
         if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {
             let (rank, number) = (it.rank, it.number);
             self.wrong(format!(
                 "host {host} counts as lost while process {number} of rank {rank} lives"
             ));
+        }
+        if is_early && agent_lives && !self.is_ordinary() {
+            self.wrong(format!("host {host} counts as lost while its agent lives"));
+        }
+        for it in self.agents.iter_mut().filter(|it| it.host == host) {
+            if it.state == AgentState::IsIn {
+                it.state = AgentState::IsOut;
+            }
         }
         let link = &mut self.links[host];
         link.number += 1;
@@ -209,15 +246,106 @@ impl Job<'_> {
         let (state, link) = (&self.state, &mut self.links[host]);
         let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
         let has_ranks = state.ranks.iter().any(|rank| rank.host == host);
-        let is_lost = state.hosts[host].is_lost && state.stop.is_none();
-        let is_wanted = self.schedule.kind == Kind::Pods || may_start && has_ranks;
-        if is_wanted && is_lost && link.is_cut == [false; 2] && !link.has_agent {
-            link.agents += 1;
-            link.number += 1;
-            link.has_agent = true;
-            link.lease = Lease::of_agent(silence(state.rules.timeout));
-            link.ran = Duration::ZERO;
-            self.send(host, 0, Message::Came);
+        if link.is_cut != [false; 2] || link.has_agent || state.stop.is_some() {
+            return;
+        }
+        if self.schedule.kind == Kind::Pods {
+            let comes = |it: &ComingAgent| {
+                let is_on_its_way = matches!(it.state, AgentState::Comes | AgentState::Waits);
+                it.host == host && is_on_its_way && it.lives_until > self.now
+            };
+            if !self.agents.iter().any(comes) {
+                self.starts_agent(host, u64::MAX);
+            }
+        } else if may_start && has_ranks && state.hosts[host].is_lost {
+            self.has_new_agent(host);
+        }
+    }
+
+    /// An agent has a connection to the launcher, and can start ranks.
+    fn has_new_agent(&mut self, host: usize) {
+        let link = &mut self.links[host];
+        link.agents += 1;
+        link.number += 1;
+        link.has_agent = true;
+        link.lease = Lease::of_agent(silence(self.state.rules.timeout));
+        link.ran = Duration::ZERO;
+        self.send(host, 0, Message::Came);
+    }
+
+    /// Something else starts an agent, which lives for `ms` if it is not let in.
+    pub(super) fn starts_agent(&mut self, host: usize, ms: u64) {
+        let after = self.random.of(START);
+        self.plan(after, Next::AgentComes(self.agents.len()));
+        self.agents.push(ComingAgent {
+            lives_until: self.now.saturating_add(ms),
+            ..ComingAgent::new(host)
+        });
+    }
+
+    pub(super) fn agent_comes(&mut self, connection: usize) {
+        let host = self.agents[connection].host;
+        self.say(format!("agent {connection} has come, of host {host}"));
+        self.agents[connection].state = AgentState::Waits;
+        self.decide(JobEvent::AgentCame {
+            host,
+            connection,
+            address: Ipv4Addr::LOCALHOST.into(),
+        });
+    }
+
+    pub(super) fn agent_is_gone(&mut self, connection: usize) {
+        self.say(format!("agent {connection} is gone"));
+        if self.agents[connection].state == AgentState::IsIn {
+            self.agents[connection].state = AgentState::IsOut;
+            self.decide(JobEvent::AgentGone(connection));
+        }
+    }
+
+    pub(super) fn lets_in(&mut self, host: usize, connection: usize) {
+        let is_in = |it: &ComingAgent| it.host == host && it.state == AgentState::IsIn;
+        let is_second = self.agents.iter().any(is_in);
+        let it = &mut self.agents[connection];
+        let before = std::mem::replace(&mut it.state, AgentState::IsIn);
+        // Some have just ended.
+        let lives = it.lives_until > self.now && !self.random.one_in(4);
+        if is_second || before != AgentState::Waits || it.host != host {
+            self.wrong(format!(
+                "agent {connection}, {before:?}, is let in beside another"
+            ));
+        }
+        // The first ones are there. One beside another that is stopped or cut off ends.
+        let is_first = self.processes.is_empty();
+        if lives && !is_first && !self.links[host].has_agent {
+            self.has_new_agent(host);
+        } else if !is_first {
+            self.plan(10, Next::AgentGone(connection));
+        }
+    }
+
+    pub(super) fn turns_away(&mut self, connection: usize) {
+        let it = &mut self.agents[connection];
+        let before = std::mem::replace(&mut it.state, AgentState::IsOut);
+        if before != AgentState::Waits {
+            self.wrong(format!("agent {connection}, {before:?}, is turned away"));
+        }
+    }
+
+    /// Of each number one agent waits, if one is let in; else none.
+    pub(super) fn judge_agents(&mut self) {
+        let of = |host: usize, state: AgentState| {
+            let all = self.agents.iter();
+            all.filter(|it| (it.host, it.state) == (host, state))
+                .count()
+        };
+        let is_wrong = |host: &usize| {
+            let (waiting, inside) = (of(*host, AgentState::Waits), of(*host, AgentState::IsIn));
+            waiting > inside
+        };
+        if let Some(host) = (1..self.links.len()).find(is_wrong) {
+            self.wrong(format!(
+                "an agent of host {host} waits though none, or another one, does"
+            ));
         }
     }
 

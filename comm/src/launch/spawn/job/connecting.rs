@@ -8,7 +8,7 @@ use crate::launch::spawn::agent::{AgentOrder, News, Setup};
 use crate::launch::spawn::listener::AgentListener;
 use crate::launch::spawn::remote::{Remote, text_of};
 use crate::launch::spawn::task::VERSION;
-use crate::membership::decide::silence;
+use crate::membership::decide::{JobEvent, silence};
 use crate::say::{print_line, warn};
 use crate::transport::tcp::SECRET;
 
@@ -66,23 +66,39 @@ impl Job {
         })
     }
 
-    /// Lets agents in that others have started, for the first time or again.
-    pub(super) fn let_in(&mut self) -> Result<()> {
+    /// Looks which agents have come that others start; calls those of lost hosts that it starts.
+    pub(super) fn look_for_agents(&mut self) -> Result<()> {
         let Some(listener) = &mut self.listener else {
             return self.call_again();
         };
-        let others = &self.others;
-        let (agents, launcher) = (
-            listener.agents(|number| others[number - 1].is_free())?,
-            listener.host(),
-        );
-        for agent in agents {
-            let (index, number) = (agent.number - 1, self.connections);
+        for agent in listener.come()? {
+            let connection = self.connections;
             self.connections += 1;
-            let (setup, sender) = (self.setup()?, self.sender.clone());
-            self.others[index] = Remote::of_agent(agent, number, launcher.clone(), setup, sender)?;
+            let came = JobEvent::AgentCame {
+                host: agent.number,
+                connection,
+                address: agent.address,
+            };
+            self.agents.insert(connection, agent);
+            self.happens(came)?;
         }
         Ok(())
+    }
+
+    /// Lets an agent in.
+    pub(super) fn let_in(&mut self, index: usize, connection: usize) -> Result<()> {
+        let (setup, sender) = (self.setup()?, self.sender.clone());
+        if let (Some(listener), Some(agent)) = (&self.listener, self.agents.remove(&connection)) {
+            let launcher = listener.host();
+            self.others[index] = Remote::of_agent(agent, connection, launcher, setup, sender)?;
+        }
+        Ok(())
+    }
+
+    /// An agent is gone that has no ranks: another one may come.
+    pub(super) fn agent_is_gone(&mut self, index: usize) {
+        self.others[index].leave();
+        self.happens_later(JobEvent::AgentGone(self.others[index].number));
     }
 
     /// Starts an agent again on a host that was lost, if it is there again.
@@ -123,7 +139,7 @@ impl Job {
     /// Whether all other hosts have answered. An error if one cannot start ranks; the others that
     /// cannot are printed.
     pub(in crate::launch::spawn) fn are_all_ready(&mut self, waited: Duration) -> Result<bool> {
-        self.let_in()?;
+        self.look_for_agents()?;
         while let Ok((number, news)) = self.news.try_recv() {
             let Some(index) = self.other_of(number) else {
                 continue;
@@ -134,8 +150,7 @@ impl Job {
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
                 News::Alive(time) => other.send(&AgentOrder::Heard(time)),
                 News::Signal(signal) => self.asked = Some(signal),
-                // It may come again.
-                News::Gone if self.listener.is_some() => other.leave(),
+                News::Gone if self.listener.is_some() => self.agent_is_gone(index),
                 News::Gone if other.answer.is_none() => {
                     other.answer = Some(Err(other.why_no_answer(&self.task)));
                 }
