@@ -49,17 +49,6 @@ const WAIT: Label = Label::new(Lane::Waiting, "wait for reductions");
 /// Layers wait for gathered values.
 const WAIT_VALUES: Label = Label::new(Lane::Waiting, "wait for values");
 
-/// When a bucket was reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketTime {
-    /// When its last gradient was complete.
-    pub ready: Instant,
-    /// When its reduction began.
-    pub started: Instant,
-    /// When its reduction ended.
-    pub done: Instant,
-}
-
 /// How long the reductions of a step took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReduceTime {
@@ -101,7 +90,6 @@ pub struct Reducer {
     is_stale: bool,
     /// How long layers have waited in this step.
     wait: Cell<Duration>,
-    ready_at: Vec<Instant>,
     last: ReduceTime,
 }
 
@@ -179,7 +167,7 @@ impl Reducer {
             jobs.push(CommJob::Broadcast(buffers));
             jobs.len() - 1
         });
-        let (device, now) = (params.device(), Instant::now());
+        let device = params.device();
         let (queue_group, overlap) = (group.clone(), options.overlap);
         let queue: Box<dyn CommQueue> = match device {
             Device::Cpu => Box::new(HostQueue::new(queue_group, jobs, overlap)?),
@@ -201,7 +189,6 @@ impl Reducer {
             wait: Cell::new(Duration::ZERO),
             group,
             device,
-            ready_at: vec![now; buckets.len()],
             buckets,
             buckets_of,
             last: ReduceTime::default(),
@@ -436,7 +423,6 @@ impl Reducer {
     /// Completes all gradients with zeros, for a rank without rows.
     pub(crate) fn add_zeros(&mut self) -> Result<()> {
         self.begin_round();
-        self.ready_at.fill(Instant::now());
         self.waiting.fill(0);
         while self.next < self.buckets.len() {
             if let Some(windows) = &self.windows {
@@ -479,18 +465,5 @@ impl Reducer {
     /// How long the last step's reductions took.
     pub fn last_time(&self) -> ReduceTime {
         self.last
-    }
-
-    /// When each bucket of the last step was ready, started and done. Empty if only the device
-    /// knows.
-    pub fn timeline(&self) -> Vec<BucketTime> {
-        let times = self.queue.times().into_iter().zip(&self.ready_at);
-        times
-            .map(|((started, done), &ready)| BucketTime {
-                ready,
-                started,
-                done,
-            })
-            .collect()
     }
 }

@@ -27,7 +27,6 @@ mod indices;
 mod layers;
 mod nonfinite;
 mod op_info;
-mod overlap;
 mod rows;
 mod same_bits;
 mod split;

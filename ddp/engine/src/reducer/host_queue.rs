@@ -26,8 +26,6 @@ struct JobQueue {
     started: Vec<(QueueEntry, Phase)>,
     /// How many are done.
     done: usize,
-    /// When each job last began and ended.
-    times: Vec<(Instant, Instant)>,
     busy: Duration,
     error: Option<Error>,
     closed: bool,
@@ -64,10 +62,9 @@ pub(super) struct HostQueue {
 impl HostQueue {
     /// A queue for these jobs.
     pub(super) fn new(group: Group, jobs: Vec<CommJob>, overlap: bool) -> Result<HostQueue> {
-        let (now, stream) = (Instant::now(), Stream::default_of(Device::Cpu)?);
+        let stream = Stream::default_of(Device::Cpu)?;
         let queue = JobQueue {
             started: Vec::with_capacity(jobs.len() + SUMS_MAX),
-            times: vec![(now, now); jobs.len()],
             ..JobQueue::default()
         };
         let threaded = overlap && group.size() > 1;
@@ -166,10 +163,6 @@ impl CommQueue for HostQueue {
     fn busy(&self) -> Duration {
         std::mem::take(&mut self.shared.lock().busy)
     }
-
-    fn times(&self) -> Vec<(Instant, Instant)> {
-        self.shared.lock().times.clone()
-    }
 }
 
 impl Drop for HostQueue {
@@ -232,13 +225,10 @@ impl SharedQueue {
             QueueEntry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
         };
         let result = in_phase(phase, || trace::record(label, run));
-        let ended = Instant::now();
+        let busy = started.elapsed();
 
         let mut queue = self.lock();
-        if let QueueEntry::Job(index) = entry {
-            queue.times[index] = (started, ended);
-        }
-        queue.busy += ended - started;
+        queue.busy += busy;
         queue.done += 1;
         queue.error = result.err();
         // Only the layers' thread waits.

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::Tensor;
@@ -96,10 +96,5 @@ pub(super) trait CommQueue: Debug + Send {
     /// How long the jobs since the last call took. Zero if only the device knows.
     fn busy(&self) -> Duration {
         Duration::ZERO
-    }
-
-    /// When each job last began and ended. Empty if only the device knows.
-    fn times(&self) -> Vec<(Instant, Instant)> {
-        Vec::new()
     }
 }

@@ -36,9 +36,6 @@ impl Listener for Reducer {
                 "a gradient was completed twice in one step"
             );
             self.waiting[bucket] -= 1;
-            if self.waiting[bucket] == 0 {
-                self.ready_at[bucket] = Instant::now();
-            }
         }
         while self.waiting.get(self.next) == Some(&0) {
             self.start_next()?;
