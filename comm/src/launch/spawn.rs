@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
 pub use self::hosts::{HostList, ListedHost};
-use self::job::Job;
+use self::job::{Job, JobLimits};
 pub use self::listener::serve_at;
 pub use self::place::JobPlace;
 use self::signals::Signals;
@@ -41,10 +41,7 @@ mod task;
 pub struct Spawner {
     /// The program's name, for messages.
     program: String,
-    /// How long ranks have to save after a signal.
-    grace: Duration,
-    /// How long ranks have to end after one has ended well.
-    timeout: Duration,
+    limits: JobLimits,
     signals: Signals,
     /// The first signal that asked the job to stop.
     stopped_by: Option<c_int>,
@@ -83,8 +80,7 @@ impl Spawner {
     pub fn new(program: &str, grace: Duration, timeout: Duration) -> Spawner {
         Spawner {
             program: program.to_string(),
-            grace,
-            timeout,
+            limits: JobLimits { grace, timeout },
             signals: Signals::block(),
             stopped_by: None,
             has_run: false,
@@ -120,9 +116,8 @@ impl Spawner {
             Some(_) => number == 0,
             None => hosts[number].is_here(),
         };
-        let limits = [self.grace, self.timeout];
         let news = mpsc::channel();
-        let mut job = Job::new(&self.program, hosts, is_here, limits, task, news);
+        let mut job = Job::new(&self.program, hosts, is_here, self.limits, task, news);
         if job.has_others() {
             if task.losses.is_some() {
                 // Agents would count a launcher that is suspended as lost, and kill their ranks.

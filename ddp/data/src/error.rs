@@ -27,9 +27,9 @@ macro_rules! bail {
 #[macro_export]
 macro_rules! ensure {
     ($holds:expr, $($error:tt)+) => {
-        match $holds {
-            true => {}
-            false => $crate::bail!($($error)+),
+        if $holds {
+        } else {
+            $crate::bail!($($error)+);
         }
     };
 }

@@ -18,9 +18,12 @@ pub fn number(cell: &[u8]) -> Option<f64> {
 /// A name on one line, that drives no terminal.
 pub fn printable(name: &str) -> String {
     let is_plain = |character| "'\"\\".contains(character);
-    let shown = |character: char| match is_plain(character) {
-        true => character.to_string(),
-        false => character.escape_debug().to_string(),
+    let shown = |character: char| {
+        if is_plain(character) {
+            character.to_string()
+        } else {
+            character.escape_debug().to_string()
+        }
     };
     name.chars().map(shown).collect()
 }

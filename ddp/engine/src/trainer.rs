@@ -35,7 +35,7 @@ pub use self::trial::{Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 use crate::devices;
 pub use crate::devices::program as program_version;
-use crate::elastic::session::{self, Next, Session, Trains};
+use crate::elastic::session::{self, Next, RunSettings, Session, Trains};
 use crate::error::Result;
 pub use crate::model::{ModelOptions, data_shape};
 
@@ -53,16 +53,17 @@ pub fn train(options: &Config, program: &mut dyn RunProgram, world: &World) -> R
         resume: Resume::Auto,
         ..options.clone()
     };
-    let options = [options, &from_checkpoint];
+    let options = RunSettings {
+        at_start: options,
+        of_begun: &from_checkpoint,
+    };
     let mut training = Training { options, program };
     // The run may set another.
     with_bf16_order(bf16_order(), || session::run(world, &mut training))
 }
 
-/// Training as the first of the options say, or as the others if a rank has begun before: if no
-/// rank has the run any more, it continues from its last checkpoint.
 struct Training<'a> {
-    options: [&'a Config; 2],
+    options: RunSettings<'a>,
     program: &'a mut dyn RunProgram,
 }
 
@@ -71,8 +72,8 @@ impl Trains for Training<'_> {
 
     fn open_data(&mut self, world: &World) -> Result<Data> {
         // A GPU that cannot be used is found while the others do not wait.
-        devices::of_run(self.options[0], world)?;
-        setup::data(self.options[0], self.program, world, None)
+        devices::of_run(self.options.at_start, world)?;
+        setup::data(self.options.at_start, self.program, world, None)
     }
 
     fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<ReadyRun>> {

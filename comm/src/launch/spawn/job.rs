@@ -34,6 +34,15 @@ const LEAVING: Duration = Duration::from_secs(1);
 /// News, with the number of the connection on which they came.
 type Arrived = (usize, News);
 
+/// How long ranks have to end.
+#[derive(Clone, Copy)]
+pub(super) struct JobLimits {
+    /// After a signal, when they save.
+    pub(super) grace: Duration,
+    /// After one has ended well.
+    pub(super) timeout: Duration,
+}
+
 /// A job that runs.
 pub(super) struct Job {
     /// The program's name, for messages.
@@ -75,7 +84,7 @@ impl Job {
         program: &str,
         hosts: &[ListedHost],
         is_here: impl Fn(usize) -> bool,
-        [grace, timeout]: [Duration; 2],
+        limits: JobLimits,
         task: &RankCommand,
         (sender, news): (Sender<Arrived>, Receiver<Arrived>),
     ) -> Job {
@@ -98,8 +107,8 @@ impl Job {
             is_elastic: losses.is_some(),
             min_ranks: losses.map_or(ranks.len(), |losses| losses.min_ranks),
             restarts: losses.map_or(0, |losses| losses.restarts),
-            timeout,
-            grace,
+            timeout: limits.timeout,
+            grace: limits.grace,
             hosts_come: task.place.is_some(),
         };
         Job {

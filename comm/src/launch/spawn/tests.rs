@@ -118,7 +118,8 @@ fn elastic(script: &str) -> Job {
         losses: Some(losses),
         ..task("bash", &["-c", script])
     };
-    let limits = [Duration::from_secs(60); 2];
+    let [grace, timeout] = [Duration::from_secs(60); 2];
+    let limits = JobLimits { grace, timeout };
     Signals::block();
     let mut job = Job::new("test", &here(2), |_| true, limits, &task, mpsc::channel());
     job.start().unwrap();

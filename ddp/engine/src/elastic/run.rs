@@ -53,7 +53,7 @@ enum StateRole {
 }
 
 /// A run, on one rank.
-pub(crate) struct Kept {
+pub(crate) struct RankRun {
     pub(crate) step: Step,
     /// Under ZeRO-1.
     pub(crate) slices: Option<Slices>,
@@ -71,11 +71,11 @@ pub(crate) struct Kept {
     pub(crate) base: Option<String>,
 }
 
-impl Kept {
+impl RankRun {
     /// A new run, or one that resumes from `state`.
-    pub(crate) fn new(step: Step, state: Option<&State>, has_rates: bool) -> Kept {
+    pub(crate) fn new(step: Step, state: Option<&State>, has_rates: bool) -> RankRun {
         let totals = RunTotals::new(state);
-        Kept {
+        RankRun {
             slices: Slices::of(&step),
             step,
             began: totals.steps,

@@ -12,7 +12,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 
-use super::run::{Kept, LateState};
+use super::run::{LateState, RankRun};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -123,13 +123,22 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
     }
 }
 
+/// The settings of a run.
+#[derive(Clone, Copy)]
+pub(crate) struct RunSettings<'a> {
+    /// With which the job was started.
+    pub(crate) at_start: &'a Config,
+    /// If a rank has had the run: if none has it any more, it continues from its last checkpoint.
+    pub(crate) of_begun: &'a Config,
+}
+
 /// What a process carries from one generation to the next.
 #[derive(Default)]
 pub(crate) struct Session {
     /// Once they are open.
     pub(crate) data: Option<Data>,
     /// Once its step has its first weights.
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<RankRun>,
     /// In which its matmuls of bf16 add.
     pub(crate) bf16_order: Option<Bf16Order>,
     /// On rank 0, once it is open.
@@ -177,12 +186,11 @@ impl Session {
         kept.map_or(Vec::new(), |kept| kept.step.devices())
     }
 
-    /// The first of these settings, with which the job was started, or those of a run that a rank
-    /// has had.
-    pub(crate) fn chosen<'a>(&self, [started, begun]: [&'a Config; 2]) -> &'a Config {
+    /// The settings with which the ranks of this world train.
+    pub(crate) fn chosen<'a>(&self, settings: RunSettings<'a>) -> &'a Config {
         match self.has_begun {
-            Some(false) => started,
-            _ => begun,
+            Some(false) => settings.at_start,
+            Some(true) | None => settings.of_begun,
         }
     }
 
@@ -210,12 +218,12 @@ impl Session {
     }
 
     /// The run that is assembled.
-    pub(crate) fn kept(&mut self) -> &mut Kept {
+    pub(crate) fn kept(&mut self) -> &mut RankRun {
         self.parts().0
     }
 
     /// That, its metrics log, and what the metrics log does not tell yet.
-    pub(crate) fn parts(&mut self) -> (&mut Kept, &mut Option<MetricsLog>, &mut Unlogged) {
+    pub(crate) fn parts(&mut self) -> (&mut RankRun, &mut Option<MetricsLog>, &mut Unlogged) {
         let kept = self.kept.as_mut().expect("a run is assembled");
         (kept, &mut self.metrics_log, &mut self.unlogged)
     }
@@ -245,7 +253,7 @@ impl Session {
         let kept = self.kept.iter_mut();
         kept.for_each(|kept| kept.late_state = LateState::Complete);
         let mine = Said {
-            report: self.kept.as_ref().map(Kept::report).unwrap_or_default(),
+            report: self.kept.as_ref().map(RankRun::report).unwrap_or_default(),
             has_data: self.data.is_some(),
             has_log: self.metrics_log.is_some(),
             logged: self.unlogged.logged,

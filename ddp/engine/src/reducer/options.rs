@@ -324,18 +324,22 @@ pub(super) fn jobs(
     };
     let sum = |(index, bucket): (usize, &Bucket)| -> Result<Arc<Reduced>> {
         let gradients = params.written_gradients(bucket.range.clone())?;
-        let gradients = gradients.named(&format!("gradients, bucket {index}"));
+        let name = format!("gradients, bucket {index}");
+        let gradients = gradients.named(&name);
+        let travels = match &shared {
+            _ if dtype == gradients.dtype() => gradients.clone(),
+            Some(shared) => shared.slice(0..gradients.count())?.named(&name),
+            None => Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(&name),
+        };
         let own = match shares {
             1 => bucket.range.clone(),
             _ => bucket.slice(rank, shares),
         };
-        let kept = frees
-            .then(|| params.gradients_of(own.clone()))
-            .transpose()?;
+        let own_sums = frees.then(|| params.gradients_of(own.clone()));
         let own = own.start - bucket.range.start..own.end - bucket.range.start;
-        let memory = [kept.as_ref(), shared.as_ref()];
+        let (own_sums, tree) = (own_sums.transpose()?, along.as_ref());
         let backup = backed_up.map(|from| backup(bucket, from)).transpose()?;
-        let sum = Reduced::new(gradients, own, memory, dtype, rank, along.as_ref(), backup)?;
+        let sum = Reduced::new(gradients, own, travels, own_sums, rank, tree, backup)?;
         Ok(Arc::new(sum))
     };
     let sums = buckets.iter().enumerate().map(sum);

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ddp_comm::{Group, Reduce, SumTree};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::announced;
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::{Device, Tensor, ops};
 
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
@@ -58,7 +58,7 @@ pub(super) struct Reduced {
     /// (O), a part of that.
     own_travels: Tensor,
     /// f32 (O), with ZeRO-2: where the sums stay.
-    kept: Option<Tensor>,
+    own_sums: Option<Tensor>,
     /// With ZeRO-2: how often it was complete in this step.
     turn: AtomicUsize,
     /// If the sum is one over the shards of the batch.
@@ -98,30 +98,23 @@ impl BackupCopy {
 }
 
 impl Reduced {
-    /// This rank gets the sums of the elements in `own`. With ZeRO-2 they stay in `kept`, and if
-    /// `dtype`, what travels, is another, it does so from `shared`. With a tree of shards, and
-    /// memory for what arrives, sums are made along that.
+    /// This rank gets the sums of the elements in `own`. With ZeRO-2 they stay in `own_sums`. With
+    /// a tree of shards, and memory for what arrives, sums are made along that.
     pub(super) fn new(
         gradients: Tensor,
         own: Range<usize>,
-        [kept, shared]: [Option<&Tensor>; 2],
-        dtype: DType,
+        travels: Tensor,
+        own_sums: Option<Tensor>,
         rank: usize,
         along: Option<&(Arc<SumTree>, Tensor)>,
         backup: Option<BackupCopy>,
     ) -> Result<Reduced> {
-        let name = gradients.name().unwrap_or("gradients");
-        let travels = match shared {
-            _ if dtype == gradients.dtype() => gradients.clone(),
-            Some(shared) => shared.slice(0..gradients.count())?.named(name),
-            None => Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name),
-        };
         let along = along
             .map(|(tree, received)| AlongTree::new(tree, rank, [&gradients, &travels], received));
         Ok(Reduced {
             own: gradients.slice(own.clone())?,
             own_travels: travels.slice(own)?,
-            kept: kept.cloned(),
+            own_sums,
             turn: AtomicUsize::new(0),
             along: along.transpose()?,
             backup,
@@ -167,7 +160,7 @@ impl Reduced {
 
     /// Whether its memory is used again within a step.
     pub(super) fn is_freed(&self) -> bool {
-        self.kept.is_some()
+        self.own_sums.is_some()
     }
 
     /// Begins a step.
@@ -177,7 +170,7 @@ impl Reduced {
 
     /// What is done with complete gradients: their sum, or with ZeRO-2 one of those of a step.
     pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
-        let Some(kept) = &self.kept else {
+        let Some(own_sums) = &self.own_sums else {
             self.sum(group, small, stream)?;
             let backup = self.backup.as_ref();
             return backup.map_or(Ok(()), |it| it.run(group, stream));
@@ -192,8 +185,8 @@ impl Reduced {
         }
         self.sum(group, small, stream)?;
         stream.scope(|| match (turn, &self.along) {
-            (1.., None) => Ok(ops::axpy(kept, 1.0, &self.own)?),
-            _ => Ok(kept.copy_from(&self.own)?),
+            (1.., None) => Ok(ops::axpy(own_sums, 1.0, &self.own)?),
+            _ => Ok(own_sums.copy_from(&self.own)?),
         })
     }
 

@@ -18,7 +18,7 @@ use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
 use crate::digest::{self, LayerDigest};
-use crate::elastic::run::Kept;
+use crate::elastic::run::RankRun;
 use crate::error::Result;
 use crate::metrics_log::{self, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld};
 use crate::setting::{BATCH_SIZE, BATCH_TOKENS, EVAL_EVERY, SAME_BITS, STOP_AFTER};
@@ -29,7 +29,7 @@ use crate::tasks;
 pub(super) struct RunFolder<'a> {
     options: &'a Config,
     run: &'a Assembled,
-    kept: &'a Kept,
+    kept: &'a RankRun,
     world: &'a World,
     /// The settings with the run's choices in place of defaults, for the metrics log and
     /// checkpoints.
@@ -44,7 +44,7 @@ impl<'a> RunFolder<'a> {
     pub(super) fn new(
         options: &'a Config,
         run: &'a Assembled,
-        kept: &'a Kept,
+        kept: &'a RankRun,
         world: &'a World,
     ) -> RunFolder<'a> {
         // How a run was started is no property of the run.

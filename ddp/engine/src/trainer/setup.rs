@@ -27,7 +27,7 @@ use super::{agree, bf16, resume};
 use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
-use crate::elastic::run::{Kept, LateState};
+use crate::elastic::run::{LateState, RankRun};
 use crate::elastic::session::{self, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -190,7 +190,7 @@ pub(super) fn assemble(
             let before = resumed.as_ref().map(|opened| &opened.state);
             let (parts, then) = (params(&step), before.and_then(|state| state.base.as_ref()));
             let base = initial::load_base(options, &parts, world.rank(), then)?;
-            let mut kept = Kept::new(step, before, !is_simulated(device));
+            let mut kept = RankRun::new(step, before, !is_simulated(device));
             kept.base = base;
             fresh.insert(kept)
         }
@@ -328,7 +328,7 @@ fn params(step: &Step) -> Vec<&Params> {
 
 /// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
 /// compares the values of all ranks.
-fn load_initial(options: &Config, world: &World, kept: &Kept, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, kept: &RankRun, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };

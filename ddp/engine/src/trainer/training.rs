@@ -25,7 +25,7 @@ use crate::audit;
 use crate::checkpoint::{Saver, State};
 use crate::config::Config;
 use crate::digest::{self, StepDigests};
-use crate::elastic::run::Kept;
+use crate::elastic::run::RankRun;
 use crate::elastic::session::{self, Next};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
@@ -59,7 +59,7 @@ pub(super) struct TrainingRun<'a> {
     world: &'a World,
     run: Assembled,
     /// What is kept when the ranks meet again.
-    kept: &'a mut Kept,
+    kept: &'a mut RankRun,
     /// On rank 0.
     metrics_log: &'a mut Option<MetricsLog>,
     /// When this rank noticed that the ranks have to meet again.

@@ -20,7 +20,7 @@ use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
 use crate::digest::{self, StepDigests};
-use crate::elastic::run::Kept;
+use crate::elastic::run::RankRun;
 use crate::elastic::session::Session;
 use crate::elastic::slices::Slices;
 use crate::error::{Error, Result};
@@ -168,7 +168,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehear
     })
 }
 
-fn bytes_of(kept: &Kept) -> ModelBytes {
+fn bytes_of(kept: &RankRun) -> ModelBytes {
     let mut bytes = ModelBytes::default();
     for stage in kept.step.stages() {
         let sums = stage.reducer().partial_sum_bytes();

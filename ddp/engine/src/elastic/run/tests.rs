@@ -19,7 +19,7 @@ fn plan(progress: &[Option<RankProgress>]) -> Regroup {
 }
 
 /// A run after `step` steps, with values and moments of which all elements are `number`.
-fn kept(world: &World, step: u64, number: f64) -> Kept {
+fn kept(world: &World, step: u64, number: f64) -> RankRun {
     let model = Mlp {
         hidden: vec![5],
         outputs: 4,
@@ -31,7 +31,7 @@ fn kept(world: &World, step: u64, number: f64) -> Kept {
     let built = Step::builder(model, Mse, Rule::adamw())
         .build(world)
         .unwrap();
-    let mut kept = Kept::new(built, None, true);
+    let mut kept = RankRun::new(built, None, true);
     for tensor in state(&kept) {
         ops::fill_into(&tensor, number).unwrap();
     }
@@ -42,7 +42,7 @@ fn kept(world: &World, step: u64, number: f64) -> Kept {
     kept
 }
 
-fn state(kept: &Kept) -> Vec<Tensor> {
+fn state(kept: &RankRun) -> Vec<Tensor> {
     let stages = kept.step.stages().iter();
     let of_stage = |stage: &Stage| {
         let moments = stage
@@ -96,7 +96,7 @@ fn get_the_state(steps: [u64; 4]) {
 fn a_rank_counts_an_update_that_it_makes_without_the_others() {
     let worlds = World::threads(2, Some(4), Duration::from_secs(60)).unwrap();
     let run = |world: World| {
-        let mut kept = Kept::new(sliced(&world, Rule::muon()), None, true);
+        let mut kept = RankRun::new(sliced(&world, Rule::muon()), None, true);
         kept.make_ready(&world, Vec::new());
         // Not before all ranks have their slices, or one knows that they do.
         assert!(kept.report().has.is_none() && kept.report().ready.is_some());
@@ -104,10 +104,10 @@ fn a_rank_counts_an_update_that_it_makes_without_the_others() {
         let main = world.group("main").unwrap();
         kept.take_step(&batch(&world, 0), 0.1, &main).unwrap();
         assert_eq!((kept.totals.steps, kept.totals.samples), (1, 4));
-        let has = |kept: &Kept| numbers(&kept.step, kept.slices.as_ref().unwrap());
+        let has = |kept: &RankRun| numbers(&kept.step, kept.slices.as_ref().unwrap());
         let before = has(&kept);
 
-        let prepare = |kept: &mut Kept| {
+        let prepare = |kept: &mut RankRun| {
             let slices = kept.slices.as_mut().unwrap();
             slices.prepare(&mut kept.step, &batch(&world, 1));
         };

@@ -7,8 +7,8 @@ use super::TrainingRun;
 use super::ending::report;
 use crate::checkpoint::Saver;
 use crate::config::Config;
-use crate::elastic::run::Kept;
-use crate::elastic::session::{self, Session, Unlogged};
+use crate::elastic::run::RankRun;
+use crate::elastic::session::{self, RunSettings, Session, Unlogged};
 use crate::elastic::totals::Clock;
 use crate::error::{Error, Result};
 use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
@@ -95,7 +95,7 @@ impl<'a> TrainingRun<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, kept: &mut Kept) {
+fn begin(run: &Assembled, kept: &mut RankRun) {
     kept.clock = Clock::new(kept.clock.has_rates);
     if let Some(before) = &run.resumed {
         kept.totals.held_out = before.state.held_out.clone();
@@ -124,7 +124,7 @@ pub(in crate::trainer) struct ReadyRun {
 /// What a run needs, before its folder is changed. None for a resumed run that is already finished.
 /// In a later world of ranks the run is that of the `session`.
 pub(in crate::trainer) fn prepare(
-    options: [&Config; 2],
+    options: RunSettings<'_>,
     program: &dyn RunProgram,
     world: &World,
     session: &mut Session,
@@ -140,7 +140,7 @@ pub(in crate::trainer) fn prepare(
     let text = |signal| stopped_early(signal).to_string();
     let ending = is_first.then(|| world.fail_when_asked(&stops, exit_code, text));
     let ending = ending.transpose()?;
-    agree::compare_programs(&options[0].equal_on_all_ranks(), world)?;
+    agree::compare_programs(&options.at_start.equal_on_all_ranks(), world)?;
     let plan = session.agree(world)?;
     let plan = plan.as_ref().filter(|plan| plan.source().is_some());
     let options = session.chosen(options);
