@@ -52,7 +52,7 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
         Some(host) => format!(
             "memory of a rank: about {host} of host memory at the peak{gpu}, as measured in a few \
              steps; activations took {}",
-            mb(run.activation_bytes.unwrap_or(0) as u64)
+            mb(run.activation_bytes.unwrap_or(0))
         ),
         None => "the model was not made, since it is large: the program itself comes on top".into(),
     });
@@ -108,6 +108,7 @@ fn model(bytes: &ModelBytes) -> String {
 fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
     let place = if on_gpus { "GPU" } else { "host" };
     let sums = model.partial_sums + model.kept_for_others;
+    let saved = if on_gpus { 0 } else { model.saved() };
     // Without rounded copies layers read the masters.
     let read = model.copies + model.base + model.tied;
     let [weights, masters] = match model.copies {
@@ -127,12 +128,13 @@ fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
         ("NCCL about", step.nccl),
         ("masters gathered to save about", step.gathered),
         ("whole pieces of 32 MiB about", step.rest_of_piece),
+        ("the copy being saved", saved),
     ];
     let shown = parts.iter().filter(|(_, bytes)| *bytes > 0);
     let shown: Vec<_> = shown
         .map(|(what, bytes)| format!("{what} {}", mb(*bytes)))
         .collect();
-    let total = mb(model.on_device() + step.total());
+    let total = mb(model.on_device() + step.total() + saved);
     format!(
         "planned {place} memory of a rank: {}; together {total}",
         shown.join(", ")
@@ -222,7 +224,7 @@ mod tests {
             let world = World::single().unwrap();
             let run = trainer::rehearse(&config, &TrainProgram::new(&config), &world);
             let run = run.unwrap().unwrap();
-            let taken = run.activation_bytes.unwrap() as u64;
+            let taken = run.activation_bytes.unwrap();
             assert_eq!(run.step_bytes.activations, taken, "{case}");
             assert!(taken > 0, "{case}");
         }

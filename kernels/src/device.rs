@@ -58,8 +58,10 @@ impl Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        match *self {
             Device::Cpu => f.pad("cpu"),
+            Device::PLANNED_CPU => f.pad("cpu (planned)"),
+            Device::PLANNED => f.pad("cuda (planned)"),
             Device::Cuda(index) => f.pad(&format!("cuda:{index}")),
         }
     }

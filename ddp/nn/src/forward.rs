@@ -7,6 +7,7 @@
 //! with kernels of their own (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the
 //! pass, and goes back to it after a value's last use.
 
+mod attended;
 mod batch;
 mod branches;
 mod convolution;
@@ -34,7 +35,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ddp_kernels::Tensor;
+use ddp_kernels::{DType, Tensor};
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -44,7 +45,7 @@ use plan::{PassPlan, PlanFor};
 use row_counts::{MORE, ROWS, RowReference};
 use running::Running;
 use scope::{DeclaredParameters, PassMode};
-use trace::Op;
+use trace::{Kind, Op};
 
 pub use convolution::{Convolution, PerAxis};
 pub use custom::CustomOp;
@@ -105,8 +106,8 @@ struct Planned {
     head: Option<LeftHead>,
 }
 
-/// The most plans that are kept of trainings, and of all else.
-const PLANS_MAX: usize = 16;
+/// How many plans are kept for training, and as many for all other modes.
+const PLANS_MAX: usize = 64;
 
 impl Traced {
     /// Declares what `module` declares for rows of this shape. Returns the shape of a row of its
@@ -149,7 +150,8 @@ impl Traced {
         let trace = Rc::<RefCell<trace::Trace>>::default();
         let id = trace.borrow_mut().push(Op::Input, vec![], shape.to_vec());
         let dtype = self.module.input_dtype();
-        trace.borrow_mut().takes_tokens = dtype.is_some_and(|it| !it.is_float());
+        trace.borrow_mut().input_is_tokens = dtype.is_some_and(|it| !it.is_float());
+        trace.borrow_mut().decodes = mode == PassMode::Decoding;
         let x = Var {
             trace: trace.clone(),
             id,
@@ -165,7 +167,10 @@ impl Traced {
         };
         let y = self.module.forward(&mut scope, &x);
         let output = y.shape();
-        let error = x.trace.borrow_mut().error.take();
+        let mut error = x.trace.borrow_mut().error.take();
+        if error.is_none() {
+            error = x.trace.borrow().codes_as_numbers();
+        }
         if let Some(error) = error {
             return Err(Error::Usage(error));
         }
@@ -231,21 +236,24 @@ impl Traced {
         let head = head.filter(|(output, ..)| leaves_head && *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();
         let left = of_head.get(1).copied();
-        if let Some(&input) = of_head.first() {
-            y = y.at(input);
-        }
+        y = match of_head.first() {
+            Some(&input) => y.at(input),
+            None => y.cast(Kind::Layers),
+        };
         let forward = y.trace.borrow().nodes.len();
         let mut ends = [Some(x.id), Some(y.id), None, None];
         if mode == PassMode::Training {
             let trains = |op: &Op| matches!(op, Op::Parameter(id) if pass.trains(*id));
             let has_gradient = like.dtype().is_float();
             let (dy, dx) = derivatives::backward(&y, has_gradient.then_some(&x), &trains, left);
+            let dx = dx.map(|dx| dx.cast(Kind::Layers));
             (ends[2], ends[3]) = (Some(dy.id), dx.map(|dx| dx.id));
         }
         let nodes = std::mem::take(&mut y.trace.borrow_mut().nodes);
         let how = PlanFor {
             is_training: mode == PassMode::Training,
             is_cpu: !like.device().is_accelerator(),
+            is_bf16: pass.dtype() == DType::BF16,
             is_loss: false,
         };
         let plan = plan::plan(nodes, forward, ends, how)?;

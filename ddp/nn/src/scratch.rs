@@ -92,8 +92,7 @@ pub(crate) enum Kind {
     Layers,
     /// In the dtype of sums and gradients.
     Sums,
-    /// The same, since bf16 does not hold them, such as the indices of a long axis. Kernels read
-    /// them rounded to that of the layers.
+    /// In the dtype of sums, too; kernels that read the layers' dtype get a rounded copy.
     Exact,
     /// i64
     Tokens,

@@ -13,6 +13,7 @@ mod shards;
 #[path = "../claims/zero.rs"]
 mod zero;
 
+mod attended;
 mod checkpoints;
 mod derivatives;
 mod formula_losses;

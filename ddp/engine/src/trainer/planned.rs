@@ -215,8 +215,8 @@ fn models(
         .models(&data_shape(spec), &devices, &frozen, sharing)
 }
 
-/// How many rows pass through the model at a time, in the order in which each number is first met,
-/// of `rows` in these shards. A longer pass after a shorter one needs buffers besides.
+/// The distinct numbers of rows of a pass, of `rows` in these shards, in order of first use. Order
+/// matters: a longer pass after a shorter one allocates more.
 fn lengths(shards: &Shards, rows: u64, most: usize) -> Vec<usize> {
     let mut lengths = Vec::new();
     for shard in shards.numbers() {

@@ -63,8 +63,9 @@ pub struct Rehearsal {
     pub host_peak_mb: Option<f64>,
     /// The most GPU memory that any rank had, in MB.
     pub device_peak_mb: Option<f64>,
-    /// Bytes of this rank's activations after the trial's steps; None if the model was not made.
-    pub activation_bytes: Option<usize>,
+    /// The most bytes of activations that any rank had after the trial's steps; None if the model
+    /// was not made.
+    pub activation_bytes: Option<u64>,
     /// How long steps took on a GPU; none on the CPU, where a second of steps says little.
     pub trial: Option<Trial>,
 }
@@ -126,7 +127,7 @@ pub fn rehearse(
         step_bytes,
         between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
-        activation_bytes: Some(kept.step.activation_bytes()),
+        activation_bytes: Some(most(kept.step.activation_bytes() as u64)?),
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,

@@ -16,12 +16,7 @@ struct Apart(Box<dyn Module>);
 
 impl Module for Apart {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        let apart = |x: &Var| {
-            x.reshape(&[&x.shape()[..], &[1]].concat())
-                .reshape(&x.shape())
-        };
-        let y = self.0.forward(m, &apart(x));
-        apart(&y)
+        self.0.forward(m, &x.apart()).apart()
     }
 }
 

@@ -21,6 +21,13 @@ impl PartialEq for Var {
         self.refuse_branch("==", other, "a.equal(&b)");
         false
     }
+
+    #[track_caller]
+    #[allow(clippy::partialeq_ne_impl)]
+    fn ne(&self, other: &Var) -> bool {
+        self.refuse_branch("!=", other, "a.equal(&b)");
+        true
+    }
 }
 
 macro_rules! refused {

@@ -135,6 +135,7 @@ fn gradients(op: &Op, x: &[Var], y: &Var, d: &Var) -> Vec<Option<Var>> {
         Op::Slope => (0..x.len())
             .map(|at| (at % 2 == 1).then(|| d * &x[at + 1]))
             .collect(),
+        Op::Cast(Kind::Layers) => vec![Some(d.clone())],
         Op::Stop | Op::Part(..) | Op::Documents | Op::Cast(_) => vec![None; x.len()],
         // No forward has these.
         Op::Fold(_)
@@ -197,7 +198,7 @@ fn apply_gradients(function: Function, x: &[Var], y: &Var, d: &Var) -> Vec<Optio
         Gelu => slope(GeluSlope),
         GeluTanh => slope(GeluTanhSlope),
         // No gradient flows through comparisons, and forwards have no slopes.
-        Less | LessEqual | Equal | SiluSlope | GeluSlope | GeluTanhSlope => None,
+        Less | LessEqual | Equal | SiluSlope | GeluSlope | GeluTanhSlope | Round => None,
     };
     let mut all = vec![None; x.len()];
     all[0] = one;

@@ -4,10 +4,10 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use ddp_kernels::ops::{Chain, ChainStep, ChainView};
+use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
 
 use super::plan::{Action, FusedGroup, PlanPart, PlannedRun, Planner};
-use super::trace::Op;
+use super::trace::{Kind, Op};
 use crate::error::Result;
 
 /// Strides of a whole tensor.
@@ -168,11 +168,18 @@ impl Planner {
                 Op::Largest(_) => steps.push(ChainStep::Max(value(0))),
                 _ => {}
             }
-            let made = if matches!(node.op, Op::Expand) {
+            let mut made = if matches!(node.op, Op::Expand) {
                 value(0)
             } else {
                 steps.len() - 1
             };
+            // The others see what is in memory.
+            let is_read = || needed.iter().any(|it| self.node(*it).inputs.contains(&id));
+            let is_rounded = self.how.is_bf16 && self.kinds[id] == Kind::Layers;
+            if is_rounded && self.stored[id] && is_read() {
+                steps.push(ChainStep::Apply(Function::Round, [made, 0, 0]));
+                made = steps.len() - 1;
+            }
             values.insert(id, made);
             if self.stored[id] {
                 let strides = turned(within(&node.shape, &whole(&node.shape), &group.dims));
@@ -194,7 +201,11 @@ impl Planner {
                 let (first, second) = needed.split_at(needed.len() / 2);
                 for id in second {
                     for &input in &self.nodes[*id].inputs {
-                        self.stored[input] |= first.contains(&input);
+                        let passes = first.contains(&input) && !self.stored[input];
+                        if passes && self.kinds[input] == Kind::Layers {
+                            self.kinds[input] = Kind::Exact;
+                        }
+                        self.stored[input] |= passes;
                     }
                 }
                 for nodes in [first, second] {

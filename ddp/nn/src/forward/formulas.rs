@@ -216,6 +216,9 @@ impl Var {
             let help = "if the second is a weight of [out, in], pass weight.transpose(-1, -2)";
             return self.refuse("matmul", &[self, other], &expected, help);
         };
+        if let Some(attended) = self.as_attention(other) {
+            return attended.named("matmul");
+        }
         let count = |batch: &[usize]| batch.iter().product::<usize>();
         let shape = [&both[..], &[m, n]].concat();
         let matrices = |value: &Var, batch: &[usize], count: usize| {

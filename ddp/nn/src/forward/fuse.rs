@@ -318,16 +318,19 @@ impl Planner {
         }
     }
 
-    /// What the numbers of each value are.
+    /// What the numbers of each value are. Sums and maxima stay f32: backward compares with what
+    /// they are of.
     pub(super) fn find_kinds(&mut self) {
         let mut kinds = Vec::<Kind>::with_capacity(self.nodes.len());
         for node in &self.nodes {
             let chosen = match &node.op {
                 // The condition is not among what it gives.
                 Op::Apply(Function::Where) => &node.inputs[1..],
+                Op::Gather(_) => &node.inputs[1..],
                 _ => &node.inputs[..],
             };
-            let of = chosen.iter().filter(|it| !self.is_constant(**it));
+            // What each dtype holds changes nothing.
+            let of = chosen.iter().filter(|it| !self.is_exact_in_bf16(**it));
             let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(&kinds[*it]));
             kinds.push(match &node.op {
                 Op::LinearWeight
@@ -338,6 +341,8 @@ impl Planner {
                 Op::Part(_, kind) | Op::Cast(kind) => *kind,
                 Op::Documents => Kind::Tokens,
                 Op::Numbers(values) if !values.iter().all(|value| is_bf16(*value)) => Kind::Exact,
+                Op::Constant(value) if !is_bf16(*value) => Kind::Exact,
+                Op::Gather(_) if of.clone().next().is_none() => Kind::Layers,
                 Op::Apply(_)
                 | Op::Sum(_)
                 | Op::Largest(_)
@@ -346,19 +351,29 @@ impl Planner {
                 | Op::Reshape
                 | Op::Permute(_)
                 | Op::Slice(..)
-                | Op::Window(..) => match () {
-                    () if all_are(&[Kind::Sums]) => Kind::Sums,
-                    () if all_are(&[Kind::Sums, Kind::Exact]) => Kind::Exact,
-                    () => Kind::Layers,
-                },
+                | Op::Window(..)
+                | Op::Gather(_) => {
+                    let is_reduction = matches!(node.op, Op::Sum(_) | Op::Largest(_));
+                    if all_are(&[Kind::Sums]) && of.clone().next().is_some() {
+                        Kind::Sums
+                    } else if is_reduction || all_are(&[Kind::Sums, Kind::Exact]) {
+                        Kind::Exact
+                    } else {
+                        Kind::Layers
+                    }
+                }
                 _ => Kind::Layers,
             });
         }
         self.kinds = kinds;
     }
 
-    fn is_constant(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Constant(_))
+    fn is_exact_in_bf16(&self, id: usize) -> bool {
+        match &self.node(id).op {
+            Op::Constant(_) => true,
+            Op::Numbers(values) => values.iter().all(|value| is_bf16(*value)),
+            _ => false,
+        }
     }
 }
 

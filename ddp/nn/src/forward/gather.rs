@@ -17,7 +17,7 @@ impl Var {
             id = trace.nodes[id].inputs[0];
         }
         match trace.nodes[id].op {
-            Op::Input => id == 0 && trace.takes_tokens,
+            Op::Input => id == 0 && trace.input_is_tokens,
             Op::Documents | Op::Cast(Kind::Tokens) => true,
             _ => false,
         }
@@ -28,18 +28,22 @@ impl Var {
         self.push(Op::Cast(kind), &[self], self.shape())
     }
 
-    /// The same as tokens.
+    /// The same as tokens; −1 for what is negative or NaN.
     #[track_caller]
     pub(super) fn as_tokens(&self) -> Var {
         if self.are_tokens() {
             return self.clone();
         }
-        self.cast(Kind::Tokens)
+        let numbers = self.cast(Kind::Exact);
+        let [zero, none] = [0.0, -1.0].map(|it| numbers.constant(it));
+        let is_token = zero.less_equal(&numbers);
+        is_token.select(&numbers, &none).cast(Kind::Tokens)
     }
 
-    /// What `indices` choose along an axis, as `torch.gather`: they have this value's shape but for
-    /// that axis. If they end with that axis, each chooses all that is along the others. Indices
-    /// are tokens or numbers. One outside of the axis is an error on the CPU; a GPU gives NaN.
+    /// Picks elements along an axis, as `torch.gather`. `indices`, tokens or numbers, have this
+    /// value's shape except along that axis. If that axis is their last, each index picks everything
+    /// along the axes after it; otherwise the batch is not after it. An index outside of the axis is
+    /// an error on the CPU; a GPU gives NaN.
     #[track_caller]
     pub fn gather(&self, axis: isize, indices: &Var) -> Var {
         let Some(axis) = self.axis("gather", axis) else {
@@ -56,10 +60,12 @@ impl Var {
         let inner: usize = shape[axis + 1..].iter().product();
         let outer: usize = of[..axis].iter().product();
         if outer * of[axis] * inner > WHOLE_MAX {
-            let expected = format!("at most {WHOLE_MAX} elements or rows to choose from");
-            return self.refuse("gather", &[self, indices], &expected, "use smaller batches");
+            let expected = format!("at most {WHOLE_MAX} elements or rows of the batch together");
+            let help = "use smaller batches, or one_hot = i.equal(&m.indices(n)) and a sum";
+            return self.refuse("gather", &[self, indices], &expected, help);
         }
-        let numbers = indices.cast(Kind::Exact);
+        // Without what is after the point.
+        let numbers = indices.as_tokens().cast(Kind::Exact);
         let [zero, length, none] = [0.0, of[axis] as f64, -1.0].map(|it| numbers.constant(it));
         let is_inside = zero.less_equal(&numbers) * numbers.less(&length);
         let mut places = numbers * inner as f64;
@@ -69,14 +75,18 @@ impl Var {
             places = places.push(Op::Steps(of[axis] * inner), &[], begins) + places;
         }
         if inner > 1 {
-            let within = (0..inner).map(|it| it as f64).collect();
-            places = places.push(Op::Numbers(within), &[], shape[axis + 1..].to_vec()) + places;
+            places = places.push(Op::Steps(1), &[], shape[axis + 1..].to_vec()) + places;
         }
         let tokens = is_inside.select(&places, &none).cast(Kind::Tokens);
+        let source = if self.are_tokens() {
+            self.cast(Kind::Exact)
+        } else {
+            self.clone()
+        };
         if shape.len() == axis + 1 {
             shape.extend(&of[axis + 1..]);
         }
-        self.checked(Op::Gather(axis), &[&tokens, self], shape)
+        self.checked(Op::Gather(axis), &[&tokens, &source], shape)
     }
 
     /// The rows of this table (V, …) that `indices` name, tokens or numbers of any shape.

@@ -7,7 +7,7 @@ use super::plan::{Action, PlannedRun};
 use super::running::{Running, rows as rows_of};
 use super::trace::Op;
 use crate::build::ParamId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// `x` (…, C) as (R, C).
 fn rows(x: &Tensor) -> Result<Tensor> {
@@ -168,12 +168,23 @@ impl Running<'_, '_, '_> {
                 self.embedding_gradient((&out, false), untrained, [&rows(x[0])?, x[1]])?;
             }
             Op::Cast(_) => ops::cast_into(&self.take(run, 0)?, x[0])?,
-            Op::Gather(_) => {
+            Op::Gather(axis) => {
                 let (out, tokens) = (self.take(run, 0)?, x[0].flatten()?);
                 let columns = out.count() / tokens.count().max(1);
                 if columns > 0 {
                     let [out, table] = [&out, x[1]].map(|it| rows_of(it, columns));
-                    ops::embedding_into(&out?, &table?, &tokens, None)?;
+                    let found = ops::embedding_into(&out?, &table?, &tokens, None);
+                    // On the CPU nothing else can be wrong.
+                    let is_host = !x[1].device().is_accelerator();
+                    found.map_err(|error| {
+                        if !is_host {
+                            return error.into();
+                        }
+                        let length = x[1].shape()[*axis];
+                        let expected = format!("indices below {length}, the length of axis {axis}");
+                        let help = "check how they are computed";
+                        Error::model("gather", expected, "one outside, or NaN", help)
+                    })?;
                 }
             }
             Op::GatherBackward => {

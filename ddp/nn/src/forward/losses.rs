@@ -215,6 +215,7 @@ impl PlannedLoss {
         let how = PlanFor {
             is_training: has_gradient,
             is_cpu: !output.device().is_accelerator(),
+            is_bf16: false,
             is_loss: true,
         };
         let plan = plan::plan(nodes, forward, ends, how)?;

@@ -56,7 +56,7 @@ impl Var {
         is_mean.then_some(x)
     }
 
-    fn number_of(&self) -> Option<f64> {
+    pub(super) fn number_of(&self) -> Option<f64> {
         match self.op() {
             Op::Constant(value) => Some(value),
             _ => None,
@@ -64,14 +64,14 @@ impl Var {
     }
 
     /// What this is the function of.
-    fn operand(&self, function: Function) -> Option<Var> {
+    pub(super) fn operand(&self, function: Function) -> Option<Var> {
         let is_it = matches!(self.op(), Op::Apply(it) if it == function);
         self.inputs().pop().filter(|_| is_it)
     }
 
     /// The operands of a function of two, if the second one fits, or the first one of a sum or a
     /// product. The one that fits comes last.
-    fn operands<T>(
+    pub(super) fn operands<T>(
         &self,
         function: Function,
         fits: impl Fn(&Var) -> Option<T>,

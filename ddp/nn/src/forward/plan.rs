@@ -151,7 +151,7 @@ pub(super) struct Planner {
     /// Which values are in memory after the runs so far.
     pub(super) made: Vec<bool>,
     pub(super) runs: Vec<PlannedRun>,
-    how: PlanFor,
+    pub(super) how: PlanFor,
 }
 
 /// What is planned for.
@@ -159,6 +159,8 @@ pub(super) struct Planner {
 pub(super) struct PlanFor {
     pub(super) is_training: bool,
     pub(super) is_cpu: bool,
+    /// Whether layers compute in bf16.
+    pub(super) is_bf16: bool,
     /// Of a loss all but the gradient of the output is in the dtype of sums.
     pub(super) is_loss: bool,
 }
@@ -199,19 +201,13 @@ pub(super) fn plan(
         how,
     };
     planner.find_kinds();
+    planner.skip_casts(&mut ends);
     let [_, y, _, dx] = ends;
     if how.is_loss {
         let layers = planner.kinds.iter_mut().enumerate();
         let is_wide = |kind: Kind| matches!(kind, Kind::Layers | Kind::Exact);
         let sums = layers.filter(|(id, kind)| is_wide(**kind) && Some(*id) != dx);
         sums.for_each(|(_, kind)| *kind = Kind::Sums);
-    }
-    // An output is in the layers' dtype, also if it is only numbers.
-    let mut output = y;
-    while let Some(id) = output.filter(|id| planner.kinds[*id] == Kind::Exact) {
-        planner.kinds[id] = Kind::Layers;
-        let is_same = matches!(planner.node(id).op, Op::Reshape);
-        output = planner.node(id).inputs.first().copied().filter(|_| is_same);
     }
     planner.live = planner.find_live([y, dx]);
     let is_live = |planner: &Planner, id: &usize| planner.live[*id];
@@ -333,6 +329,22 @@ impl PassPlan {
 }
 
 impl Planner {
+    /// Casts to the layers' dtype of what is in it already are nothing.
+    fn skip_casts(&mut self, ends: &mut [Option<usize>; 4]) {
+        let mut real: Vec<usize> = (0..self.nodes.len()).collect();
+        for id in 0..self.nodes.len() {
+            let inputs = &mut self.nodes[id].inputs;
+            inputs.iter_mut().for_each(|it| *it = real[*it]);
+            if let (Op::Cast(Kind::Layers), &[input]) =
+                (&self.nodes[id].op, &self.nodes[id].inputs[..])
+                && !(self.how.is_bf16 && self.kinds[input] == Kind::Exact)
+            {
+                real[id] = input;
+            }
+        }
+        ends.iter_mut().flatten().for_each(|it| *it = real[*it]);
+    }
+
     pub(super) fn node(&self, id: usize) -> &TraceNode {
         &self.nodes[id]
     }
@@ -476,7 +488,16 @@ impl Planner {
         for input in &mut node.inputs {
             *input = self.brought(*input, forward, all, copies);
         }
-        let copy = self.add(node, self.kinds[id]);
+        // What was rounded to memory is again, and what was not is not.
+        let is_rounded = self.stored[id];
+        let kind = match (&node.op, self.kinds[id]) {
+            (Op::Activate(_), kind) => kind,
+            (Op::Apply(_), Kind::Layers) if !is_rounded => Kind::Exact,
+            (_, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
+            (_, kind) => kind,
+        };
+        let copy = self.add(node, kind);
+        self.stored[copy] = is_rounded;
         all.push(copy);
         copies.insert(id, copy);
         copy

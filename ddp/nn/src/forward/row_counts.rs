@@ -177,8 +177,8 @@ impl RowReference {
 /// Whether an operation does more than move elements.
 fn computes(op: &Op) -> bool {
     use Op::{
-        Activate, Apply, Attention, Constant, Dropout, Gated, Largest, Linear, Norm, Parameter,
-        Rope, Sum,
+        Activate, Apply, Attention, Cast, Constant, Dropout, Embedding, Gated, Gather, Largest,
+        Linear, Norm, Parameter, Rope, Sum,
     };
     matches!(
         op,
@@ -194,6 +194,9 @@ fn computes(op: &Op) -> bool {
             | Dropout(..)
             | Gated(_)
             | Rope(..)
+            | Cast(_)
+            | Embedding(_)
+            | Gather(_)
     )
 }
 

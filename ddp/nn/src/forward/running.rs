@@ -51,7 +51,10 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
             }
             _ => {
                 let value = self.values[id].clone();
-                Ok(value.expect("a plan makes values before it reads them"))
+                value.ok_or_else(|| {
+                    let help = "run the model's forward in the same pass, or one that resumes it";
+                    Error::model("backward", "the values of a forward", "none", help)
+                })
             }
         }
     }
@@ -124,12 +127,16 @@ impl<'a, 'b, 'c> Running<'a, 'b, 'c> {
                 help,
             ));
         }
-        let is_cast = matches!(self.nodes[run.of].op, Op::Cast(_));
+        let op = &self.nodes[run.of].op;
+        let reads_any = run.action.reads_any_dtype()
+            || matches!(op, Op::Cast(_) | Op::Gather(_) | Op::GatherBackward);
         for (input, &id) in inputs.iter_mut().zip(&run.inputs) {
             let value = self.value(id)?;
-            *input = Some(match run.action.reads_any_dtype() || is_cast {
-                false if self.plan.kinds[id] == Kind::Exact => self.rounded(value)?,
-                _ => value,
+            let is_rounded = self.plan.kinds[id] == Kind::Exact && !reads_any;
+            *input = Some(if is_rounded {
+                self.rounded(value)?
+            } else {
+                value
             });
         }
         let first = inputs[0].clone();

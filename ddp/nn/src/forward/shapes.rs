@@ -44,6 +44,9 @@ impl Var {
             let help = "take the batch from x.size(0)";
             return self.refuse("reshape", &[self], &expected, help);
         }
+        if let Op::Reshape = self.op() {
+            return self.inputs()[0].reshape(shape);
+        }
         self.checked(Op::Reshape, &[self], shape.to_vec())
     }
 
@@ -61,6 +64,15 @@ impl Var {
                 &expected,
                 "name all axes, the batch too",
             );
+        }
+        if let Op::Permute(before) = self.op() {
+            let axes: Vec<usize> = axes.iter().map(|&axis| before[axis]).collect();
+            let source = self.inputs()[0].clone();
+            return if axes.is_sorted() {
+                source
+            } else {
+                source.permute(&axes)
+            };
         }
         let permuted = axes.iter().map(|&axis| shape[axis]).collect();
         self.push(Op::Permute(axes.to_vec()), &[self], permuted)

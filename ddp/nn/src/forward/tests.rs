@@ -1,6 +1,7 @@
 //! What tests of models ask of a traced module.
 
 use super::Traced;
+use super::trace::{Op, Var};
 
 impl Traced {
     /// The numbers of the layers that draw random numbers.
@@ -13,5 +14,14 @@ impl Traced {
         let plans = self.plans.borrow();
         let plan = &plans.last().expect("a forward has run").plan;
         [&plan.forward, &plan.backward].map(Vec::len)
+    }
+}
+
+impl Var {
+    /// The same value, with which nothing is fused.
+    pub(crate) fn apart(&self) -> Var {
+        let longer = [&self.shape()[..], &[1]].concat();
+        let apart = self.push(Op::Reshape, &[self], longer);
+        apart.push(Op::Reshape, &[&apart], self.shape())
     }
 }

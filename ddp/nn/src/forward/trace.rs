@@ -30,7 +30,7 @@ pub(super) enum Op {
     Tensor(Tensor),
     /// One number, of shape [].
     Constant(f64),
-    /// 0, and each element so much more than the one before.
+    /// 0, s, 2s and so on, in row-major order.
     Steps(usize),
     /// Numbers of this kind, without a gradient.
     Cast(Kind),
@@ -136,7 +136,9 @@ pub(super) struct Trace {
     /// Where the user's code has called the layer that is being traced, for errors.
     pub(super) line: Option<&'static Location<'static>>,
     /// Whether the input is tokens.
-    pub(super) takes_tokens: bool,
+    pub(super) input_is_tokens: bool,
+    /// Whether it follows earlier tokens, which only `Op::Attention` sees.
+    pub(super) decodes: bool,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
     /// The last layer, if the loss may run it: its output, its input, weight and perhaps mask, and
@@ -161,14 +163,16 @@ impl Default for Trace {
             again: None,
             place: "model".into(),
             line: None,
-            takes_tokens: false,
+            input_is_tokens: false,
+            decodes: false,
             begins: None,
             head: None,
         }
     }
 }
 
-/// A layer and the line of an operation, for errors; only a line of `core` says nothing.
+/// The layer and line of an operation, for errors. A line in `core` is left out: it tells the user
+/// nothing.
 fn at(place: &str, line: &Location<'_>) -> String {
     match line.file() {
         file if file.contains("/library/core/") => place.to_string(),
@@ -237,6 +241,22 @@ impl Trace {
         id
     }
 
+    /// The refusal of a formula on codes, which are tokens with where their documents begin.
+    pub(super) fn codes_as_numbers(&self) -> Option<String> {
+        let has_documents = self.nodes.iter().any(|it| matches!(it.op, Op::Documents));
+        let reads_input = |mut id: usize| {
+            while let Op::Reshape | Op::Stop = self.nodes[id].op {
+                id = self.nodes[id].inputs[0];
+            }
+            id == 0
+        };
+        let reads = |it: &&TraceNode| matches!(it.op, Op::Cast(_)) && reads_input(it.inputs[0]);
+        let node = self.nodes.iter().filter(|_| has_documents).find(reads)?;
+        let text = "tokens: expected rows of one document where a formula reads tokens, got several in \
+                    a row; help: give each document a row of its own";
+        Some(node.error(text))
+    }
+
     /// What a value is called in messages.
     pub(super) fn name(&self, id: usize) -> String {
         let op = &self.nodes[id].op;
@@ -268,7 +288,7 @@ impl Trace {
 
 impl Op {
     /// Whether tokens are read as they are.
-    fn takes_tokens(&self) -> bool {
+    fn reads_tokens(&self) -> bool {
         matches!(
             self,
             Op::Reshape
@@ -335,15 +355,14 @@ impl Var {
     pub(super) fn push(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
         let mut read = Vec::with_capacity(inputs.len());
         for &input in inputs {
-            let is_read = op.takes_tokens() || !input.are_tokens();
-            read.push(if is_read {
+            let as_it_is = op.reads_tokens() || !input.are_tokens();
+            read.push(if as_it_is {
                 input.id
             } else {
                 input.cast(Kind::Exact).id
             });
         }
-        let inputs = read;
-        let id = self.trace.borrow_mut().push(op, inputs, shape);
+        let id = self.trace.borrow_mut().push(op, read, shape);
         self.at(id)
     }
 

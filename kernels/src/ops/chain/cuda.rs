@@ -261,5 +261,6 @@ fn formula(function: Function, [a, b, c]: [String; 3]) -> String {
         Function::GeluTanh => format!("gelu_tanh({a})"),
         Function::GeluTanhSlope => format!("gelu_tanh_grad({a})"),
         Function::Relu => format!("{a} < 0.0f ? 0.0f : {a}"),
+        Function::Round => format!("wide(narrow<bf16>({a}))"),
     }
 }

@@ -161,6 +161,7 @@ multiversion! {
             Function::GeluTanh => unary!(out, a: |x| x.gelu_tanh()),
             Function::GeluTanhSlope => unary!(out, a: |x| x.gelu_tanh_grad()),
             Function::Relu => unary!(out, a: |x| if x < T::ZERO { T::ZERO } else { x }),
+            Function::Round => unary!(out, a: |x| T::from_bf16(x.to_bf16())),
         }
     }
 }

@@ -54,6 +54,8 @@ named! {
         /// The derivative of `GeluTanh`.
         GeluTanhSlope = "gelu tanh slope",
         Relu = "relu",
+        /// As bf16 holds it.
+        Round = "round",
     }
 }
 
