@@ -472,8 +472,13 @@ impl Planner {
         }
         let is_cheap = match self.node(id).op {
             Op::Apply(_) | Op::Reshape => true,
-            // The derivative needs its input anyway.
-            Op::Activate(activation) => activation.keeps_input() && self.how.is_cpu,
+            // The derivative needs its input anyway. In bf16 that is rounded, so that the value
+            // would be another one: near enough for a matmul, not for a comparison.
+            Op::Activate(activation) => {
+                activation.keeps_input()
+                    && self.how.is_cpu
+                    && (!self.how.is_bf16 || self.feeds_matmuls(id))
+            }
             _ => self.is_view(id),
         };
         let is_kept = match self.node(id).op {
@@ -501,6 +506,12 @@ impl Planner {
         all.push(copy);
         copies.insert(id, copy);
         copy
+    }
+
+    /// Whether only matmuls read this value.
+    fn feeds_matmuls(&self, id: usize) -> bool {
+        let mut readers = self.nodes.iter().filter(|it| it.inputs.contains(&id));
+        readers.all(|it| matches!(it.op, Op::Linear | Op::LinearWeight))
     }
 
     /// One more node.

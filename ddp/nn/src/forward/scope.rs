@@ -162,8 +162,9 @@ impl Scope<'_> {
         result
     }
 
-    /// What `body` computes, which is not kept in training: backward computes it again. The bits
-    /// are the same.
+    /// What `body` computes, which is not kept in training: backward computes it again. In f32 the
+    /// bits are the same; in bf16 what leaves `body` is rounded to memory, which may otherwise stay
+    /// within a pass.
     pub fn recompute(&mut self, body: impl FnOnce(&mut Scope<'_>) -> Var) -> Var {
         let before = {
             let trace = &mut self.trace.borrow_mut();
