@@ -68,7 +68,7 @@ pub enum JobEvent {
         /// Where it comes from.
         address: IpAddr,
     },
-    /// The agent of this connection, which was let in, is gone before its host has come.
+    /// The agent of this connection was let in and ended before its host could start ranks.
     AgentGone(usize),
     /// A host that was lost can start ranks again.
     HostCame {
@@ -165,7 +165,7 @@ pub enum JobAction {
     },
     /// Turn an agent away.
     TurnAway {
-        /// That of its connection.
+        /// The agent's connection.
         connection: usize,
         /// For logs.
         why: &'static str,

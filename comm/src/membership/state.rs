@@ -123,7 +123,7 @@ pub struct Host {
     pub is_lost: bool,
     /// The connection of the agent that was let in, if agents come by themselves.
     pub agent: Option<usize>,
-    /// That of an agent that waits until this one is lost, and where it comes from.
+    /// An agent waiting for this host to be lost: its connection and address.
     pub waiting: Option<(usize, IpAddr)>,
 }
 

@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     AgentStops(usize, u64),
     /// Another agent comes with the number of this host. If it is not let in, it ends after a time.
     AnotherAgent(usize, u64),
+    /// The launcher cannot let in the next agent of this host, such as for want of a thread.
+    FailsToLetIn(usize),
     /// Messages between the launcher and this host take this much longer, for a while.
     Delays(usize, u64, u64),
     /// Rank 0 cannot write any more.
@@ -137,7 +139,7 @@ impl Schedule {
             let host = random.of(0..hosts as u64) as usize;
             let ways = [[true, true], [true, false], [false, true]][random.of(0..3) as usize];
             let signal = STOPS[random.of(0..4) as usize];
-            let kinds = if kind == Kind::Pods { 30 } else { 25 };
+            let kinds = if kind == Kind::Pods { 33 } else { 25 };
             let fault = match random.of(0..kinds) {
                 0..=5 => Fault::Kill(rank),
                 6..=8 => Fault::Stop(rank, ms),
@@ -158,7 +160,8 @@ impl Schedule {
                 22 if host > 0 => Fault::Delays(host, random.of(100..1000), ms.min(20_000)),
                 23 if random.one_in(4) => Fault::DiskIsFull,
                 24 => Fault::LockStays(random.of(1000..200_000)),
-                25.. if host > 0 => Fault::AnotherAgent(host, ms),
+                25..=29 if host > 0 => Fault::AnotherAgent(host, ms),
+                30.. if host > 0 => Fault::FailsToLetIn(host),
                 _ => Fault::Kill(rank),
             };
             faults.push((at, fault));
@@ -204,7 +207,8 @@ impl Schedule {
     pub(crate) fn must_succeed(&self) -> bool {
         let is_harmless = |(_, fault): &(u64, Fault)| {
             use Fault::{
-                AnotherAgent, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop, Suspends,
+                AnotherAgent, FailsToLetIn, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop,
+                Suspends,
             };
             match (self.kind, fault) {
                 (Kind::Ordinary, Suspends(_)) => true,
@@ -217,7 +221,8 @@ impl Schedule {
                     | FailsToStart(_)
                     | Leaves(_, 77)
                     | StartsLate(..)
-                    | AnotherAgent(..),
+                    | AnotherAgent(..)
+                    | FailsToLetIn(_),
                 ) => true,
                 // Agents end while the launcher is suspended.
                 (_, Suspends(_)) => self.hosts == 1,

@@ -182,6 +182,10 @@ pub(crate) struct Job<'a> {
     links: Vec<Link>,
     /// By connection, those that something else has started.
     agents: Vec<ComingAgent>,
+    /// By host, whether the launcher cannot let in its next agent; the connections of those that it
+    /// could not, until it knows that they are gone.
+    fails_to_let_in: Vec<bool>,
+    not_let_in: Vec<usize>,
     together: BTreeMap<u32, Together>,
     /// From which host packets do not pass to which, of those without the launcher.
     is_cut: BTreeSet<(usize, usize)>,
@@ -239,6 +243,8 @@ impl<'a> Job<'a> {
                 .map(|_| Link::new(silence(schedule.rules().timeout)))
                 .collect(),
             agents: Vec::new(),
+            fails_to_let_in: vec![false; hosts],
+            not_let_in: Vec::new(),
             together: BTreeMap::new(),
             is_cut: BTreeSet::new(),
             newest: 0,
@@ -403,6 +409,9 @@ impl<'a> Job<'a> {
         }
         for action in actions {
             self.carry_out(action);
+        }
+        for connection in std::mem::take(&mut self.not_let_in) {
+            self.agent_is_gone(connection);
         }
         self.judge_agents();
     }

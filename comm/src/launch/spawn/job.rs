@@ -218,10 +218,10 @@ impl Job {
         print_line(&format!("{}: {line}\n", self.program));
     }
 
-    /// Takes note of what happens, and carries out what follows. An error if a process cannot be
-    /// started.
+    /// Takes note of what happens, and carries out what follows. An error if one of the job's first
+    /// processes cannot be started, or an agent cannot be let in before others are started.
     pub(super) fn happens(&mut self, event: JobEvent) -> Result<()> {
-        let mut result = Ok(());
+        let mut failures = Vec::new();
         tracing::trace!("{event:?}");
         for action in decide::on(&mut self.state, self.now, event) {
             // With its reason.
@@ -230,7 +230,7 @@ impl Job {
                 JobAction::Start { rank, process, .. } => {
                     if let Err(error) = self.start_process(rank, process) {
                         let end = End::Code(error.exit_code());
-                        result = result.and(Err((error, JobEvent::Ended(rank, process, end))));
+                        failures.push((error, JobEvent::Ended(rank, process, end)));
                     }
                 }
                 JobAction::Kill { rank, process, .. } => match other(self.state.ranks[rank].host) {
@@ -256,22 +256,29 @@ impl Job {
                     host, connection, ..
                 } => {
                     if let Err(error) = self.let_in(host - 1, connection) {
-                        result = result.and(Err((error, JobEvent::AgentGone(connection))));
+                        failures.push((error, JobEvent::AgentGone(connection)));
                     }
                 }
                 JobAction::TurnAway { connection, .. } => _ = self.agents.remove(&connection),
                 JobAction::Print(line) => self.print(&line),
             }
         }
-        let Err((error, follows)) = result else {
-            return Ok(());
-        };
-        if self.state.processes as usize <= self.state.ranks.len() {
-            return Err(error);
+        let is_beginning = self.state.processes as usize <= self.state.ranks.len();
+        let mut result = Ok(());
+        for (error, follows) in failures {
+            // Another agent may take the number of one that was not let in, at any time.
+            let is_of_agent = matches!(follows, JobEvent::AgentGone(_));
+            if is_beginning {
+                result = result.and(Err(error));
+            } else {
+                // The job has other processes.
+                self.print(&error.to_string());
+            }
+            if is_of_agent || !is_beginning {
+                result = result.and(self.happens(follows));
+            }
         }
-        // The job has others.
-        self.print(&error.to_string());
-        self.happens(follows)
+        result
     }
 
     fn happens_later(&mut self, event: JobEvent) {
@@ -317,7 +324,15 @@ impl Job {
                     self.others[index].refusal = why;
                 }
                 News::Gone if self.listener.is_some() => self.agent_is_gone(index),
-                _ => {}
+                News::Refused(_)
+                | News::Gone
+                | News::Ready(_)
+                | News::Alive(_)
+                | News::Signal(_)
+                | News::Ended(..)
+                | News::Said(..)
+                | News::Stopped(..)
+                | News::Printed(_) => {}
             }
             return;
         }

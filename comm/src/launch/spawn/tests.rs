@@ -1,3 +1,7 @@
+use std::ffi::OsString;
+use std::net::Ipv4Addr;
+use std::os::unix::ffi::OsStringExt;
+
 use super::*;
 
 fn spawner() -> Spawner {
@@ -153,4 +157,37 @@ fn a_rank_that_leaves_because_it_was_asked_to_stop_stops_the_job() {
         std::thread::sleep(PERIOD);
     }
     assert_eq!(job.state.stop, Some(libc::SIGTERM));
+}
+
+#[test]
+fn an_agent_that_cannot_be_let_in_leaves_its_number_to_others() {
+    let far = ListedHost {
+        name: "far".into(),
+        ranks: 1,
+        is_spare: false,
+    };
+    let hosts = [here(1).as_slice(), &[far]].concat();
+    let mut task = task("true", &[]);
+    // Not UTF-8: no other host can be told.
+    task.arguments = vec![OsString::from_vec(vec![0xff])];
+    let limits = spawner().limits;
+    let mut job = Job::new(
+        "test",
+        &hosts,
+        |host| host == 0,
+        limits,
+        &task,
+        mpsc::channel(),
+    );
+    for connection in [1, 2] {
+        let came = JobEvent::AgentCame {
+            host: 1,
+            connection,
+            address: Ipv4Addr::LOCALHOST.into(),
+        };
+        let error = job.happens(came).unwrap_err().to_string();
+        assert!(error.contains("expected UTF-8"), "{error}");
+        let host = &job.state.hosts[1];
+        assert_eq!((host.agent, host.waiting), (None, None));
+    }
 }

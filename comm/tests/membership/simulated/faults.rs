@@ -27,6 +27,7 @@ impl Job<'_> {
             | Fault::Asked(_)
             | Fault::DiskIsFull
             | Fault::AnotherAgent(..)
+            | Fault::FailsToLetIn(_)
             | Fault::LockStays(_) => false,
             _ => true,
         };
@@ -114,6 +115,7 @@ impl Job<'_> {
                 self.plan(ms, Next::Passes(index));
             }
             Fault::AnotherAgent(host, ms) => self.starts_agent(host, ms),
+            Fault::FailsToLetIn(host) => self.fails_to_let_in[host] = true,
             Fault::AgentStops(host, ms) => {
                 self.links[host].is_stopped = self.links[host].has_agent;
                 self.plan(ms, Next::Passes(index));

@@ -314,6 +314,11 @@ impl Job<'_> {
                 "agent {connection}, {before:?}, is let in beside another"
             ));
         }
+        if std::mem::take(&mut self.fails_to_let_in[host]) {
+            self.say(format!("agent {connection} cannot be let in"));
+            self.last_fault = self.now;
+            return self.not_let_in.push(connection);
+        }
         // The first ones are there. One beside another that is stopped or cut off ends.
         let is_first = self.processes.is_empty();
         if lives && !is_first && !self.links[host].has_agent {
@@ -331,22 +336,24 @@ impl Job<'_> {
         }
     }
 
-    /// Of each number one agent waits, if one is let in; else none.
+    /// At most one agent of a number waits, and only while another is let in.
     pub(super) fn judge_agents(&mut self) {
-        let of = |host: usize, state: AgentState| {
-            let all = self.agents.iter();
-            all.filter(|it| (it.host, it.state) == (host, state))
-                .count()
-        };
-        let is_wrong = |host: &usize| {
-            let (waiting, inside) = (of(*host, AgentState::Waits), of(*host, AgentState::IsIn));
-            waiting > inside
-        };
-        if let Some(host) = (1..self.links.len()).find(is_wrong) {
-            self.wrong(format!(
-                "an agent of host {host} waits though none, or another one, does"
-            ));
+        for host in 1..self.links.len() {
+            let waiting = self.agents_of(host, AgentState::Waits);
+            let inside = self.agents_of(host, AgentState::IsIn);
+            if waiting > inside {
+                self.wrong(format!(
+                    "host {host}: {waiting} agents wait and {inside} are let in; expected at most \
+                     one to wait, and only beside one that is let in"
+                ));
+            }
         }
+    }
+
+    fn agents_of(&self, host: usize, state: AgentState) -> usize {
+        let agents = self.agents.iter();
+        let are_so = agents.filter(|it| (it.host, it.state) == (host, state));
+        are_so.count()
     }
 
     pub(super) fn asks(&mut self, host: usize) {

@@ -71,6 +71,7 @@ impl Job {
         let Some(listener) = &mut self.listener else {
             return self.call_again();
         };
+        let mut result = Ok(());
         for agent in listener.come()? {
             let connection = self.connections;
             self.connections += 1;
@@ -80,15 +81,17 @@ impl Job {
                 address: agent.address,
             };
             self.agents.insert(connection, agent);
-            self.happens(came)?;
+            // After an error the others that have come are still looked at.
+            result = result.and(self.happens(came));
         }
-        Ok(())
+        result
     }
 
-    /// Lets an agent in.
+    /// Lets an agent in. After an error its connection is closed.
     pub(super) fn let_in(&mut self, index: usize, connection: usize) -> Result<()> {
+        let agent = self.agents.remove(&connection);
         let (setup, sender) = (self.setup()?, self.sender.clone());
-        if let (Some(listener), Some(agent)) = (&self.listener, self.agents.remove(&connection)) {
+        if let (Some(listener), Some(agent)) = (&self.listener, agent) {
             let launcher = listener.host();
             self.others[index] = Remote::of_agent(agent, connection, launcher, setup, sender)?;
         }
