@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::training::{on_ranks, quietly};
@@ -25,12 +25,30 @@ const SLOW: Duration = Duration::from_millis(60);
 /// On a busy machine a bucket may take longer than that: the longest that a test waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A linear layer whose backward takes long, and whose end is remembered.
+/// When the slow backwards of both ranks ended, by step.
+#[derive(Debug, Default)]
+struct BackwardEnds {
+    all: Mutex<Vec<Instant>>,
+    of_both: Condvar,
+}
+
+impl BackwardEnds {
+    /// One has ended. Waits for that of the other rank, which may have failed.
+    fn add(&self) {
+        let mut all = self.all.lock().unwrap();
+        all.push(Instant::now());
+        self.of_both.notify_one();
+        let is_alone = |all: &mut Vec<Instant>| all.len() % 2 == 1;
+        drop(self.of_both.wait_timeout_while(all, PATIENCE, is_alone));
+    }
+}
+
+/// A linear layer whose backward takes long.
 #[derive(Clone, Debug)]
 struct Slow {
     inner: Linear,
     takes: Duration,
-    backward_end: Arc<Mutex<Option<Instant>>>,
+    ends: Arc<BackwardEnds>,
 }
 
 impl Module for Slow {
@@ -55,7 +73,7 @@ impl CustomOp for Slow {
     ) -> ddp::nn::Result<()> {
         // Sleep: this backward takes time, of which no bucket above may need any.
         std::thread::sleep(self.takes);
-        *self.backward_end.lock().unwrap() = Some(Instant::now());
+        self.ends.add();
         Ok(dx[0].copy_from(dy)?)
     }
 }
@@ -63,11 +81,14 @@ impl CustomOp for Slow {
 /// When something began and ended.
 type Times = (Instant, Instant);
 
-/// Of a step of both ranks: by bucket when their reductions ran, and when their slow backwards
-/// ended. Sorted: which rank a reduction is of is not recorded.
+/// Of a step of both ranks: by bucket when their reductions ran, and when the first and the last of
+/// their slow backwards ended. A trace does not tell ranks apart, so each backward waits for both
+/// ends: a reduction that follows its own rank's begins after both.
+#[derive(Debug)]
 struct Timeline {
     buckets: Vec<Vec<Times>>,
-    backward_ends: Vec<Instant>,
+    first_backward_end: Instant,
+    last_backward_end: Instant,
 }
 
 /// One test at a time records a trace.
@@ -75,10 +96,10 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// A step of Slow, Linear, Linear, one bucket each, on two ranks. The slow backward takes `takes`.
 fn timeline(overlap: bool, takes: Duration) -> Timeline {
-    let both = Barrier::new(2);
+    let (both, ends) = (Barrier::new(2), Arc::default());
     let began = Mutex::new(None);
-    let run = |world: &World| step_twice(world, overlap, takes, &both, &began);
-    let mut backward_ends = on_ranks(2, None, run);
+    let run = |world: &World| step_twice(world, overlap, takes, &both, &began, &ends);
+    on_ranks(2, None, run);
     let recorded = trace::stop().unwrap();
     assert_eq!(recorded.missed, 0);
     let began = began.into_inner().unwrap().expect("a trace was begun");
@@ -87,34 +108,37 @@ fn timeline(overlap: bool, takes: Duration) -> Timeline {
             .spans
             .iter()
             .filter(|span| span.label.lane == Lane::Reductions && span.label.index == Some(bucket));
-        let mut times: Vec<Times> = of_it
+        let times: Vec<Times> = of_it
             .map(|span| (began + span.begin, began + span.end))
             .collect();
         assert_eq!(times.len(), 2, "one a rank");
-        times.sort();
         times
     };
-    backward_ends.sort();
+    let ends = ends.all.lock().unwrap();
+    let [_, _, first_backward_end, last_backward_end] = ends[..] else {
+        panic!("expected two steps of two ranks, got {ends:?}")
+    };
     Timeline {
         buckets: (0..3).map(of_bucket).collect(),
-        backward_ends,
+        first_backward_end,
+        last_backward_end,
     }
 }
 
 /// Two steps on this rank, of which the trace has the second: threads are started and memory is
-/// made in the first. When the slow backward of the second one ended.
+/// made in the first.
 fn step_twice(
     world: &World,
     overlap: bool,
     takes: Duration,
     both: &Barrier,
     began: &Mutex<Option<Instant>>,
-) -> Result<Instant> {
-    let backward_end = Arc::new(Mutex::new(None));
+    ends: &Arc<BackwardEnds>,
+) -> Result<()> {
     let slow = Slow {
         inner: Linear::new(64),
         takes,
-        backward_end: backward_end.clone(),
+        ends: ends.clone(),
     };
     let layers = Sequential::new()
         .then(slow)
@@ -163,7 +187,7 @@ fn step_twice(
             1e-3,
         )?;
     }
-    Ok(backward_end.lock().unwrap().expect("it ran"))
+    Ok(())
 }
 
 #[test]
@@ -172,20 +196,20 @@ fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
     let _turn = TURN.lock().unwrap();
     let mut takes = SLOW;
     loop {
-        let Timeline {
-            buckets,
-            backward_ends,
-        } = timeline(true, takes);
-        let mut upper = buckets[..2].iter().flatten();
-        let are_done_before = upper.all(|(_, end)| *end < backward_ends[0]);
+        let timeline = timeline(true, takes);
+        let mut upper = timeline.buckets[..2].iter().flatten();
+        let are_done_before = upper.all(|(_, end)| *end < timeline.first_backward_end);
         if !are_done_before && takes < PATIENCE {
             takes = (4 * takes).min(PATIENCE);
             continue;
         }
-        assert!(are_done_before, "{buckets:?}, {backward_ends:?}");
-        for ((started, _), end) in buckets[2].iter().zip(&backward_ends) {
-            assert!(started >= end, "the lowest layer's bucket waits for it");
-        }
+        assert!(are_done_before, "{timeline:?}");
+        let mut lowest = timeline.buckets[2].iter();
+        let waits = lowest.all(|(started, _)| *started >= timeline.last_backward_end);
+        assert!(
+            waits,
+            "the lowest layer's bucket waits for it: {timeline:?}"
+        );
         return;
     }
 }
@@ -194,13 +218,8 @@ fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
 fn without_overlap_all_buckets_are_reduced_after_the_backward() {
     quietly();
     let _turn = TURN.lock().unwrap();
-    let Timeline {
-        buckets,
-        backward_ends,
-    } = timeline(false, SLOW);
-    for bucket in &buckets {
-        for ((started, _), end) in bucket.iter().zip(&backward_ends) {
-            assert!(started >= end, "{buckets:?}, {backward_ends:?}");
-        }
-    }
+    let timeline = timeline(false, SLOW);
+    let mut all = timeline.buckets.iter().flatten();
+    let are_after = all.all(|(started, _)| *started >= timeline.last_backward_end);
+    assert!(are_after, "{timeline:?}");
 }

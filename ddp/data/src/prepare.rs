@@ -1,5 +1,5 @@
 //! From a request to data. First the start of the first file says what it holds (`kind`): tokens,
-//! conversations, or rows of features. The last take four steps, each of which knows only those
+//! conversations, or rows of features. Rows of features take four steps; each knows only those
 //! before it: files are found (`resolve`, which opens none) and opened (`open`), all rows are read
 //! once (`scan`), and they become a dataset. All ranks do it together, so that whatever is wrong is
 //! one error for all, before training begins.

@@ -126,9 +126,10 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
 /// The settings of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct RunSettings<'a> {
-    /// With which the job was started.
+    /// The settings the job was started with.
     pub(crate) at_start: &'a Config,
-    /// If a rank has had the run: if none has it any more, it continues from its last checkpoint.
+    /// Once a rank has trained: as `at_start`, but resumes from the last checkpoint if no rank
+    /// still holds the run.
     pub(crate) of_begun: &'a Config,
 }
 
@@ -138,7 +139,7 @@ pub(crate) struct Session {
     /// Once they are open.
     pub(crate) data: Option<Data>,
     /// Once its step has its first weights.
-    pub(crate) kept: Option<RankRun>,
+    pub(crate) run: Option<RankRun>,
     /// In which its matmuls of bf16 add.
     pub(crate) bf16_order: Option<Bf16Order>,
     /// On rank 0, once it is open.
@@ -182,8 +183,8 @@ pub(crate) const EXIT_LOST: u8 = 77;
 impl Session {
     /// The devices of its run.
     pub(crate) fn devices(&self) -> Vec<Device> {
-        let kept = self.kept.as_ref();
-        kept.map_or(Vec::new(), |kept| kept.step.devices())
+        let run = self.run.as_ref();
+        run.map_or(Vec::new(), |run| run.step.devices())
     }
 
     /// The settings with which the ranks of this world train.
@@ -209,7 +210,7 @@ impl Session {
             return Err(error);
         }
         world.end_generation(error.of_ranks());
-        let halted = self.kept.as_mut().map(|kept| kept.step.halt());
+        let halted = self.run.as_mut().map(|run| run.step.halt());
         if let Some(Err(error)) = halted {
             world.leave(&error, EXIT_LOST);
         }
@@ -218,14 +219,14 @@ impl Session {
     }
 
     /// The run that is assembled.
-    pub(crate) fn kept(&mut self) -> &mut RankRun {
+    pub(crate) fn run(&mut self) -> &mut RankRun {
         self.parts().0
     }
 
     /// That, its metrics log, and what the metrics log does not tell yet.
     pub(crate) fn parts(&mut self) -> (&mut RankRun, &mut Option<MetricsLog>, &mut Unlogged) {
-        let kept = self.kept.as_mut().expect("a run is assembled");
-        (kept, &mut self.metrics_log, &mut self.unlogged)
+        let run = self.run.as_mut().expect("a run is assembled");
+        (run, &mut self.metrics_log, &mut self.unlogged)
     }
 
     /// Agrees with the ranks of a new world where they continue, and goes there, as far as this
@@ -242,18 +243,18 @@ impl Session {
         }
         if self.unlogged.logged.is_none() {
             // The metrics log was not open yet: all begin again.
-            self.kept = None;
+            self.run = None;
         }
-        if self.kept.is_some() {
+        if self.run.is_some() {
             self.has_begun = Some(true);
         }
         // A new rank that did not get its state is as one that has just come.
-        self.kept
-            .take_if(|kept| matches!(kept.late_state, LateState::AwaitsFrom(_)));
-        let kept = self.kept.iter_mut();
-        kept.for_each(|kept| kept.late_state = LateState::Complete);
+        self.run
+            .take_if(|run| matches!(run.late_state, LateState::AwaitsFrom(_)));
+        let run = self.run.iter_mut();
+        run.for_each(|run| run.late_state = LateState::Complete);
         let mine = Said {
-            report: self.kept.as_ref().map(RankRun::report).unwrap_or_default(),
+            report: self.run.as_ref().map(RankRun::report).unwrap_or_default(),
             has_data: self.data.is_some(),
             has_log: self.metrics_log.is_some(),
             logged: self.unlogged.logged,
@@ -278,10 +279,10 @@ impl Session {
 
     /// Does this rank's part of the plan.
     fn follow(&mut self, plan: &Regroup, world: &World) -> Result<()> {
-        match (&mut self.kept, plan.acts[world.rank()]) {
-            (Some(kept), Act::Stay) => kept.stay()?,
-            (Some(kept), Act::Advance) => kept.advance()?,
-            (_, Act::Forget) | (None, _) => self.kept = None,
+        match (&mut self.run, plan.acts[world.rank()]) {
+            (Some(run), Act::Stay) => run.stay()?,
+            (Some(run), Act::Advance) => run.advance()?,
+            (_, Act::Forget) | (None, _) => self.run = None,
         }
         let most = plan.progress.iter().max().copied().flatten();
         self.check_stall(world, most.map_or(0, |it| it.steps))?;

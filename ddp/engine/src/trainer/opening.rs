@@ -29,7 +29,7 @@ use crate::tasks;
 pub(super) struct RunFolder<'a> {
     options: &'a Config,
     run: &'a Assembled,
-    kept: &'a RankRun,
+    rank_run: &'a RankRun,
     world: &'a World,
     /// The settings with the run's choices in place of defaults, for the metrics log and
     /// checkpoints.
@@ -44,7 +44,7 @@ impl<'a> RunFolder<'a> {
     pub(super) fn new(
         options: &'a Config,
         run: &'a Assembled,
-        kept: &'a RankRun,
+        rank_run: &'a RankRun,
         world: &'a World,
     ) -> RunFolder<'a> {
         // How a run was started is no property of the run.
@@ -57,7 +57,7 @@ impl<'a> RunFolder<'a> {
             // Whoever uses the adapters reads it again, from any folder.
             *base = std::path::absolute(&base).unwrap_or(base.clone());
         }
-        let (captured, resident) = (kept.step.graphs().is_some(), run.kept_bytes.is_some());
+        let (captured, resident) = (rank_run.step.graphs().is_some(), run.kept_bytes.is_some());
         let chosen = Config {
             graph: [GraphChoice::Off, GraphChoice::On][usize::from(captured)],
             data_on_device: [Resident::Off, Resident::On][usize::from(resident)],
@@ -73,7 +73,7 @@ impl<'a> RunFolder<'a> {
         RunFolder {
             options,
             run,
-            kept,
+            rank_run,
             world,
             config: chosen.to_json(),
             // Another run may have other ranks, devices or steps: it makes its own choices.
@@ -132,7 +132,7 @@ impl<'a> RunFolder<'a> {
             label: data.label.clone(),
             class_weights: loss.class_weights.numbers(),
             own_loss: self.run.own_loss.clone(),
-            base: self.kept.base.clone(),
+            base: self.rank_run.base.clone(),
             fingerprint: data.train.fingerprint()?,
             held_out,
             best: None,
@@ -144,10 +144,10 @@ impl<'a> RunFolder<'a> {
     /// Digests of the weights before the first step, on rank 0. All ranks call it together: they
     /// may have divided the weights.
     pub(super) fn initial_weights(&self) -> Result<Vec<LayerDigest>> {
-        let stages = self.kept.step.stages().iter();
+        let stages = self.rank_run.step.stages().iter();
         let parts = stages.map(|stage| (&stage.model().params, stage.reducer().group()));
         let is_wanted = self.world.rank() == 0 || parts.clone().any(|it| it.0.is_divided());
-        if is_wanted && self.kept.totals.steps == 0 {
+        if is_wanted && self.rank_run.totals.steps == 0 {
             return digest::of_weights(parts);
         }
         Ok(Vec::new())
@@ -162,7 +162,7 @@ impl<'a> RunFolder<'a> {
         generation: Option<u64>,
         initial_weights: Vec<LayerDigest>,
     ) -> Result<MetricsLog> {
-        let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
+        let (out, run, taken) = (&self.options.out, self.run, self.rank_run.totals.steps);
         let is_lost =
             || self.options.resume == Resume::Auto && metrics_log::check_free(out).is_err();
         let is_of_job = || self.world.generation() > 1 && metrics_log::is_of_job(out);
@@ -264,7 +264,7 @@ impl<'a> RunFolder<'a> {
 
     /// The first line of the metrics log.
     fn write_start(&self, log: &mut MetricsLog, initial_weights: Vec<LayerDigest>) -> Result<()> {
-        let (step, run, world) = (&self.kept.step, self.run, self.world);
+        let (step, run, world) = (&self.rank_run.step, self.run, self.world);
         let (data, plan) = (&run.data, &run.plan);
         let stages = step.stages();
         // Reducers of all stages communicate in the same way.
@@ -302,7 +302,7 @@ impl<'a> RunFolder<'a> {
 
     /// The size of the model, how long it is trained, and where results go.
     fn log_plan(&self) {
-        let (options, params) = (self.options, || self.kept.step.params());
+        let (options, params) = (self.options, || self.rank_run.step.params());
         let parameters: usize = params().map(Params::count).sum();
         let trained: usize = params().map(Params::trained_count).sum();
         let trained = (trained < parameters).then(|| format!(", of which {trained} are trained"));

@@ -150,7 +150,7 @@ pub(super) fn assemble(
         resumed = Some(opened);
     }
     check_batches(options, world, &data)?;
-    let fitting = match session.kept {
+    let fitting = match session.run {
         Some(_) => Cow::Borrowed(options),
         None => fitted(options, &data, world, &devices)?,
     };
@@ -176,13 +176,13 @@ pub(super) fn assemble(
     };
     let main = world.group("main")?;
     let mut fresh = None;
-    let kept = match &mut session.kept {
-        Some(kept) => {
+    let run = match &mut session.run {
+        Some(run) => {
             let groups =
                 (0..devices.len()).map(|index| gradient_group(world, index, devices[index]));
             let groups = groups.collect::<Result<_>>()?;
-            kept.step.regroup(groups, &step_options(options, world))?;
-            kept
+            run.step.regroup(groups, &step_options(options, world))?;
+            run
         }
         None => {
             let step = step(options, world, &data, &devices, program.loss())?;
@@ -190,25 +190,25 @@ pub(super) fn assemble(
             let before = resumed.as_ref().map(|opened| &opened.state);
             let (parts, then) = (params(&step), before.and_then(|state| state.base.as_ref()));
             let base = initial::load_base(options, &parts, world.rank(), then)?;
-            let mut kept = RankRun::new(step, before, !is_simulated(device));
-            kept.base = base;
-            fresh.insert(kept)
+            let mut run = RankRun::new(step, before, !is_simulated(device));
+            run.base = base;
+            fresh.insert(run)
         }
     };
     let mut optimizers = Vec::new();
     match (continued, &resumed) {
-        (Some(plan), _) => optimizers = kept.level(world, &main, plan)?,
-        (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
-        (_, None) => load_initial(options, world, kept, &data)?,
+        (Some(plan), _) => optimizers = run.level(world, &main, plan)?,
+        (_, Some(opened)) => resume::restore(options, opened, &mut run.step, &mut overridden)?,
+        (_, None) => load_initial(options, world, run, &data)?,
     }
-    kept.make_ready(world, optimizers);
+    run.make_ready(world, optimizers);
     // From here on it is not lost with this world.
-    session.kept = fresh.or(session.kept.take());
+    session.run = fresh.or(session.run.take());
     world.barrier()?;
-    let kept = session.kept();
-    kept.advance()?;
-    let is_complete = kept.late_state == LateState::Complete;
-    let fields = agree::fields(&data, &kept.step, is_complete, &kept.base)?;
+    let run = session.run();
+    run.advance()?;
+    let is_complete = run.late_state == LateState::Complete;
+    let fields = agree::fields(&data, &run.step, is_complete, &run.base)?;
     agree::compare(fields, world)?;
 
     // After the model's memory: data may take what is left.
@@ -328,15 +328,15 @@ fn params(step: &Step) -> Vec<&Params> {
 
 /// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
 /// compares the values of all ranks.
-fn load_initial(options: &Config, world: &World, kept: &RankRun, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, run: &RankRun, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
     check_tokenizer(path, data)?;
-    let (parts, rank) = (params(&kept.step), world.rank());
+    let (parts, rank) = (params(&run.step), world.rank());
     match &options.lora {
         Some(lora) => {
-            let base = (path.as_path(), kept.base.as_deref());
+            let base = (path.as_path(), run.base.as_deref());
             lora::load(lora, &options.model, &parts, base, rank)
         }
         None => initial::load(path, &parts, rank).map(drop),

@@ -58,8 +58,8 @@ pub(super) struct TrainingRun<'a> {
     program: &'a mut dyn RunProgram,
     world: &'a World,
     run: Assembled,
-    /// What is kept when the ranks meet again.
-    kept: &'a mut RankRun,
+    /// What this rank keeps when the ranks meet again.
+    rank_run: &'a mut RankRun,
     /// On rank 0.
     metrics_log: &'a mut Option<MetricsLog>,
     /// When this rank noticed that the ranks have to meet again.
@@ -85,7 +85,7 @@ impl TrainingRun<'_> {
         let trained = match self.train_steps() {
             Ok(AfterStep::Meet) => {
                 // All steps are complete on all ranks, so none is repeated.
-                let settled = self.kept.step.settle();
+                let settled = self.rank_run.step.settle();
                 match settled.and_then(|()| Ok(self.world.barrier()?)) {
                     Ok(()) => return self.leave(None),
                     Err(error) => Err(error),
@@ -169,7 +169,7 @@ impl TrainingRun<'_> {
         *self.noticed = Some(Instant::now());
         let of_ranks = why.as_ref().and_then(Error::of_ranks);
         self.world.end_generation(of_ranks);
-        if let Err(error) = self.kept.halt(self.run.loader.sampler()) {
+        if let Err(error) = self.rank_run.halt(self.run.loader.sampler()) {
             self.world.leave(&error, session::EXIT_LOST);
         }
         Next::Meet(why)
@@ -178,7 +178,7 @@ impl TrainingRun<'_> {
     /// Takes steps, with evaluations and checkpoints between them, until the ranks meet or the run
     /// ends.
     fn train_steps(&mut self) -> Result<AfterStep> {
-        let taken = self.kept.totals.steps;
+        let taken = self.rank_run.totals.steps;
         // A stop may have been requested during set-up. The others do not wait for new ranks.
         let asked = if self.is_over() {
             None
@@ -186,11 +186,11 @@ impl TrainingRun<'_> {
             self.stop_poll.requested(taken, true, self.world)?
         };
         // Before anything is saved or compared.
-        self.kept.give_state(&self.run.main)?;
+        self.rank_run.give_state(&self.run.main)?;
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
-            if self.logs(taken) && self.kept.totals.logged != taken {
-                self.kept.step.measure_norm(true);
+            if self.logs(taken) && self.rank_run.totals.logged != taken {
+                self.rank_run.step.measure_norm(true);
                 self.log_step(taken)?;
             }
             self.finish_step(taken)?;
@@ -199,7 +199,7 @@ impl TrainingRun<'_> {
         self.stop_early(taken);
         self.check_ranks()?;
         while !self.is_over() {
-            let step0 = self.kept.totals.steps;
+            let step0 = self.rank_run.totals.steps;
             let number = step0 + 1;
             self.trace.before(number, self.world)?;
             trace::record(STEP, || self.take_step(step0))?;
@@ -216,12 +216,13 @@ impl TrainingRun<'_> {
 
     /// Whether all steps are taken.
     fn is_over(&self) -> bool {
-        self.run.plan.is_over(self.kept.totals.steps)
+        self.run.plan.is_over(self.rank_run.totals.steps)
     }
 
     /// Makes step `number`, after its evaluation, the last one if the run stops early there.
     fn stop_early(&mut self, number: u64) -> bool {
-        let stops = self.options.has_stopped_early(&self.kept.totals.progress);
+        let progress = &self.rank_run.totals.progress;
+        let stops = self.options.has_stopped_early(progress);
         if stops {
             self.run.plan.steps = number;
         }
@@ -238,7 +239,7 @@ impl TrainingRun<'_> {
     /// Ends a run that has lost too many ranks, after it has saved.
     fn check_ranks(&mut self) -> Result<()> {
         let (ranks, least) = (self.world.size(), self.world.min_ranks());
-        let step = self.kept.totals.steps;
+        let step = self.rank_run.totals.steps;
         if ranks >= least || self.is_over() {
             return Ok(());
         }
@@ -263,7 +264,7 @@ impl TrainingRun<'_> {
         let (world, is_full) = (self.world, self.world.size() == self.world.ranks_max());
         faults::await_newcomer(number, || is_full || world.has_newcomers());
         let evaluates = is_multiple(self.run.plan.eval_every);
-        if evaluates && self.kept.totals.evaluated != number {
+        if evaluates && self.rank_run.totals.evaluated != number {
             self.evaluate(number)?;
         }
         if self.stop_early(number) {
@@ -271,7 +272,7 @@ impl TrainingRun<'_> {
         }
         let is_best = evaluates
             && self
-                .kept
+                .rank_run
                 .totals
                 .best
                 .is_some_and(|best| best.step == number);
@@ -299,15 +300,15 @@ impl TrainingRun<'_> {
         let learning_rate = self.schedule.learning_rate(step0);
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
-        self.kept.clock.waits.data += began.elapsed();
-        self.kept.workload.count(batch);
-        self.kept.clock.count_lengths(batch);
-        self.kept.step.measure_norm(logs);
+        self.rank_run.clock.waits.data += began.elapsed();
+        self.rank_run.workload.count(batch);
+        self.rank_run.clock.count_lengths(batch);
+        self.rank_run.step.measure_norm(logs);
         let ranks = &self.run.main;
-        self.kept.take_step(batch, learning_rate, ranks)?;
-        let stages = self.kept.step.stages().iter();
+        self.rank_run.take_step(batch, learning_rate, ranks)?;
+        let stages = self.rank_run.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
-        self.kept.clock.waits.reductions += exposed.sum::<Duration>();
+        self.rank_run.clock.waits.reductions += exposed.sum::<Duration>();
         faults::rows(number, self.run.loader.rows());
         if self.metrics_log.is_some() {
             self.program.step(number);
@@ -324,7 +325,7 @@ impl TrainingRun<'_> {
         let learning_rate = self.schedule.learning_rate(number - 1);
         let log = || self.log(number, epoch, learning_rate);
         trace::record(LOG, || in_phase(Phase::Log, log))?;
-        self.kept.totals.logged = number;
+        self.rank_run.totals.logged = number;
         Ok(())
     }
 
@@ -352,7 +353,7 @@ impl TrainingRun<'_> {
         let lines = self.trace.finish(self.world, &self.options.out)?;
         for line in &lines {
             self.program.note(line);
-            self.kept.clock.restart();
+            self.rank_run.clock.restart();
         }
         Ok(())
     }
@@ -361,26 +362,26 @@ impl TrainingRun<'_> {
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(FaultPoint::Log)?;
         self.record_saved()?;
-        let report = self.kept.step.report()?;
+        let report = self.rank_run.step.report()?;
         self.check_finite(&report)?;
         // If rank 0 is lost before it has written the line, another one does.
         let is_elastic = self.world.is_elastic();
         let [gradients, weights] = self
-            .kept
+            .rank_run
             .step
             .digests(report.stats.weight_sum, is_elastic)?;
-        let [_, share] = self.kept.clock.shares();
-        let rates = self.kept.clock.rates();
+        let [_, share] = self.rank_run.clock.shares();
+        let rates = self.rank_run.clock.rates();
         // As many whole rows as were computed.
         let rows_per_s = share * rates.samples_per_s;
         let tflops = self.flop_of_a_row.map(|flop| rows_per_s * flop / 1e12);
-        if tflops.is_some() && self.kept.clock.has_rates && self.matmul_tflops.is_none() {
-            let measure = || matmuls::tflops(self.kept.step.stages(), self.world);
+        if tflops.is_some() && self.rank_run.clock.has_rates && self.matmul_tflops.is_none() {
+            let measure = || matmuls::tflops(self.rank_run.step.stages(), self.world);
             self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
-            self.kept.clock.restart();
+            self.rank_run.clock.restart();
         }
         let loss = report.stats.loss();
-        self.kept.totals.last_loss = Some(loss);
+        self.rank_run.totals.last_loss = Some(loss);
         if self.metrics_log.is_none() && !is_elastic {
             return Ok(());
         }
@@ -412,20 +413,20 @@ impl TrainingRun<'_> {
             log.write(&LogEvent::Step(event.clone()))?;
         }
         if is_elastic {
-            self.kept.totals.line = (number, LogEvent::Step(event).to_line());
+            self.rank_run.totals.line = (number, LogEvent::Step(event).to_line());
         }
         Ok(())
     }
 
     fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {
-        let (step, loader) = (&mut self.kept.step, &mut self.run.loader);
+        let (step, loader) = (&mut self.rank_run.step, &mut self.run.loader);
         let error = nonfinite::explain(report, step, loader, &*self.task, self.world)?;
         error.map_or(Ok(()), Err)
     }
 
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
-        let audit = audit::audit(self.world, self.kept.workload, &self.run.devices)?;
+        let audit = audit::audit(self.world, self.rank_run.workload, &self.run.devices)?;
         if let (Some(audit), Some(log)) = (audit, &mut *self.metrics_log) {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
@@ -437,7 +438,7 @@ impl TrainingRun<'_> {
 
     /// Whole rows a second as tokens a second, if the model predicts at each token of a row.
     fn tokens_per_s(&self, rows_per_s: f64) -> Option<f64> {
-        let model = self.kept.step.stages().last()?.model();
+        let model = self.rank_run.step.stages().last()?.model();
         let (_, tokens) = model.output_shape.split_last()?;
         let in_row: usize = tokens.iter().product();
         (!tokens.is_empty()).then_some(rows_per_s * in_row as f64)

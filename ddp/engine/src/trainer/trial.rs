@@ -99,8 +99,8 @@ pub fn rehearse(
         Prepared::TooLarge(run) => return without_model(options, *run, world).map(Some),
         Prepared::Ready(run) => run,
     };
-    let kept = session.kept();
-    let (step, taken) = (&mut kept.step, kept.totals.steps);
+    let rank_run = session.run();
+    let (step, taken) = (&mut rank_run.step, rank_run.totals.steps);
     let options = &with(options, run.model.clone());
     let step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
     let is_over = run.plan.is_over(taken);
@@ -112,7 +112,7 @@ pub fn rehearse(
         let all = exchange::gather(world, &mine)?;
         Ok(all.into_iter().max().unwrap_or(mine))
     };
-    let mut model_bytes = bytes_of(kept);
+    let mut model_bytes = bytes_of(rank_run);
     model_bytes.partial_sums = most(model_bytes.partial_sums)?;
     let [of_shard, micro] = division::rows_of_shard(options, &run.data, world.size());
     let rounds = match options.same_bits {
@@ -125,9 +125,9 @@ pub fn rehearse(
         taken,
         model_bytes,
         step_bytes,
-        between_ranks_bytes: Some(most(bytes_between_ranks(&kept.step, rounds))?),
-        checkpoint_bytes: checkpoint_bytes(&kept.step, world)?,
-        activation_bytes: Some(most(kept.step.activation_bytes() as u64)?),
+        between_ranks_bytes: Some(most(bytes_between_ranks(&rank_run.step, rounds))?),
+        checkpoint_bytes: checkpoint_bytes(&rank_run.step, world)?,
+        activation_bytes: Some(most(rank_run.step.activation_bytes() as u64)?),
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -169,13 +169,13 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehear
     })
 }
 
-fn bytes_of(kept: &RankRun) -> ModelBytes {
+fn bytes_of(rank_run: &RankRun) -> ModelBytes {
     let mut bytes = ModelBytes::default();
-    for stage in kept.step.stages() {
+    for stage in rank_run.step.stages() {
         let sums = stage.reducer().partial_sum_bytes();
         bytes.add(&stage.model().params, stage.optimizer(), sums);
     }
-    bytes.kept_for_others += kept.slices.as_ref().map_or(0, Slices::bytes) as u64;
+    bytes.kept_for_others += rank_run.slices.as_ref().map_or(0, Slices::bytes) as u64;
     bytes
 }
 
@@ -298,14 +298,14 @@ pub fn replay(
         return Err(Error::Usage(text));
     };
     let schedule = options.learning_rate(&run.plan)?;
-    let kept = session.kept();
-    kept.step.measure_norm(true);
-    let steps = kept.totals.steps..last;
+    let rank_run = session.run();
+    rank_run.step.measure_norm(true);
+    let steps = rank_run.totals.steps..last;
     let mut take = |step0: u64| -> Result<String> {
         let batch = in_phase(Phase::Step, || run.loader.load(step0))?;
-        kept.step.run(batch, schedule.learning_rate(step0))?;
-        let report = kept.step.report()?;
-        let [gradients, weights] = kept.step.digests(report.stats.weight_sum, false)?;
+        rank_run.step.run(batch, schedule.learning_rate(step0))?;
+        let report = rank_run.step.report()?;
+        let [gradients, weights] = rank_run.step.digests(report.stats.weight_sum, false)?;
         let digests = StepDigests {
             batch: digest::of_batch(&mut run.loader, step0),
             gradients,

@@ -19,7 +19,7 @@ fn plan(progress: &[Option<RankProgress>]) -> Regroup {
 }
 
 /// A run after `step` steps, with values and moments of which all elements are `number`.
-fn kept(world: &World, step: u64, number: f64) -> RankRun {
+fn run_after(world: &World, step: u64, number: f64) -> RankRun {
     let model = Mlp {
         hidden: vec![5],
         outputs: 4,
@@ -31,19 +31,19 @@ fn kept(world: &World, step: u64, number: f64) -> RankRun {
     let built = Step::builder(model, Mse, Rule::adamw())
         .build(world)
         .unwrap();
-    let mut kept = RankRun::new(built, None, true);
-    for tensor in state(&kept) {
+    let mut rank_run = RankRun::new(built, None, true);
+    for tensor in state(&rank_run) {
         ops::fill_into(&tensor, number).unwrap();
     }
-    kept.totals.steps = step;
-    kept.totals.samples = 10 * step;
-    kept.totals.saved = step;
-    kept.totals.line = (step, format!("line {step}"));
-    kept
+    rank_run.totals.steps = step;
+    rank_run.totals.samples = 10 * step;
+    rank_run.totals.saved = step;
+    rank_run.totals.line = (step, format!("line {step}"));
+    rank_run
 }
 
-fn state(kept: &RankRun) -> Vec<Tensor> {
-    let stages = kept.step.stages().iter();
+fn state(run: &RankRun) -> Vec<Tensor> {
+    let stages = run.step.stages().iter();
     let of_stage = |stage: &Stage| {
         let moments = stage
             .optimizer()
@@ -75,15 +75,16 @@ fn get_the_state(steps: [u64; 4]) {
     let plan = plan(&steps.map(progress));
     let run = |world: World| {
         let step = steps[world.rank()];
-        let mut kept = kept(&world, step, step as f64);
+        let mut rank_run = run_after(&world, step, step as f64);
         let group = world.group("main").unwrap();
-        kept.level(&world, &group, &plan).unwrap();
-        kept.give_state(&group).unwrap();
-        for tensor in state(&kept) {
+        rank_run.level(&world, &group, &plan).unwrap();
+        rank_run.give_state(&group).unwrap();
+        for tensor in state(&rank_run) {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
         }
-        assert_eq!(kept.report().progress, Some(at(7)));
-        assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
+        assert_eq!(rank_run.report().progress, Some(at(7)));
+        let totals = &rank_run.totals;
+        assert_eq!((totals.samples, &*totals.line.1), (70, "line 7"));
     };
     std::thread::scope(|scope| {
         worlds
@@ -96,32 +97,32 @@ fn get_the_state(steps: [u64; 4]) {
 fn a_rank_counts_an_update_that_it_makes_without_the_others() {
     let worlds = World::threads(2, Some(4), Duration::from_secs(60)).unwrap();
     let run = |world: World| {
-        let mut kept = RankRun::new(sliced(&world, Rule::muon()), None, true);
-        kept.make_ready(&world, Vec::new());
+        let mut rank_run = RankRun::new(sliced(&world, Rule::muon()), None, true);
+        rank_run.make_ready(&world, Vec::new());
         // Not before all ranks have their slices, or one knows that they do.
-        assert!(kept.report().has.is_none() && kept.report().ready.is_some());
-        kept.advance().unwrap();
+        assert!(rank_run.report().has.is_none() && rank_run.report().ready.is_some());
+        rank_run.advance().unwrap();
         let main = world.group("main").unwrap();
-        kept.take_step(&batch(&world, 0), 0.1, &main).unwrap();
-        assert_eq!((kept.totals.steps, kept.totals.samples), (1, 4));
-        let has = |kept: &RankRun| numbers(&kept.step, kept.slices.as_ref().unwrap());
-        let before = has(&kept);
+        rank_run.take_step(&batch(&world, 0), 0.1, &main).unwrap();
+        assert_eq!((rank_run.totals.steps, rank_run.totals.samples), (1, 4));
+        let has = |run: &RankRun| numbers(&run.step, run.slices.as_ref().unwrap());
+        let before = has(&rank_run);
 
-        let prepare = |kept: &mut RankRun| {
-            let slices = kept.slices.as_mut().unwrap();
-            slices.prepare(&mut kept.step, &batch(&world, 1));
+        let prepare = |run: &mut RankRun| {
+            let slices = run.slices.as_mut().unwrap();
+            slices.prepare(&mut run.step, &batch(&world, 1));
         };
         // No rank has made the update.
-        prepare(&mut kept);
-        kept.stay().unwrap();
-        assert!(has(&kept) == before && kept.totals.steps == 1);
+        prepare(&mut rank_run);
+        rank_run.stay().unwrap();
+        assert!(has(&rank_run) == before && rank_run.totals.steps == 1);
         // Another one has.
-        prepare(&mut kept);
-        assert_eq!(kept.report().ready.map(|it| it.steps), Some(2));
-        kept.advance().unwrap();
-        assert!(has(&kept) != before);
-        assert_eq!((kept.totals.steps, kept.totals.samples), (2, 8));
-        assert!(kept.report().ready.is_none());
+        prepare(&mut rank_run);
+        assert_eq!(rank_run.report().ready.map(|it| it.steps), Some(2));
+        rank_run.advance().unwrap();
+        assert!(has(&rank_run) != before);
+        assert_eq!((rank_run.totals.steps, rank_run.totals.samples), (2, 8));
+        assert!(rank_run.report().ready.is_none());
     };
     std::thread::scope(|scope| {
         worlds

@@ -32,8 +32,8 @@ impl<'a> TrainingRun<'a> {
         session: &'a mut Session,
     ) -> Result<TrainingRun<'a>> {
         let ReadyRun { run, locked, stops } = ready;
-        let (kept, log, unlogged) = session.parts();
-        let folder = RunFolder::new(options, &run, kept, world);
+        let (rank_run, log, unlogged) = session.parts();
+        let folder = RunFolder::new(options, &run, rank_run, world);
         let mut state = folder.state()?;
         let weights = folder.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
@@ -45,14 +45,14 @@ impl<'a> TrainingRun<'a> {
         }
         let held_out = state.held_out.take();
         let lost_checkpoint = if run.continues {
-            kept.complete_log(log.as_mut(), &options.out, world)?
+            rank_run.complete_log(log.as_mut(), &options.out, world)?
         } else {
-            begin(&run, kept);
+            begin(&run, rank_run);
             false
         };
-        kept.clock.restart();
+        rank_run.clock.restart();
         // The best stays what it was while there is nothing to compare.
-        let totals = &mut kept.totals;
+        let totals = &mut rank_run.totals;
         totals.held_out = held_out.or(totals.held_out.take());
         let taken = totals.steps;
         let stop_poll = StopPoll::new(world, stops, taken)?;
@@ -87,7 +87,7 @@ impl<'a> TrainingRun<'a> {
             flop_of_a_row: options.model.flop_of_a_row(&shape),
             matmul_tflops: None,
             run,
-            kept,
+            rank_run,
             metrics_log: log,
             noticed: &mut unlogged.noticed,
         })
@@ -95,10 +95,10 @@ impl<'a> TrainingRun<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, kept: &mut RankRun) {
-    kept.clock = Clock::new(kept.clock.has_rates);
+fn begin(run: &Assembled, rank_run: &mut RankRun) {
+    rank_run.clock = Clock::new(rank_run.clock.has_rates);
     if let Some(before) = &run.resumed {
-        kept.totals.held_out = before.state.held_out.clone();
+        rank_run.totals.held_out = before.state.held_out.clone();
     }
 }
 

@@ -29,7 +29,7 @@ impl TrainingRun<'_> {
         if let Some(early) = self.early() {
             self.program.note(&early);
         }
-        let best = self.kept.totals.best;
+        let best = self.rank_run.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
             self.program.note(&describe_best(&self.options.out, best));
         }
@@ -53,10 +53,10 @@ impl TrainingRun<'_> {
     /// Writes the metrics log's last line.
     pub(super) fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
-        let (seconds, samples_per_s) = self.kept.clock.total();
-        let [share, _] = self.kept.clock.shares();
+        let (seconds, samples_per_s) = self.rank_run.clock.total();
+        let [share, _] = self.rank_run.clock.shares();
         let tokens_per_s = self.tokens_per_s(share * samples_per_s);
-        let (accuracy, totals) = (self.accuracy(), &self.kept.totals);
+        let (accuracy, totals) = (self.accuracy(), &self.rank_run.totals);
         let Some(log) = self.metrics_log else {
             return Ok(());
         };

@@ -28,14 +28,14 @@ impl TrainingRun<'_> {
     pub(super) fn evaluate(&mut self, number: u64) -> Result<()> {
         let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
         trace::record(EVALUATE, evaluate)?;
-        self.kept.totals.evaluated = number;
+        self.rank_run.totals.evaluated = number;
         Ok(())
     }
 
     fn evaluate_now(&mut self, number: u64) -> Result<()> {
         faults::at(FaultPoint::Evaluation)?;
         if self.world.is_elastic() {
-            self.kept.step.settle()?;
+            self.rank_run.step.settle()?;
         }
         self.sample(number)?;
         if self.run.data.held_out.rows() == 0 {
@@ -82,8 +82,8 @@ impl TrainingRun<'_> {
             let names = classes.map(Classes::names).unwrap_or_default();
             log.write(&LogEvent::Confusion(&Confusion::of(number, names, &counts)))?;
         }
-        self.kept.totals.note_evaluation(number, evaluation);
-        self.kept.clock.restart();
+        self.rank_run.totals.note_evaluation(number, evaluation);
+        self.rank_run.clock.restart();
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl TrainingRun<'_> {
         class_counts = class_counts.filter(|_| is_last || counts);
         let labels = data.label.as_ref().map(LabelName::columns);
         let mut differences = self.task.differences(labels);
-        let step = &mut self.kept.step;
+        let step = &mut self.rank_run.step;
         let stats = match (&mut class_counts, &mut differences) {
             (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
             (class_counts, differences) => {
@@ -134,7 +134,7 @@ impl TrainingRun<'_> {
             Some(differences) => differences.together(self.world)?,
             None => Vec::new(),
         };
-        self.kept.totals.evaluation = Some(stats);
+        self.rank_run.totals.evaluation = Some(stats);
         let rows_of_classes = data.held_out.rows_of_classes();
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
@@ -166,11 +166,11 @@ impl TrainingRun<'_> {
         if self.options.sample.is_none() && self.options.sample_held_out == 0 {
             return Ok(());
         }
-        self.kept.step.gather()?;
+        self.rank_run.step.gather()?;
         if let (Some(sample), Some(log)) = (&self.run.sample, &mut *self.metrics_log)
             && !log.has("sample", number)
         {
-            match sample.texts(&self.kept.step) {
+            match sample.texts(&self.rank_run.step) {
                 Ok((first, more)) => {
                     let step = number;
                     let event = SampleEvent { step, first, more };
@@ -183,18 +183,18 @@ impl TrainingRun<'_> {
                 Err(error) => tracing::warn!("step {number}: no sample: {error}"),
             }
         }
-        self.kept.clock.restart();
+        self.rank_run.clock.restart();
         Ok(())
     }
 
     pub(super) fn compare_replicas(&mut self, number: u64) -> Result<()> {
-        self.kept.compared = Some(number);
-        agree::compare_replicas(&mut self.kept.step, self.world, number)
+        self.rank_run.compared = Some(number);
+        agree::compare_replicas(&mut self.rank_run.step, self.world, number)
     }
 
     /// That of the last evaluation.
     pub(super) fn accuracy(&self) -> Option<f64> {
-        let evaluation = self.kept.totals.evaluation.as_ref();
+        let evaluation = self.rank_run.totals.evaluation.as_ref();
         evaluation.and_then(|stats| self.task.accuracy(stats))
     }
 }

@@ -20,40 +20,40 @@ impl TrainingRun<'_> {
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {
         // 0 means no checkpoint.
-        if number > 0 && self.kept.totals.saved == number {
+        if number > 0 && self.rank_run.totals.saved == number {
             return Ok(());
         }
         let began = Instant::now();
         trace::record(SNAPSHOT, || {
             in_phase(Phase::Checkpoint, || self.save_now(number))
         })?;
-        self.kept.totals.saved = number;
-        self.kept.clock.waits.saving += began.elapsed();
+        self.rank_run.totals.saved = number;
+        self.rank_run.clock.waits.saving += began.elapsed();
         self.record_saved()
     }
 
     fn save_now(&mut self, number: u64) -> Result<()> {
         // After a bad step the model is that of an earlier step.
-        let report = self.kept.step.report()?;
+        let report = self.rank_run.step.report()?;
         self.check_finite(&report)?;
         // A GPU has its own copy.
         if self.run.kept_bytes.is_none() {
             self.run.data.train.check_unchanged()?;
         }
         self.run.data.held_out.check_unchanged()?;
-        if self.kept.compared != Some(number) {
+        if self.rank_run.compared != Some(number) {
             self.compare_replicas(number)?;
         }
-        self.kept.step.gather()?;
-        nonfinite::check_values(&self.kept.step, number)?;
+        self.rank_run.step.gather()?;
+        nonfinite::check_values(&self.rank_run.step, number)?;
         faults::at(FaultPoint::Snapshot)?;
         let state = self.state_after(number);
-        self.saver.save(&mut self.kept.step, state)
+        self.saver.save(&mut self.rank_run.step, state)
     }
 
     /// Everything but tensors after step `number`.
     fn state_after(&self, number: u64) -> State {
-        let (next, totals) = (self.run.loader.sampler().at(number), &self.kept.totals);
+        let (next, totals) = (self.run.loader.sampler().at(number), &self.rank_run.totals);
         let mut state = self.state.clone();
         (state.step, state.samples) = (number, totals.samples);
         (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);
