@@ -41,9 +41,9 @@ impl Var {
     }
 
     /// Picks elements along an axis, as `torch.gather`. `indices`, tokens or numbers, have this
-    /// value's shape except along that axis. If that axis is their last, each index picks everything
-    /// along the axes after it; otherwise the batch is not after it. An index outside of the axis is
-    /// an error on the CPU; a GPU gives NaN.
+    /// value's shape except along that axis. If that axis is their last, each index picks all that
+    /// is along the axes after it; otherwise the batch is not after it. An index outside of the
+    /// axis is an error on the CPU; a GPU gives NaN.
     #[track_caller]
     pub fn gather(&self, axis: isize, indices: &Var) -> Var {
         let Some(axis) = self.axis("gather", axis) else {
