@@ -64,8 +64,7 @@ fn tf32_parts_from_f32_in_the_loss_of_the_first_step() {
     );
     assert_eq!(value["differences"][0]["name"], "--dtype", "{value}");
     let found = value["replay"].to_string();
-    let layer =
-        "the first difference is in step 1: forward of layer 1 (activate) (micro-batch 0): ";
+    let layer = "the first difference is in step 1: forward of layer 1 (relu) (micro-batch 0): ";
     assert!(
         found.contains(layer) && !found.contains("its log"),
         "{found}"
