@@ -1,5 +1,5 @@
 //! A bucket is reduced while lower layers still compute: compares the trace of its reductions with
-//! when the layers computed. A process records one trace at a time: this is a program of its own.
+//! when the layers computed. It is a separate program, because a process records one trace.
 
 mod support;
 

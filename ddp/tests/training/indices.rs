@@ -106,7 +106,7 @@ fn tokens_are_sliced_compared_and_counted() {
             [40.0, 41.0, 0.0, 1.0, 0.0, 1.0],
         ];
         assert_eq!(of_tokens(chosen, dtype), expected.concat());
-        // The mean of what is not padding.
+        // The mean over tokens that are not padding.
         let masked: Of = |m, x| {
             let is_token = (1.0 - x.equal(&x.number(0.0))).reshape(&[x.size(0), 6, 1]);
             let all = table(m).rows(x) * &is_token;

@@ -589,7 +589,7 @@ fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
     assert_eq!(job.starts(), [1]);
 }
 
-/// An agent that had waited for more than a minute, and so had ended, kept its number for ever.
+/// An agent that waited for more than a minute ends. It kept its number, so no other could join.
 #[test]
 fn of_agents_of_one_number_one_is_let_in_and_the_last_one_waits() {
     let mut job = trains(&[0, 1]);

@@ -329,7 +329,7 @@ impl PassPlan {
 }
 
 impl Planner {
-    /// Casts to the layers' dtype of what is in it already are nothing.
+    /// Skips casts to the layers' dtype of values that already have it.
     fn skip_casts(&mut self, ends: &mut [Option<usize>; 4]) {
         let mut real: Vec<usize> = (0..self.nodes.len()).collect();
         for id in 0..self.nodes.len() {

@@ -252,8 +252,8 @@ impl Trace {
         };
         let reads = |it: &&TraceNode| matches!(it.op, Op::Cast(_)) && reads_input(it.inputs[0]);
         let node = self.nodes.iter().filter(|_| has_documents).find(reads)?;
-        let text = "tokens: expected rows of one document where a formula reads tokens, got several in \
-                    a row; help: give each document a row of its own";
+        let text = "tokens: expected rows of one document each, because this formula reads tokens as \
+                    numbers, got several documents in a row; help: give each document its own row";
         Some(node.error(text))
     }
 
