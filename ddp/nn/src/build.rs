@@ -89,12 +89,7 @@ pub(crate) struct Declarations {
     pub(crate) list: Vec<Declaration>,
     /// The parameter of each use, in the order of a forward pass. A tied one occurs several times.
     pub(crate) uses: Vec<ParamId>,
-    /// Names of tied parameters that earlier parts of a split model declare.
-    lent: Vec<String>,
     random_layers: u32,
-    /// Where each layer of the outermost `Sequential` begins, and where the last one ends: the uses
-    /// before, and the layers that draw random numbers.
-    pub(crate) begins: Vec<(UseIndex, u32)>,
     /// The adapters of linear layers.
     pub(crate) lora: Option<Lora>,
     /// Tells builds of models apart: a `Tie` remembers its parameter for one build only.
@@ -112,10 +107,6 @@ impl Declarations {
     }
 }
 
-/// A point in the order of a forward pass: how many uses of parameters come before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UseIndex(usize);
-
 /// One parameter shared by several layers; clones of a `Tie` are the same tie. The layer that is
 /// built first declares the parameter, under its own name; the others use it.
 #[derive(Clone, Debug, Default)]
@@ -127,7 +118,6 @@ struct Tied {
     /// The serial number of the build.
     serial: u64,
     id: ParamId,
-    name: String,
 }
 
 impl Tie {
@@ -151,8 +141,7 @@ impl Declarations {
     }
 
     /// As `parameter`, but if `tie` already holds a parameter, this is another use of that one.
-    /// Both must have the same shape. If an earlier part of a split model declares it, this part
-    /// borrows it.
+    /// Both must have the same shape.
     pub(crate) fn tied_parameter(
         &mut self,
         tie: &Tie,
@@ -164,14 +153,9 @@ impl Declarations {
         let serial = self.serial;
         let known = held.as_ref().filter(|it| it.serial == serial);
         let Some(id) = known.map(|it| it.id) else {
-            let known = held.take().map(|it| it.name);
-            let borrowed = known.filter(|name| self.lent.contains(name));
-            let is_borrowed = borrowed.is_some();
-            let name = borrowed.unwrap_or_else(|| name.to_string());
-            let id = self.parameter(&name, shape, init)?;
-            let declared = &mut self.list[id.0];
-            (declared.is_tied, declared.is_borrowed) = (true, is_borrowed);
-            *held = Some(Tied { serial, id, name });
+            let id = self.parameter(name, shape, init)?;
+            self.list[id.0].is_tied = true;
+            *held = Some(Tied { serial, id });
             return Ok(id);
         };
         let other = &self.list[id.0];
@@ -194,17 +178,30 @@ impl Declarations {
         self.random_layers - 1
     }
 
-    /// Says of a part of a split model which random numbers are drawn below it, and which tied
-    /// parameters are declared there.
-    pub(crate) fn begin_part(&mut self, random_below: u32, lent: &[String]) {
-        self.random_layers = random_below.max(self.random_layers);
-        self.lent.extend_from_slice(lent);
-    }
-
-    /// Remembers that a layer of the outermost `Sequential` begins here, or that its last one ends.
-    pub(crate) fn note_layer(&mut self) {
-        let here = UseIndex(self.uses.len());
-        self.begins.push((here, self.random_layers));
+    /// What a part of a split model declares, which reads these and is above one that reads those
+    /// of `below`. By parameter of the model: which it is in the part.
+    pub(crate) fn part(
+        &self,
+        reads: &[ParamId],
+        below: &[ParamId],
+    ) -> (Declarations, Vec<Option<ParamId>>) {
+        let mut part = Declarations {
+            lora: self.lora.clone(),
+            ..Declarations::new()
+        };
+        let mut ids = vec![None; self.list.len()];
+        for (id, declared) in self.list.iter().enumerate() {
+            if reads.contains(&ParamId(id)) {
+                ids[id] = Some(ParamId(part.list.len()));
+                part.list.push(Declaration {
+                    is_borrowed: below.contains(&ParamId(id)),
+                    ..declared.clone()
+                });
+            }
+        }
+        let trained = reads.iter().filter(|id| !self.list[id.0].is_buffer);
+        part.uses = trained.filter_map(|id| ids[id.0]).collect();
+        (part, ids)
     }
 
     fn declare(
@@ -249,12 +246,6 @@ impl Declarations {
             is_borrowed: false,
         });
         Ok(ParamId(self.list.len() - 1))
-    }
-}
-
-impl UseIndex {
-    pub(crate) fn range_to(self, end: UseIndex) -> Range<usize> {
-        self.0..end.0.max(self.0)
     }
 }
 

@@ -1,10 +1,8 @@
 //! Layers made of layers: in a row, and around a sum.
 
-use std::ops::Range;
-
 use ddp_kernels::DType;
 
-use crate::build::{Lora, UseIndex};
+use crate::build::Lora;
 use crate::forward::{Module, Scope, Var};
 
 /// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`, unless they
@@ -12,14 +10,10 @@ use crate::forward::{Module, Scope, Var};
 #[derive(Debug, Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Module>>,
-    /// The name of each layer. The numbers of a split model's upper parts do not start at 0.
+    /// The name of each layer.
     names: Vec<String>,
     /// The number of the next layer without a name.
     next: usize,
-    /// How many layers that draw random numbers the parts below this one have.
-    random_below: u32,
-    /// Names of tied parameters that the parts below this one declare.
-    lent: Vec<String>,
     /// The adapters of its linear layers.
     lora: Option<Lora>,
 }
@@ -67,47 +61,15 @@ impl Sequential {
         self.lora = Some(lora);
         self
     }
-
-    /// Cuts the layers into consecutive parts that cover them. Layers keep their names and their
-    /// numbers for drawing. `before` tells of a layer how many layers that draw are below it, and
-    /// `lent` the names of the tied parameters that are declared below it.
-    pub(crate) fn cut(
-        mut self,
-        parts: &[Range<usize>],
-        before: &[(UseIndex, u32)],
-        lent: impl Fn(UseIndex) -> Vec<String>,
-    ) -> Vec<Sequential> {
-        assert_eq!(
-            parts.last().map(|part| part.end),
-            Some(self.layers.len()),
-            "parts that cover all layers"
-        );
-        let mut all: Vec<Sequential> = Vec::with_capacity(parts.len());
-        for part in parts.iter().rev() {
-            let (begin, random_below) = before[part.start];
-            all.push(Sequential {
-                layers: self.layers.split_off(part.start),
-                names: self.names.split_off(part.start),
-                random_below,
-                lent: lent(begin),
-                lora: self.lora.clone(),
-                ..Sequential::new()
-            });
-        }
-        all.reverse();
-        all
-    }
 }
 
 impl Module for Sequential {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        m.begin_part(self.random_below, &self.lent, &self.lora);
+        m.adapt(&self.lora);
         let mut y = x.clone();
         for (name, layer) in self.names.iter().zip(&self.layers) {
-            m.note_layer();
             y = m.within(name, |m| layer.forward(m, &y));
         }
-        m.note_layer();
         y
     }
 

@@ -20,8 +20,10 @@ mod gate;
 mod gather;
 mod groups;
 mod kernels;
+mod kinds;
 mod losses;
 mod normed;
+mod parts;
 mod plan;
 mod rope;
 mod row_counts;
@@ -33,7 +35,9 @@ mod written;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
 
@@ -41,6 +45,8 @@ use crate::build::Declarations;
 use crate::error::{Error, Result};
 use crate::head::LeftHead;
 use crate::pass::Pass;
+use parts::Part;
+pub(crate) use parts::Piece;
 use plan::{PassPlan, PlanFor};
 use row_counts::{MORE, ROWS, RowReference};
 use running::Running;
@@ -70,7 +76,9 @@ impl PassMode {
 
 /// A model's function, and what runs for it.
 pub(crate) struct Traced {
-    module: Box<dyn Module>,
+    module: Arc<dyn Module>,
+    /// What of the module it is, if not all.
+    part: Option<Part>,
     declared: RefCell<DeclaredParameters>,
     plans: RefCell<Vec<Planned>>,
     /// What the next plan is compared with, if it is for such rows.
@@ -84,10 +92,12 @@ struct FewRows {
     reference: RowReference,
 }
 
-/// Debug shows the module.
+/// Debug shows the module, and which part of it.
 impl fmt::Debug for Traced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.module.fmt(f)
+        self.module.fmt(f)?;
+        let part = self.part.as_ref();
+        part.map_or(Ok(()), |part| write!(f, ", of which {part:?}"))
     }
 }
 
@@ -113,12 +123,13 @@ impl Traced {
     /// Declares what `module` declares for rows of this shape. Returns the shape of a row of its
     /// output, too.
     pub(crate) fn build(
-        module: Box<dyn Module>,
+        module: Arc<dyn Module>,
         declarations: &mut Declarations,
         row_shape: &[usize],
     ) -> Result<(Traced, Vec<usize>)> {
         let traced = Traced {
             module,
+            part: None,
             declared: RefCell::default(),
             plans: RefCell::default(),
             rows: RefCell::default(),
@@ -130,14 +141,37 @@ impl Traced {
         Ok((traced, output))
     }
 
-    /// The module.
-    pub(crate) fn module(&self) -> &dyn Module {
-        &*self.module
+    /// The dtype of the input, if it is not the dtype that layers compute in.
+    pub(crate) fn input_dtype(&self) -> Option<DType> {
+        let takes_input = self.part.as_ref().is_none_or(Part::is_first);
+        self.module.input_dtype().filter(|_| takes_input)
     }
 
-    /// The same module, to be built anew.
-    pub(crate) fn into_module(self) -> Box<dyn Module> {
-        self.module
+    /// What it can be cut into, just after it is built.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        let few = self.rows.borrow();
+        let few = &few.as_ref().expect("it has just been built").reference;
+        let is_batch = |id: usize| few.growing(id).eq([0]) && few.trace.nodes[id].shape[0] == ROWS;
+        few.trace.pieces(few.output, &is_batch)
+    }
+
+    /// The part of these pieces of it, for rows of this shape, with what it declares.
+    pub(crate) fn part(
+        &self,
+        pieces: &[Piece],
+        range: Range<usize>,
+        row_shape: &[usize],
+        declarations: &Declarations,
+    ) -> (Traced, Declarations) {
+        let (part, declarations) = Part::new(pieces, range, row_shape, declarations);
+        let traced = Traced {
+            module: self.module.clone(),
+            part: Some(part),
+            declared: self.declared.clone(),
+            plans: RefCell::default(),
+            rows: RefCell::default(),
+        };
+        (traced, declarations)
     }
 
     /// Traces the forward for an input of this shape.
@@ -230,8 +264,13 @@ impl Traced {
         if let Some(known) = known {
             return Ok(known);
         }
-        let [x, mut y] = self.trace(shape, mode, None)?;
-        self.compare(mode, shape, &y)?;
+        let of_module = self.part.as_ref().map(|part| part.module_shape(shape));
+        let of_module = of_module.as_deref().unwrap_or(shape);
+        let [mut x, mut y] = self.trace(of_module, mode, None)?;
+        self.compare(mode, of_module, &y)?;
+        if let Some(part) = &self.part {
+            [x, y] = part.of([&x, &y], shape)?;
+        }
         let head = y.trace.borrow_mut().head.take();
         let head = head.filter(|(output, ..)| leaves_head && *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();

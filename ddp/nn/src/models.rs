@@ -12,7 +12,7 @@ pub mod vit;
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 pub use family::{DataShape, Family, OwnLayers};
 pub use mlp::Mlp;
-pub use model::Model;
+pub use model::{Layers, Model};
 
 use crate::build::{Declaration, Declarations, is_adapter};
 use crate::error::Result;
@@ -190,7 +190,7 @@ impl ModelSpec {
         counts: impl Fn(&&Declaration) -> bool,
     ) -> Result<u128> {
         let mut declarations = Declarations::new();
-        Traced::build(Box::new(layers), &mut declarations, data.row_shape)?;
+        Traced::build(Arc::new(layers), &mut declarations, data.row_shape)?;
         let elements =
             |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
         let list = &declarations.list;

@@ -392,14 +392,10 @@ impl Params {
         for borrowed in &self.list[self.own..] {
             let (mut found, uses) = (None, self.uses[borrowed.id.0]);
             for (part, params) in below.iter_mut().enumerate() {
-                let mut list = params.list.iter_mut();
+                let mut list = params.list.iter();
                 let Some(same) = list.find(|other| other.name == borrowed.name) else {
                     continue;
                 };
-                // As in an unsplit model, where the last layer that declares matrices counts.
-                if !borrowed.matrices.is_empty() {
-                    same.matrices.clone_from(&borrowed.matrices);
-                }
                 let id = same.id;
                 params.uses[id.0] += uses;
                 params.uses_above[id.0] += uses;

@@ -11,7 +11,7 @@ use ddp::config::GraphChoice;
 use ddp::data::sampler::Shards;
 use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
-use ddp::nn::{Activate, Dropout, Linear, Sequential, Tie};
+use ddp::nn::{Activate, Dropout, Linear, Module, Scope, Sequential, Tie, Var};
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
@@ -52,6 +52,8 @@ pub(crate) struct Recipe {
     pub(crate) zero: bool,
     /// Whether layers "2", "4" and "6" are tied, of 40 inputs and outputs each.
     pub(crate) tied: bool,
+    /// Whether all layers are in one module.
+    pub(crate) own: bool,
     /// Of values and gradients.
     pub(crate) dtype: DType,
     /// Into how many shards batches are cut.
@@ -63,6 +65,23 @@ const STEPS: u64 = 12;
 const RATE: f64 = 0.01;
 pub(crate) const FEATURES: usize = 6;
 pub(crate) const OUTPUTS: usize = 4;
+
+/// Four layers, past two of which their input goes.
+#[derive(Debug)]
+struct OwnModule {
+    dropout: f64,
+}
+
+impl Module for OwnModule {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let mut x = m.layer("0", x, Linear::new(40));
+        for name in ["2", "4"] {
+            let inner = m.layer(name, &x, Linear::new(40)).gelu();
+            x = x + m.layer(&format!("{name}.drop"), &inner, Dropout::new(self.dropout));
+        }
+        m.layer("6", &x, Linear::new(OUTPUTS))
+    }
+}
 
 impl Recipe {
     /// Four layers on rows of numbers; whole batches, but for the last of an epoch.
@@ -80,6 +99,7 @@ impl Recipe {
             reduce_dtype: DType::F32,
             zero: false,
             tied: false,
+            own: false,
             dtype: DType::F32,
             shards: None,
         }
@@ -91,6 +111,10 @@ impl Recipe {
     }
 
     fn layers(&self) -> Sequential {
+        if self.own {
+            let dropout = self.dropout;
+            return Sequential::new().then(OwnModule { dropout });
+        }
         let (hidden, activation) = (self.hidden.clone(), self.activation);
         if !self.tied {
             let (outputs, dropout) = (OUTPUTS, self.dropout);
@@ -498,6 +522,23 @@ fn split_models_train_to_the_same_bits() {
 
 /// A weight that several parts use: its values come to all of them, and its gradient is summed in
 /// the order of the whole.
+#[test]
+fn a_module_split_within_trains_to_the_same_bits() {
+    let recipe = Recipe {
+        own: true,
+        dropout: 0.25,
+        frozen: "0.2",
+        ..Recipe::classification()
+    };
+    let more = Recipe {
+        zero: true,
+        micro: Some(4),
+        ..recipe.clone()
+    };
+    everywhere_the_same_bits("own module", &recipe);
+    everywhere_the_same_bits("own module, ZeRO", &more);
+}
+
 #[test]
 fn split_models_with_a_tied_weight_train_to_the_same_bits() {
     let plain = Recipe::regression().tied();

@@ -24,7 +24,7 @@ fn assert_derivatives(shape: &[usize], formula: Of) {
 #[track_caller]
 fn assert_derivatives_by<F>(shape: &[usize], formula: F)
 where
-    F: Fn(&mut Scope<'_>, &Var) -> Var + Copy + Send + 'static,
+    F: Fn(&mut Scope<'_>, &Var) -> Var + Copy + Send + Sync + 'static,
 {
     for seed in 1..4 {
         let check = DerivativeCheck {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use ddp_kernels::ops::{Activation, Chain, Windows};
 
+use super::kinds::kinds;
 use super::trace::{Kind, Op, TraceNode};
 use crate::build::ParamId;
 use crate::error::Result;
@@ -191,7 +192,7 @@ pub(super) fn plan(
     }
     ends[1].into_iter().for_each(|y| nodes[y].again = None);
     let mut planner = Planner {
-        kinds: Vec::new(),
+        kinds: kinds(&nodes),
         live: Vec::new(),
         into: vec![None; nodes.len()],
         stored: vec![false; nodes.len()],
@@ -200,7 +201,6 @@ pub(super) fn plan(
         runs: Vec::new(),
         how,
     };
-    planner.find_kinds();
     planner.skip_casts(&mut ends);
     let [_, y, _, dx] = ends;
     if how.is_loss {

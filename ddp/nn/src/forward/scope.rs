@@ -1,6 +1,5 @@
 //! `Module`, and `Scope`: what its forward declares while it is traced.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
@@ -39,7 +38,7 @@ use crate::error::Result;
 /// let model = model.build(&[4], Device::Cpu, Seed(1)).unwrap();
 /// assert_eq!(model.output_shape, [4]);
 /// ```
-pub trait Module: Any + fmt::Debug + Send {
+pub trait Module: fmt::Debug + Send + Sync + 'static {
     /// The output for `x` (B, …), which has the batch as its first axis, too. It is traced: it must
     /// do the same for every batch of a shape. Operations do not fail; the first error is reported
     /// with its line when the forward has returned.
@@ -61,7 +60,7 @@ impl<F> fmt::Debug for Formula<F> {
     }
 }
 
-impl<F: Fn(&mut Scope<'_>, &Var) -> Var + Send + 'static> Module for Formula<F> {
+impl<F: Fn(&mut Scope<'_>, &Var) -> Var + Send + Sync + 'static> Module for Formula<F> {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         self.0(m, x)
     }
@@ -77,7 +76,7 @@ pub(crate) enum PassMode {
 }
 
 /// What the first trace has declared, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct DeclaredParameters {
     parameters: HashMap<String, (ParamId, Vec<usize>)>,
     /// Layers that draw random numbers.
@@ -131,23 +130,13 @@ impl Scope<'_> {
         self.lora.clone()
     }
 
-    /// See `Declarations::begin_part`; and gives linear layers from here on adapters.
-    pub(crate) fn begin_part(&mut self, random_below: u32, lent: &[String], lora: &Option<Lora>) {
+    /// Gives linear layers from here on adapters.
+    pub(crate) fn adapt(&mut self, lora: &Option<Lora>) {
         if lora.is_some() {
             self.lora.clone_from(lora);
         }
         if let Some(build) = &mut self.build {
-            build.begin_part(random_below, lent);
             build.lora.clone_from(&self.lora);
-        }
-    }
-
-    /// See `Declarations::note_layer`.
-    pub(crate) fn note_layer(&mut self) {
-        if let Some(build) = &mut self.build
-            && self.prefix.is_empty()
-        {
-            build.note_layer();
         }
     }
 

@@ -4,11 +4,6 @@ use super::Traced;
 use super::trace::{Op, Var};
 
 impl Traced {
-    /// The numbers of the layers that draw random numbers.
-    pub(crate) fn drawing_numbers(&self) -> Vec<u32> {
-        self.declared.borrow().numbers.values().copied().collect()
-    }
-
     /// How many operations of the latest plan run forward and backward.
     pub(crate) fn run_counts(&self) -> [usize; 2] {
         let plans = self.plans.borrow();

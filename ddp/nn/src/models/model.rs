@@ -1,29 +1,60 @@
-//! `Model`: layers with their memory, ready to run; and a model split over several devices, each
-//! with consecutive layers.
+//! `Model`: a module with its memory, ready to run; and a model split over several devices.
 //!
 //! Where layers compute in bf16, the model rounds its input. Its output is bf16 too: each matmul
 //! sums in f32 and rounds once. The loss reads that output, computes in f32, and rounds its
 //! gradient once. PyTorch's autocast does the same, and the loss reads and writes half the bytes.
 //!
 //! Names, initial weights, the random numbers of dropout, and so the saved model, are those of the
-//! unsplit model. A model is split before layers with parameters: a layer without (an activation,
-//! dropout) stays with the layer below, which can still apply the activation. Parts have about
-//! equal numbers of parameters, and so equal memory and, for linear layers, equal work.
+//! unsplit model. It is split where one value alone goes from below to above, before a layer with
+//! parameters: one without (an activation, dropout) stays with the layer below, which can still
+//! apply the activation. Parts have about equal numbers of parameters, and so equal memory and, for
+//! linear layers, equal work.
 //!
 //! Layers of a `Tie` may be in different parts. The first part that uses the parameter owns it, and
 //! later ones borrow it: `Params::tied_copies`. It counts in each layer that uses it.
 
-use std::any::Any;
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ddp_kernels::ops::{self, F32Math};
 use ddp_kernels::{DType, Device, Seed, Tensor};
 
-use crate::build::{Declarations, UseIndex};
+use crate::build::Declarations;
 use crate::error::{DEVICES_PER_RANK, Error, Result};
-use crate::forward::{Module, Traced};
+use crate::forward::{Module, Piece, Traced};
 use crate::params::{Numerics, Params, Sharing};
 use crate::{Loss, Pass, Sequential};
+
+/// What a model is made of: a module, or what of one is on a device.
+pub struct Layers(Source);
+
+enum Source {
+    Module(Arc<dyn Module>),
+    /// With what it declares, and the shape of a row of its output.
+    Part(Box<(Traced, Declarations, Vec<usize>)>),
+}
+
+impl<M: Module> From<Box<M>> for Layers {
+    fn from(module: Box<M>) -> Layers {
+        Layers(Source::Module(Arc::from(module as Box<dyn Module>)))
+    }
+}
+
+impl From<Box<dyn Module>> for Layers {
+    fn from(module: Box<dyn Module>) -> Layers {
+        Layers(Source::Module(Arc::from(module)))
+    }
+}
+
+impl fmt::Debug for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Module(module) => module.fmt(f),
+            Source::Part(part) => part.0.fmt(f),
+        }
+    }
+}
 
 /// Layers, their parameters, and the shapes of input and output.
 #[derive(Debug)]
@@ -44,8 +75,14 @@ pub struct Model {
 impl Sequential {
     /// The model of these layers for rows of this shape, in f32, with memory on `device`.
     pub fn build(self, row_shape: &[usize], device: Device, seed: Seed) -> Result<Model> {
-        let root = Box::new(self);
-        Model::new(root, row_shape, DType::F32, device, seed.0, &|_| false)
+        Model::new(
+            Box::new(self),
+            row_shape,
+            DType::F32,
+            device,
+            seed.0,
+            &|_| false,
+        )
     }
 
     /// The models of these layers, split over `devices`: see [`Model::split`].
@@ -66,7 +103,7 @@ impl Model {
     /// `format` is a dtype or a [`Precision`](crate::params::Precision). `frozen` tells by name
     /// which parameters are not trained.
     pub fn new(
-        root: Box<dyn Module>,
+        root: impl Into<Layers>,
         input_shape: &[usize],
         format: impl Into<Numerics>,
         device: Device,
@@ -79,7 +116,7 @@ impl Model {
     /// As `new`, with a trained part that ranks share (ZeRO): how many they are at most, or the
     /// [`Sharing`] that the reducer's options tell.
     pub fn with_shares(
-        root: Box<dyn Module>,
+        root: impl Into<Layers>,
         input_shape: &[usize],
         format: impl Into<Numerics>,
         device: Device,
@@ -88,11 +125,17 @@ impl Model {
         sharing: impl Into<Sharing>,
     ) -> Result<Model> {
         let format = format.into();
-        let mut declarations = Declarations::new();
-        let (root, output_shape) = Traced::build(root, &mut declarations, input_shape)?;
+        let (root, declarations, output_shape) = match root.into().0 {
+            Source::Part(part) => *part,
+            Source::Module(module) => {
+                let mut declarations = Declarations::new();
+                let (root, output) = Traced::build(module, &mut declarations, input_shape)?;
+                (root, declarations, output)
+            }
+        };
         Ok(Model {
             params: Params::new(&declarations, format, device, seed, frozen, &sharing.into())?,
-            takes_tokens: root.module().input_dtype() == Some(DType::I64),
+            takes_tokens: root.input_dtype() == Some(DType::I64),
             root,
             input_shape: input_shape.to_vec(),
             output_shape,
@@ -121,7 +164,7 @@ impl Model {
 
     /// The dtypes of inputs: as the layers take them, and another that is rounded to that.
     fn input_dtypes(&self) -> [DType; 2] {
-        match self.root.module().input_dtype() {
+        match self.root.input_dtype() {
             Some(dtype) => [dtype; 2],
             None => [self.params.dtype(), self.params.master_dtype()],
         }
@@ -202,23 +245,25 @@ impl Model {
 }
 
 impl Model {
-    /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
-    /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
-    /// their input, and the device. The caller copies the parameters that they borrow
-    /// (`Params::tied_copies`).
+    /// Splits `root`, for rows of `input_shape`, over `devices`. Returns a model for each, from the
+    /// input to the output. `make` makes one from its layers, the shape of a row of their input,
+    /// and the device. The caller copies the parameters that they borrow (`Params::tied_copies`).
     pub fn split(
-        root: Sequential,
+        root: impl Module,
         input_shape: &[usize],
         devices: &[Device],
-        mut make: impl FnMut(Box<dyn Module>, &[usize], Device) -> Result<Model>,
+        mut make: impl FnMut(Layers, &[usize], Device) -> Result<Model>,
     ) -> Result<Vec<Model>> {
-        let parts = split(root, input_shape, devices.len())?;
+        if let &[device] = devices {
+            return Ok(vec![make(Box::new(root).into(), input_shape, device)?]);
+        }
         let mut shape = input_shape.to_vec();
-        let one = |(layers, &device): (Sequential, &Device)| {
-            let model = make(Box::new(layers), &shape, device)?;
+        let one = |(layers, &device): (Layers, &Device)| {
+            let model = make(layers, &shape, device)?;
             shape.clone_from(&model.output_shape);
             Ok(model)
         };
+        let parts = parts(Arc::new(root), input_shape, devices.len())?;
         let models = parts.into_iter().zip(devices).map(one);
         let mut models = models.collect::<Result<Vec<Model>>>()?;
         let takes_tokens = models.first().is_some_and(|first| first.takes_tokens);
@@ -232,86 +277,27 @@ impl Model {
     }
 }
 
-/// Cuts `layers`, for rows of `input_shape`, into this many parts.
-fn split(layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
-    if parts == 1 {
-        return Ok(vec![layers]);
-    }
-    // Built only to learn where parameters are used.
+/// Cuts `module`, for rows of `row_shape`, into `count` parts.
+fn parts(module: Arc<dyn Module>, row_shape: &[usize], count: usize) -> Result<Vec<Layers>> {
     let mut declarations = Declarations::new();
-    let traced = Traced::build(Box::new(layers), &mut declarations, input_shape)?.0;
-    let layers = traced.into_module() as Box<dyn Any>;
-    let layers = layers.downcast::<Sequential>().expect("it was one");
-    let units = units(&declarations);
-    if parts == 0 || parts > units.len() {
-        let count = units.len();
+    let (whole, output) = Traced::build(module, &mut declarations, row_shape)?;
+    let pieces = whole.pieces();
+    if count == 0 || count > pieces.len() {
+        let most = pieces.len();
         return Err(Error::Usage(format!(
-            "a model over {parts} devices: expected from 1 to {count}, because it has {count} layers \
-             with parameters, got {parts}; help: lower {DEVICES_PER_RANK}, or add layers"
+            "a model over {count} devices: expected from 1 to {most}, because it has {most} layers \
+             with parameters that one value alone connects, got {count}; help: lower \
+             {DEVICES_PER_RANK}, or add layers"
         )));
     }
-    let weights: Vec<usize> = units.iter().map(|unit| unit.elements).collect();
-    let parts = even_parts(&weights, parts);
-    let ranges: Vec<_> = parts
-        .iter()
-        .map(|part| units[part.start].layers.start..units[part.end - 1].layers.end)
-        .collect();
-    let lent = |point: UseIndex| -> Vec<String> {
-        let before = UseIndex::default().range_to(point);
-        let declared = declarations.uses[before]
-            .iter()
-            .map(|id| &declarations.list[id.0]);
-        let tied = declared.filter(|declared| declared.is_tied);
-        tied.map(|declared| declared.name.clone()).collect()
+    let elements = |piece: &Piece| piece.elements(&declarations);
+    let ranges = even_parts(&pieces.iter().map(elements).collect::<Vec<_>>(), count);
+    let part = |range: Range<usize>| {
+        let row = pieces.get(range.end).map_or(&output, |above| &above.row);
+        let (part, declared) = whole.part(&pieces, range, row_shape, &declarations);
+        Layers(Source::Part(Box::new((part, declared, row.clone()))))
     };
-    Ok(layers.cut(&ranges, &declarations.begins, lent))
-}
-
-/// Consecutive layers that stay together.
-#[derive(Debug)]
-struct LayerUnit {
-    layers: Range<usize>,
-    /// The elements of parameters that are declared in these layers, and of tied ones.
-    elements: usize,
-    /// Their uses of parameters, numbered in the order of a forward pass.
-    uses: Range<usize>,
-}
-
-fn units(declarations: &Declarations) -> Vec<LayerUnit> {
-    let (uses, list) = (&declarations.uses, &declarations.list);
-    let first_use = |at: usize| {
-        uses.iter()
-            .position(|id| *id == uses[at])
-            .expect("each use is in the list")
-    };
-    let mut units: Vec<LayerUnit> = Vec::new();
-    for (index, ends) in declarations.begins.windows(2).enumerate() {
-        let layer_uses = ends[0].0.range_to(ends[1].0);
-        let is_tied = |at: usize| list[uses[at].0].is_tied;
-        let elements = |at: usize| {
-            let before = &uses[layer_uses.start..at];
-            if first_use(at) == at || is_tied(at) && !before.contains(&uses[at]) {
-                list[uses[at].0].shape.iter().product()
-            } else {
-                0usize
-            }
-        };
-        let mut unit = LayerUnit {
-            layers: index..index + 1,
-            elements: layer_uses.clone().map(elements).sum(),
-            uses: layer_uses.clone(),
-        };
-        // Without parameters it joins the layer below.
-        while let Some(below) = units.pop_if(|below| unit.uses.is_empty() || below.uses.is_empty())
-        {
-            unit.layers.start = below.layers.start;
-            unit.uses.start = below.uses.start;
-            unit.elements += below.elements;
-        }
-        units.push(unit);
-    }
-    units.retain(|unit| !unit.uses.is_empty());
-    units
+    Ok(ranges.into_iter().map(part).collect())
 }
 
 /// Cuts `weights` into `parts` runs, none empty. The heaviest run is as light as possible; of all

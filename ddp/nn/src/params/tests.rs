@@ -112,7 +112,7 @@ fn params_of(
     frozen: &dyn Fn(&str) -> bool,
 ) -> Result<Params> {
     let mut declarations = Declarations::new();
-    Traced::build(Box::new(model), &mut declarations, &[3])?;
+    Traced::build(std::sync::Arc::new(model), &mut declarations, &[3])?;
     Params::new(
         &declarations,
         dtype.into(),

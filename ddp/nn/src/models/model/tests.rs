@@ -1,13 +1,19 @@
 //! Splits of made-up models.
 
-use ddp_kernels::DType;
+use std::collections::BTreeMap;
+
 use ddp_kernels::ops::Activation;
+use ddp_kernels::{DType, Random};
 use proptest::prelude::*;
 
 use super::*;
-use crate::models::gpt::GptSpec;
+use crate::models::gpt::{GptSpec, RecomputeKind};
 use crate::models::{DataShape, Family, Mlp};
-use crate::{Activate, Dropout, Linear, Residual, Tie};
+use crate::params::{Parameter, Precision};
+use crate::{
+    Activate, Dropout, Formula, Init, Linear, PassOptions, Residual, Saved, Scope, Scratch,
+};
+use crate::{Tie, Var};
 
 const INPUTS: usize = 6;
 
@@ -19,24 +25,18 @@ impl Model {
 }
 
 fn whole(layers: Sequential) -> Model {
-    Model::new(
-        Box::new(layers),
-        &[INPUTS],
-        DType::F32,
-        Device::Cpu,
-        3,
-        &|_| false,
-    )
-    .unwrap()
+    over(layers, 1).unwrap().remove(0)
 }
 
 fn over(layers: Sequential, parts: usize) -> Result<Vec<Model>> {
-    Model::split(
-        layers,
-        &[INPUTS],
-        &vec![Device::Cpu; parts],
-        |layers, shape, device| Model::new(layers, shape, DType::F32, device, 3, &|_| false),
-    )
+    over_in(Precision::F32, layers, parts)
+}
+
+fn over_in(precision: Precision, layers: Sequential, parts: usize) -> Result<Vec<Model>> {
+    let devices = vec![Device::Cpu; parts];
+    Model::split(layers, &[INPUTS], &devices, |layers, shape, device| {
+        Model::new(layers, shape, precision, device, 3, &|_| false)
+    })
 }
 
 fn mlp() -> Sequential {
@@ -67,16 +67,8 @@ fn bits(params: &Params, name: &str) -> Vec<u32> {
     value.into_iter().map(f32::to_bits).collect()
 }
 
-/// How often a text occurs in the models' debug output.
-fn said(models: &[Model], text: &str) -> usize {
-    models
-        .iter()
-        .map(|model| format!("{:?}", model.root).matches(text).count())
-        .sum()
-}
-
 #[test]
-fn parts_have_the_names_first_values_and_drawing_numbers_of_the_whole() {
+fn parts_have_the_names_and_first_values_of_the_whole() {
     let whole = [whole(mlp())];
     for parts in 1..=5 {
         let split = over(mlp(), parts).unwrap();
@@ -95,10 +87,6 @@ fn parts_have_the_names_first_values_and_drawing_numbers_of_the_whole() {
                 );
             }
         }
-        let drawn = split.iter().flat_map(|model| model.root.drawing_numbers());
-        let mut drawn: Vec<u32> = drawn.collect();
-        drawn.sort_unstable();
-        assert_eq!(drawn, [0, 1, 2, 3], "{parts} parts: of layers that draw");
         assert_eq!(split[parts - 1].output_shape, whole[0].output_shape);
         assert_eq!(
             split
@@ -110,13 +98,72 @@ fn parts_have_the_names_first_values_and_drawing_numbers_of_the_whole() {
     }
 }
 
+/// What a training pass gives: the output, and then by name all gradients.
+fn pass_over(models: &[Model], x: &Tensor) -> (Vec<f32>, BTreeMap<String, Vec<f32>>) {
+    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 5,
+        position: &position,
+    };
+    let mut x = x.clone();
+    let mut scratch: Vec<Scratch> = models.iter().map(|_| Scratch::new(Device::Cpu)).collect();
+    let mut saved: Vec<Saved> = models.iter().map(|_| Saved::default()).collect();
+    let mut ready = |_| Ok(());
+    for ((model, scratch), saved) in models.iter().zip(&mut scratch).zip(&mut saved) {
+        let mut pass = Pass::new(&model.params, scratch, saved, options, &mut ready);
+        x = model.forward(&mut pass, &x).unwrap();
+    }
+    let output = x.to_dtype(DType::F32).unwrap().to_vec().unwrap();
+    let mut dy = Some(x);
+    for ((model, scratch), saved) in models.iter().zip(&mut scratch).zip(&mut saved).rev() {
+        let mut pass = Pass::resume(&model.params, scratch, saved, options, &mut ready);
+        dy = model.backward_to_input(&mut pass, &dy.unwrap()).unwrap();
+    }
+    let list = models.iter().flat_map(|model| {
+        let gradient = |p: &Parameter| model.params.gradient(p.id).unwrap().to_vec().unwrap();
+        model
+            .params
+            .list()
+            .iter()
+            .map(move |p| (p.name.clone(), gradient(p)))
+    });
+    (output, list.collect())
+}
+
+/// So many rows for these models.
+fn numbers(models: &[Model], rows: usize) -> Tensor {
+    let shape = [&[rows], &models[0].input_shape[..]].concat();
+    Tensor::randn(&shape, DType::F32, Device::Cpu, &mut Random::new(2)).unwrap()
+}
+
+/// What each part declares.
+fn names_of(models: &[Model]) -> Vec<Vec<String>> {
+    models.iter().map(|model| names(&model.params)).collect()
+}
+
+#[test]
+fn parts_together_have_the_bits_of_the_whole() {
+    let whole = [whole(mlp())];
+    let x = numbers(&whole, 7);
+    let expected = pass_over(&whole, &x);
+    for parts in 2..=5 {
+        let split = over(mlp(), parts).unwrap();
+        assert!(pass_over(&split, &x) == expected, "{parts} parts");
+    }
+}
+
 #[test]
 fn activations_stay_with_the_layer_that_applies_them() {
-    for parts in 1..=5 {
-        let split = over(mlp(), parts).unwrap();
-        assert_eq!(said(&split, "Activate(Gelu)"), 4, "{parts} parts");
-        let first = said(&split, "layers: [Activate");
-        assert_eq!(first, 0, "{parts} parts");
+    let split = over(mlp(), 5).unwrap();
+    for model in &split[..4] {
+        // Dropout has multiplied some by 0, the others by 4/3. GELU is at least -0.17.
+        let models = std::slice::from_ref(model);
+        let (output, _) = pass_over(models, &numbers(models, 9));
+        assert!(output.iter().all(|it| *it > -0.23), "{output:?}");
+        assert!(output.contains(&0.0), "{output:?}");
     }
     // Layers before the first with parameters stay with that one.
     let layers = || {
@@ -126,14 +173,102 @@ fn activations_stay_with_the_layer_that_applies_them() {
             .then(Linear::new(4))
             .then(Linear::new(2))
     };
-    let split = over(layers(), 2).unwrap();
     assert_eq!(
-        split
-            .iter()
-            .map(|model| names(&model.params))
-            .collect::<Vec<_>>(),
+        names_of(&over(layers(), 2).unwrap()),
         [["2.weight", "2.bias"], ["3.weight", "3.bias"]]
     );
+}
+
+/// Three blocks in one module. Within a block, two values or a parameter go past each layer.
+#[derive(Debug)]
+struct Blocks;
+
+impl Module for Blocks {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let mut x = m.layer("first", x, Linear::new(8));
+        let mask = m.numbers(&[0.5, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], &[8]);
+        for block in ["a", "b", "c"] {
+            x = m.within(block, |m| {
+                let temperature = m.parameter("temperature", &[1], Init::Constant(0.7)).exp();
+                let hidden = m.layer("up", &x, Linear::new(8)).gelu();
+                let hidden = m.layer("drop", &hidden, Dropout::new(0.25));
+                let gate = (m.layer("gate", &x, Linear::new(8)) / temperature).softmax(-1);
+                &x * &mask + m.layer("down", &(hidden * gate), Linear::new(8))
+            });
+        }
+        x
+    }
+}
+
+#[test]
+fn a_module_is_cut_where_one_value_alone_goes_from_below_to_above() {
+    let blocks = || Sequential::new().then(Blocks).then(Linear::new(2));
+    let mut found = Vec::new();
+    for precision in [Precision::F32, Precision::Bf16] {
+        let over = |parts| over_in(precision, blocks(), parts).unwrap();
+        let x = numbers(&over(1), 7);
+        let expected = pass_over(&over(1), &x);
+        for parts in 2..=5 {
+            let split = over(parts);
+            assert!(
+                pass_over(&split, &x) == expected,
+                "{precision:?} {parts} parts"
+            );
+            found = names_of(&split);
+        }
+    }
+    let firsts: Vec<&str> = found.iter().map(|of| &*of[0]).collect();
+    assert_eq!(
+        firsts,
+        [
+            "0.first.weight",
+            "0.a.temperature",
+            "0.b.temperature",
+            "0.c.temperature",
+            "1.weight"
+        ]
+    );
+    let text = over(blocks(), 6).unwrap_err().to_string();
+    assert!(text.contains("it has 5 layers with parameters"), "{text}");
+}
+
+/// A module past all of whose layers its input goes.
+fn dense(m: &mut Scope<'_>, x: &Var) -> Var {
+    let first = m.layer("first", x, Linear::new(INPUTS)).relu();
+    let second = m.layer("second", &first, Linear::new(INPUTS)).relu();
+    m.layer("third", &(first + second), Linear::new(INPUTS)) + x
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused_for_two_devices() {
+    let layers = || Sequential::new().then(Formula(dense));
+    assert_eq!(over(layers(), 1).unwrap().len(), 1);
+    let text = over(layers(), 2).unwrap_err().to_string();
+    assert!(
+        text.contains("expected from 1 to 1") && text.contains("one value alone"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_scale_that_two_layers_read_keeps_them_together() {
+    // And one that nobody reads has a gradient of 0.
+    let scaled = |m: &mut Scope<'_>, x: &Var| {
+        let scale = m.parameter("scale", &[INPUTS], Init::Constant(0.5));
+        m.parameter("spare", &[3], Init::Constant(1.0));
+        let first = m.layer("first", x, Linear::new(INPUTS)) * &scale;
+        let second = m.layer("second", &first, Linear::new(INPUTS)) * scale;
+        m.layer("third", &second, Linear::new(INPUTS))
+    };
+    let layers = || Sequential::new().then(Formula(scaled));
+    let split = over(layers(), 3).unwrap();
+    let names = names_of(&split);
+    assert_eq!(names[0], ["0.spare", "0.first.weight", "0.first.bias"]);
+    assert_eq!(names[1], ["0.scale", "0.second.weight", "0.second.bias"]);
+    let whole = [whole(layers())];
+    let x = numbers(&whole, 3);
+    assert!(pass_over(&split, &x) == pass_over(&whole, &x));
+    assert!(over(layers(), 4).is_err());
 }
 
 /// Five layers, of which the second, the fourth and within that a third share a weight.
@@ -173,7 +308,7 @@ fn the_first_part_that_uses_a_tied_weight_owns_it_and_later_ones_borrow_it() {
         let borrowers = split
             .iter()
             .filter(|part| !part.params.tied_copies().is_empty());
-        assert_eq!(borrowers.count(), usize::from(parts > 1), "{parts} parts");
+        assert_eq!(borrowers.count() > 0, parts > 1, "{parts} parts");
     }
     let split = over(tied(&tie), 5).unwrap();
     let (owner, borrower) = (&split[1].params, &split[3].params);
@@ -203,7 +338,7 @@ fn a_frozen_tied_weight_and_one_in_bf16_are_borrowed_as_the_owner_has_them() {
         &[INPUTS],
         &[Device::Cpu; 4],
         |layers, row, device| {
-            let precision = crate::params::Precision::Bf16;
+            let precision = Precision::Bf16;
             Model::new(layers, row, precision, device, 3, &frozen)
         },
     );
@@ -249,6 +384,86 @@ fn a_tied_weight_counts_in_each_layer_that_uses_it() {
     // embedding, is the last part or in it.
     assert_eq!(counts(2), [2 + 2 * 12, 2 * 12 + 2]);
     assert_eq!(counts(3), [2, 4 * 12 + 2, 0]);
+}
+
+#[test]
+fn parts_of_a_transformer_have_the_bits_of_the_whole_for_rows_of_any_length() {
+    let spec = GptSpec {
+        layers: 3,
+        heads: 2,
+        width: 8,
+        context: 6,
+        dropout: 0.25,
+        recompute: RecomputeKind::Block,
+        tied: false,
+        ..GptSpec::default()
+    };
+    let data = DataShape {
+        row_shape: &[6],
+        image: &[],
+        dtype: DType::I64,
+        outputs: 16,
+        documents: false,
+    };
+    let over = |parts: usize| {
+        let layers = spec.layers(&data).unwrap();
+        let devices = vec![Device::Cpu; parts];
+        layers.build_over(&[6], &devices, Seed(3)).unwrap()
+    };
+    let tokens = |time: usize| {
+        let tokens: Vec<i64> = (0..4 * time as i64).map(|at| at * at % 16).collect();
+        Tensor::from_slice(&tokens, &[4, time], Device::Cpu).unwrap()
+    };
+    let whole = over(1);
+    for parts in 2..=9 {
+        let split = over(parts);
+        for time in [6, 2] {
+            let x = tokens(time);
+            assert!(
+                pass_over(&split, &x) == pass_over(&whole, &x),
+                "{parts} {time}"
+            );
+        }
+    }
+    // Embeddings, the two halves of each block, the norm, and the head.
+    let layers = spec.layers(&data).unwrap();
+    let error = layers
+        .build_over(&[6], &[Device::Cpu; 10], Seed(3))
+        .unwrap_err();
+    assert!(error.to_string().contains("it has 9 layers"), "{error}");
+}
+
+/// Reads a scale in training only.
+fn scaled_in_training(m: &mut Scope<'_>, x: &Var) -> Var {
+    let first = m.layer("first", x, Linear::new(INPUTS));
+    let scale = m.parameter("scale", &[INPUTS], Init::Constant(0.5));
+    let first = if m.is_training() {
+        first * scale
+    } else {
+        first
+    };
+    m.layer("second", &first, Linear::new(INPUTS))
+}
+
+#[test]
+fn what_reads_other_parameters_in_evaluation_is_refused_for_two_devices() {
+    let layers = Sequential::new().then(Formula(scaled_in_training));
+    let split = over(layers, 3).unwrap();
+    let last = &split[2];
+    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+    let options = PassOptions {
+        training: false,
+        accumulate: false,
+        last: true,
+        seed: 5,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+    let mut ready = |_| Ok(());
+    let mut pass = Pass::new(&last.params, &mut scratch, &mut saved, options, &mut ready);
+    let x = Tensor::zeros(&[2, INPUTS], DType::F32, Device::Cpu).unwrap();
+    let text = last.forward(&mut pass, &x).unwrap_err().to_string();
+    assert!(text.contains("in training and evaluation"), "{text}");
 }
 
 #[test]

@@ -1,0 +1,232 @@
+//! Parts of a module, which are on devices of their own. A module is cut where one value alone goes
+//! from what comes before to what comes after. Each part traces the whole module, and what runs is
+//! between two cuts: so a part has the names, random numbers and bits of the whole.
+
+use std::ops::Range;
+
+use super::kinds::kinds;
+use super::trace::{Kind, Op, Trace, Var};
+use crate::build::{Declarations, ParamId};
+use crate::error::{DEVICES_PER_RANK, Error, Result};
+
+/// A place in a trace between two operations.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// What goes from below to above.
+    value: usize,
+    /// The first operation above.
+    first: usize,
+}
+
+/// What lies between two cuts that follow each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    /// How many parameters are read before it: in each trace of the module as many.
+    reads_before: usize,
+    /// The shape of a row of what goes into it.
+    pub(crate) row: Vec<usize>,
+    /// Which parameters and buffers it reads, in order.
+    reads: Vec<ParamId>,
+}
+
+/// A part of a module: one or several pieces.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Where it begins and ends, counted as in `Piece`; None at the module's own ends.
+    ends: [Option<usize>; 2],
+    /// By parameter of the module: which it is in the part.
+    ids: Vec<Option<ParamId>>,
+    /// The shape of a row of the module's input, and of the part's.
+    rows: [Vec<usize>; 2],
+}
+
+impl Trace {
+    /// Of each value the first and the last operation that reads it on the way to `y`.
+    fn reads(&self, y: usize) -> Vec<Option<[usize; 2]>> {
+        let mut reads: Vec<Option<[usize; 2]>> = vec![None; self.nodes.len()];
+        for id in (0..=y).rev() {
+            if reads[id].is_none() && id != y {
+                continue;
+            }
+            for &input in &self.nodes[id].inputs {
+                let last = reads[input].map_or(id, |[_, last]| last);
+                reads[input] = Some([id, last]);
+            }
+        }
+        reads
+    }
+
+    fn is_parameter(&self, id: usize) -> bool {
+        matches!(self.nodes[id].op, Op::Parameter(_))
+    }
+
+    /// By how many parameters are read before: the last cut there.
+    fn cuts(&self, y: usize) -> Vec<Option<Cut>> {
+        let (reads, kinds) = (self.reads(y), kinds(&self.nodes));
+        let is_read_after = |value: usize, id: usize| reads[value].is_some_and(|it| it[1] > id);
+        let mut cuts = vec![None];
+        // What was made before and is read later. What depends on neither input nor parameters is
+        // made by each part.
+        let mut open: Vec<usize> = Vec::new();
+        let mut depends = vec![false; self.nodes.len()];
+        for (id, node) in self.nodes.iter().enumerate().take(y + 1) {
+            let is_leaf = matches!(node.op, Op::Input | Op::Parameter(_));
+            depends[id] = is_leaf || node.inputs.iter().any(|&it| depends[it]);
+            if reads[id].is_none() && id != y || self.is_parameter(id) {
+                continue;
+            }
+            // In bf16 another value would be rounded.
+            if let ([value], Some(last)) = (&open[..], cuts.last_mut())
+                && kinds[*value] == Kind::Layers
+            {
+                let value = *value;
+                *last = Some(Cut { value, first: id });
+            }
+            let parameters = node.inputs.iter().filter(|&&it| self.is_parameter(it));
+            let first = parameters.filter(|&&it| reads[it].is_some_and(|it| it[0] == id));
+            cuts.extend(first.map(|_| None));
+            open.retain(|&value| is_read_after(value, id));
+            for &input in &node.inputs {
+                if self.is_parameter(input) && is_read_after(input, id) && !open.contains(&input) {
+                    open.push(input);
+                }
+            }
+            if depends[id] && is_read_after(id, id) {
+                open.push(id);
+            }
+        }
+        // Nothing above the last one has parameters.
+        cuts.pop();
+        cuts
+    }
+
+    /// Where each parameter is on the way to `y`: at the first operation that reads it.
+    fn parameters(&self, y: usize) -> Vec<(usize, ParamId, usize)> {
+        let reads = self.reads(y);
+        let mut all = Vec::new();
+        for (id, node) in self.nodes.iter().enumerate() {
+            if let Op::Parameter(parameter) = node.op {
+                all.push((reads[id].map_or(id, |it| it[0]), parameter, id));
+            }
+        }
+        all
+    }
+
+    /// The pieces of the way to `y`. `is_batch` tells of a value whether its first axis alone is
+    /// the batch.
+    pub(super) fn pieces(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Piece> {
+        let piece = |reads_before: usize, value: usize| Piece {
+            reads_before,
+            row: self.nodes[value].shape[1..].to_vec(),
+            reads: Vec::new(),
+        };
+        let (mut pieces, mut firsts) = (vec![piece(0, 0)], vec![0]);
+        for (reads_before, cut) in self.cuts(y).into_iter().enumerate().skip(1) {
+            if let Some(cut) = cut.filter(|cut| is_batch(cut.value)) {
+                pieces.push(piece(reads_before, cut.value));
+                firsts.push(cut.first);
+            }
+        }
+        for (place, parameter, _) in self.parameters(y) {
+            let at = firsts.partition_point(|&first| first <= place) - 1;
+            pieces[at].reads.push(parameter);
+        }
+        pieces
+    }
+}
+
+impl Piece {
+    /// The elements of its parameters.
+    pub(crate) fn elements(&self, declarations: &Declarations) -> usize {
+        let mut reads = self.reads.clone();
+        reads.sort_unstable();
+        reads.dedup();
+        let declared = reads.iter().map(|id| &declarations.list[id.0]);
+        let trained = declared.filter(|declared| !declared.is_buffer);
+        trained
+            .map(|declared| declared.shape.iter().product::<usize>())
+            .sum()
+    }
+}
+
+impl Part {
+    /// The part of `pieces` from one number to another, of rows of this shape, and what it
+    /// declares.
+    pub(super) fn new(
+        pieces: &[Piece],
+        range: Range<usize>,
+        row: &[usize],
+        of: &Declarations,
+    ) -> (Part, Declarations) {
+        let below = pieces[..range.start].iter().flat_map(|piece| &piece.reads);
+        let below: Vec<ParamId> = below.copied().collect();
+        let reads = pieces[range.clone()].iter().flat_map(|piece| &piece.reads);
+        let reads: Vec<ParamId> = reads.copied().collect();
+        let (declarations, ids) = of.part(&reads, &below);
+        let before = |at: usize| pieces.get(at).map(|piece| piece.reads_before);
+        let part = Part {
+            ends: [
+                before(range.start).filter(|_| range.start > 0),
+                before(range.end),
+            ],
+            ids,
+            rows: [row.to_vec(), pieces[range.start].row.clone()],
+        };
+        (part, declarations)
+    }
+
+    /// Whether it takes the module's own input.
+    pub(super) fn is_first(&self) -> bool {
+        self.ends[0].is_none()
+    }
+
+    /// The shape of the module's input for such an input of this part. Rows of tokens may be
+    /// shorter.
+    pub(super) fn module_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let [of_module, own] = &self.rows;
+        let mut module_shape = [&shape[..1], &of_module[..]].concat();
+        if shape[1..] != own[..] && shape.len() > 1 {
+            module_shape[1] = shape[1];
+        }
+        module_shape
+    }
+
+    /// Leaves this part of a trace from `x` to `y`: its own input and output.
+    pub(super) fn of(&self, [x, y]: [&Var; 2], shape: &[usize]) -> Result<[Var; 2]> {
+        let mut trace = x.trace.borrow_mut();
+        let cuts = trace.cuts(y.id);
+        let cut = |reads_before: usize| {
+            cuts.get(reads_before).copied().flatten().ok_or_else(|| {
+                Error::Usage(format!(
+                    "a model over several devices: expected a forward that reads the same \
+                     parameters in training and evaluation, got another one; help: leave out \
+                     {DEVICES_PER_RANK}, or read them in both"
+                ))
+            })
+        };
+        let [from, to] = self.ends.map(|end| end.map(cut));
+        let [from, to] = [from.transpose()?, to.transpose()?];
+        let own = from.map_or(0, |it| it.first)..to.map_or(trace.nodes.len(), |it| it.first);
+        for (place, parameter, id) in trace.parameters(y.id) {
+            let known = self.ids[parameter.0].filter(|_| own.contains(&place));
+            trace.nodes[id].op = known.map_or(Op::Input, Op::Parameter);
+        }
+        let [input, output] = [
+            from.map_or(x.id, |it| it.value),
+            to.map_or(y.id, |it| it.value),
+        ];
+        let node = &mut trace.nodes[input];
+        (node.op, node.again) = (Op::Input, None);
+        node.inputs.clear();
+        if node.shape[..] != *shape {
+            let (expected, got) = (
+                format!("an input of {:?}", node.shape),
+                format!("{shape:?}"),
+            );
+            let help = "give it the output of the part below";
+            return Err(Error::model("a part of a model", expected, got, help));
+        }
+        drop(trace);
+        Ok([x.at(input), x.at(output)])
+    }
+}
