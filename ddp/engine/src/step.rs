@@ -302,7 +302,7 @@ impl Step {
             model.level_rounds(batch)?;
             model.observe("value of", true)?;
             for shard in batch.shards().numbers() {
-                for pass in passes(batch, shard, *seed) {
+                for pass in passes(batch, shard, *seed, loss.is_by_position()) {
                     faults::at(FaultPoint::Forward)?;
                     model.begin_round();
                     let micro = batch.micro(pass.micro_batch)?;
@@ -426,7 +426,12 @@ impl Step {
 }
 
 /// The micro-batches of a shard. The last one of all completes the gradients.
-fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StagePass> {
+fn passes(
+    batch: &Batch,
+    shard: usize,
+    seed: u64,
+    by_position: bool,
+) -> impl Iterator<Item = StagePass> {
     let (micros, is_last) = (batch.micros_of(shard), shard + 1 == batch.shards().end);
     let (first, end) = (micros.start, micros.end);
     micros.map(move |micro_batch| StagePass {
@@ -435,6 +440,7 @@ fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StageP
         accumulates: micro_batch > first,
         last: is_last && micro_batch + 1 == end,
         seed,
+        by_position,
         reserves: false,
     })
 }

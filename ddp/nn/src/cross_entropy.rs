@@ -54,6 +54,10 @@ impl Default for CrossEntropy {
 }
 
 impl Loss for CrossEntropy {
+    fn is_by_position(&self) -> bool {
+        true
+    }
+
     fn compute(
         &self,
         pass: &mut Pass<'_>,

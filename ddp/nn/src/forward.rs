@@ -107,7 +107,7 @@ struct Planned {
     number: usize,
     shape: Vec<usize>,
     mode: PassMode,
-    leaves_head: bool,
+    leaves_head: Option<bool>,
     plan: PassPlan,
     /// Numbers of the forward, on the model's device.
     numbers: Vec<(usize, Tensor)>,
@@ -267,12 +267,12 @@ impl Traced {
         let of_module = self.part.as_ref().map(|part| part.module_shape(shape));
         let of_module = of_module.as_deref().unwrap_or(shape);
         let [mut x, mut y] = self.trace(of_module, mode, None)?;
+        let head = leaves_head.and_then(|by_position| y.head(by_position));
         self.compare(mode, of_module, &y)?;
         if let Some(part) = &self.part {
             [x, y] = part.of([&x, &y], shape)?;
         }
-        let head = y.trace.borrow_mut().head.take();
-        let head = head.filter(|(output, ..)| leaves_head && *output == y.id);
+        let head = head.filter(|(output, ..)| *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();
         let left = of_head.get(1).copied();
         y = match of_head.first() {
@@ -395,7 +395,7 @@ impl Traced {
         let number = pass.saved().plan;
         let plans = self.plans.borrow();
         let found = plans.iter().find(|it| it.number == number);
-        found.filter(|_| pass.leaves_head())?.head.clone()
+        found.filter(|_| pass.leaves_head().is_some())?.head.clone()
     }
 }
 

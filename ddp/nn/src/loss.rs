@@ -27,6 +27,13 @@ pub trait Loss: fmt::Debug + Send + Sync {
         gradient: Option<&Tensor>,
     ) -> Result<Tensor>;
 
+    /// Whether the loss of a position of an output (B, T, C) is that of a row of an output (B·T, C).
+    /// Then a last linear layer of a model is left to the loss, as a [`Head`](crate::Head) always
+    /// is.
+    fn is_by_position(&self) -> bool {
+        false
+    }
+
     /// The gradient alone, in new memory.
     fn gradient(&self, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor> {
         let gradient = pass.take_as(of[0].shape(), of[0].dtype())?;

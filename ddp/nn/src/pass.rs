@@ -35,7 +35,9 @@ pub struct Pass<'a> {
     saved: &'a mut Saved,
     options: PassOptions<'a>,
     listener: &'a mut dyn Listener,
-    leaves_head: bool,
+    /// Whether the last layer is left to the loss: a `Head`, or (if set) any linear one of
+    /// positions.
+    leaves_head: Option<bool>,
     /// The tokens before those of this pass, in decoding.
     cache: Option<&'a mut Cache>,
 }
@@ -126,22 +128,23 @@ impl<'a> Pass<'a> {
             saved,
             options,
             listener,
-            leaves_head: false,
+            leaves_head: None,
             cache: None,
         }
     }
 
-    /// The same pass, which leaves the model's last layer to the loss, if that is a `Head`:
+    /// The same pass, which leaves the model's last layer to the loss, if that is a `Head`, or, of
+    /// positions, a linear one without bias: see [`Loss::is_by_position`](crate::Loss).
     /// `Model::loss_gradient` or `Model::losses` then come after the forward.
-    pub fn leaving_head(self) -> Pass<'a> {
+    pub fn leaving_head(self, by_position: bool) -> Pass<'a> {
         Pass {
-            leaves_head: true,
+            leaves_head: Some(by_position),
             ..self
         }
     }
 
-    /// Whether the model's last layer is left to the loss, if that is a `Head`.
-    pub(crate) fn leaves_head(&self) -> bool {
+    /// See the field.
+    pub(crate) fn leaves_head(&self) -> Option<bool> {
         self.leaves_head
     }
 

@@ -229,9 +229,19 @@ mod tests {
     }
 
     /// The gradients by `x` and by the weight of `head`, and the statistics.
-    fn run(head: Head, x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 3] {
-        let head = Box::new(head);
-        let model = Model::new(head, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    fn run(head: impl Module, x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 3] {
+        run_by(head, x, targets, in_pieces.then_some(false)).0
+    }
+
+    /// The same and the bytes that it takes; in pieces as `Pass::leaving_head` says.
+    fn run_by(
+        head: impl Module,
+        x: &Tensor,
+        targets: &Tensor,
+        pieces: Option<bool>,
+    ) -> ([Vec<f32>; 3], usize) {
+        let (head, row) = (Box::new(head), &x.shape()[1..]);
+        let model = Model::new(head, row, DType::F32, Device::Cpu, 1, &|_| false).unwrap();
         ops::fill_into(model.params.gradients(), f64::NAN).unwrap();
         let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
         let options = PassOptions {
@@ -245,8 +255,8 @@ mod tests {
         let mut ready = |_| Ok(());
         let params = &model.params;
         let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
-        if in_pieces {
-            pass = pass.leaving_head();
+        if let Some(by_position) = pieces {
+            pass = pass.leaving_head(by_position);
         }
         let y = model.forward(&mut pass, x).unwrap();
         let stats = Tensor::zeros(&[STATS], DType::F32, Device::Cpu).unwrap();
@@ -255,7 +265,37 @@ mod tests {
         let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
         let dx = model.backward_to_input(&mut pass, &dy).unwrap();
         let weight = params.gradient(params.list()[0].id).unwrap();
-        [dx.unwrap(), weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap())
+        let found = [dx.unwrap(), weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap());
+        (found, scratch.bytes())
+    }
+
+    #[test]
+    fn a_last_linear_layer_of_positions_is_left_to_a_loss_of_positions() {
+        let random = &mut Random::new(2);
+        let x = Tensor::randn(&[400, 3, 5], DType::F32, Device::Cpu, random).unwrap();
+        let targets = Tensor::randint(11, &[400, 3], DType::I64, Device::Cpu, random).unwrap();
+        let linear = || Linear::new(11).without_bias();
+        let run = |layer: &dyn Fn() -> Box<dyn Module>, pieces| {
+            let layers = crate::Sequential::new().then(crate::Residual::new(Linear::new(5)));
+            let mut layers = layers.named("last", Linear::new(5));
+            layers.push(layer());
+            run_by(layers, &x, &targets, pieces)
+        };
+        let (of_head, small) = run(&|| Box::new(Head::new(11)), Some(false));
+        let (of_linear, bytes) = run(&|| Box::new(linear()), Some(true));
+        assert_eq!(of_linear, of_head);
+        assert!(bytes == small && small < run(&|| Box::new(linear()), None).1);
+        // Other losses, a bias, and a weight that is also read elsewhere.
+        let twice = |m: &mut Scope<'_>, x: &Var| {
+            let weight = m.parameter("weight", &[11, 5], Init::Constant(0.1));
+            (x * weight.mean(0)).linear(&weight, None)
+        };
+        let is_whole = |layer: &dyn Fn() -> Box<dyn Module>, by_position| {
+            assert_eq!(run(layer, Some(by_position)), run(layer, None));
+        };
+        is_whole(&|| Box::new(linear()), false);
+        is_whole(&|| Box::new(Linear::new(11)), true);
+        is_whole(&move || Box::new(crate::Formula(twice)), true);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl LoadedModel {
         // f32 (4): statistics that are not read.
         let stats = Tensor::zeros(&[STATS], DType::F32, self.model.params.device())?;
         let losses = self.in_pass(false, |model, pass| {
-            let mut pass = pass.leaving_head();
+            let mut pass = pass.leaving_head(loss.is_by_position());
             let output = model.forward(&mut pass, x)?;
             model.losses(&mut pass, loss, [&output, targets, &stats])
         })?;

@@ -87,6 +87,7 @@ impl Step {
             accumulates: false,
             last: false,
             seed: self.seed,
+            by_position: self.loss.is_by_position(),
             reserves: false,
         };
         let output = self.model.forward(&pass, x)?;

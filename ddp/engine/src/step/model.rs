@@ -183,6 +183,7 @@ impl TrainedModel {
             accumulates: false,
             last: false,
             seed: 0,
+            by_position: loss.is_by_position(),
             reserves: true,
         };
         let (output, stats) = (self.forward(&how, &x)?, self.stats().zeros_like()?);

@@ -62,6 +62,8 @@ pub(super) struct StagePass {
     pub(super) last: bool,
     /// The seed of random numbers.
     pub(super) seed: u64,
+    /// See `Loss::is_by_position`.
+    pub(super) by_position: bool,
     /// Whether it only takes the memory of a pass, so that no other rank hears of it.
     pub(super) reserves: bool,
 }
@@ -270,7 +272,7 @@ impl Stage {
             &mut self.reducer
         };
         let pass = start(params, scratch, saved, options, listener);
-        (&self.model, pass.leaving_head())
+        (&self.model, pass.leaving_head(how.by_position))
     }
 }
 

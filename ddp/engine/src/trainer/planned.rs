@@ -265,12 +265,15 @@ fn activations(
                 output = scratch.take(output.shape(), output.dtype())?;
             }
             let pass = Pass::new(&model.params, scratch, saved, options, &mut listener);
-            output = model.forward(&mut pass.leaving_head(), &output)?;
+            output = model.forward(&mut pass.leaving_head(loss.is_by_position()), &output)?;
         }
         let (model, (scratch, saved)) = models.iter().zip(&mut parts).last().expect("a part");
         let stats = Tensor::empty(&[4], model.params.master_dtype(), device)?;
         let pass = Pass::resume(&model.params, scratch, saved, options, &mut listener);
-        let (mut pass, of) = (pass.leaving_head(), [&output, &targets, &stats]);
+        let (mut pass, of) = (
+            pass.leaving_head(loss.is_by_position()),
+            [&output, &targets, &stats],
+        );
         if !training {
             model.losses(&mut pass, loss, of)?;
             continue;
@@ -284,7 +287,7 @@ fn activations(
                 .iter()
                 .any(|it| !it.params.trained_part().is_empty());
             let pass = Pass::resume(&model.params, scratch, saved, options, &mut listener);
-            let mut pass = pass.leaving_head();
+            let mut pass = pass.leaving_head(loss.is_by_position());
             if !trains {
                 model.backward(&mut pass, &gradient)?;
                 break;

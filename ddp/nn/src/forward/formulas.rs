@@ -6,7 +6,7 @@ use ddp_kernels::ops::{Activation, Function, Norm};
 
 use super::gate::Gate;
 use super::rope::Rope;
-use super::trace::{Kind, Op, Var, broadcast};
+use super::trace::{HeadOf, Kind, Op, Var, broadcast};
 
 impl Var {
     /// A function of elements, with NumPy's broadcasting. A norm's formula becomes a norm.
@@ -397,6 +397,23 @@ impl Var {
         let of = inputs.iter().map(|it| it.id).collect();
         self.trace.borrow_mut().head = Some((head.id, of, cap));
         head
+    }
+
+    /// This output as `as_head` notes it; with `by_position` also a linear layer of positions whose
+    /// weight nothing else reads.
+    pub(super) fn head(&self, by_position: bool) -> Option<HeadOf> {
+        let noted = self.trace.borrow_mut().head.take();
+        let ([_, weight], Op::Linear) = (&self.inputs()[..], self.op()) else {
+            return noted;
+        };
+        let trace = self.trace.borrow();
+        let inputs = trace.nodes.iter().flat_map(|node| &node.inputs);
+        let is_head = by_position
+            && matches!(weight.op(), Op::Parameter(_))
+            && trace.nodes[self.id].shape.len() > 2
+            && inputs.filter(|it| **it == weight.id).count() == 1;
+        let of = || (self.id, trace.nodes[self.id].inputs.clone(), 0.0);
+        noted.or_else(|| is_head.then(of))
     }
 }
 

@@ -122,6 +122,9 @@ pub(super) struct TraceNode {
     pub(super) line: &'static Location<'static>,
 }
 
+/// A last layer: its output, its input, weight and perhaps mask, and the cap of logits.
+pub(super) type HeadOf = (usize, Vec<usize>, f64);
+
 #[derive(Debug)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<TraceNode>,
@@ -141,9 +144,8 @@ pub(super) struct Trace {
     pub(super) decodes: bool,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
-    /// The last layer, if the loss may run it: its output, its input, weight and perhaps mask, and
-    /// the cap of logits.
-    pub(super) head: Option<(usize, Vec<usize>, f64)>,
+    /// The last layer, if any loss may run it.
+    pub(super) head: Option<HeadOf>,
 }
 
 /// A value of a forward that is being traced. Its operations never fail: the first error, with its

@@ -578,7 +578,7 @@ fn runs(layers: Box<dyn Module>) -> [usize; 2] {
     let pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     let tokens = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 0, 1, 2, 3], &[2, 5], Device::Cpu);
     model
-        .forward(&mut pass.leaving_head(), &tokens.unwrap())
+        .forward(&mut pass.leaving_head(true), &tokens.unwrap())
         .unwrap();
     model.run_counts()
 }
