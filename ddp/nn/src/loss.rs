@@ -27,9 +27,8 @@ pub trait Loss: fmt::Debug + Send + Sync {
         gradient: Option<&Tensor>,
     ) -> Result<Tensor>;
 
-    /// Whether the loss of a position of an output (B, T, C) is that of a row of an output (B·T, C).
-    /// Then a last linear layer of a model is left to the loss, as a [`Head`](crate::Head) always
-    /// is.
+    /// Whether the loss of a position of outputs (B, T, C) is that of a row of outputs (B·T, C).
+    /// Then a last linear layer is left to the loss, as a [`Head`](crate::Head) always is.
     fn is_by_position(&self) -> bool {
         false
     }
