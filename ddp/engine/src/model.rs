@@ -23,6 +23,8 @@ pub struct ModelOptions {
     pub loss: LossOptions,
     /// Adapters, beside which all else is frozen.
     pub lora: Option<LoraSetting>,
+    /// See [`Model::recompute_parts`].
+    pub recompute_parts: usize,
 }
 
 /// What a model of these rows is built for.
@@ -69,6 +71,9 @@ impl ModelOptions {
                 sharing.clone(),
             )
         });
-        Ok(models?)
+        let mut models = models?;
+        let count = self.recompute_parts;
+        models.iter_mut().for_each(|it| it.recompute_parts(count));
+        Ok(models)
     }
 }

@@ -79,6 +79,8 @@ pub(crate) struct Traced {
     module: Arc<dyn Module>,
     /// What of the module it is, if not all.
     part: Option<Part>,
+    /// How many parts of the module backward computes again.
+    pub(crate) recomputed: usize,
     declared: RefCell<DeclaredParameters>,
     plans: RefCell<Vec<Planned>>,
     /// What the next plan is compared with, if it is for such rows.
@@ -130,6 +132,7 @@ impl Traced {
         let traced = Traced {
             module,
             part: None,
+            recomputed: 0,
             declared: RefCell::default(),
             plans: RefCell::default(),
             rows: RefCell::default(),
@@ -145,6 +148,13 @@ impl Traced {
     pub(crate) fn input_dtype(&self) -> Option<DType> {
         let takes_input = self.part.as_ref().is_none_or(Part::is_first);
         self.module.input_dtype().filter(|_| takes_input)
+    }
+
+    /// How many parts it has, of which one value alone goes to the next, just after it is built.
+    pub(crate) fn part_count(&self) -> usize {
+        let few = self.rows.borrow();
+        let few = &few.as_ref().expect("it has just been built").reference;
+        few.trace.firsts(few.output).len()
     }
 
     /// What it can be cut into, just after it is built.
@@ -167,6 +177,7 @@ impl Traced {
         let traced = Traced {
             module: self.module.clone(),
             part: Some(part),
+            recomputed: self.recomputed,
             declared: self.declared.clone(),
             plans: RefCell::default(),
             rows: RefCell::default(),
@@ -269,6 +280,10 @@ impl Traced {
         let [mut x, mut y] = self.trace(of_module, mode, None)?;
         let head = leaves_head.and_then(|by_position| y.head(by_position));
         self.compare(mode, of_module, &y)?;
+        if mode == PassMode::Training && self.recomputed > 0 {
+            let mut trace = x.trace.borrow_mut();
+            trace.recompute(y.id, self.recomputed);
+        }
         if let Some(part) = &self.part {
             [x, y] = part.of([&x, &y], shape)?;
         }

@@ -183,6 +183,13 @@ impl ModelSpec {
         self.count(layers, data, |declared| is_adapter(&declared.name))
     }
 
+    /// How many parts [`Model::recompute_parts`] knows of it.
+    pub fn part_count(&self, data: &DataShape<'_>) -> Result<usize> {
+        let layers = Arc::new(self.layers(data)?);
+        let traced = Traced::build(layers, &mut Declarations::new(), data.row_shape)?.0;
+        Ok(traced.part_count())
+    }
+
     fn count(
         &self,
         layers: Sequential,

@@ -89,6 +89,36 @@ fn a_limit_of_memory_chooses_what_is_computed_again() {
     );
 }
 
+/// A model without a setting of its own, with the bits of a run that has all the memory.
+#[test]
+fn parts_of_any_model_are_computed_again_as_memory_asks() {
+    let folder = Folder::new("parts");
+    let run = |out: &str, flags: &str| {
+        let words = "--data glyphs,rows=512 --hidden 256,512,512,256 --dropout 0.2 --batch-size 512 \
+                     --steps 1 --threads 1 --out";
+        folder.alone(&format!("{words} {out} {flags}")).run()
+    };
+    let bytes = |out: &str| model_bytes(&folder.path().join(out), 1);
+    let whole = run("whole", "--memory 1GB");
+    whole.assert_well();
+    assert!(
+        whole.stderr.contains("nothing is computed again"),
+        "{whole}"
+    );
+    let least = format!("--memory {}MB", needed_mb(&whole) - 0.1);
+    let fitted = run("fitted", &least);
+    fitted.assert_well();
+    assert!(fitted.stderr.contains("--recompute-parts "), "{fitted}");
+    assert!(needed_mb(&fitted) < needed_mb(&whole), "{fitted}");
+    run("all", "--recompute-parts 9").assert_well();
+    assert!(bytes("fitted") == bytes("whole") && bytes("all") == bytes("whole"));
+    let text = run("none", "--memory 3MB");
+    assert!(
+        text.assert_fails(2).contains("if all parts compute again"),
+        "{text}"
+    );
+}
+
 /// What a rank needs, in MB, as the log says.
 fn needed_mb(ended: &Ended) -> f64 {
     let (_, rest) = ended.stderr.split_once("a rank needs ").unwrap();
@@ -177,7 +207,10 @@ fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
             "--data book.txt --model gpt --memory 1GB --recompute block",
             "help: give --recompute none, or leave --memory out",
         ),
-        ("--data glyphs --memory 1GB", "expected a model of blocks"),
+        (
+            "--data glyphs --memory 1GB --recompute-parts 1",
+            "help: give --recompute-parts 0, or leave --memory out",
+        ),
         ("--data book.txt --model gpt --memory 1GB0", "as in 40GiB"),
     ];
     all_at_once(cases, |(flags, part)| {

@@ -118,9 +118,12 @@ class Settings(TypedDict, total=False):
     graph: Optional[Literal["auto", "on", "off"]]
     """Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split over
     several [default: auto]"""
+    recompute_parts: Value
+    """How many parts of the model, from the first on, backward computes again. A part ends where one
+    value alone goes on: of models of blocks see --recompute [default: 0]"""
     memory: Value
-    """Memory that a rank may use, as in 40GiB: chooses --recompute and --recompute-blocks so that its
-    plan fits with as little recomputing as possible"""
+    """Memory that a rank may use, as in 40GiB: chooses --recompute and --recompute-blocks, or
+    --recompute-parts, so that its plan fits with as little recomputing as possible"""
     threads: Value
     """CPU threads of a rank [default: its share of the cores]"""
     bucket_mb: Value

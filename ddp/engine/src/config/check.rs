@@ -14,8 +14,8 @@ use super::values::{
 use crate::error::{Error, Result};
 use crate::setting::{
     BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, DROPOUT, EPOCHS, EVAL_EVERY, FREEZE, GRAPH,
-    GROUP, INIT_FROM, LR, MEMORY, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, RECOMPUTE, SCHEDULE,
-    STEPS,
+    GROUP, INIT_FROM, LR, MEMORY, MIN_LR, MOMENTUM, NESTEROV, OPTIMIZER, RECOMPUTE,
+    RECOMPUTE_PARTS, SCHEDULE, STEPS,
 };
 
 impl Config {
@@ -194,20 +194,21 @@ impl Config {
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
     }
 
-    /// Refuses `memory` for models without blocks, and beside `recompute`.
+    /// Refuses `memory` beside what it chooses.
     fn check_memory(&self) -> Result<()> {
         let Some(memory) = self.memory else {
             return Ok(());
         };
-        let needed = ["recompute", "recompute-blocks", "layers"];
-        let has_blocks = needed.iter().all(|name| !self.model.value(name).is_null());
-        let text = format!("a model of blocks, as gpt or vit; help: leave {MEMORY} out");
-        require(has_blocks, "memory", memory, &text)?;
         let text = format!(
             "either {MEMORY} or {RECOMPUTE}; help: give {RECOMPUTE} none, or leave {MEMORY} out"
         );
-        let is_free = self.model.value("recompute") == "none";
-        require(is_free, "memory", memory, &text)
+        let is_free = ["none", ""].contains(&self.model.value("recompute").as_str().unwrap_or(""));
+        require(is_free, "memory", memory, &text)?;
+        let text = format!(
+            "either {MEMORY} or {RECOMPUTE_PARTS}; help: give {RECOMPUTE_PARTS} 0, or leave {MEMORY} \
+             out"
+        );
+        require(self.recompute_parts == 0, "memory", memory, &text)
     }
 
     /// The message that a setting of the model has no effect.

@@ -110,6 +110,7 @@ impl Config {
             seed: self.seed,
             loss: self.loss_options(),
             lora: self.lora.clone(),
+            recompute_parts: self.recompute_parts,
         }
     }
 

@@ -350,8 +350,11 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
-    /// Memory that a rank may use, as in 40GiB: chooses `recompute` and `recompute-blocks` so that
-    /// its plan fits with as little recomputing as possible
+    /// How many parts of the model, from the first on, backward computes again. A part ends where
+    /// one value alone goes on: of models of blocks see `recompute`
+    Job recompute_parts "N": usize = 0, Limits::Whole(0, 1 << 20);
+    /// Memory that a rank may use, as in 40GiB: chooses `recompute` and `recompute-blocks`, or
+    /// `recompute-parts`, so that its plan fits with as little recomputing as possible
     Job memory "SIZE": Option<MemorySize> = None;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);

@@ -489,6 +489,7 @@ fn a_base_in_bf16_is_read_in_pieces_to_the_rounded_values() {
             seed: 0,
             loss: LossOptions::default(),
             lora: Some("rank=2".parse().unwrap()),
+            recompute_parts: 0,
         };
         let adapted = options
             .models(&shape, &[Device::Cpu], &|_| false, 1)

@@ -1,5 +1,5 @@
-//! `memory`: how many blocks compute again in backward what would not fit, so that a rank needs no
-//! more than the setting allows.
+//! `memory`: how many blocks or parts compute again in backward what would not fit, so that a rank
+//! needs no more than the setting allows.
 
 use std::borrow::Cow;
 
@@ -10,14 +10,17 @@ use ddp_kernels::Device;
 use super::planned;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::setting::{MEMORY, MICRO_BATCH, RECOMPUTE, ZERO};
+use crate::model::data_shape;
+use crate::setting::{MEMORY, MICRO_BATCH, RECOMPUTE, RECOMPUTE_PARTS, ZERO};
 use crate::units::{MemorySize, megabytes};
 
 /// The most choices that are planned of each kind of recomputing: a plan takes milliseconds.
 const CHOICES: usize = 64;
 
-/// What computes again; what saves most for its time comes first.
+/// What computes again in models of blocks; what saves most for its time comes first.
 const KINDS: [&str; 2] = ["attention", "block"];
+/// What does in others.
+const PARTS: [&str; 1] = ["parts"];
 
 /// The settings with the model that takes least time of those that fit in `memory`.
 pub(super) fn fitted<'a>(
@@ -30,18 +33,33 @@ pub(super) fn fitted<'a>(
         return Ok(Cow::Borrowed(options));
     };
     let blocks = options.model.value("layers").as_u64().unwrap_or(0) as usize;
-    let step = blocks.div_ceil(CHOICES).max(1);
-    let counts = || (step..blocks).step_by(step).chain([blocks]);
-    let choices = KINDS
+    let needed = ["recompute", "recompute-blocks"];
+    let has_blocks = needed
+        .iter()
+        .all(|name| !options.model.value(name).is_null())
+        && blocks > 0;
+    let (kinds, all) = if has_blocks {
+        (&KINDS[..], blocks)
+    } else {
+        let shape = data_shape(data.train.spec());
+        (&PARTS[..], options.model.part_count(&shape)?)
+    };
+    let step = all.div_ceil(CHOICES).max(1);
+    let counts = || (step..all).step_by(step).chain([all]);
+    let choices = kinds
         .iter()
         .flat_map(|kind| counts().map(move |n| (*kind, n)));
     let mut least: Option<(u64, String, Config)> = None;
     for (kind, count) in [("none", 0)].into_iter().chain(choices) {
         let mut fitting = options.clone();
-        let count = count.to_string();
-        for (name, value) in [("recompute", kind), ("recompute-blocks", &count)] {
-            let setting = fitting.model.setting(name).expect("check_memory found it");
+        let text = count.to_string();
+        let of_blocks = [("recompute", kind), ("recompute-blocks", &text)];
+        for (name, value) in of_blocks.into_iter().filter(|_| has_blocks) {
+            let setting = fitting.model.setting(name).expect("it has a value");
             setting.field.set(value).map_err(Error::Internal)?;
+        }
+        if !has_blocks {
+            fitting.recompute_parts = count;
         }
         let (model, step) = planned::plan(&fitting, data, world, devices)?;
         let of_model = if devices[0].is_accelerator() {
@@ -50,10 +68,10 @@ pub(super) fn fitted<'a>(
             model.total()
         };
         let needed = of_model + step.total();
-        let what = if kind == "none" {
-            "nothing is computed again".to_string()
-        } else {
-            format!("{RECOMPUTE} {kind} in {count} of {blocks} blocks")
+        let what = match kind {
+            "none" => "nothing is computed again".to_string(),
+            "parts" => format!("{RECOMPUTE_PARTS} {count} of {all}"),
+            _ => format!("{RECOMPUTE} {kind} in {count} of {all} blocks"),
         };
         if least.as_ref().is_none_or(|(least, ..)| needed < *least) {
             least = Some((needed, what, fitting));
@@ -67,8 +85,9 @@ pub(super) fn fitted<'a>(
     let shown = megabytes(needed.div_ceil(10_000_000) as f64 * 10.0);
     if needed > allowed && world.generation() < 2 {
         return Err(Error::Usage(format!(
-            "{MEMORY} {memory}: expected at least {shown}, which a rank needs if all blocks \
-             compute again; help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks"
+            "{MEMORY} {memory}: expected at least {shown}, which a rank needs if all {} \
+             compute again; help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks",
+            if has_blocks { "blocks" } else { "parts" }
         )));
     }
     if needed > allowed {

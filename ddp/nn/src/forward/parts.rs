@@ -112,6 +112,22 @@ impl Trace {
         all
     }
 
+    /// The first operations of the parts of the way to `y`: all but the first follow a cut.
+    pub(super) fn firsts(&self, y: usize) -> Vec<usize> {
+        let cuts = self.cuts(y).into_iter().skip(1).flatten();
+        [0].into_iter().chain(cuts.map(|cut| cut.first)).collect()
+    }
+
+    /// Backward computes the first `count` parts of the way to `y` again.
+    pub(super) fn recompute(&mut self, y: usize, count: usize) {
+        let firsts = self.firsts(y);
+        let end = firsts.get(count).copied().unwrap_or(y + 1);
+        for (id, node) in self.nodes[..end].iter_mut().enumerate() {
+            let part = firsts.partition_point(|&first| first <= id) - 1;
+            node.again.get_or_insert(firsts[part]);
+        }
+    }
+
     /// The pieces of the way to `y`. `is_batch` tells of a value whether its first axis alone is
     /// the batch.
     pub(super) fn pieces(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Piece> {

@@ -143,6 +143,12 @@ impl Model {
         })
     }
 
+    /// Backward computes the first `count` parts of the whole model again, and forward keeps only
+    /// what goes into each. A part ends where one value alone goes on.
+    pub fn recompute_parts(&mut self, count: usize) {
+        self.root.recomputed = count;
+    }
+
     /// The output for `x` (B, …), in the layers' dtype. Rows of tokens may be shorter than the
     /// model was built for. `x` is in the dtype that the first layer asks for. Otherwise it is in
     /// the layers' dtype, or in the masters', which is rounded first.

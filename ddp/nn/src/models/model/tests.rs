@@ -98,8 +98,15 @@ fn parts_have_the_names_and_first_values_of_the_whole() {
     }
 }
 
-/// What a training pass gives: the output, and then by name all gradients.
-fn pass_over(models: &[Model], x: &Tensor) -> (Vec<f32>, BTreeMap<String, Vec<f32>>) {
+/// The output of a training pass, and by name all gradients.
+type Passed = (Vec<f32>, BTreeMap<String, Vec<f32>>);
+
+fn pass_over(models: &[Model], x: &Tensor) -> Passed {
+    pass_with_bytes(models, x).0
+}
+
+/// With the bytes of activations.
+fn pass_with_bytes(models: &[Model], x: &Tensor) -> (Passed, usize) {
     let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
     let options = PassOptions {
         training: true,
@@ -130,7 +137,8 @@ fn pass_over(models: &[Model], x: &Tensor) -> (Vec<f32>, BTreeMap<String, Vec<f3
             .iter()
             .map(move |p| (p.name.clone(), gradient(p)))
     });
-    (output, list.collect())
+    let bytes = scratch.iter().map(Scratch::bytes).sum();
+    ((output, list.collect()), bytes)
 }
 
 /// So many rows for these models.
@@ -230,6 +238,54 @@ fn a_module_is_cut_where_one_value_alone_goes_from_below_to_above() {
     );
     let text = over(blocks(), 6).unwrap_err().to_string();
     assert!(text.contains("it has 5 layers with parameters"), "{text}");
+}
+
+#[test]
+fn parts_that_are_computed_again_have_the_same_bits_and_take_less_memory() {
+    let wide = |m: &mut Scope<'_>, x: &Var| {
+        let mut x = x.clone();
+        for name in ["a", "b", "c", "d"] {
+            let inner = m.layer(&format!("{name}.up"), &x, Linear::new(64)).gelu();
+            let inner = m.layer(&format!("{name}.drop"), &inner, Dropout::new(0.25));
+            x = &x
+                + m.layer(
+                    &format!("{name}.down"),
+                    &(inner.exp() * 0.1),
+                    Linear::new(INPUTS),
+                );
+        }
+        x
+    };
+    let layers = || Sequential::new().then(Formula(wide));
+    let of = |parts: usize, recomputed: usize| {
+        let mut models = over(layers(), parts).unwrap();
+        models
+            .iter_mut()
+            .for_each(|it| it.recompute_parts(recomputed));
+        let x = numbers(&models, 50);
+        pass_with_bytes(&models, &x)
+    };
+    let (expected, _) = of(1, 0);
+    let bytes: Vec<usize> = (0..=5)
+        .map(|count| {
+            let (found, bytes) = of(1, count);
+            assert!(
+                [found, of(3, count).0].iter().all(|it| *it == expected),
+                "{count}"
+            );
+            bytes
+        })
+        .collect();
+    // Of each part three tensors of 64 columns, for all but the last two that backward runs.
+    let of_part = 3 * 50 * 64 * 4;
+    assert!(
+        bytes[1..5].is_sorted_by(|more, less| more > less),
+        "{bytes:?}"
+    );
+    assert!(
+        bytes[4] + 2 * of_part <= bytes[0] && bytes[5] == bytes[4],
+        "{bytes:?}"
+    );
 }
 
 /// A module past all of whose layers its input goes.
