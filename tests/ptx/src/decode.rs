@@ -1,16 +1,18 @@
 //! From statements to decoded instructions, or a refusal that names what is not simulated.
 
 mod arithmetic;
+mod bits;
 mod group;
 mod memory;
 mod moves;
+mod operands;
 mod warp;
 
 use std::collections::HashMap;
 
 use crate::finding::Refusal;
 use crate::names;
-use crate::op::{Coded, Op, Place, Register, Slot, Strength, Strong, Vote, Width};
+use crate::op::{Coded, Op, Register, Slot, Strength, Strong, Width};
 use crate::pointers;
 use crate::text::{Content, Instruction, KernelText, Operand, Space, Statement, Variable};
 
@@ -325,187 +327,11 @@ impl Decoder<'_> {
         })
     }
 
-    fn register(&self, name: &str, width: Width) -> Result<Slot, Refusal> {
-        match self.names.get(name) {
-            Some(register) if register.width == width => Ok(register.slot),
-            Some(register) => self.refuse(format!(
-                "{name} has {} bits, expected {}",
-                register.width.bits(),
-                width.bits()
-            )),
-            None => self.refuse(format!("{name} is no register")),
+    fn needed(&self, operands: &[Operand], count: usize) -> Result<(), Refusal> {
+        if operands.len() == count {
+            return Ok(());
         }
-    }
-
-    fn fixed(&mut self, width: Width, fixed: Fixed) -> Result<Slot, Refusal> {
-        if let Some(known) = self.fixed.get(&(width, fixed)) {
-            return Ok(known.slot);
-        }
-        let count = &mut self.counts[width as usize];
-        let Ok(slot) = Slot::try_from(*count) else {
-            return self.refuse("a kernel with too many registers");
-        };
-        *count += 1;
-        self.fixed.insert((width, fixed), Register { width, slot });
-        Ok(slot)
-    }
-
-    fn special(&self, name: &str) -> Option<Fixed> {
-        let axis = |name: &str| match name {
-            "x" => Some(0),
-            "y" => Some(1),
-            "z" => Some(2),
-            _ => None,
-        };
-        if let Some((stem, letter)) = name.split_once('.') {
-            let axis = axis(letter)?;
-            return match stem {
-                "%tid" => Some(Fixed::Thread(axis)),
-                "%ntid" => Some(Fixed::Threads(axis)),
-                "%ctaid" => Some(Fixed::Block(axis)),
-                "%nctaid" => Some(Fixed::Blocks(axis)),
-                _ => None,
-            };
-        }
-        Some(match name {
-            "%laneid" => Fixed::Lane,
-            "%warpid" => Fixed::Warp,
-            "%lanemask_lt" => Fixed::Lanes(0),
-            "%lanemask_le" => Fixed::Lanes(1),
-            "%lanemask_ge" => Fixed::Lanes(2),
-            "%lanemask_gt" => Fixed::Lanes(3),
-            "%lanemask_eq" => Fixed::Lanes(4),
-            "%dynamic_smem_size" => Fixed::DynamicShared,
-            "%total_smem_size" => Fixed::TotalShared,
-            "WARP_SZ" => Fixed::Bits(32),
-            _ => return None,
-        })
-    }
-
-    /// A source operand of this width: a register, a constant or an address.
-    fn source(&mut self, operand: &Operand, width: Width) -> Result<Slot, Refusal> {
-        match operand {
-            Operand::Name(name) if self.names.contains_key(name) => self.register(name, width),
-            Operand::Name(name) => {
-                if let Some(fixed) = self.special(name) {
-                    return self.fixed(width, fixed);
-                }
-                match self.symbols.get(name) {
-                    Some((Space::Shared | Space::Local | Space::Param, address)) => {
-                        self.fixed(width, Fixed::Bits(*address))
-                    }
-                    _ => self.refuse(format!("{name} is not simulated")),
-                }
-            }
-            Operand::Integer(value) => {
-                let bits = *value as u64 & (u64::MAX >> (64 - width.bits()));
-                self.fixed(width, Fixed::Bits(bits))
-            }
-            Operand::F32(bits) if width == Width::W => {
-                self.fixed(width, Fixed::Bits(u64::from(*bits)))
-            }
-            Operand::F64(bits) if width == Width::D => self.fixed(width, Fixed::Bits(*bits)),
-            // ISA: constants in 0d form may stand for f32 values and are rounded.
-            Operand::F64(bits) if width == Width::W => self.fixed(
-                width,
-                Fixed::Bits(u64::from((f64::from_bits(*bits) as f32).to_bits())),
-            ),
-            other => self.refuse(format!("operand {other:?}")),
-        }
-    }
-
-    /// A source of whatever width its register has; constants have `width`.
-    fn any_source(&mut self, operand: &Operand, width: Width) -> Result<Register, Refusal> {
-        if let Operand::Name(name) = operand
-            && let Some(register) = self.names.get(name)
-        {
-            return Ok(*register);
-        }
-        let slot = self.source(operand, width)?;
-        Ok(Register { width, slot })
-    }
-
-    fn result(&self, operand: &Operand, width: Width) -> Result<Slot, Refusal> {
-        match operand {
-            Operand::Name(name) => self.register(name, width),
-            other => self.refuse(format!("result {other:?}")),
-        }
-    }
-
-    fn any_result(&self, operand: &Operand) -> Result<Register, Refusal> {
-        match operand {
-            Operand::Name(name) => match self.names.get(name) {
-                Some(register) => Ok(*register),
-                None => self.refuse(format!("{name} is no register")),
-            },
-            other => self.refuse(format!("result {other:?}")),
-        }
-    }
-
-    /// A predicate that may be negated.
-    fn predicate(&mut self, operand: &Operand) -> Result<(Slot, bool), Refusal> {
-        match operand {
-            Operand::Not(name) => Ok((self.register(name, Width::P)?, true)),
-            Operand::Integer(value) => Ok((
-                self.fixed(Width::P, Fixed::Bits(u64::from(*value != 0)))?,
-                false,
-            )),
-            other => Ok((self.source(other, Width::P)?, false)),
-        }
-    }
-
-    fn place(&mut self, operand: &Operand, space: Space) -> Result<Place, Refusal> {
-        let Operand::Address(name, offset) = operand else {
-            return self.refuse(format!("operand {operand:?}, expected an address"));
-        };
-        let (base, symbol) = match name {
-            None => (None, 0),
-            Some(name) => match self.names.get(name) {
-                Some(register) if matches!(register.width, Width::W | Width::D) => {
-                    (Some(*register), 0)
-                }
-                Some(_) => return self.refuse(format!("address {name}")),
-                None => match self.symbols.get(name) {
-                    Some((known, address)) if *known == space => (None, *address as i64),
-                    _ => {
-                        return self
-                            .refuse(format!("variable {name} in this space is not simulated"));
-                    }
-                },
-            },
-        };
-        Ok(Place {
-            space,
-            base,
-            offset: offset + symbol,
-        })
-    }
-
-    fn vector(operand: &Operand) -> Vec<Operand> {
-        match operand {
-            Operand::Vector(parts) => parts.clone(),
-            other => vec![other.clone()],
-        }
-    }
-
-    fn words<const N: usize>(
-        &mut self,
-        operand: &Operand,
-        is_result: bool,
-    ) -> Result<[Slot; N], Refusal> {
-        let mut slots = [0; N];
-        let parts = Self::vector(operand);
-        if parts.len() != N {
-            return self.refuse(format!("a vector of {}, expected {N}", parts.len()));
-        }
-        for (slot, part) in slots.iter_mut().zip(&parts) {
-            *slot = if is_result {
-                self.result(part, Width::W)?
-            } else {
-                self.source(part, Width::W)?
-            };
-        }
-        Ok(slots)
+        self.refuse(format!("{} operands, expected {count}", operands.len()))
     }
 
     fn op(
@@ -514,37 +340,27 @@ impl Decoder<'_> {
         parts: &mut Parts<'_>,
         operands: &[Operand],
     ) -> Result<Option<Op>, Refusal> {
-        let needed = |count: usize| {
-            if operands.len() == count {
-                Ok(())
-            } else {
-                Err(Refusal::at(
-                    self.line,
-                    format!("{} operands, expected {count}", operands.len()),
-                ))
-            }
-        };
         match name {
             "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor"
             | "shl" | "shr" => {
-                needed(3)?;
+                self.needed(operands, 3)?;
                 self.binary(name, parts, operands)
             }
             "not" | "neg" | "abs" | "cnot" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.unary(name, parts, operands)
             }
             "mad" | "fma" => {
-                needed(4)?;
+                self.needed(operands, 4)?;
                 self.multiply_add(name, parts, operands)
             }
             "sqrt" | "rcp" | "rsqrt" | "ex2" | "lg2" | "tanh" | "sin" | "cos" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.function(name, parts, operands)
             }
             "setp" => self.setp(parts, operands),
             "selp" => {
-                needed(4)?;
+                self.needed(operands, 4)?;
                 let Some(width) = width_of(parts.last()) else {
                     return Ok(None);
                 };
@@ -558,163 +374,40 @@ impl Decoder<'_> {
                 Ok(Some(Op::Select { width, d, a, b, p }))
             }
             "mov" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.mov(parts, operands)
             }
             "cvt" => self.cvt(parts, operands),
             "cvta" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.cvta(parts, operands)
             }
-            "bfi" => {
-                needed(5)?;
-                let Some(width) = width_of(parts.last()) else {
-                    return Ok(None);
-                };
-                Ok(Some(Op::Insert {
-                    width,
-                    d: self.result(&operands[0], width)?,
-                    a: self.source(&operands[1], width)?,
-                    b: self.source(&operands[2], width)?,
-                    position: self.source(&operands[3], Width::W)?,
-                    length: self.source(&operands[4], Width::W)?,
-                }))
-            }
-            "bfe" => {
-                needed(4)?;
-                let kind = parts.last();
-                let Some(width) = width_of(kind) else {
-                    return Ok(None);
-                };
-                Ok(Some(Op::Extract {
-                    width,
-                    is_signed: kind.starts_with('s'),
-                    d: self.result(&operands[0], width)?,
-                    a: self.source(&operands[1], width)?,
-                    position: self.source(&operands[2], Width::W)?,
-                    length: self.source(&operands[3], Width::W)?,
-                }))
-            }
-            "prmt" if parts.take("b32") => {
-                needed(4)?;
-                Ok(Some(Op::Permute {
-                    d: self.result(&operands[0], Width::W)?,
-                    a: self.source(&operands[1], Width::W)?,
-                    b: self.source(&operands[2], Width::W)?,
-                    selector: self.source(&operands[3], Width::W)?,
-                }))
-            }
-            "lop3" if parts.take("b32") => {
-                needed(5)?;
-                let Operand::Integer(table) = operands[4] else {
-                    return self.refuse("a table that is no constant");
-                };
-                Ok(Some(Op::Lookup {
-                    d: self.result(&operands[0], Width::W)?,
-                    a: self.source(&operands[1], Width::W)?,
-                    b: self.source(&operands[2], Width::W)?,
-                    c: self.source(&operands[3], Width::W)?,
-                    table: table as u32,
-                }))
-            }
-            "shf" if parts.take("b32") => {
-                needed(4)?;
-                let (is_left, wraps) = (parts.take("l"), parts.take("wrap"));
-                if !is_left {
-                    parts.take("r");
-                }
-                if !wraps {
-                    parts.take("clamp");
-                }
-                Ok(Some(Op::Funnel {
-                    is_left,
-                    wraps,
-                    d: self.result(&operands[0], Width::W)?,
-                    a: self.source(&operands[1], Width::W)?,
-                    b: self.source(&operands[2], Width::W)?,
-                    amount: self.source(&operands[3], Width::W)?,
-                }))
-            }
-            "popc" | "clz" | "brev" => {
-                needed(2)?;
-                let Some(width) = width_of(parts.last()) else {
-                    return Ok(None);
-                };
-                let a = self.source(&operands[1], width)?;
-                let of = if name == "brev" { width } else { Width::W };
-                let d = self.result(&operands[0], of)?;
-                Ok(Some(match name {
-                    "popc" => Op::Count { width, d, a },
-                    "clz" => Op::LeadingZeros { width, d, a },
-                    _ => Op::Reverse { width, d, a },
-                }))
+            "bfi" | "bfe" | "prmt" | "lop3" | "shf" | "popc" | "clz" | "brev" => {
+                self.bits(name, parts, operands)
             }
             "ld" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.load(parts, operands)
             }
             "st" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.store(parts, operands)
             }
             "atom" | "red" => self.atomic(name == "red", parts, operands),
             "cp" if parts.take("async") => self.copy(parts, operands),
             "ldmatrix" => {
-                needed(2)?;
+                self.needed(operands, 2)?;
                 self.load_matrix(parts, operands)
             }
             "mma" => {
-                needed(4)?;
+                self.needed(operands, 4)?;
                 self.multiply(parts, operands)
             }
             "shfl" if parts.take("sync") && parts.take("b32") => self.shuffle(parts, operands),
-            "vote" if parts.take("sync") => {
-                needed(3)?;
-                let how = match parts.take_any(&["all", "any", "uni", "ballot"]) {
-                    Some("all") => Vote::All,
-                    Some("any") => Vote::Any,
-                    Some("uni") => Vote::Uniform,
-                    Some(_) => Vote::Ballot,
-                    None => return Ok(None),
-                };
-                let of = if how == Vote::Ballot {
-                    Width::W
-                } else {
-                    Width::P
-                };
-                parts.take(if how == Vote::Ballot { "b32" } else { "pred" });
-                let (a, is_inverted) = self.predicate(&operands[1])?;
-                Ok(Some(Op::Vote {
-                    how,
-                    d: self.result(&operands[0], of)?,
-                    a,
-                    is_inverted,
-                    members: self.source(&operands[2], Width::W)?,
-                }))
-            }
-            "match" if parts.take("sync") => {
-                needed(3)?;
-                let Some(width) = width_of(parts.last()) else {
-                    return Ok(None);
-                };
-                let (is_all, _) = (parts.take("all"), parts.take("any"));
-                let (d, is_same) = match &operands[0] {
-                    Operand::Pair(d, p) => (
-                        self.register(d, Width::W)?,
-                        Some(self.register(p, Width::P)?),
-                    ),
-                    other => (self.result(other, Width::W)?, None),
-                };
-                Ok(Some(Op::Match {
-                    is_all,
-                    is_same,
-                    d,
-                    a: self.any_source(&operands[1], width)?,
-                    members: self.source(&operands[2], Width::W)?,
-                }))
-            }
+            "vote" if parts.take("sync") => self.vote(parts, operands),
+            "match" if parts.take("sync") => self.matched(parts, operands),
             "activemask" if parts.take("b32") => {
-                needed(1)?;
+                self.needed(operands, 1)?;
                 Ok(Some(Op::ActiveMask {
                     d: self.result(&operands[0], Width::W)?,
                 }))

@@ -1,16 +1,22 @@
 //! Launches: the blocks of a grid one after the other, the warps of a block in turns between
 //! barriers.
 
+mod block;
+mod teller;
+mod turns;
+
+use self::block::block;
+use self::teller::place_of;
+use self::turns::{Random, Turns};
 use crate::decode::{Owned, Program};
 use crate::finding::{Detail, Fault, Finding, Kind};
 use crate::memory::{Footprint, Global, GlobalMemory, Shadows};
-use crate::moment::{Moment, Other, Who, is_of_block, who_of};
-use crate::op::{Reduction, Register, Width};
-use crate::order::Order;
+use crate::moment::Moment;
 use crate::products::Warpgroup;
 use crate::shared::Shared;
-use crate::state::{Ground, Site, Stop, Warp, bits_of};
-use crate::wgmma;
+use crate::state::{Ground, Site, Warp};
+
+pub(crate) use self::teller::Teller;
 
 /// Instructions that a warp may take in steps of 2²⁰: about a minute of one that does nothing else.
 const STEPS_MAX: u64 = 1 << 13;
@@ -55,18 +61,6 @@ pub struct Counts {
     pub thread_instructions: u64,
 }
 
-/// A small generator of numbers: an order from a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % bound.max(1)
-    }
-}
-
 /// The parameters as they lie in their space; None if the arguments do not fit.
 fn parameters(program: &Program, arguments: &[Vec<u8>]) -> Option<Vec<u8>> {
     if arguments.len() != program.parameters.len() {
@@ -80,136 +74,6 @@ fn parameters(program: &Program, arguments: &[Vec<u8>]) -> Option<Vec<u8>> {
         space[*start as usize..(*start + *bytes) as usize].copy_from_slice(value);
     }
     Some(space)
-}
-
-/// What went wrong, in words.
-pub(crate) struct Teller<'a> {
-    pub(crate) program: &'a Program,
-    pub(crate) files: &'a [(u32, String)],
-}
-
-impl Teller<'_> {
-    fn source(&self, at: u32) -> Option<String> {
-        let (file, line) = self.program.code.get(at as usize)?.source;
-        let (_, name) = self.files.iter().find(|(number, _)| *number == file)?;
-        Some(format!("{name}:{line}"))
-    }
-
-    fn line(&self, at: u32) -> u32 {
-        let coded = self.program.code.get(at as usize);
-        coded.map_or(0, |coded| coded.line)
-    }
-
-    fn finding(&self, site: &Site, thread: u32, at: u32, fault: Fault, order: &Order) -> Finding {
-        let mut message = fault.message;
-        let mut access = None;
-        if let Some(detail) = fault.detail {
-            access = detail.bytes.map(|bytes| Box::new((bytes, detail.does)));
-            if let Some(other) = detail.other {
-                message.push_str(&self.beside(site, &other, order));
-            }
-        }
-        Finding {
-            kind: fault.kind,
-            kernel: self.program.name.clone(),
-            line: self.line(at),
-            source: self.source(at),
-            block: site.at,
-            thread: thread_at(site, thread),
-            message,
-            access,
-        }
-    }
-
-    /// The other side of a race.
-    fn beside(&self, site: &Site, other: &Other, order: &Order) -> String {
-        let block = place_of(order.block_of(other.stamp), site.grid);
-        let who = match who_of(other.stamp) {
-            Who::Thread(thread) => {
-                let thread = triple(thread_at(site, thread));
-                format!("thread {thread} of block {}", triple(block))
-            }
-            Who::Warp(warp) => format!("several threads of warp {warp} of block {}", triple(block)),
-            Who::Block => format!("several threads of block {}", triple(block)),
-            Who::Blocks => "threads of several blocks".to_owned(),
-        };
-        let place = match self.source(other.at) {
-            Some(source) => format!(" at {source}"),
-            None => format!(" in line {} of its PTX", self.line(other.at)),
-        };
-        let missing = if is_of_block(other.stamp) && block == site.at {
-            "no barrier is between them"
-        } else {
-            "nothing orders the blocks of a launch"
-        };
-        format!(", {who} {} some of them{place}, and {missing}", other.does)
-    }
-}
-
-fn triple([x, y, z]: [u32; 3]) -> String {
-    format!("({x}, {y}, {z})")
-}
-
-/// The index of the thread of this number in its block.
-fn thread_at(site: &Site, thread: u32) -> [u32; 3] {
-    let [x, y, _] = site.block;
-    [thread % x, thread / x % y, thread / x / y]
-}
-
-/// The index of the block of this number.
-fn place_of(number: u64, grid: [u32; 3]) -> [u32; 3] {
-    let (x, y) = (u64::from(grid[0]), u64::from(grid[1]));
-    [
-        (number % x) as u32,
-        (number / x % y) as u32,
-        (number / x / y) as u32,
-    ]
-}
-
-/// An order of things that are done one after another.
-#[derive(Clone, Copy)]
-enum Turns {
-    Forward,
-    Backward,
-    /// The i-th is `i * step + first`: step and the number of all have no common divisor.
-    Scattered {
-        step: u64,
-        first: u64,
-    },
-}
-
-impl Turns {
-    fn of(count: u64, random: &mut Random) -> Turns {
-        match random.below(3) {
-            0 => Turns::Forward,
-            1 => Turns::Backward,
-            _ => {
-                let divides = |mut a: u64, mut b: u64| {
-                    while b != 0 {
-                        (a, b) = (b, a % b);
-                    }
-                    a
-                };
-                let mut step = random.below(count) | 1;
-                while divides(step, count) != 1 {
-                    step += 1;
-                }
-                let first = random.below(count);
-                Turns::Scattered { step, first }
-            }
-        }
-    }
-
-    fn at(self, index: u64, count: u64) -> u64 {
-        match self {
-            Turns::Forward => index,
-            Turns::Backward => count - 1 - index,
-            Turns::Scattered { step, first } => {
-                let place = u128::from(index) * u128::from(step) + u128::from(first);
-                (place % u128::from(count)) as u64
-            }
-        }
-    }
 }
 
 /// Runs a launch on global memory.
@@ -365,184 +229,4 @@ fn blocks(
         instructions: ground.counts[0],
         thread_instructions: ground.counts[1],
     })
-}
-
-/// Where a warp waits.
-#[derive(Clone, Copy)]
-struct Waits {
-    stop: Stop,
-    id: u32,
-    threads: Option<u32>,
-    at: u32,
-}
-
-/// Runs the warps of a block to their end. An error has the thread and the instruction.
-fn block(
-    warps: &mut [Warp],
-    ground: &mut Ground<'_, '_>,
-    turns: Turns,
-    random: &mut Random,
-) -> Result<(), (u32, u32, Fault)> {
-    let mut waits: Vec<Option<Waits>> = vec![None; warps.len()];
-    let mut has_exited = vec![false; warps.len()];
-    // Threads that arrived by `bar.arrive`, which nobody waits with.
-    let mut arrived = [0u32; 16];
-    loop {
-        let mut runs: Vec<usize> = (0..warps.len())
-            .filter(|at| waits[*at].is_none() && !has_exited[*at])
-            .collect();
-        if runs.is_empty() {
-            if has_exited.iter().all(|has| *has) {
-                return wgmma::ended(ground);
-            }
-            release(warps, ground, &mut waits, &has_exited, &mut arrived)?;
-            continue;
-        }
-        match turns {
-            Turns::Forward => {}
-            Turns::Backward => runs.reverse(),
-            // From some warp on, another one each time.
-            Turns::Scattered { .. } => {
-                let first = random.below(runs.len() as u64) as usize;
-                runs.rotate_left(first);
-            }
-        }
-        for number in runs {
-            let warp = &mut warps[number];
-            match warp
-                .run(ground)
-                .map_err(|(at, fault)| (warp.first_thread + fault.lane, at, fault))?
-            {
-                Stop::Exited => has_exited[number] = true,
-                stop @ Stop::Barrier {
-                    id,
-                    threads,
-                    arrives_only,
-                    at,
-                    ..
-                } => {
-                    if id > 15 {
-                        let fault =
-                            Fault::new(Kind::Barrier, 0, format!("barrier {id}: there are 16"));
-                        return Err((warp.first_thread, at, fault));
-                    }
-                    if arrives_only {
-                        arrived[id as usize] += 32;
-                        warp.pass_barrier();
-                        ground.follow_no_more();
-                    } else {
-                        waits[number] = Some(Waits {
-                            stop,
-                            id,
-                            threads,
-                            at,
-                        });
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Lets warps go on whose barrier is complete; an error if there is none.
-fn release(
-    warps: &mut [Warp],
-    ground: &mut Ground<'_, '_>,
-    waits: &mut [Option<Waits>],
-    has_exited: &[bool],
-    arrived: &mut [u32; 16],
-) -> Result<(), (u32, u32, Fault)> {
-    for id in 0..16 {
-        let here: Vec<usize> = (0..warps.len())
-            .filter(|at| waits[*at].is_some_and(|waits| waits.id == id))
-            .collect();
-        let Some(first) = here.first().and_then(|at| waits[*at]) else {
-            continue;
-        };
-        let is_whole = here.len() == has_exited.iter().filter(|has| !**has).count();
-        let count = here.len() as u32 * 32 + arrived[id as usize];
-        let is_complete = match first.threads {
-            None => is_whole,
-            Some(threads) => count >= threads,
-        };
-        if !is_complete {
-            continue;
-        }
-        // CUDA: all threads of a block come to the same __syncthreads().
-        let is_elsewhere = |at: &&usize| waits[**at].is_some_and(|other| other.at != first.at);
-        if first.threads.is_none()
-            && let Some(at) = here.iter().find(is_elsewhere)
-            && let Some(other) = waits[*at]
-        {
-            let message = format!(
-                "barrier {id} has threads that wait at another instruction, {} of the program, here {}",
-                other.at, first.at
-            );
-            let fault = Fault::new(Kind::Barrier, 0, message);
-            return Err((warps[*at].first_thread, other.at, fault));
-        }
-        arrived[id as usize] = 0;
-        reduce(warps, &here, waits);
-        if is_whole {
-            ground.barriers += 1;
-            ground.global.order.end_barrier();
-        } else {
-            ground.follow_no_more();
-        }
-        for at in here {
-            warps[at].pass_barrier();
-            waits[at] = None;
-        }
-        return Ok(());
-    }
-    let (number, waits) = waits
-        .iter()
-        .enumerate()
-        .find_map(|(at, waits)| Some((at, (*waits)?)))
-        .expect("a warp waits");
-    let needs = waits
-        .threads
-        .map_or("all threads of the block".to_owned(), |threads| {
-            format!("{threads} threads")
-        });
-    let message = format!(
-        "barrier {} waits for {needs}, and no warp goes on",
-        waits.id
-    );
-    Err((
-        number as u32 * 32,
-        waits.at,
-        Fault::new(Kind::Barrier, 0, message),
-    ))
-}
-
-/// `bar.red`: what all threads of the barrier say, for each of them.
-fn reduce(warps: &mut [Warp], here: &[usize], waits: &[Option<Waits>]) {
-    let reduction = |at: usize| match waits[at]?.stop {
-        Stop::Barrier { reduce, .. } => reduce,
-        Stop::Exited => None,
-    };
-    let (mut count, mut all) = (0, 0);
-    for at in here {
-        let Some(reduce) = reduction(*at) else { return };
-        let lanes = warps[*at].at_barrier();
-        let value = warps[*at].p[reduce.a as usize];
-        count += (if reduce.is_inverted { !value } else { value } & lanes).count_ones();
-        all += lanes.count_ones();
-    }
-    for at in here {
-        let Some(reduce) = reduction(*at) else { return };
-        let (value, width) = match reduce.op {
-            Reduction::And => (u32::from(count == all), Width::P),
-            Reduction::Or => (u32::from(count != 0), Width::P),
-            Reduction::Count => (count, Width::W),
-        };
-        let register = Register {
-            width,
-            slot: reduce.d,
-        };
-        for lane in bits_of(warps[*at].at_barrier()) {
-            warps[*at].set(register, lane, u64::from(value));
-        }
-    }
 }

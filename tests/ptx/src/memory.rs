@@ -4,14 +4,20 @@
 //! Shadows outlive a launch and need no clearing: marks are taken at its end, and later launches
 //! have later moments.
 
-use std::collections::HashMap;
+mod access;
+mod shadow;
+
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use crate::finding::{Detail, Fault, Kind};
+use self::shadow::{ATOMIC, KNOWN, PAGE_MARKS, READ, READ_ONLY, Run, Shadow, WRITTEN};
+use crate::finding::{Fault, Kind};
 use crate::moment::Moment;
 use crate::op::{Strength, Strong};
-use crate::order::{Cell, Order};
+use crate::order::Order;
+
+pub(crate) use self::access::{How, wrong};
+pub use self::shadow::{Footprint, Shadows};
 
 /// The memory of a device, as kernels of a launch see it.
 ///
@@ -41,167 +47,10 @@ pub struct Window {
     pub data: *mut u8,
 }
 
-/// The bytes that a launch touched, each list sorted within an allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Footprint {
-    /// Read.
-    pub reads: Vec<Range<u64>>,
-    /// Written. Bytes both read and written are in both lists.
-    pub writes: Vec<Range<u64>>,
-    /// Changed by atomics, which do not race with each other.
-    pub atomics: Vec<Range<u64>>,
-}
-
-/// Of 64 bytes, a bit each: read, written, changed by an atomic, known to have been written before
-/// the launch, read through the read-only path.
-type Marks = [u64; 5];
-const READ: usize = 0;
-const WRITTEN: usize = 1;
-const ATOMIC: usize = 2;
-const KNOWN: usize = 3;
-const READ_ONLY: usize = 4;
-
-/// Marks of one page of memory, 4096 bytes.
-const PAGE_MARKS: usize = 64;
 /// How many allocations keep their shadows between launches.
 const KEPT: usize = 128;
 /// The question whether something was written is asked for so many bytes at a time.
 const ASKED_BYTES: u64 = 1 << 14;
-/// A launch that starts later begins to count anew.
-const MOMENT_MAX: u32 = 1 << 31;
-
-/// What is kept of an allocation.
-#[derive(Debug)]
-struct Shadow {
-    range: Range<u64>,
-    marks: Vec<Marks>,
-    /// Which pages have marks.
-    pages: Vec<u8>,
-    /// By the bytes of a cell: 1, 2, 4, 8 and 16.
-    cells: [Vec<Cell>; 5],
-    /// The launch that used it last.
-    used: u64,
-}
-
-impl Shadow {
-    fn new(range: Range<u64>) -> Shadow {
-        let groups = ((range.end - 1) / 64 - range.start / 64 + 1) as usize;
-        Shadow {
-            marks: vec![[0; 5]; groups],
-            pages: vec![0; groups.div_ceil(PAGE_MARKS)],
-            cells: Default::default(),
-            range,
-            used: 0,
-        }
-    }
-
-    /// Moves marks to the lists, and clears them.
-    fn take(&mut self, footprint: &mut Footprint) {
-        let mut runs = [Run::default(); 3];
-        let first = self.range.start / 64 * 64;
-        for (page, is_marked) in self.pages.iter_mut().enumerate() {
-            if *is_marked == 0 {
-                continue;
-            }
-            *is_marked = 0;
-            let groups = page * PAGE_MARKS..((page + 1) * PAGE_MARKS).min(self.marks.len());
-            for group in groups {
-                let marks = std::mem::take(&mut self.marks[group]);
-                let into = [
-                    &mut footprint.reads,
-                    &mut footprint.writes,
-                    &mut footprint.atomics,
-                ];
-                for ((word, run), ranges) in marks.into_iter().zip(&mut runs).zip(into) {
-                    run.add(first + group as u64 * 64, word, ranges);
-                }
-            }
-        }
-        let into = [
-            &mut footprint.reads,
-            &mut footprint.writes,
-            &mut footprint.atomics,
-        ];
-        for (run, ranges) in runs.iter_mut().zip(into) {
-            run.finish(ranges);
-        }
-    }
-}
-
-/// A range that may still grow.
-#[derive(Clone, Copy, Default)]
-struct Run {
-    start: u64,
-    end: u64,
-}
-
-impl Run {
-    /// Adds the bytes from `at` on whose bits are set.
-    fn add(&mut self, at: u64, mut word: u64, ranges: &mut Vec<Range<u64>>) {
-        while word != 0 {
-            let first = word.trailing_zeros();
-            let length = (word >> first).trailing_ones();
-            let start = at + u64::from(first);
-            if start != self.end {
-                self.finish(ranges);
-                self.start = start;
-            }
-            self.end = start + u64::from(length);
-            word &= u64::MAX.checked_shl(first + length).unwrap_or(0);
-        }
-    }
-
-    fn finish(&mut self, ranges: &mut Vec<Range<u64>>) {
-        if self.start < self.end {
-            ranges.push(self.start..self.end);
-        }
-        *self = Self::default();
-    }
-}
-
-/// What launches keep of global memory for those after them. One launch uses it at a time.
-#[derive(Debug)]
-pub struct Shadows {
-    allocations: HashMap<(u64, u64), Shadow>,
-    launch: u64,
-    /// The next launch begins at this moment.
-    moment: u32,
-}
-
-impl Default for Shadows {
-    fn default() -> Self {
-        // New cells hold 0, which means no access.
-        Self {
-            allocations: HashMap::new(),
-            launch: 0,
-            moment: 1,
-        }
-    }
-}
-
-impl Shadows {
-    fn begin(&mut self) -> u32 {
-        self.launch += 1;
-        if self.moment > MOMENT_MAX {
-            for shadow in self.allocations.values_mut() {
-                shadow.cells = Default::default();
-            }
-            self.moment = 1;
-        }
-        self.moment
-    }
-}
-
-/// How an instruction accesses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    Read,
-    /// Through the read-only path.
-    ReadOnly,
-    Write,
-    /// Read and changed at once.
-    Atomic,
-}
 
 /// An open window.
 struct Sight {
@@ -231,44 +80,6 @@ pub(crate) struct Global<'a> {
 
 /// The largest access of one instruction.
 pub(crate) type Bytes = [u8; 32];
-
-impl How {
-    fn does(self) -> &'static str {
-        match self {
-            How::Read | How::ReadOnly => "read",
-            How::Write => "wrote",
-            How::Atomic => "updated (atomic)",
-        }
-    }
-}
-
-fn plural(bytes: u32) -> &'static str {
-    if bytes == 1 { "" } else { "s" }
-}
-
-/// A mistake with an access to global memory.
-#[cold]
-pub(crate) fn wrong(
-    kind: Kind,
-    lane: u32,
-    how: How,
-    address: u64,
-    bytes: u32,
-    why: String,
-) -> Fault {
-    let does = how.does();
-    let mut fault = Fault::new(
-        kind,
-        lane,
-        format!("{does} {bytes} byte{} at {address:#x}{why}", plural(bytes)),
-    );
-    fault.detail = Some(Box::new(Detail {
-        bytes: Some(address..address.saturating_add(u64::from(bytes))),
-        does,
-        other: None,
-    }));
-    fault
-}
 
 impl<'a> Global<'a> {
     /// `cell_bytes`: a power of two up to 16 that divides the size of every access, except that a

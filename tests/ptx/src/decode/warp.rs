@@ -1,8 +1,8 @@
 //! What threads do together.
 
-use super::{Decoder, Parts};
+use super::{Decoder, Parts, width_of};
 use crate::finding::Refusal;
-use crate::op::{Op, Reduce, Reduction, Shuffle, Slot, Width};
+use crate::op::{Op, Reduce, Reduction, Shuffle, Slot, Vote, Width};
 use crate::text::{Operand, Space};
 
 impl Decoder<'_> {
@@ -158,6 +158,61 @@ impl Decoder<'_> {
             threads: optional(self, operands.get(1))?,
             arrives_only,
             reduce: None,
+        }))
+    }
+
+    pub(super) fn vote(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        self.needed(operands, 3)?;
+        let how = match parts.take_any(&["all", "any", "uni", "ballot"]) {
+            Some("all") => Vote::All,
+            Some("any") => Vote::Any,
+            Some("uni") => Vote::Uniform,
+            Some(_) => Vote::Ballot,
+            None => return Ok(None),
+        };
+        let of = if how == Vote::Ballot {
+            Width::W
+        } else {
+            Width::P
+        };
+        parts.take(if how == Vote::Ballot { "b32" } else { "pred" });
+        let (a, is_inverted) = self.predicate(&operands[1])?;
+        Ok(Some(Op::Vote {
+            how,
+            d: self.result(&operands[0], of)?,
+            a,
+            is_inverted,
+            members: self.source(&operands[2], Width::W)?,
+        }))
+    }
+
+    pub(super) fn matched(
+        &mut self,
+        parts: &mut Parts<'_>,
+        operands: &[Operand],
+    ) -> Result<Option<Op>, Refusal> {
+        self.needed(operands, 3)?;
+        let Some(width) = width_of(parts.last()) else {
+            return Ok(None);
+        };
+        let (is_all, _) = (parts.take("all"), parts.take("any"));
+        let (d, is_same) = match &operands[0] {
+            Operand::Pair(d, p) => (
+                self.register(d, Width::W)?,
+                Some(self.register(p, Width::P)?),
+            ),
+            other => (self.result(other, Width::W)?, None),
+        };
+        Ok(Some(Op::Match {
+            is_all,
+            is_same,
+            d,
+            a: self.any_source(&operands[1], width)?,
+            members: self.source(&operands[2], Width::W)?,
         }))
     }
 }
