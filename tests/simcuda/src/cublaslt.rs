@@ -9,6 +9,7 @@ mod element;
 mod entry;
 mod epilogue;
 mod matmul;
+mod matrix;
 pub mod objects;
 mod overlap;
 mod problem;

@@ -9,8 +9,9 @@ use cudarc::cublaslt::sys::{
 };
 
 use super::entry::{Refused, call, invalid};
+use super::matrix::Refusal;
 use super::objects;
-use super::problem::{Problem, Refusal};
+use super::problem::Problem;
 use super::variant::Variant;
 use crate::faults::HeuristicEffect;
 use crate::machine::{Machine, Out};

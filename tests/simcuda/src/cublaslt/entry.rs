@@ -2,7 +2,7 @@
 
 use cudarc::cublaslt::sys::cublasStatus_t as Status;
 
-use super::problem::Refusal;
+use super::matrix::Refusal;
 use crate::error::CUresult;
 use crate::machine::{self, Machine, Out};
 

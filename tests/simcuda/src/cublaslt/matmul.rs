@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use crate::error::CUresult;
-
 use super::element::{Real, Type};
 use super::epilogue::{Activation, Bias, gelu, gelu_derivative, relu};
-use super::problem::{Compute, Matrix, Problem};
+use super::matrix::Matrix;
+use super::problem::{Compute, Problem};
 use super::variant::Variant;
+use crate::error::CUresult;
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
 /// alpha or beta.

@@ -11,7 +11,8 @@ use cudarc::cublaslt::sys::cublasStatus_t as Status;
 
 use super::attributes::{Attributes, Layout, Operation, Preference};
 use super::entry::{Refused, call, invalid, put};
-use super::problem::{Problem, Refusal};
+use super::matrix::Refusal;
+use super::problem::Problem;
 use crate::machine::Out;
 
 /// The object of a handle.

@@ -1,7 +1,9 @@
 //! Matmuls compared with explicit sums, on memory that is a plain vector.
 
 mod calls;
+mod epilogues;
 mod overlaps;
+mod refusals;
 
 use half::bf16;
 
@@ -9,7 +11,8 @@ use super::algorithm::{Algorithm, fits};
 use super::attributes::{Layout, Operation};
 use super::element::Type;
 use super::matmul::{Matmul, Scalar};
-use super::problem::{Matrix, Problem, Refusal};
+use super::matrix::{Matrix, Refusal};
+use super::problem::Problem;
 use super::variant::Variant;
 use super::*;
 use crate::work::{Memory, Touched, Work};
@@ -347,100 +350,6 @@ fn sums_of_bf16_are_rounded_once_at_the_end() {
 }
 
 #[test]
-fn relu_with_bias_writes_a_bit_where_z_is_at_least_zero_and_its_derivative_reads_it() {
-    let layouts = layouts([F32, F32], 10, 3, 3, [0, 0]);
-    let forward = problem_of(&operation(134, [0, 0]), &layouts).unwrap();
-    let memory = filled(&forward);
-    let bias = -expected(&forward, 1.0, 0.0, 3, 1);
-    memory.put(BIAS, &[bias; 10], Type::F32);
-    let touched = run(&matmul(forward.clone(), 1.0, 0.0), &memory);
-    assert!(
-        touched.writes.contains(&(AUX + 16..AUX + 18))
-            && touched.reads.contains(&(BIAS..BIAS + 40))
-    );
-    let mut zeros = 0;
-    for (row, column) in (0..10).flat_map(|row| (0..3).map(move |column| (row, column))) {
-        let z = expected(&forward, 1.0, 0.0, row, column) + bias;
-        zeros += u32::from(z == 0.0);
-        assert_eq!(element_of(&memory, &forward.d, D, row, column), z.max(0.0));
-        let bit = memory.bytes(AUX + column * 16 + row / 8, 1)[0] >> (row % 8) & 1;
-        assert_eq!(bit == 1, z >= 0.0);
-    }
-    assert!(
-        zeros > 0,
-        "no element is zero: the test does not show what happens there"
-    );
-    let backward = problem_of(&operation(152, [0, 0]), &layouts).unwrap();
-    let mut work = matmul(backward.clone(), 1.0, 0.0);
-    work.d = C;
-    assert!(run(&work, &memory).reads.contains(&(AUX..AUX + 2)));
-    for row in 0..10 {
-        let masked = |column| {
-            let z = expected(&forward, 1.0, 0.0, row, column) + bias;
-            if z >= 0.0 { z - bias } else { 0.0 }
-        };
-        let sum: f32 = (0..3).map(masked).sum();
-        assert_eq!(element_of(&memory, &backward.d, C, row, 2), masked(2));
-        assert_eq!(memory.get(BIAS, 10, Type::F32)[row as usize], sum);
-    }
-}
-
-#[test]
-fn gelu_keeps_z_and_its_derivative_is_that_of_the_function() {
-    let layouts = layouts([F32, F32], 5, 4, 3, [0, 0]);
-    let problem = problem_of(&operation(160, [0, 0]), &layouts).unwrap();
-    let memory = filled(&problem);
-    run(&matmul(problem.clone(), 0.5, 0.0), &memory);
-    let z = expected(&problem, 0.5, 0.0, 2, 1);
-    assert_eq!(memory.get(AUX + (128 + 2) * 4, 1, Type::F32), [z]);
-    assert_eq!(element_of(&memory, &problem.d, D, 2, 1), epilogue::gelu(z));
-    let backward = problem_of(&operation(192, [0, 0]), &layouts).unwrap();
-    run(&matmul(backward, 1.0, 0.0), &memory);
-    let got = element_of(&memory, &problem.d, D, 2, 1);
-    assert_eq!(
-        got,
-        expected(&problem, 1.0, 0.0, 2, 1) * epilogue::gelu_derivative(z)
-    );
-    for z in [-3.0f32, -0.7, 0.0, 0.4, 2.5] {
-        // Central difference: its error is h² |f'''| / 6 < 2e-5 for h = 1e-2 (|f'''| < 1.2), plus
-        // rounding 2 eps |f| / 2h < 4e-5.
-        let difference = (epilogue::gelu(z + 0.01) - epilogue::gelu(z - 0.01)) / 0.02;
-        assert!(
-            (difference - epilogue::gelu_derivative(z)).abs() < 6e-5,
-            "at {z}: {difference}"
-        );
-    }
-}
-
-#[test]
-fn a_bias_gradient_is_the_sum_over_k_of_the_operand() {
-    let transpose = [0, 1];
-    let problem = problem_of(
-        &operation(512, transpose),
-        &layouts([BF16, F32], 5, 4, 3, transpose),
-    )
-    .unwrap();
-    let memory = filled(&problem);
-    let touched = run(&matmul(problem, 1.0, 0.0), &memory);
-    let sums: Vec<f32> = (0..4)
-        .map(|column| (0..3).map(|k| integer(2, k, column)).sum())
-        .collect();
-    assert_eq!(memory.get(BIAS, 4, Type::F32), sums);
-    assert!(touched.writes.contains(&(BIAS..BIAS + 16)));
-    let problem = problem_of(
-        &operation(256, [0, 0]),
-        &layouts([F32, F32], 5, 4, 3, [0, 0]),
-    )
-    .unwrap();
-    let memory = filled(&problem);
-    run(&matmul(problem, 1.0, 0.0), &memory);
-    let sums: Vec<f32> = (0..5)
-        .map(|row| (0..3).map(|k| integer(1, row, k)).sum())
-        .collect();
-    assert_eq!(memory.get(BIAS, 5, Type::F32), sums);
-}
-
-#[test]
 fn batches_are_strided() {
     let mut layouts = layouts([F32, F32], 2, 2, 2, [0, 0]);
     layouts
@@ -485,118 +394,4 @@ fn a_workspace_is_written_whether_it_is_needed_or_not() {
     assert!(with_workspace(work(0), algorithm, 1 << 20).is_err(), "null");
     let work = with_workspace(work(0x1000), algorithm, 1 << 20).unwrap();
     assert!(work.known_ranges().writes.contains(&(0x1000..0x10_1000)));
-}
-
-#[test]
-fn what_the_library_lacks_is_unsupported_and_what_contradicts_itself_is_invalid() {
-    let dense = layouts([F32, F32], 5, 4, 3, [0, 0]);
-    let unsupported = |operation: &Operation, layouts: &[Layout; 4]| {
-        matches!(problem_of(operation, layouts), Err(Refusal::Unsupported(_)))
-    };
-    let invalid = |operation: &Operation, layouts: &[Layout; 4]| {
-        matches!(problem_of(operation, layouts), Err(Refusal::Invalid(_)))
-    };
-    assert!(
-        unsupported(
-            &operation(256, [1, 0]),
-            &layouts([F32, F32], 5, 4, 3, [1, 0])
-        ),
-        "BGRADA with op(A) = T"
-    );
-    assert!(
-        unsupported(&operation(512, [0, 0]), &dense),
-        "BGRADB with op(B) = N"
-    );
-    assert!(
-        unsupported(
-            &Operation {
-                bias_type: 14,
-                ..operation(4, [0, 0])
-            },
-            &dense
-        ),
-        "a bf16 bias for an f32 D"
-    );
-    assert!(
-        unsupported(&operation(1, [0, 0]), &layouts([1, 1], 5, 4, 3, [0, 0])),
-        "f64 with COMPUTE_32F"
-    );
-    assert!(unsupported(
-        &Operation {
-            compute: 77,
-            ..operation(1, [0, 0])
-        },
-        &layouts([BF16, F32], 5, 4, 3, [0, 0])
-    ));
-    let double = Operation {
-        compute: 70,
-        scale: 1,
-        ..operation(4, [0, 0])
-    };
-    assert!(
-        unsupported(&double, &layouts([1, 1], 5, 4, 3, [0, 0])),
-        "an epilogue with COMPUTE_64F"
-    );
-    assert!(
-        invalid(&operation(1, [0, 0]), &layouts([F32, F32], 5, 4, 0, [0, 0])),
-        "a dimension of zero"
-    );
-    assert!(
-        invalid(
-            &Operation {
-                aux_ld: 64,
-                ..operation(130, [0, 0])
-            },
-            &dense
-        ),
-        "a mask whose ld is not a multiple of 128"
-    );
-    assert!(
-        invalid(
-            &Operation {
-                aux_ld: 12,
-                ..operation(160, [0, 0])
-            },
-            &dense
-        ),
-        "an aux whose ld is not a multiple of 8"
-    );
-    assert!(
-        invalid(&operation(3, [0, 0]), &dense),
-        "an epilogue that there is not"
-    );
-    let mut wrong = dense.clone();
-    wrong[1].rows = 2;
-    assert!(
-        invalid(&operation(1, [0, 0]), &wrong),
-        "shapes that do not fit"
-    );
-    wrong = dense;
-    wrong[0].ld = 4;
-    assert!(
-        invalid(&operation(1, [0, 0]), &wrong),
-        "columns that overlap"
-    );
-}
-
-#[test]
-fn an_algorithm_holds_for_one_shape_and_one_epilogue() {
-    let of = |epilogue, m| {
-        problem_of(
-            &operation(epilogue, [0, 0]),
-            &layouts([F32, F32], m, 4, 3, [0, 0]),
-        )
-        .unwrap()
-    };
-    let algorithm = Algorithm::from_raw(&Algorithm::new(&of(1, 5), 0, [256; 4]).raw()).unwrap();
-    assert!(fits(&of(1, 5), algorithm).is_ok());
-    assert!(fits(&of(1, 100), algorithm).is_err());
-    assert!(fits(&of(4, 5), algorithm).is_err());
-    assert!(Algorithm::from_raw(&cublasLtMatmulAlgo_t { data: [0; 8] }).is_err());
-    let misaligned = Matmul {
-        a: A + 4,
-        ..matmul(of(1, 5), 1.0, 0.0)
-    };
-    assert!(check_pointers(&misaligned, algorithm).is_err());
-    assert!(check_pointers(&misaligned, Algorithm::new(&of(1, 5), 0, [4; 4])).is_ok());
 }
