@@ -70,26 +70,16 @@ mod tests {
     use ddp_kernels::{DType, Device, Tensor};
 
     use crate::models::Model;
-    use crate::{Dropout, Pass, PassOptions, Saved, Scratch, Sequential};
+    use crate::pass::tests::in_pass;
+    use crate::{Dropout, Sequential};
 
     #[test]
     fn each_layer_drops_other_elements() {
         let layers = Sequential::new().then(Dropout::new(0.5));
         let layers = Box::new(layers.then(Dropout::new(0.5)));
         let model = Model::new(layers, &[64], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
-        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-        let options = PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 4,
-            position: &position,
-        };
-        let mut ready = |_| Ok(());
-        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
         let x = Tensor::ones(&[16, 64], DType::F32, Device::Cpu).unwrap();
-        let y = model.forward(&mut pass, &x).unwrap();
+        let y = in_pass(&model, true, |mut pass| model.forward(&mut pass, &x)).unwrap();
         // A quarter of 1,024, within six standard deviations of 14.
         let kept = y
             .to_vec::<f32>()

@@ -331,3 +331,6 @@ pub fn observe(name: impl FnOnce() -> String, tensor: &Tensor) -> ddp_kernels::R
         None => Ok(()),
     })
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

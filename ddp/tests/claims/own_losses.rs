@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::support::pass::in_pass;
 use crate::support::random::{mixed, uniform};
 use crate::support::training::{self, Way, cpu, on_ranks, worlds};
 use crate::{turn, ways};
@@ -10,8 +11,8 @@ use ddp::Result;
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::{InMemory, Loader, TaskSpec};
 use ddp::models::Model;
-use ddp::nn::{CrossEntropy, Init, Linear, Loss, LossFormula, Module, Pass, PassOptions, Saved};
-use ddp::nn::{Scope, Scratch, Sequential, Var};
+use ddp::nn::{CrossEntropy, Init, Linear, Loss, LossFormula, Module, Pass};
+use ddp::nn::{Scope, Sequential, Var};
 use ddp::optim::AdamW;
 use ddp::reducer::ReducerOptions;
 use ddp::step::Step;
@@ -217,22 +218,11 @@ pub(crate) fn computed(loss: usize, rows: usize, dtype: DType, device: Device) -
         output.to(device).unwrap(),
         targets(loss, rows).to(device).unwrap(),
     );
-    let position = Tensor::from_slice(&[1i64, 0], &[2], device).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(device), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     let stats = Tensor::zeros(&[4], DType::F32, device).unwrap();
     let gradient = output.empty_like().unwrap();
     let of = [&output, &targets, &stats];
-    let all = losses()[loss]
-        .compute(&mut pass, of, Some(&gradient))
-        .unwrap();
-    [all, gradient, stats]
+    let all = in_pass(&model, true, |mut pass| {
+        losses()[loss].compute(&mut pass, of, Some(&gradient))
+    });
+    [all.unwrap(), gradient, stats]
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::TaskSpec;
-use ddp::nn::{Convolution, Formula, Init, Linear, Pass, PassOptions, Saved, Scope, Scratch};
+use ddp::nn::{Convolution, Formula, Init, Linear, Scope};
 use ddp::nn::{Sequential, Var};
 use ddp::optim::Rule;
 use ddp_kernels::{DType, Device, Random, Seed, Tensor};
 
 use crate::gpu;
 use crate::own_losses;
+use crate::support::pass::in_pass;
 use crate::support::random::uniform;
 use crate::support::training::{Case, Outcome, Rows, Way, on_ranks};
 
@@ -100,25 +101,15 @@ fn passed(formula: Of, columns: usize, rows: usize, device: Device) -> [Vec<u32>
         let drawn = Tensor::randn(shape, DType::F32, Device::Cpu, &mut Random::new(seed));
         drawn.unwrap().to(device).unwrap()
     };
-    let position = Tensor::from_slice(&[1i64, 0], &[2], device).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(device), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model
-        .forward(&mut pass, &draw(&[rows, columns], 3))
-        .unwrap();
-    let dy = draw(y.shape(), 4);
-    let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
-    [&y, &dx, model.params.gradients()].map(|tensor| {
-        let values = tensor.to_vec::<f32>().unwrap();
-        values.into_iter().map(f32::to_bits).collect()
+    in_pass(&model, true, |mut pass| {
+        let x = draw(&[rows, columns], 3);
+        let y = model.forward(&mut pass, &x).unwrap();
+        let dy = draw(y.shape(), 4);
+        let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
+        [&y, &dx, model.params.gradients()].map(|tensor| {
+            let values = tensor.to_vec::<f32>().unwrap();
+            values.into_iter().map(f32::to_bits).collect()
+        })
     })
 }
 

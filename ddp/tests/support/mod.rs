@@ -8,6 +8,7 @@ pub(crate) mod golden;
 pub(crate) mod job;
 pub(crate) mod lines;
 pub(crate) mod metrics_log;
+pub(crate) mod pass;
 pub(crate) mod processes;
 pub(crate) mod random;
 pub(crate) mod training;

@@ -5,9 +5,11 @@
 use crate::own_losses::{Focal, Huber, computed, losses};
 use ddp::models::Model;
 use ddp::nn::check::{DerivativeCheck, Objective};
-use ddp::nn::{Activate, CrossEntropy, Head, Init, Linear, Loss, LossFormula, Pass, PassOptions};
-use ddp::nn::{Result, Saved, Scope, Scratch, Sequential, Var};
+use ddp::nn::{Activate, CrossEntropy, Head, Init, Linear, Loss, LossFormula};
+use ddp::nn::{Result, Scope, Sequential, Var};
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
+
+use crate::support::pass::in_pass;
 
 const CPU: Device = Device::Cpu;
 
@@ -39,29 +41,20 @@ struct Computed([Vec<f64>; 3]);
 fn run(losses: &[&dyn Loss], output: &Tensor, targets: &Tensor) -> Vec<Result<Computed>> {
     let model = Sequential::new().then(Linear::new(1));
     let model = Model::new(Box::new(model), &[1], output.dtype(), CPU, 1, &|_| false).unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     let wide = |it: &Tensor| -> Result<Vec<f64>> { Ok(it.to_dtype(DType::F64)?.to_vec()?) };
-    let mut one = |loss: &&dyn Loss| {
-        let stats = Tensor::zeros(&[4], DType::F64, CPU)?;
-        let of = [output, targets, &stats];
-        let gradient = wide(&loss.gradient(&mut pass, of)?)?;
-        let again = output.empty_like()?;
-        ops::zero(&stats)?;
-        let losses = loss.compute(&mut pass, of, Some(&again))?;
-        assert_eq!(wide(&again)?, gradient, "{loss:?}");
-        Ok(Computed([wide(&losses)?, gradient, wide(&stats)?]))
-    };
-    losses.iter().map(&mut one).collect()
+    in_pass(&model, true, |mut pass| {
+        let mut one = |loss: &&dyn Loss| {
+            let stats = Tensor::zeros(&[4], DType::F64, CPU)?;
+            let of = [output, targets, &stats];
+            let gradient = wide(&loss.gradient(&mut pass, of)?)?;
+            let again = output.empty_like()?;
+            ops::zero(&stats)?;
+            let losses = loss.compute(&mut pass, of, Some(&again))?;
+            assert_eq!(wide(&again)?, gradient, "{loss:?}");
+            Ok(Computed([wide(&losses)?, gradient, wide(&stats)?]))
+        };
+        losses.iter().map(&mut one).collect()
+    })
 }
 
 fn alone(loss: &dyn Loss, output: &Tensor, targets: &Tensor) -> [Vec<f64>; 3] {
@@ -191,30 +184,22 @@ fn probabilities_of_one_class_are_its_index() {
 fn a_head_gives_its_pieces_of_positions_the_same_loss() {
     let targets = probabilities(&[300, 2, 5], 1).to_dtype(DType::F32).unwrap();
     let x = randn(&[300, 2, 4], 2).to_dtype(DType::F32).unwrap();
-    let (mut all, position) = (Vec::new(), Tensor::zeros(&[2], DType::I64, CPU).unwrap());
+    let mut all = Vec::new();
     for in_pieces in [false, true] {
         let head = Box::new(Head::new(5));
         let model = Model::new(head, &[2, 4], DType::F32, CPU, 1, &|_| false).unwrap();
-        let options = PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 1,
-            position: &position,
-        };
-        let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-        let mut ready = |_| Ok(());
-        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-        if in_pieces {
-            pass = pass.leaving_head(true);
-        }
         let stats = Tensor::zeros(&[4], DType::F64, CPU).unwrap();
-        let output = model.forward(&mut pass, &x).unwrap();
-        let (of, loss) = ([&output, &targets, &stats], CrossEntropy::default());
-        let losses = model.losses(&mut pass, &loss, of).unwrap();
-        assert_eq!(losses.count(), 600);
-        let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
-        model.backward(&mut pass, &dy).unwrap();
+        in_pass(&model, true, |mut pass| {
+            if in_pieces {
+                pass = pass.leaving_head(true);
+            }
+            let output = model.forward(&mut pass, &x).unwrap();
+            let (of, loss) = ([&output, &targets, &stats], CrossEntropy::default());
+            let losses = model.losses(&mut pass, &loss, of).unwrap();
+            assert_eq!(losses.count(), 600);
+            let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
+            model.backward(&mut pass, &dy).unwrap();
+        });
         all.push(model.params.gradients().to_vec::<f32>().unwrap());
         assert_eq!(stats.to_vec::<f64>().unwrap()[3], 1200.0);
     }

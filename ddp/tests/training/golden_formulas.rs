@@ -2,12 +2,14 @@
 //! golden/formulas.json.
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, Formula, Init, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Formula, Init, Scope, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
 use crate::golden_layers::numbers;
+
+use crate::support::pass::in_pass;
 
 const CPU: Device = Device::Cpu;
 const ROWS: usize = 3;
@@ -140,23 +142,14 @@ fn passed(case: &Case, scale: f64) -> [Vec<f64>; 3] {
     let shape: Vec<usize> = [ROWS].iter().chain(case.1).copied().collect();
     let count = shape.iter().product();
     let x = Tensor::from_slice(&numbers(scale, 1, count), &shape, CPU).unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut ready = |_: ParamId| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model.forward(&mut pass, &x).unwrap();
-    let dy = numbers(2.0, 3, y.count());
-    let dy = Tensor::from_slice(&dy, y.shape(), CPU).unwrap();
-    let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
-    let dw = model.params.gradient(ParamId(0)).unwrap();
-    [&y, &dx, dw].map(|tensor| tensor.to_vec().unwrap())
+    in_pass(&model, true, |mut pass| {
+        let y = model.forward(&mut pass, &x).unwrap();
+        let dy = numbers(2.0, 3, y.count());
+        let dy = Tensor::from_slice(&dy, y.shape(), CPU).unwrap();
+        let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
+        let dw = model.params.gradient(ParamId(0)).unwrap();
+        [&y, &dx, dw].map(|tensor| tensor.to_vec().unwrap())
+    })
 }
 
 #[test]

@@ -3,11 +3,13 @@
 
 use ddp::models::Model;
 use ddp::models::family::{DataShape, Family};
-use ddp::nn::{CrossEntropy, Loss, Pass, PassOptions, Saved, Scratch};
+use ddp::nn::{CrossEntropy, Loss};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::Value;
 
 use crate::golden_layers::numbers;
+
+use crate::support::pass::in_pass;
 
 #[allow(dead_code)]
 #[path = "../../../examples/nanogpt.rs"]
@@ -51,23 +53,14 @@ fn nanogpt_trains_as_in_pytorch() {
         let tokens: Vec<i64> = tokens.collect();
         Tensor::from_slice(&tokens, &[ROWS, TOKENS], CPU).unwrap()
     });
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut ready = |_| Ok(());
     let count = (ROWS * TOKENS) as f64;
     for expected in golden["losses"].as_array().unwrap() {
-        let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
-        let options = PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 1,
-            position: &position,
-        };
-        let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
         let stats = Tensor::zeros(&[4], DType::F64, CPU).unwrap();
-        let y = model.forward(&mut pass, &x).unwrap();
-        let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
-        model.backward(&mut pass, &dy.unwrap()).unwrap();
+        in_pass(&model, true, |mut pass| {
+            let y = model.forward(&mut pass, &x).unwrap();
+            let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
+            model.backward(&mut pass, &dy.unwrap()).unwrap();
+        });
         let loss = stats.index(0).unwrap().item().unwrap() / count;
         let expected = expected.as_f64().unwrap();
         assert!((loss - expected).abs() < 1e-11, "{loss} {expected}");

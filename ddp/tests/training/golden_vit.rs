@@ -3,9 +3,11 @@
 
 use ddp::models::vit::{Pool, VitSpec};
 use ddp::models::{DataShape, Model, ModelSpec};
-use ddp::nn::{CrossEntropy, Loss, Pass, PassOptions, Saved, Scratch};
+use ddp::nn::{CrossEntropy, Loss};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
+
+use crate::support::pass::in_pass;
 
 const CPU: Device = Device::Cpu;
 const IMAGES: usize = 3;
@@ -74,24 +76,16 @@ fn run(pool: Pool, channels_last: bool, dtype: DType) -> Vec<(String, Vec<f64>)>
         let values = tensor(&numbers(2.0, stream, one.range.len()), &one.shape, dtype);
         params.value(one.id).copy_from(&values).unwrap();
     }
-    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
     let x = tensor(&images(channels_last), &[IMAGES, PIXELS], dtype);
     let targets = Tensor::from_slice(&[0i64, 2, 1], &[IMAGES], CPU).unwrap();
     let stats = Tensor::zeros(&[4], dtype, CPU).unwrap();
-    let y = model.forward(&mut pass, &x).unwrap();
-    let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
-    let output = wide(&y);
-    model.backward(&mut pass, &dy.unwrap()).unwrap();
+    let output = in_pass(&model, true, |mut pass| {
+        let y = model.forward(&mut pass, &x).unwrap();
+        let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
+        let output = wide(&y);
+        model.backward(&mut pass, &dy.unwrap()).unwrap();
+        output
+    });
     let total = wide(&stats);
     let mean = |of: f64| of / total[1];
     let gradients = by_id.iter().map(|one| {

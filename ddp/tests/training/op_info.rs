@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::panic::catch_unwind;
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, Init, Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use ddp::nn::{Convolution, Init, Module, Scope, Var};
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
+
+use crate::support::pass::in_pass;
 
 const CPU: Device = Device::Cpu;
 
@@ -169,19 +171,11 @@ fn passed(program: &Value, dtype: DType) -> ddp::nn::Result<Passed> {
         let to = model.params.value(ids[at]);
         to.copy_from(&tensor(values, to.shape())?)?;
     }
-    let position = Tensor::from_slice(&[1i64, 0], &[2], CPU)?;
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(CPU), Saved::default());
-    let mut ready = |_: ParamId| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model.forward(&mut pass, &tensor(&[0.0], &[1, 1])?)?;
-    model.backward(&mut pass, &tensor(&dy, y.shape())?)?;
+    let y = in_pass(&model, true, |mut pass| -> ddp::nn::Result<Tensor> {
+        let y = model.forward(&mut pass, &tensor(&[0.0], &[1, 1])?)?;
+        model.backward(&mut pass, &tensor(&dy, y.shape())?)?;
+        Ok(y)
+    })?;
     let wide = |it: &Tensor| it.to_dtype(DType::F64)?.to_vec::<f64>();
     let mut gradients = HashMap::new();
     for (at, _) in &tensors {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use ddp::models::Model;
 use ddp::nn::{
-    Convolution, CustomOp, Formula, Init, Pass, PassOptions, Result, Saved, Scope, Scratch,
+    Convolution, CustomOp, Formula, Init, Result, Scope,
     Sequential, Var,
 };
 use ddp_kernels::{DType, Device, Tensor};
+
+use crate::support::pass::in_pass;
 
 /// An output for `x`.
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
@@ -394,18 +396,7 @@ fn tried(formula: Of, rows: usize, training: bool) -> Result<Tensor> {
     );
     let model = model.unwrap();
     let x = Tensor::zeros(&[rows, 4, 6], DType::F32, Device::Cpu).unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    model.forward(&mut pass, &x)
+    in_pass(&model, training, |mut pass| model.forward(&mut pass, &x))
 }
 
 /// A model is built for a few rows. It runs for others, and in evaluation.

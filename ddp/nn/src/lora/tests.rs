@@ -6,7 +6,8 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use super::*;
 use crate::check::DerivativeCheck;
 use crate::models::Model;
-use crate::{Activate, Linear, Module, Pass, PassOptions, Saved, Scratch, Sequential};
+use crate::pass::tests::in_pass;
+use crate::{Activate, Linear, Module, Sequential};
 
 /// Layers whose B's do not start at 0, so that all derivatives matter.
 #[derive(Debug)]
@@ -98,28 +99,8 @@ fn a_block_of_b_adds_to_its_own_outputs() {
     let mut random = Random::new(3);
     let x = Tensor::randn(&[4, 5], DType::F64, Device::Cpu, &mut random).unwrap();
     let [got, expected] = [&adapted, &merged].map(|model| {
-        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-        let options = PassOptions {
-            training: false,
-            accumulate: false,
-            last: true,
-            seed: 0,
-            position: &position,
-        };
-        let mut scratch = Scratch::new(Device::Cpu);
-        let (mut saved, mut listener) = (Saved::default(), |_| Ok(()));
-        let mut pass = Pass::new(
-            &model.params,
-            &mut scratch,
-            &mut saved,
-            options,
-            &mut listener,
-        );
-        model
-            .forward(&mut pass, &x)
-            .unwrap()
-            .to_vec::<f64>()
-            .unwrap()
+        let y = in_pass(model, false, |mut pass| model.forward(&mut pass, &x));
+        y.unwrap().to_vec::<f64>().unwrap()
     });
     for (got, expected) in got.iter().zip(&expected) {
         assert!((got - expected).abs() < 1e-13, "{got} {expected}");

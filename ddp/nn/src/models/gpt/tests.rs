@@ -1,3 +1,6 @@
+mod documents;
+mod formulas;
+
 use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -5,7 +8,8 @@ use super::*;
 use crate::CrossEntropy;
 use crate::check::{DerivativeCheck, Objective};
 use crate::models::{Model, ModelSpec};
-use crate::{Module, Pass, PassOptions, Saved, Scope, Scratch, Var};
+use crate::pass::tests::in_pass;
+use crate::{Module, Scope, Var};
 
 fn tiny() -> GptSpec {
     GptSpec {
@@ -171,21 +175,12 @@ fn untrained_tokens_get_gradients_from_the_head_alone() {
     let gradients = |spec: GptSpec| {
         let layers = Box::new(spec.layers(&shape(&[5])).unwrap());
         let model = Model::new(layers, &[5], DType::F64, Device::Cpu, 1, &|_| false).unwrap();
-        let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
-        let options = crate::PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 0,
-            position: &position,
-        };
-        let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
-        let mut ready = |_| Ok(());
         let params = &model.params;
-        let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
         let tokens = Tensor::from_slice(&[2i64, 3, 2, 1, 0], &[1, 5], Device::Cpu).unwrap();
-        let y = model.forward(&mut pass, &tokens).unwrap();
-        model.backward(&mut pass, &y).unwrap();
+        in_pass(&model, true, |mut pass| {
+            let y = model.forward(&mut pass, &tokens).unwrap();
+            model.backward(&mut pass, &y).unwrap();
+        });
         let mut all = model.params.gradients().to_vec::<f64>().unwrap();
         let table = params.find("embedding.tokens.weight").unwrap();
         let rows: Vec<f64> = all.drain(table.range.clone()).collect();
@@ -352,24 +347,9 @@ fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_toke
     let families = families(&size);
     for spec in [size, llama, relu2].into_iter().chain(families) {
         let model = built(&spec, 7);
-        let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
-        let options = crate::PassOptions {
-            training: false,
-            accumulate: false,
-            last: true,
-            seed: 0,
-            position: &position,
-        };
-        let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
-        let mut ready = |_| Ok(());
-        let params = &model.params;
-        let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
         let x = Tensor::from_slice(&tokens, &[1, 20], Device::Cpu).unwrap();
-        let whole = model
-            .forward(&mut pass, &x)
-            .unwrap()
-            .to_vec::<f32>()
-            .unwrap();
+        let whole = in_pass(&model, false, |mut pass| model.forward(&mut pass, &x));
+        let whole = whole.unwrap().to_vec::<f32>().unwrap();
         let vocabulary = whole.len() / 20;
         let mut one_by_one = crate::Decoder::new(&model, 20).unwrap();
         for (index, expected) in whole.chunks(vocabulary).enumerate() {
@@ -383,218 +363,5 @@ fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_toke
         }
         assert_eq!(one_by_one.room(), 0);
         assert!(crate::Decoder::new(&model, 21).is_err());
-    }
-}
-
-/// The sum of the losses of these rows of tokens, and the gradients of all parameters.
-fn loss_and_gradients(spec: &GptSpec, inputs: &[i64], targets: &[i64]) -> (f64, Vec<f64>) {
-    let context = [spec.context];
-    let shape = DataShape {
-        documents: true,
-        ..shape(&context)
-    };
-    let layers = Box::new(spec.layers(&shape).unwrap());
-    let model = Model::new(layers, &context, DType::F64, Device::Cpu, 1, &|_| false).unwrap();
-    of_rows(&model, spec.context, inputs, targets)
-}
-
-/// The same of a model, for rows of so many tokens.
-fn of_rows(model: &Model, length: usize, inputs: &[i64], targets: &[i64]) -> (f64, Vec<f64>) {
-    let of =
-        |values: &[i64]| Tensor::from_slice(values, &[values.len() / length, length], Device::Cpu);
-    let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
-    let options = crate::PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 0,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
-    let (mut ready, params) = (|_| Ok(()), &model.params);
-    let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model.forward(&mut pass, &of(inputs).unwrap()).unwrap();
-    let stats = Tensor::zeros(&[crate::loss::STATS], DType::F64, Device::Cpu).unwrap();
-    let of_loss = [&y, &of(targets).unwrap(), &stats];
-    let loss = CrossEntropy::default();
-    let dy = model.loss_gradient(&mut pass, &loss, of_loss).unwrap();
-    model.backward(&mut pass, &dy).unwrap();
-    let gradients = params.gradients().to_vec().unwrap();
-    (stats.index(0).unwrap().item().unwrap(), gradients)
-}
-
-/// Also where backward computes blocks again.
-#[test]
-fn documents_in_one_row_have_the_loss_and_the_gradients_that_they_have_in_rows_of_their_own() {
-    const LENGTHS: [usize; 3] = [7, 1, 12];
-    let token = |index: usize| (index * 5 % 7) as i64;
-    for recompute in [RecomputeKind::None, RecomputeKind::Block] {
-        let spec = GptSpec {
-            layers: 2,
-            context: 20,
-            position: PositionKind::Rope,
-            recompute,
-            ..tiny()
-        };
-        let (mut packed, mut alone) = (Vec::new(), Vec::new());
-        let (mut packed_targets, mut alone_targets) = (Vec::new(), Vec::new());
-        for length in LENGTHS {
-            let begin = packed.len();
-            let tokens: Vec<i64> = (begin..begin + length).map(token).collect();
-            let targets = (begin..begin + length).map(|index| token(3 * index + 1));
-            packed.extend(tokens.iter().map(|token| token | ((begin as i64) << 32)));
-            packed_targets.extend(targets.clone());
-            alone.extend(tokens.iter().copied().chain(vec![0; 20 - length]));
-            alone_targets.extend(targets.chain(vec![-100; 20 - length]));
-        }
-        let (loss, gradients) = loss_and_gradients(&spec, &packed, &packed_targets);
-        let (expected, expected_gradients) = loss_and_gradients(&spec, &alone, &alone_targets);
-        assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
-        let pairs = gradients.iter().zip(&expected_gradients);
-        let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        // Turned by other angles, queries and keys round otherwise.
-        assert!(apart < 1e-7, "{apart}");
-        let joined: Vec<i64> = packed.iter().map(|code| code & 0xffff_ffff).collect();
-        let (other, _) = loss_and_gradients(&spec, &joined, &packed_targets);
-        assert!(
-            (other - expected).abs() > 1e-3,
-            "one document: {other} {expected}"
-        );
-    }
-    let learned = GptSpec {
-        context: 20,
-        ..tiny()
-    };
-    let shape = DataShape {
-        documents: true,
-        ..shape(&[20])
-    };
-    let layers = Box::new(learned.layers(&shape).unwrap());
-    let error = Model::new(layers, &[20], DType::F64, Device::Cpu, 1, &|_| false).unwrap_err();
-    assert!(
-        error.to_string().contains("expected rotary positions"),
-        "{error}"
-    );
-}
-
-#[test]
-fn rows_without_the_end_of_their_padding_have_the_loss_and_the_gradients_of_padded_ones() {
-    let size = GptSpec {
-        layers: 2,
-        context: 20,
-        ..tiny()
-    };
-    let recomputed = GptSpec {
-        recompute: RecomputeKind::Block,
-        ..size.clone()
-    };
-    for spec in [size.clone(), recomputed]
-        .into_iter()
-        .chain(families(&size))
-    {
-        let layers = Box::new(spec.layers(&shape(&[20])).unwrap());
-        let model = Model::new(layers, &[20], DType::F64, Device::Cpu, 1, &|_| false).unwrap();
-        let row = |length: usize, of: &dyn Fn(usize) -> i64, padding: i64| -> Vec<i64> {
-            // The second of two rows is shorter.
-            let rows = [9, 4].map(|used| (0..length).map(move |at| (at, at < used)));
-            let all = rows.into_iter().flatten();
-            all.map(|(at, is_used)| if is_used { of(at) } else { padding })
-                .collect()
-        };
-        let both = |length: usize| {
-            let inputs = row(length, &|at| (at * 5 % 7) as i64, 3);
-            let targets = row(length, &|at| (at * 3 % 7) as i64, -100);
-            of_rows(&model, length, &inputs, &targets)
-        };
-        let (expected, expected_gradients) = both(20);
-        for length in [9, 12, 20] {
-            // Lengths take turns, and what one leaves in memory changes no other.
-            let (loss, gradients) = both(length);
-            assert!(
-                (loss - expected).abs() < 1e-12,
-                "{length} {loss} {expected}"
-            );
-            let pairs = gradients.iter().zip(&expected_gradients);
-            let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(apart < 1e-12, "{spec:?}: {length} {apart}");
-        }
-        assert!(expected_gradients.iter().any(|one| one.abs() > 1e-3));
-    }
-}
-
-/// A transformer as a user writes it, of the operations of formulas.
-#[derive(Debug)]
-struct Own(usize);
-
-impl Module for Own {
-    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        let (width, time) = (8, x.size(1));
-        let attention = Attention {
-            time,
-            heads: 4,
-            kv_heads: 4,
-            head_size: width / 4,
-            causal: true,
-            scale: None,
-            window: None,
-            cap: None,
-        };
-        let tie = Tie::new();
-        let embedding = Embedding::new(7, width).with_positions(5).tied(&tie);
-        let mut x = m.layer("embedding", x, embedding);
-        for block in 0..self.0 {
-            x = m.within(&format!("{block}"), |m| {
-                let normed = m.layer_norm("norm_1", &x);
-                let qkv = m.linear("qkv", &normed, 3 * width);
-                let mixed = m.attention(&qkv, attention);
-                let x = &x + m.linear("out", &mixed, width);
-                let normed = m.layer_norm("norm_2", &x);
-                let hidden = m.linear("up", &normed, 6).gelu_tanh();
-                x + m.linear("down", &hidden, width)
-            });
-        }
-        let x = m.layer_norm("norm", &x);
-        m.layer("head", &x, Head::new(7).tied(&tie))
-    }
-
-    fn input_dtype(&self) -> Option<DType> {
-        Some(DType::I64)
-    }
-}
-
-/// How many operations run forward and backward in training.
-fn runs(layers: Box<dyn Module>) -> [usize; 2] {
-    let model = Model::new(layers, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let mut ready = |_| Ok(());
-    let pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let tokens = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 0, 1, 2, 3], &[2, 5], Device::Cpu);
-    model
-        .forward(&mut pass.leaving_head(true), &tokens.unwrap())
-        .unwrap();
-    model.run_counts()
-}
-
-#[test]
-fn a_transformer_of_ones_own_has_as_many_operations_as_the_family() {
-    for layers in [1, 3] {
-        let spec = GptSpec {
-            layers,
-            kv_heads: 0,
-            ..tiny()
-        };
-        let family = runs(Box::new(spec.layers(&shape(&[5])).unwrap()));
-        assert_eq!(runs(Box::new(Own(layers))), family);
-        // Of a block two norms with sums, four linear layers with their activation, attention;
-        // backward two of each linear layer, one that computes GELU again, three of each norm.
-        assert_eq!(family, [7 * layers + 2, 16 * layers + 6], "{layers} layers");
     }
 }
