@@ -1,0 +1,90 @@
+//! How a job ends, and with which exit code.
+
+use super::*;
+
+#[test]
+fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() {
+    for (said, code) in [(Some(74), 74), (Some(0), 0), (None, 77)] {
+        let mut job = trains(&[1, 1]);
+        said.iter()
+            .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
+        let why = "it does not answer".into();
+        job.happens(JobEvent::HostLost { host: 1, why });
+        assert_eq!(job.state.exit_code(), code, "{said:?}");
+    }
+}
+
+/// It was 130, the code of the signal.
+#[test]
+fn a_job_that_is_asked_to_stop_and_killed_has_the_code_that_a_rank_has_said_before() {
+    for (said, code) in [(Some(74), 74), (None, 130)] {
+        let mut job = trains(&[0, 0]);
+        job.happens(JobEvent::Signal(libc::SIGINT));
+        said.iter()
+            .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
+        job.at_s(1000);
+        assert_eq!(job.signals().last(), Some(&libc::SIGKILL));
+        assert_eq!(job.state.exit_code(), code, "{said:?}");
+    }
+}
+
+#[test]
+fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
+    let mut job = trains(&[0, 0]);
+    job.says(1, ToLauncher::Ends(65));
+    job.says(0, ToLauncher::Ends(0));
+    job.ends(1, End::Code(65));
+    job.at_s(1);
+    assert_eq!(job.starts(), [0, 1], "none is started again");
+    job.ends(0, KILLED);
+    assert!(!job.state.goes_on());
+    assert_eq!(job.state.exit_code(), 65);
+    // How a rank ends after the job has done its work does not matter.
+    let mut job = trains(&[0, 0]);
+    job.says(1, ToLauncher::Ends(0));
+    job.ends(0, KILLED);
+    job.ends(1, End::Code(0));
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 0));
+}
+
+#[test]
+fn a_job_of_which_no_rank_is_left_ends_with_77() {
+    let mut job = trains(&[0, 0]);
+    job.state.rules.restarts = 0;
+    job.ends(0, KILLED);
+    assert!(job.state.goes_on());
+    job.ends(1, KILLED);
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+}
+
+#[test]
+fn a_second_ctrl_c_ends_all_within_three_seconds() {
+    for (second, seconds) in [(libc::SIGINT, 4), (libc::SIGTERM, 60)] {
+        let mut job = trains(&[0, 0]);
+        job.happens(JobEvent::Signal(libc::SIGINT));
+        job.at_s(1);
+        job.happens(JobEvent::Signal(second));
+        assert_eq!(job.signals(), [libc::SIGINT, second]);
+        job.at_s(seconds - 1);
+        assert_eq!(job.signals(), [0; 0]);
+        job.at_s(seconds);
+        assert_eq!(job.signals(), [libc::SIGKILL]);
+        [0, 1].iter().for_each(|&rank| job.ends(rank, KILLED));
+        assert_eq!(job.state.exit_code(), of_signal(libc::SIGINT));
+    }
+}
+
+#[test]
+fn a_signal_to_one_rank_stops_the_job_and_none_is_started_again() {
+    for end in [End::Code(EXIT_STOPPED), End::Signal(libc::SIGTERM)] {
+        let mut job = trains(&[0, 0, 0]);
+        job.ends(2, KILLED);
+        job.starts();
+        job.ends(1, end);
+        assert_eq!(job.signals(), [libc::SIGTERM]);
+        job.at_s(1);
+        assert_eq!(job.starts(), [0; 0]);
+        job.ends(0, End::Code(EXIT_STOPPED));
+        assert_eq!(job.state.exit_code(), EXIT_STOPPED);
+    }
+}
