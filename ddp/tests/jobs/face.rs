@@ -1,6 +1,9 @@
 //! Settings from files and the environment, options that print instead of training, TensorBoard
 //! files, and `doctor`.
 
+mod completion;
+mod dry_runs;
+
 use std::fs;
 
 use serde_json::Value;
@@ -16,85 +19,6 @@ fn json_lines(text: &str) -> Vec<Value> {
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
         .collect()
-}
-
-/// What is typed after `ddp-train`, and what its last word becomes.
-const COMPLETED: [(&str, &str); 7] = [
-    ("tokeni", "tokenize"),
-    ("eval --checkp", "--checkpoint"),
-    ("bench mlp --lay", "--layers"),
-    ("--model gpt-t", "gpt-tiny"),
-    ("train --device au", "auto"),
-    ("resume out --activation gelu-", "gelu-tanh"),
-    ("predict --log-level war", "warn"),
-];
-
-/// The last words that a shell's script prints after completing the lines of `COMPLETED`.
-#[track_caller]
-fn assert_completes(shell: &str, script: &str) {
-    let folder = Folder::new(shell);
-    let typed = COMPLETED.map(|(typed, _)| typed);
-    let ended = std::process::Command::new(shell)
-        .current_dir(folder.path())
-        .args(["-c", script, shell, &program()])
-        .args(typed)
-        .output();
-    let ended = match ended {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            ddp_slice::skip(&format!("no {shell}"));
-            return;
-        }
-        ended => ended.unwrap(),
-    };
-    let lines = String::from_utf8(ended.stdout).unwrap();
-    let last = lines
-        .lines()
-        .map(|line| line.split(' ').next_back().unwrap_or_default());
-    let last: Vec<&str> = last.collect();
-    assert_eq!(last, COMPLETED.map(|(_, completed)| completed), "{lines}");
-}
-
-#[test]
-fn bash_completes_commands_flags_and_values() {
-    assert_completes(
-        "bash",
-        "source <(\"$1\" completions bash); shift
-        for line; do
-            COMP_WORDS=(ddp-train $line)
-            COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
-            _ddp__train ddp-train \"${COMP_WORDS[-1]}\" \"${COMP_WORDS[-2]}\"
-            echo \"${COMPREPLY[*]}\"
-        done",
-    );
-}
-
-#[test]
-fn bash_completes_files_itself_where_a_path_stands() {
-    let script = "source <(\"$1\" completions bash); COMP_WORDS=(ddp-train watch '') COMP_CWORD=2
-        _ddp__train ddp-train '' watch; echo \"${COMPREPLY[*]}\"";
-    let ended = std::process::Command::new("bash")
-        .args(["-c", script, "bash", &program()])
-        .output();
-    assert_eq!(
-        ended.unwrap().stdout,
-        b"\n",
-        "no flags, so the shell's default counts"
-    );
-}
-
-#[test]
-fn zsh_completes_commands_flags_and_values() {
-    // An interactive shell in which a tab is pressed. What it then runs keeps its words.
-    assert_completes(
-        "zsh",
-        "zmodload zsh/zpty; zpty shell zsh -f
-        zpty -w shell \"autoload -Uz compinit; compinit -u -D; source <($1 completions zsh)\"
-        zpty -w shell 'ddp-train() { print -r -- $* >>words }'; shift
-        for line; do zpty -w -n shell \"ddp-train $line\"$'\\t\\r'; done
-        zpty -w shell exit
-        while zpty -r shell seen; do :; done
-        cat words",
-    );
 }
 
 #[test]
@@ -118,82 +42,6 @@ fn settings_come_from_a_file_the_environment_and_flags_in_this_order() {
         (&32.into(), &4.into())
     );
     assert_eq!(start["config"]["lr"], 0.25);
-}
-
-#[test]
-fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
-    let folder = Folder::new("dry");
-    let ended = folder.together(&format!("{QUICK} --dry-run")).run();
-    assert_eq!(ended.exit_code(), Some(0), "{ended}");
-    for part in [
-        "256 rows to train on",
-        "8 steps, 8 an epoch",
-        "the model of a rank: parameters",
-        "of host memory at the peak",
-        "a checkpoint:",
-        "nothing was trained",
-    ] {
-        assert!(ended.stdout.contains(part), "{part} in {ended}");
-    }
-    assert!(!folder.out().exists(), "{ended}");
-    // What would be refused is refused.
-    folder.together(QUICK).run().assert_well();
-    let ended = folder.together(&format!("{QUICK} --dry-run")).run();
-    assert!(
-        ended.assert_fails(2).contains("holds a run already"),
-        "{ended}"
-    );
-    let ended = folder
-        .alone("--dry-run --data nowhere.csv --out elsewhere")
-        .run();
-    assert!(ended.assert_fails(74).contains("nowhere.csv"), "{ended}");
-}
-
-/// The sum of parameters, gradients and moments was a tenth of what runs took.
-#[test]
-fn a_dry_run_states_the_peak_memory_within_10_percent_and_no_time_on_the_cpu() {
-    for dtype in ["f32", "bf16"] {
-        let folder = Folder::new("dry-memory");
-        let words = format!(
-            "--data glyphs,rows=500,held-out=100 --hidden 1500,1500 --steps 4 --dtype {dtype} \
-             --out OUT"
-        );
-        let ended = folder.alone(&format!("{words} --dry-run")).run();
-        let (_, memory) = ended
-            .stdout
-            .split_once("memory of a rank: about ")
-            .expect("it is stated");
-        let (stated_mb, rest) = memory.split_once(" MB").expect("it is in MB");
-        assert!(rest.starts_with(" of host memory at the peak"), "{ended}");
-        assert!(!ended.stdout.contains("a step ("), "{ended}");
-        let stated_mb: f64 = stated_mb.parse().unwrap();
-        folder.alone(&words).run().assert_well();
-        let measured_mb = number(folder.metrics_log().all("end")[0], "peak_mb");
-        let ratio = measured_mb / stated_mb;
-        assert!(
-            (0.9..=1.1).contains(&ratio),
-            "{dtype}: {measured_mb} MB of {stated_mb} MB"
-        );
-    }
-}
-
-#[test]
-fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
-    let folder = Folder::new("dry-on");
-    folder
-        .alone(&format!("{EXTENSIBLE} --steps 8"))
-        .run()
-        .assert_well();
-    let log = fs::read(folder.out().join("metrics.jsonl")).unwrap();
-    let ended = folder
-        .alone(&format!("{EXTENSIBLE} --steps 20 --resume auto --dry-run"))
-        .run();
-    assert_eq!(ended.exit_code(), Some(0), "{ended}");
-    assert!(
-        ended.stdout.contains("20 steps, of which 8 are done"),
-        "{ended}"
-    );
-    assert_eq!(fs::read(folder.out().join("metrics.jsonl")).unwrap(), log);
 }
 
 #[test]
@@ -457,46 +305,6 @@ fn settings_of_any_content_are_printed_and_read_back() {
         "{ended}"
     );
     assert!(!folder.out().exists());
-}
-
-#[test]
-fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
-    let folder = Folder::new("dry-out");
-    fs::write(folder.path().join("file"), "").unwrap();
-    let words = QUICK.replace("--out OUT", "--dry-run");
-    // Not even root can make folders in /proc.
-    for out in ["file", "file/run", "/proc/run", "/proc/self/run/1"] {
-        let ended = folder.alone(&format!("{words} --out {out}")).run();
-        assert!(
-            ended
-                .assert_fails(74)
-                .contains(&format!("cannot write in {out}:")),
-            "{ended}"
-        );
-    }
-    let ended = folder.alone(&format!("{words} --out a/b/c")).run();
-    assert!(
-        ended
-            .stdout
-            .ends_with("nothing was trained, and nothing written but caches of tables and kernels (--dry-run)\n"),
-        "{ended}"
-    );
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{ended}");
-
-    let rows: String = (0..64)
-        .map(|row| format!("{row},{},{}\n", row % 7, row % 2))
-        .collect();
-    fs::write(folder.path().join("rows.csv"), format!("a,b,kind\n{rows}")).unwrap();
-    let ended = folder
-        .alone("--data rows.csv --hidden 4 --epochs 1 --dry-run --out OUT")
-        .run();
-    assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
-    assert!(
-        ended
-            .stdout
-            .contains("nothing written but caches of tables and kernels"),
-        "{ended}"
-    );
 }
 
 #[test]

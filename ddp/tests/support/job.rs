@@ -5,17 +5,22 @@
 //! Waits here check for what they wait for, and fail with the job's output if the job ends before,
 //! or after a long time limit.
 
+mod ended;
+mod folder;
+mod turn;
+
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::ended::Ended;
+pub(crate) use self::folder::Folder;
+use self::turn::Turn;
 use crate::support::metrics_log::MetricsLog;
 use crate::support::processes::*;
 use crate::support::random::mixed;
@@ -44,278 +49,6 @@ const WITHOUT_GPUS: [(&str, &str); 2] = [("CUDA_VISIBLE_DEVICES", ""), ("SIMCUDA
 
 /// Where processes have the mark of their job.
 const MARK: &str = "DDP_JOB_MARK";
-
-/// A folder for the jobs of one test, removed with everything in it.
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new(name: &str) -> Folder {
-        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
-        // Of one width, so that no path is the beginning of another.
-        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!(
-            "ddp-jobs-{}-{number:04}-{name}",
-            std::process::id()
-        ));
-        std::fs::create_dir(&path).expect("the temporary folder can be written");
-        Folder(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Where its runs go.
-    pub(crate) fn out(&self) -> PathBuf {
-        self.0.join("out")
-    }
-
-    /// One process, with these arguments.
-    pub(crate) fn alone(&self, words: &str) -> Job {
-        self.job(Command::new(program()), words, false)
-    }
-
-    /// One process that a shell becomes after `before`.
-    pub(crate) fn in_shell(&self, before: &str, words: &str) -> Job {
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("{before}\nexec \"$@\""), "sh", &program()]);
-        self.job(command, words, false)
-    }
-
-    /// Ranks under `mpirun`, or started by the program itself: DDP_TEST_LAUNCHER says which.
-    pub(crate) fn ranks(&self, count: usize, words: &str) -> Job {
-        #[cfg(feature = "mpi")]
-        if std::env::var("DDP_TEST_LAUNCHER").as_deref() != Ok("own") {
-            return self.each(&[(count, words)]);
-        }
-        self.started(count, words)
-    }
-
-    /// Ranks that the program itself starts.
-    pub(crate) fn started(&self, count: usize, words: &str) -> Job {
-        let words = format!("{words} --ranks {count}");
-        self.job(Command::new(program()), &words, true)
-    }
-
-    /// Ranks that the program starts on hosts, as in `--hosts a:2,b:1`, which are names of this
-    /// machine: instead of ssh a script runs that begins with `script`.
-    pub(crate) fn started_on(&self, hosts: &str, script: &str, words: &str) -> Job {
-        let ssh = self.script(
-            "ssh.sh",
-            &format!(
-                "host=$1; shift\n{script}\n\
-                 export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' DDP_TEST_HOST=$host\nexec sh -c \"$*\""
-            ),
-        );
-        let job = self.job(Command::new(program()), &format!("{words} {hosts}"), true);
-        job.env("DDP_SSH", ssh.to_str().expect("the folder's name is UTF-8"))
-    }
-
-    /// Ranks under `mpirun`: this many with these words, that many with those.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
-        let parts: Vec<_> = parts
-            .iter()
-            .map(|(count, words)| (format!("-n {count}"), *words))
-            .collect();
-        self.under_mpirun("--bind-to none", &parts)
-    }
-
-    /// Ranks under `mpirun`, one in each of these folders below this one, all with these words.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn in_folders(&self, names: &[&str], words: &str) -> Job {
-        let place = |name: &&str| (format!("-n 1 -wdir {}", self.0.join(name).display()), words);
-        self.under_mpirun(
-            "--bind-to none",
-            &names.iter().map(place).collect::<Vec<_>>(),
-        )
-    }
-
-    /// Ranks under `mpirun`, as it binds them by itself.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn bound_ranks(&self, count: usize, words: &str) -> Job {
-        self.under_mpirun("", &[(format!("-n {count}"), words)])
-    }
-
-    /// A rank on each of these hosts, in a folder named after the host: one machine stands in for
-    /// several. Relative paths in `words` are per host.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn on_hosts(&self, hosts: &[&str], words: &str) -> Job {
-        let mut command = mpirun();
-        command.args(["--oversubscribe", "--bind-to", "none"]);
-        for (index, host) in hosts.iter().enumerate() {
-            if index > 0 {
-                command.arg(":");
-            }
-            let folder = self.0.join(host);
-            std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
-            command.args(["-n", "1", "-wdir"]).arg(folder).args([
-                "-x",
-                &format!("DDP_TEST_HOST={host}"),
-                &program(),
-            ]);
-            command.args(self.words(words));
-        }
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        self.job(command, "", true)
-    }
-
-    /// Ranks under `mpirun`; each runs its own program, with these words.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn programs(&self, programs: &[&Path], words: &str) -> Job {
-        let mut command = mpirun();
-        command.args(["--oversubscribe", "--bind-to", "none"]);
-        for program in programs {
-            command.args(["-n", "1"]).arg(program);
-            command.args(self.words(words)).arg(":");
-        }
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        self.job(command, "", true)
-    }
-
-    /// A program in this folder that does `before` and then becomes `ddp-train`.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn program_after(&self, name: &str, before: &str) -> PathBuf {
-        self.script(name, &format!("{before}\nexec {} \"$@\"", program()))
-    }
-
-    /// An executable shell script in this folder.
-    pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        ddp_slice::write_executable(&path, format!("#!/bin/sh\n{text}\n").as_bytes());
-        path
-    }
-
-    #[cfg(feature = "mpi")]
-    fn under_mpirun(&self, options: &str, parts: &[(String, &str)]) -> Job {
-        let mut command = mpirun();
-        command
-            .arg("--oversubscribe")
-            .args(options.split_whitespace());
-        for (index, (place, words)) in parts.iter().enumerate() {
-            if index > 0 {
-                command.arg(":");
-            }
-            command
-                .args(place.split_whitespace())
-                .arg(program())
-                .args(self.words(words));
-        }
-        // Test machines are often containers, in which everybody is root.
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        self.job(command, "", true)
-    }
-
-    /// Two ranks.
-    pub(crate) fn together(&self, words: &str) -> Job {
-        self.ranks(2, words)
-    }
-
-    fn words(&self, words: &str) -> Vec<String> {
-        let out = self.out().display().to_string();
-        words
-            .split_whitespace()
-            .map(|word| word.replace("OUT", &out))
-            .collect()
-    }
-
-    fn job(&self, mut command: Command, words: &str, of_ranks: bool) -> Job {
-        command.args(self.words(words));
-        let mut command = hearing_all_signals(command);
-        command.current_dir(&self.0);
-        // What these tests were started under is not what their jobs are started under.
-        let others = [
-            "SLURM_",
-            "OMPI_COMM_",
-            "PMI",
-            "PBS_",
-            "WORLD_SIZE",
-            "RANK",
-            "MASTER_",
-            "DDP_JOB",
-            "DDP_TEST_",
-            "RUST_BACKTRACE",
-            "RUST_LIB_",
-        ];
-        for (name, _) in std::env::vars_os() {
-            if others
-                .iter()
-                .any(|other| name.to_string_lossy().starts_with(other))
-            {
-                command.env_remove(name);
-            }
-        }
-        command.envs(WITHOUT_GPUS);
-        Job {
-            command,
-            folder: self.0.clone(),
-            of_ranks,
-        }
-    }
-
-    /// The metrics log of the run in `out`, every line of which parses.
-    pub(crate) fn metrics_log(&self) -> MetricsLog {
-        MetricsLog::read(&self.out())
-    }
-
-    /// The files below the folder with their bytes and modification times; folders have no bytes.
-    pub(crate) fn tree(&self) -> Vec<(PathBuf, Option<Vec<u8>>, std::time::SystemTime)> {
-        let mut tree = Vec::new();
-        let mut folders = vec![self.0.clone()];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).expect("it is there") {
-                let path = entry.expect("it can be listed").path();
-                let about = path.metadata().expect("it is there");
-                let bytes = about
-                    .is_file()
-                    .then(|| std::fs::read(&path).expect("it can be read"));
-                if bytes.is_none() {
-                    folders.push(path.clone());
-                }
-                tree.push((
-                    path,
-                    bytes,
-                    about.modified().expect("the file system keeps times"),
-                ));
-            }
-        }
-        tree.sort();
-        tree
-    }
-
-    /// The checkpoint of a step of the run in `out`.
-    pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
-        self.out().join(format!("checkpoints/step-{step:08}"))
-    }
-
-    /// Flips a bit in the middle of the model that was saved after a step.
-    pub(crate) fn damage_model(&self, step: u64) {
-        let path = self.checkpoint(step).join("model.safetensors");
-        let mut bytes = std::fs::read(&path).expect("the model was saved");
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 0x10;
-        std::fs::write(&path, bytes).expect("the folder can be written");
-    }
-
-    /// The names in the folder of checkpoints; none if there is no such folder.
-    pub(crate) fn checkpoints(&self) -> Vec<String> {
-        names_in(&self.out().join("checkpoints"))
-            .into_iter()
-            .collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A job that is to be started.
 pub(crate) struct Job {
@@ -364,13 +97,6 @@ impl Said {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
     }
-}
-
-/// A job that has ended.
-pub(crate) struct Ended {
-    status: ExitStatus,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 impl Job {
@@ -676,31 +402,6 @@ fn mpirun() -> Command {
     command
 }
 
-/// Jobs under `mpirun` that run at a time. More than one, because a job that has failed mostly
-/// waits: `mpirun` takes a second to reap its ranks. Few enough for two cores.
-const TURNS: usize = 3;
-static TAKEN: Mutex<usize> = Mutex::new(0);
-static GIVEN_BACK: Condvar = Condvar::new();
-
-struct Turn;
-
-impl Turn {
-    fn wait_for() -> Turn {
-        let taken = TAKEN.lock().expect("nothing panics under this lock");
-        *GIVEN_BACK
-            .wait_while(taken, |taken| *taken == TURNS)
-            .expect("nothing panics under this lock") += 1;
-        Turn
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        *TAKEN.lock().expect("nothing panics under this lock") -= 1;
-        GIVEN_BACK.notify_one();
-    }
-}
-
 /// The command, which hears all signals. Processes that a script starts in the background ignore
 /// Ctrl-C, under nohup a closed terminal, and children inherit that.
 fn hearing_all_signals(command: Command) -> Command {
@@ -716,56 +417,6 @@ fn hearing_all_signals(command: Command) -> Command {
         };
     }
     hearing
-}
-
-impl Ended {
-    /// As the program, or `mpirun`, gave it; none if a signal ended it.
-    pub(crate) fn exit_code(&self) -> Option<i32> {
-        self.status.code()
-    }
-
-    /// The signal that ended it.
-    pub(crate) fn signal(&self) -> Option<i32> {
-        self.status.signal()
-    }
-
-    /// The lines in which the job says why it ended.
-    pub(crate) fn causes(&self) -> Vec<&str> {
-        self.stderr
-            .lines()
-            .filter(|line| line.starts_with("ddp-train:"))
-            .collect()
-    }
-
-    /// It did what it should.
-    #[track_caller]
-    pub(crate) fn assert_well(&self) {
-        assert_eq!(self.exit_code(), Some(0), "{self}");
-        assert!(self.causes().is_empty(), "{self}");
-    }
-
-    /// It ended with this code and said why in one line. That line.
-    #[track_caller]
-    pub(crate) fn assert_fails(&self, exit_code: i32) -> &str {
-        assert_eq!(self.exit_code(), Some(exit_code), "{self}");
-        assert_eq!(self.stdout, "", "{self}");
-        let [cause] = self.causes()[..] else {
-            panic!("one line says why: {self}")
-        };
-        cause
-    }
-}
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}\n{}\n{}",
-            self.status,
-            self.stdout.trim(),
-            self.stderr.trim()
-        )
-    }
 }
 
 /// Checks all cases at the same time.
