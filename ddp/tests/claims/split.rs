@@ -1,6 +1,13 @@
 //! What a step over several devices promises. The including file says on which devices the parts
 //! may be (`places`); `turn` is held while a test runs.
 
+#[path = "split/nonfinite.rs"]
+mod nonfinite;
+#[path = "split/recipes.rs"]
+mod recipes;
+#[path = "split/saved.rs"]
+mod saved;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,261 +30,17 @@ use ddp_kernels::ops::Activation;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
+pub(crate) use self::recipes::{Place, Recipe};
 use super::places;
 use crate::support::random::uniform;
 use crate::support::training::{Rows, on_ranks, state};
 use crate::turn;
-
-/// Where the parts of each rank lie.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) ranks: usize,
-    /// By rank.
-    pub(crate) devices: Vec<Vec<Device>>,
-}
-
-/// One way of training.
-#[derive(Clone)]
-pub(crate) struct Recipe {
-    pub(crate) data: Arc<Rows>,
-    pub(crate) hidden: Vec<usize>,
-    pub(crate) activation: Activation,
-    pub(crate) dropout: f64,
-    pub(crate) batch: u64,
-    pub(crate) micro: Option<usize>,
-    pub(crate) rule: Rule,
-    pub(crate) clip_norm: f64,
-    pub(crate) frozen: &'static str,
-    pub(crate) reduce_dtype: DType,
-    pub(crate) zero: bool,
-    /// Whether layers "2", "4" and "6" are tied, of 40 inputs and outputs each.
-    pub(crate) tied: bool,
-    /// Whether all layers are in one module.
-    pub(crate) own: bool,
-    /// Of values and gradients.
-    pub(crate) dtype: DType,
-    /// Into how many shards batches are cut.
-    pub(crate) shards: Option<usize>,
-}
 
 const GROUPS: [&str; 4] = ["part 0", "part 1", "part 2", "part 3"];
 const STEPS: u64 = 12;
 const RATE: f64 = 0.01;
 pub(crate) const FEATURES: usize = 6;
 pub(crate) const OUTPUTS: usize = 4;
-
-/// Four layers, past two of which their input goes.
-#[derive(Debug)]
-struct OwnModule {
-    dropout: f64,
-}
-
-impl Module for OwnModule {
-    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
-        let mut x = m.layer("0", x, Linear::new(40));
-        for name in ["2", "4"] {
-            let inner = m.layer(name, &x, Linear::new(40)).gelu();
-            x = x + m.layer(&format!("{name}.drop"), &inner, Dropout::new(self.dropout));
-        }
-        m.layer("6", &x, Linear::new(OUTPUTS))
-    }
-}
-
-impl Recipe {
-    /// Four layers on rows of numbers; whole batches, but for the last of an epoch.
-    pub(crate) fn new(task: TaskSpec) -> Recipe {
-        Recipe {
-            data: Arc::new(Rows::new(40, FEATURES, task, uniform)),
-            hidden: vec![40, 40, 24],
-            activation: Activation::Relu,
-            dropout: 0.0,
-            batch: 12,
-            micro: None,
-            rule: Rule::adamw(),
-            clip_norm: 0.0,
-            frozen: "nothing",
-            reduce_dtype: DType::F32,
-            zero: false,
-            tied: false,
-            own: false,
-            dtype: DType::F32,
-            shards: None,
-        }
-    }
-
-    /// The same with a weight that three layers share, the first of which is "2".
-    pub(crate) fn tied(self) -> Recipe {
-        Recipe { tied: true, ..self }
-    }
-
-    fn layers(&self) -> Sequential {
-        if self.own {
-            let dropout = self.dropout;
-            return Sequential::new().then(OwnModule { dropout });
-        }
-        let (hidden, activation) = (self.hidden.clone(), self.activation);
-        if !self.tied {
-            let (outputs, dropout) = (OUTPUTS, self.dropout);
-            return Mlp {
-                hidden,
-                outputs,
-                activation,
-                dropout,
-            }
-            .layers();
-        }
-        let tie = Tie::new();
-        let mut layers = Sequential::new().then(Linear::new(40));
-        for tied in 0..3 {
-            layers = layers.then(Activate::new(activation));
-            if self.dropout > 0.0 {
-                layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
-            }
-            let linear = Linear::new(40).tied(&tie);
-            // A later layer says that its weight is a hidden matrix, for Muon.
-            layers = layers.then(if tied == 0 { linear.outer() } else { linear });
-        }
-        layers
-            .then(Activate::new(activation))
-            .then(Linear::new(OUTPUTS).outer())
-    }
-
-    pub(crate) fn regression() -> Recipe {
-        Recipe::new(TaskSpec::Regression { outputs: OUTPUTS })
-    }
-
-    fn classification() -> Recipe {
-        Recipe::new(TaskSpec::numbered_classes(OUTPUTS))
-    }
-
-    /// The step of a rank over these devices.
-    pub(crate) fn step(&self, devices: &[Device], world: &World) -> Result<Step> {
-        self.step_with(devices, world, GraphChoice::Auto)
-    }
-
-    pub(crate) fn step_with(
-        &self,
-        devices: &[Device],
-        world: &World,
-        graph: GraphChoice,
-    ) -> Result<Step> {
-        let group = |index: usize| -> Result<Group> {
-            match devices[index] {
-                // A world has a limited number of groups, and a test makes steps.
-                _ if world.size() == 1 => Ok(Group::alone()),
-                Device::Cpu => Ok(world.group(GROUPS[index])?),
-                device => Ok(world.gpu_group(GROUPS[index], device)?),
-            }
-        };
-        let groups = (0..devices.len()).map(group).collect::<Result<Vec<_>>>()?;
-        let sizes = BucketSizes {
-            first_elements: 1024,
-            elements: 1024,
-            cuts_parameters: true,
-        };
-        let reducer = ReducerOptions {
-            sizes: Some(sizes),
-            dtype: self.reduce_dtype,
-            overlap: true,
-            zero: u64::from(self.zero),
-            shards: self.shards,
-            ..ReducerOptions::default()
-        };
-        let shares = reducer.shares(world.size());
-        let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));
-        let models = Model::split(
-            self.layers(),
-            &[FEATURES],
-            devices,
-            |layers, shape, device| {
-                Model::with_shares(layers, shape, self.dtype, device, 3, &frozen, shares)
-            },
-        )?;
-        let part = |(model, group): (Model, Group)| -> Result<StageSpec> {
-            let optimizer = Optimizer::of_slices(
-                self.rule,
-                &model.params,
-                &ddp::reducer::owned(&model.params, &group, reducer),
-            )?;
-            Ok(StageSpec {
-                model,
-                optimizer,
-                group,
-            })
-        };
-        let parts = models
-            .into_iter()
-            .zip(groups)
-            .map(part)
-            .collect::<Result<Vec<_>>>()?;
-        let loss = tasks::of(self.data.task()).loss(&LossOptions::default(), Device::Cpu)?;
-        let options = StepOptions {
-            reducer,
-            clip_norm: self.clip_norm,
-            seed: 5,
-            graph,
-        };
-        Step::over(parts, loss, &options)
-    }
-
-    pub(crate) fn loader(&self, devices: &[Device], world: &World) -> Result<Loader> {
-        let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
-        let (source, shards) = (self.source(devices), self.shards_of(world));
-        Ok(Loader::in_shards(source, sampler, shards, self.micro)?)
-    }
-
-    fn shards_of(&self, world: &World) -> Shards {
-        let (rank, size) = (world.rank(), world.size());
-        Shards::of_rank(self.shards.unwrap_or(size), rank, size)
-    }
-
-    fn source(&self, devices: &[Device]) -> Source {
-        Source::new(self.data.clone(), [devices[0], devices[devices.len() - 1]])
-    }
-
-    fn train(&self, devices: &[Device], world: &World) -> Result<Seen> {
-        let mut step = self.step(devices, world)?;
-        let mut loader = self.loader(devices, world)?;
-        let mut reports = Vec::new();
-        for step0 in 0..STEPS {
-            step.measure_norm(step0 % 3 == 0);
-            step.run(loader.load(step0)?, RATE)?;
-            reports.push(step.report()?);
-        }
-        step.measure_norm(false);
-        step.gather()?;
-        let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
-        step.run(loader.load(STEPS)?, RATE)?;
-        let mut in_order = InOrder::in_shards(self.source(devices), self.shards_of(world), 9)?;
-        // Evaluation runs on a new stream: the sum over ranks must wait for it.
-        let last = devices[devices.len() - 1];
-        let group = match last {
-            Device::Cpu => world.group("main")?,
-            _ => world.gpu_group("evaluation", last)?,
-        };
-        let stream = Stream::new(last)?;
-        let evaluation = stream.scope(|| step.evaluate(&mut in_order, &group))?;
-        let again = stream.scope(|| step.evaluate(&mut in_order, &group))?;
-        assert_eq!(again, evaluation, "a second evaluation");
-        if self.shards.is_some() {
-            let hosts = world.group("evaluation on the host")?;
-            let there = stream.scope(|| step.evaluate(&mut in_order, &hosts))?;
-            assert_eq!(there, evaluation, "added on the host");
-        }
-        assert_eq!(
-            evaluation.rows,
-            self.data.rows() as f64,
-            "rows of all ranks"
-        );
-        Ok(Seen {
-            values: values(&step)?,
-            moments: moments(&step)?,
-            reports,
-            evaluation,
-            row_losses,
-        })
-    }
-}
 
 /// The result of a training.
 #[derive(Debug, PartialEq)]
@@ -295,6 +58,13 @@ fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
         .into_iter()
         .map(f32::to_bits)
         .collect())
+}
+
+fn params(step: &Step) -> Vec<&Params> {
+    step.stages()
+        .iter()
+        .map(|stage| &stage.model().params)
+        .collect()
 }
 
 /// The values of all parameters, by name.
@@ -626,176 +396,4 @@ fn split_models_reduce_to_the_same_bits() {
             ..Recipe::regression()
         },
     );
-}
-
-#[test]
-fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
-    let Some(_turn) = turn() else { return };
-    let plain = Recipe {
-        dropout: 0.25,
-        frozen: "3.",
-        ..Recipe::regression()
-    };
-    let alone = places().into_iter().filter(|place| place.ranks == 1);
-    let cases = alone.flat_map(|place| {
-        [plain.clone(), plain.clone().tied()].map(|recipe| (place.clone(), recipe))
-    });
-    for (place, recipe) in cases {
-        let devices = &place.devices[0];
-        let folder = std::env::temp_dir().join(format!(
-            "ddp-split-{}-{}",
-            std::process::id(),
-            devices.len()
-        ));
-        on_ranks(1, None, |world| {
-            let file = |devices: &[Device], name: &str| -> Result<(Step, PathBuf)> {
-                let mut step = recipe.step(devices, world)?;
-                step.run(recipe.loader(devices, world)?.load(0)?, RATE)?;
-                let path = folder.join(name);
-                checkpoint::write_model(&path, &params(&step))?;
-                Ok((step, path))
-            };
-            std::fs::create_dir(&folder).unwrap();
-            let ((split, in_parts), (_, in_one)) =
-                (file(devices, "split")?, file(&devices[..1], "whole")?);
-            assert!(
-                std::fs::read(&in_parts).unwrap() == std::fs::read(&in_one).unwrap(),
-                "{devices:?}"
-            );
-            let fresh = recipe.step(devices, world)?;
-            checkpoint::load_model(&in_one, &params(&fresh))?;
-            assert!(values(&fresh)? == values(&split)?, "{devices:?}");
-            std::fs::remove_dir_all(&folder).unwrap();
-            Ok(())
-        });
-    }
-}
-
-#[test]
-fn split_and_whole_models_resume_each_others_checkpoints() {
-    let Some(_turn) = turn() else { return };
-    for (number, place) in places().into_iter().enumerate() {
-        let cases = (0..8).map(|case| [1, 2, 4].map(|bit| case & bit > 0));
-        for [zero, from_split, tied] in cases {
-            if zero && place.ranks == 1 {
-                continue;
-            }
-            let recipe = Recipe {
-                zero,
-                tied,
-                frozen: if tied { "8." } else { "2." },
-                clip_norm: 0.25,
-                ..Recipe::regression()
-            };
-            let out =
-                std::env::temp_dir().join(format!("ddp-split-run-{}-{number}", std::process::id()));
-            let run = |split: bool, goes_on: bool| {
-                on_ranks(place.ranks, Some(7), |world| {
-                    let devices = &place.devices[world.rank()];
-                    let devices = if split { &devices[..] } else { &devices[..1] };
-                    let (mut step, mut loader) =
-                        (recipe.step(devices, world)?, recipe.loader(devices, world)?);
-                    let mut saver = checkpoint::Saver::new(world, &out, 1)?;
-                    if goes_on {
-                        let opened = checkpoint::newest(&out)?.0.expect("a checkpoint");
-                        checkpoint::restore(&opened, &mut step)?;
-                    }
-                    for step0 in if goes_on { 4..8 } else { 0..8 } {
-                        if step0 == 4 && !goes_on {
-                            saver.save(&mut step, state(world.size(), &recipe.data, 4))?;
-                        }
-                        step.run(loader.load(step0)?, RATE)?;
-                    }
-                    saver.finish()?;
-                    step.gather()?;
-                    Ok((values(&step)?, moments(&step)?))
-                })
-            };
-            let whole = run(from_split, false);
-            let text = format!("{place:?}, ZeRO {zero}, from parts {from_split}, tied {tied}");
-            assert!(run(!from_split, true) == whole, "{text}");
-            assert!(run(from_split, true) == whole, "{text}, to the same");
-            std::fs::remove_dir_all(&out).unwrap();
-        }
-    }
-}
-
-fn params(step: &Step) -> Vec<&Params> {
-    step.stages()
-        .iter()
-        .map(|stage| &stage.model().params)
-        .collect()
-}
-
-/// A batch made by hand, all rows this rank's.
-fn batch(step0: u64, x: &[f32], targets: &[f32], devices: &[Device]) -> Result<Batch> {
-    let rows = x.len() / FEATURES;
-    let x = Tensor::from_slice(x, &[rows, FEATURES], devices[0])?;
-    let targets = Tensor::from_slice(targets, &[rows, OUTPUTS], devices[devices.len() - 1])?;
-    Ok(Batch::new(step0, 0, rows as u64, 0, x, targets, 2))
-}
-
-#[test]
-fn a_bad_loss_leaves_all_parts_as_they_were_and_its_row_is_found() {
-    let Some(_turn) = turn() else { return };
-    let alone = places().into_iter().filter(|place| place.ranks == 1);
-    let recipes = [Recipe::regression(), Recipe::regression().tied()];
-    for (place, recipe) in alone.flat_map(|place| recipes.clone().map(|it| (place.clone(), it))) {
-        let devices = &place.devices[0];
-        let found = on_ranks(1, None, |world| {
-            let mut step = recipe.step(devices, world)?;
-            let mut x: Vec<f32> = (0..5 * FEATURES as u64).map(|at| uniform(1, at)).collect();
-            let targets = [0.5; 5 * OUTPUTS];
-            step.run(&batch(0, &x, &targets, devices)?, RATE)?;
-            assert_eq!(step.report()?.bad_step, None);
-            let before = (values(&step)?, moments(&step)?);
-            x[3 * FEATURES] = f32::INFINITY;
-            let bad = batch(1, &x, &targets, devices)?;
-            step.run(&bad, RATE)?;
-            x[3 * FEATURES] = 0.0;
-            step.measure_norm(true);
-            step.run(&batch(2, &x, &targets, devices)?, RATE)?;
-            let report = step.report()?;
-            assert_eq!(
-                [report.bad_step, report.own_bad_step],
-                [Some(2); 2],
-                "{devices:?}"
-            );
-            assert!(
-                (values(&step)?, moments(&step)?) == before,
-                "{devices:?}: something changed"
-            );
-            step.losses_of(&bad)
-        });
-        let bad: Vec<usize> = (0..5).filter(|&row| !found[0][row].is_finite()).collect();
-        assert_eq!(bad, [3], "{devices:?}: {found:?}");
-    }
-}
-
-#[test]
-fn a_gradient_that_overflows_on_the_first_device_stops_all_of_them() {
-    let Some(_turn) = turn() else { return };
-    for place in places().into_iter().filter(|place| place.ranks == 1) {
-        let devices = &place.devices[0];
-        on_ranks(1, None, |world| {
-            let mut step = Recipe::regression().step(devices, world)?;
-            let params = &step.stages()[0].model().params;
-            let weight = params.value(params.find("0.weight")?.id);
-            weight.copy_from(&weight.zeros_like()?)?;
-            // The weight is zero, so the loss is finite, but its gradient is not; the norm is not
-            // measured.
-            let bad = batch(0, &[3e38; 4 * FEATURES], &[1e6; 4 * OUTPUTS], devices)?;
-            let before = values(&step)?;
-            step.run(&bad, RATE)?;
-            let report = step.report()?;
-            assert!(report.stats.loss().is_finite(), "{report:?}");
-            assert_eq!(
-                [report.bad_step, report.own_bad_step],
-                [Some(1), None],
-                "{devices:?}"
-            );
-            assert!(values(&step)? == before, "{devices:?}: something changed");
-            Ok(())
-        });
-    }
 }

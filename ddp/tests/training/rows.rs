@@ -4,10 +4,7 @@
 use std::sync::Arc;
 
 use ddp::models::Model;
-use ddp::nn::{
-    Convolution, CustomOp, Formula, Init, Result, Scope,
-    Sequential, Var,
-};
+use ddp::nn::{Convolution, CustomOp, Formula, Init, Result, Scope, Sequential, Var};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::support::pass::in_pass;
