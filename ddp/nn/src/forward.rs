@@ -21,6 +21,7 @@ mod gather;
 mod groups;
 mod kernels;
 mod kinds;
+mod lifetimes;
 mod losses;
 mod normed;
 mod parts;

@@ -18,10 +18,8 @@ impl PassPlan {
     pub(super) fn free(&mut self) {
         let mut made = vec![false; self.nodes.len()];
         self.ends[0].into_iter().for_each(|x| made[x] = true);
-        self.forward
-            .iter()
-            .flat_map(|run| &run.outputs)
-            .for_each(|&id| made[id] = true);
+        let outputs = self.forward.iter().flat_map(|run| &run.outputs);
+        outputs.for_each(|&id| made[id] = true);
         let mut kept: Vec<usize> = self
             .backward
             .iter()

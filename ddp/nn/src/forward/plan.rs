@@ -1,5 +1,5 @@
-//! From a trace to what runs: which operations share a pass over memory, which values are kept for
-//! backward, and after which operation each is no longer needed.
+//! From a trace to what runs: which operations share a pass over memory, and which values backward
+//! computes again.
 //!
 //! Elementwise operations of one shape and sums of its last axes become a chain. Values within a
 //! chain are not in memory: where backward needs one, it is computed again from what is. Values of
@@ -248,84 +248,6 @@ pub(super) fn plan(
     plan.free();
     plan.choose_pools(how);
     Ok(plan)
-}
-
-impl PassPlan {
-    /// Whether a value is a tensor that a run makes or that comes from outside.
-    fn is_computed(&self, id: usize) -> bool {
-        !matches!(
-            self.nodes[id].op,
-            Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) | Op::Steps(_)
-        )
-    }
-
-    /// Finds what is kept, and after which run each value is no longer needed.
-    fn free(&mut self) {
-        let mut made = vec![false; self.nodes.len()];
-        self.ends[0].into_iter().for_each(|x| made[x] = true);
-        self.forward
-            .iter()
-            .flat_map(|run| &run.outputs)
-            .for_each(|&id| made[id] = true);
-        let mut kept: Vec<usize> = self
-            .backward
-            .iter()
-            .flat_map(|run| &run.inputs)
-            .copied()
-            .collect();
-        kept.extend(self.ends[3]);
-        kept.retain(|&id| made[id] && self.is_computed(id));
-        kept.sort_unstable();
-        kept.dedup();
-        let [_, y, _, dx] = self.ends;
-        let stays: Vec<usize> = kept.iter().copied().chain(y).collect();
-        for (runs, stays) in [
-            (&mut self.forward, stays),
-            (&mut self.backward, dx.into_iter().collect()),
-        ] {
-            let mut seen = vec![false; self.nodes.len()];
-            stays.into_iter().for_each(|id| seen[id] = true);
-            for run in runs.iter_mut().rev() {
-                for &id in run.inputs.iter().chain(&run.outputs) {
-                    if !std::mem::replace(&mut seen[id], true) {
-                        run.last.push(id);
-                    }
-                }
-            }
-        }
-        self.kept = kept;
-        let mut needed = vec![false; self.nodes.len()];
-        for run in self.backward.iter_mut().rev() {
-            let is_read = run.outputs.iter().any(|&id| needed[id]);
-            let is_root = run.outputs.is_empty();
-            run.is_for_input = !is_root && !is_read;
-            if !run.is_for_input {
-                run.inputs.iter().for_each(|&id| needed[id] = true);
-            }
-        }
-    }
-}
-
-impl PassPlan {
-    /// Chooses memory by lifetime.
-    fn choose_pools(&mut self, how: PlanFor) {
-        let pool = |(id, node): (usize, &TraceNode)| {
-            // On the CPU backward computes such values again, so they live briefly.
-            let is_brief = match node.op {
-                Op::Activate(of) | Op::ActivateBackward(of) => of.keeps_input(),
-                _ => false,
-            };
-            let is_kept = self.kept.binary_search(&id).is_ok();
-            if is_brief && how.is_cpu && how.is_training && !is_kept {
-                ScratchPool::Brief
-            } else if node.again.is_some() {
-                ScratchPool::Again
-            } else {
-                ScratchPool::Kept
-            }
-        };
-        self.pools = self.nodes.iter().enumerate().map(pool).collect();
-    }
 }
 
 impl Planner {
