@@ -3,7 +3,7 @@
 
 mod ending;
 mod generations;
-mod hosts;
+pub(crate) mod hosts;
 mod processes;
 
 use std::ffi::c_int;
@@ -79,11 +79,13 @@ pub enum JobEvent {
     },
     /// A host has said something.
     HostHeard(usize),
-    /// A host is out of reach.
-    HostLost {
+    /// The connection to a host has ended, or a call of a lost one has failed.
+    HostGone(usize),
+    /// The agent of a host cannot start ranks.
+    HostRefused {
         /// Its number.
         host: usize,
-        /// How that is known.
+        /// As the agent says it.
         why: String,
     },
     /// Time has passed.
@@ -154,6 +156,13 @@ pub enum JobAction {
     Signal(c_int, &'static str),
     /// Close the connection to a host, for this reason.
     Leave(usize, String),
+    /// Start an agent again on a lost host, if it can be reached.
+    Call {
+        /// Its number.
+        host: usize,
+        /// For logs.
+        why: &'static str,
+    },
     /// Let an agent in.
     LetIn {
         /// The number of its host.
@@ -234,7 +243,8 @@ impl Decision<'_> {
             }
             JobEvent::HostCame { host, address } => self.host_came(host, address),
             JobEvent::HostHeard(host) => self.state.hosts[host].heard = self.now,
-            JobEvent::HostLost { host, why } => self.host_lost(host, &why),
+            JobEvent::HostGone(host) => self.host_gone(host),
+            JobEvent::HostRefused { host, why } => self.host_refused(host, why),
             JobEvent::Tick => {}
         }
     }
@@ -243,6 +253,7 @@ impl Decision<'_> {
     fn settle(&mut self) {
         self.lose_silent_hosts();
         self.let_agents_in();
+        self.call_lost_hosts();
         self.start_due();
         if self.state.rules.is_elastic {
             self.form();

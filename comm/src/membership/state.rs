@@ -121,6 +121,12 @@ pub struct Host {
     pub heard: Duration,
     /// The job continues without it.
     pub is_lost: bool,
+    /// When it was last called since.
+    pub called: Duration,
+    /// Whether it may still answer.
+    pub may_answer: bool,
+    /// Why its agent could not start ranks again, as the user was told.
+    pub refusal: String,
     /// The connection of the agent that was let in, if agents come by themselves.
     pub agent: Option<usize>,
     /// An agent waiting for this host to be lost: its connection and address.

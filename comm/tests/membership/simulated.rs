@@ -32,7 +32,7 @@ use crate::schedule::{Fault, Kind, Schedule};
 /// How often the launcher looks at the clock, and agents and ranks say that they work.
 const TICK: u64 = 100;
 const SIGN: u64 = 250;
-/// How often a lost host is called.
+/// How often a lost host is called at most, and something else looks at the agents of pods.
 const CALL: u64 = 5000;
 /// How long a step takes, and an agent or a rank to start.
 const STEP: Range<u64> = 20..60;
@@ -60,8 +60,11 @@ enum Next {
     Tick,
     /// An agent asks the launcher whether it works, and looks whether it has.
     Asks(usize),
-    /// The launcher calls a host, or something else starts its agent again.
+    /// Something else may start the agent of a host again.
     Calls(usize),
+    /// The launcher's call of a host, counted, fails, or the host refuses.
+    CallFails(usize, u32),
+    Refuses(usize, u32),
     /// An agent that something else has started comes to the launcher, or is gone.
     AgentComes(usize),
     AgentGone(usize),
@@ -278,9 +281,9 @@ impl<'a> Job<'a> {
         let calls = if job.is_ordinary() { 1 } else { hosts };
         for host in 1..calls {
             job.plan(SIGN, Next::Asks(host));
-            job.plan(CALL, Next::Calls(host));
         }
         if schedule.kind == Kind::Pods {
+            (1..hosts).for_each(|host| job.plan(CALL, Next::Calls(host)));
             job.agents.extend((1..hosts).map(ComingAgent::new));
             (0..hosts - 1).for_each(|connection| job.agent_comes(connection));
         }
@@ -339,7 +342,9 @@ impl<'a> Job<'a> {
                     Message::Word(..) | Message::Asked(..) | Message::Came | Message::Gone
                 )
             }
-            Next::AgentComes(_) | Next::AgentGone(_) => true,
+            Next::AgentComes(_) | Next::AgentGone(_) | Next::CallFails(..) | Next::Refuses(..) => {
+                true
+            }
             Next::Fault(index) => {
                 matches!(
                     self.schedule.faults[*index].1,
@@ -376,6 +381,14 @@ impl<'a> Job<'a> {
             }
             Next::Asks(host) => self.asks(host),
             Next::Calls(host) => self.calls(host),
+            Next::CallFails(host, call) if self.links[host].calls == call => {
+                self.decide(JobEvent::HostGone(host));
+            }
+            Next::Refuses(host, call) if self.links[host].calls == call => {
+                let why = "expected version 2, got 1; help: install it".into();
+                self.decide(JobEvent::HostRefused { host, why });
+            }
+            Next::CallFails(..) | Next::Refuses(..) => {}
             Next::AgentComes(connection) => self.agent_comes(connection),
             Next::AgentGone(connection) => self.agent_is_gone(connection),
             Next::Goes(index, plan) if is_planned(index, plan) => self.goes(index),

@@ -252,6 +252,11 @@ impl Job {
                     others.for_each(|other| other.send(&AgentOrder::Signal(signal)));
                 }
                 JobAction::Leave(host, _) => self.others[host - 1].leave(),
+                JobAction::Call { host, .. } => {
+                    if let Err(error) = self.call(host - 1) {
+                        failures.push((error, JobEvent::HostGone(host)));
+                    }
+                }
                 JobAction::LetIn {
                     host, connection, ..
                 } => {
@@ -266,8 +271,8 @@ impl Job {
         let is_beginning = self.state.processes as usize <= self.state.ranks.len();
         let mut result = Ok(());
         for (error, follows) in failures {
-            // Another agent may take the number of one that was not let in, at any time.
-            let is_of_agent = matches!(follows, JobEvent::AgentGone(_));
+            // An agent may be let in, or a host called, at any time.
+            let is_of_agent = matches!(follows, JobEvent::AgentGone(_) | JobEvent::HostGone(_));
             if is_beginning {
                 result = result.and(Err(error));
             } else {
@@ -316,35 +321,15 @@ impl Job {
     /// Another host says something.
     fn hear(&mut self, index: usize, news: News) {
         let host = index + 1;
-        let is_elastic = self.task.losses.is_some();
-        if is_elastic && self.state.hosts[host].is_lost && !matches!(news, News::Ready(_)) {
-            match news {
-                News::Refused(why) if self.others[index].refusal != why => {
-                    self.print(&self.others[index].refused(&why).to_string());
-                    self.others[index].refusal = why;
-                }
-                News::Gone if self.listener.is_some() => self.agent_is_gone(index),
-                News::Refused(_)
-                | News::Gone
-                | News::Ready(_)
-                | News::Alive(_)
-                | News::Signal(_)
-                | News::Ended(..)
-                | News::Said(..)
-                | News::Stopped(..)
-                | News::Printed(_) => {}
-            }
+        let is_lost = self.task.losses.is_some() && self.state.hosts[host].is_lost;
+        let is_of_agent = matches!(news, News::Ready(_) | News::Gone | News::Refused(_));
+        if is_lost && !is_of_agent {
             return;
         }
         let is_its = |rank: usize| self.state.ranks.get(rank).is_some_and(|it| it.host == host);
         let event = match news {
-            // Its ranks may live until its agent counts this process as lost.
-            News::Gone if is_elastic => return,
-            News::Gone => JobEvent::HostLost {
-                host,
-                why: "the connection to it was lost".into(),
-            },
-            News::Refused(why) => JobEvent::HostLost { host, why },
+            News::Gone => JobEvent::HostGone(host),
+            News::Refused(why) => JobEvent::HostRefused { host, why },
             News::Alive(time) => {
                 self.others[index].send(&AgentOrder::Heard(time));
                 JobEvent::HostHeard(host)
@@ -364,7 +349,7 @@ impl Job {
             }
         };
         self.happens_later(event);
-        if !self.state.hosts[host].is_lost {
+        if !is_of_agent && !self.state.hosts[host].is_lost {
             self.happens_later(JobEvent::HostHeard(host));
         }
     }

@@ -59,10 +59,6 @@ pub(super) struct Remote {
     words: Arc<Words>,
     /// What the agent said first; None until then.
     pub(super) answer: Option<Result<Greeting>>,
-    /// When it was last called, after it was lost.
-    pub(super) called: Duration,
-    /// Why its agent could not start ranks again, as the user was told.
-    pub(super) refusal: String,
 }
 
 /// What the host writes to standard error: shown, but for what ssh says before the agent answers.
@@ -84,8 +80,6 @@ impl Remote {
             readers: Vec::new(),
             words: Arc::default(),
             answer: None,
-            called: Duration::ZERO,
-            refusal: String::new(),
         }
     }
 
@@ -186,14 +180,6 @@ impl Remote {
     pub(super) fn greeting(&self) -> Greeting {
         let answer = self.answer.as_ref().and_then(|answer| answer.as_ref().ok());
         answer.cloned().unwrap_or_default()
-    }
-
-    /// An agent that cannot do what it was told: why.
-    pub(super) fn refused(&self, why: &str) -> Error {
-        let (reason, help) = why
-            .split_once("; help: ")
-            .unwrap_or((why, "look at that host"));
-        Error::Launch(Problem::new(self.action(), reason, help))
     }
 
     /// Where other hosts reach it: at the address that ssh connected to, if it is known, because

@@ -1,11 +1,24 @@
 //! Hosts that are lost and hosts that come back.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::{Decision, ENDING, JobAction, SILENCE_MARGIN, silence};
-use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
+use crate::error::{EXIT_PEER_LOST, Error, Problem, RankList, Seconds};
 
 const CUT_OFF: &str = "its host was cut off";
+/// How long other hosts may take to answer.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How often a lost host is called.
+const CALLED_EVERY: Duration = Duration::from_secs(5);
+
+/// The error of a host whose agent cannot do what it was told.
+pub(crate) fn refused(host: &str, why: &str) -> Error {
+    let (reason, help) = why
+        .split_once("; help: ")
+        .unwrap_or((why, "look at that host"));
+    Error::Launch(Problem::new(format!("start ranks on {host}"), reason, help))
+}
 
 impl Decision<'_> {
     pub(super) fn lose_silent_hosts(&mut self) {
@@ -14,6 +27,56 @@ impl Decision<'_> {
             let it = &self.state.hosts[host];
             if self.state.rules.is_elastic && !it.is_lost && self.now - it.heard > limit {
                 self.host_lost(host, &format!("it was silent for {}", Seconds(limit)));
+            }
+        }
+    }
+
+    pub(super) fn host_gone(&mut self, host: usize) {
+        let it = &mut self.state.hosts[host];
+        it.may_answer = false;
+        if it.is_lost && self.state.rules.hosts_come {
+            it.agent = None;
+            let why = "its agent has ended".into();
+            self.actions.push(JobAction::Leave(host, why));
+        }
+        // Ranks of an elastic job may live there until their agent counts this process as lost.
+        if !self.state.rules.is_elastic {
+            self.host_lost(host, "the connection to it was lost");
+        }
+    }
+
+    pub(super) fn host_refused(&mut self, host: usize, why: String) {
+        let it = &mut self.state.hosts[host];
+        it.may_answer = false;
+        if !it.is_lost || !self.state.rules.is_elastic {
+            return self.host_lost(host, &why);
+        }
+        if it.refusal != why {
+            let line = refused(&it.name, &why).to_string();
+            it.refusal = why;
+            self.print(line);
+        }
+    }
+
+    /// Calls lost hosts whose ranks could be started again.
+    pub(super) fn call_lost_hosts(&mut self) {
+        let is_left = self.state.restarted < self.state.rules.restarts;
+        if self.state.rules.hosts_come || !is_left || !self.may_start() {
+            return;
+        }
+        for host in 1..self.state.hosts.len() {
+            let has_ranks = self.state.ranks.iter().any(|rank| rank.host == host);
+            let it = &mut self.state.hosts[host];
+            // A call that is under way may take longer.
+            let wait = if it.may_answer {
+                ANSWER_MAX
+            } else {
+                CALLED_EVERY
+            };
+            if it.is_lost && has_ranks && self.now >= it.heard.max(it.called) + wait {
+                (it.called, it.may_answer) = (self.now, true);
+                let why = "it was lost, and its ranks may be started again";
+                self.actions.push(JobAction::Call { host, why });
             }
         }
     }
@@ -106,6 +169,7 @@ impl Decision<'_> {
     pub(super) fn host_came(&mut self, host: usize, address: Option<IpAddr>) {
         let it = &mut self.state.hosts[host];
         (it.is_lost, it.address, it.heard) = (false, address, self.now);
+        (it.may_answer, it.refusal) = (false, String::new());
         let how = format!("was on {}", it.name);
         if !self.may_start() {
             return;

@@ -194,7 +194,7 @@ fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
     job.misses(0, &[1], true);
     assert_eq!(job.kills(), [1]);
     job.ends(1, KILLED);
-    job.happens(JobEvent::HostLost {
+    job.happens(JobEvent::HostRefused {
         host: 1,
         why: "it was silent".into(),
     });
@@ -283,7 +283,7 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     job.state.hosts[2].spare = Some(2);
     job.starts();
     let why = || "it does not answer".into();
-    job.happens(JobEvent::HostLost {
+    job.happens(JobEvent::HostRefused {
         host: 1,
         why: why(),
     });

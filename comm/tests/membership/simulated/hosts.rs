@@ -9,7 +9,6 @@ use ddp_comm::membership::lease::Lease;
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
 use super::{CALL, INTERRUPT, Job, KILL, Next, Phase, Process, SIGN, START};
-use crate::schedule::Kind;
 
 #[derive(Clone, Debug)]
 pub(super) enum Message {
@@ -44,6 +43,10 @@ pub(super) struct Link {
     pub(super) last: [u64; 2],
     /// Counts connections: what is said on an earlier one counts no more.
     pub(super) number: u32,
+    /// Counts the launcher's calls.
+    pub(super) calls: u32,
+    /// When the last one was.
+    called: u64,
     /// Counts agents. Whether the last one works, or is stopped.
     pub(super) agents: u32,
     pub(super) has_agent: bool,
@@ -92,6 +95,8 @@ impl Link {
             held: Default::default(),
             last: [0; 2],
             number: 0,
+            calls: 0,
+            called: 0,
             agents: 0,
             has_agent: true,
             is_stopped: false,
@@ -165,8 +170,7 @@ impl Job<'_> {
                 self.coming = None;
             }
             Message::Gone => {
-                let why = "the connection to it was lost".into();
-                self.decide(JobEvent::HostLost { host, why });
+                self.decide(JobEvent::HostGone(host));
             }
             // What was sent to an agent that has ended.
             _ if host > 0 && !self.links[host].has_agent => {}
@@ -241,23 +245,44 @@ impl Job<'_> {
         }
     }
 
+    /// Of pods: something else looks whether it should start an agent again.
     pub(super) fn calls(&mut self, host: usize) {
         self.plan(CALL, Next::Calls(host));
-        let (state, link) = (&self.state, &mut self.links[host]);
-        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
-        let has_ranks = state.ranks.iter().any(|rank| rank.host == host);
-        if link.is_cut != [false; 2] || link.has_agent || state.stop.is_some() {
+        if !self.is_reachable(host) || self.state.stop.is_some() {
             return;
         }
-        if self.schedule.kind == Kind::Pods {
-            let comes = |it: &ComingAgent| {
-                let is_on_its_way = matches!(it.state, AgentState::Comes | AgentState::Waits);
-                it.host == host && is_on_its_way && it.lives_until > self.now
-            };
-            if !self.agents.iter().any(comes) {
-                self.starts_agent(host, u64::MAX);
-            }
-        } else if may_start && has_ranks && state.hosts[host].is_lost {
+        let comes = |it: &ComingAgent| {
+            let is_on_its_way = matches!(it.state, AgentState::Comes | AgentState::Waits);
+            it.host == host && is_on_its_way && it.lives_until > self.now
+        };
+        if !self.agents.iter().any(comes) {
+            self.starts_agent(host, u64::MAX);
+        }
+    }
+
+    fn is_reachable(&self, host: usize) -> bool {
+        self.links[host].is_cut == [false; 2] && !self.links[host].has_agent
+    }
+
+    /// The launcher calls a lost host. A host that cannot be reached does not answer, a call fails
+    /// within ten seconds; another one may refuse.
+    pub(super) fn is_called(&mut self, host: usize) {
+        let link = &mut self.links[host];
+        let (is_again, call) = (link.calls > 0, link.calls + 1);
+        let since = self.now - std::mem::replace(&mut link.called, self.now);
+        link.calls = call;
+        let is_early = is_again && since < CALL;
+        if is_early || !self.state.hosts[host].is_lost || self.state.stop.is_some() {
+            self.wrong(format!(
+                "host {host} is called, {since} ms after the last time"
+            ));
+        }
+        if !self.is_reachable(host) {
+            let after = self.random.of(1..10_000);
+            self.plan(after, Next::CallFails(host, call));
+        } else if self.random.one_in(8) {
+            self.plan(20, Next::Refuses(host, call));
+        } else {
             self.has_new_agent(host);
         }
     }

@@ -121,6 +121,10 @@ impl Job<'_> {
                 self.say(format!("host {host} is left, because {why}"));
                 self.leaves(host);
             }
+            JobAction::Call { host, why } => {
+                self.say(format!("host {host} is called, because {why}"));
+                self.is_called(host);
+            }
             JobAction::LetIn {
                 host,
                 connection,

@@ -8,14 +8,11 @@ use crate::launch::spawn::agent::{AgentOrder, News, Setup};
 use crate::launch::spawn::listener::AgentListener;
 use crate::launch::spawn::remote::{Remote, text_of};
 use crate::launch::spawn::task::VERSION;
+use crate::membership::decide::hosts::{ANSWER_MAX, refused};
 use crate::membership::decide::{JobEvent, silence};
 use crate::say::{print_line, warn};
 use crate::transport::tcp::SECRET;
 
-/// How long other hosts may take to answer.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// How often the launcher looks whether a lost host is there again.
-const CALLED_EVERY: Duration = Duration::from_secs(5);
 /// How long agents that others start may take to come, at least.
 const GATHERING_MAX: Duration = Duration::from_secs(60);
 /// Beginnings and names of variables that ranks of other hosts get, too.
@@ -66,10 +63,10 @@ impl Job {
         })
     }
 
-    /// Looks which agents have come that others start; calls those of lost hosts that it starts.
+    /// Looks which agents have come that others start.
     pub(super) fn look_for_agents(&mut self) -> Result<()> {
         let Some(listener) = &mut self.listener else {
-            return self.call_again();
+            return Ok(());
         };
         let mut result = Ok(());
         for agent in listener.come()? {
@@ -104,33 +101,13 @@ impl Job {
         self.happens_later(JobEvent::AgentGone(self.others[index].number));
     }
 
-    /// Starts an agent again on a host that was lost, if it is there again.
-    fn call_again(&mut self) -> Result<()> {
-        let (state, now) = (&self.state, self.now);
-        let may_start = state.restarted < state.rules.restarts && state.ends.is_none();
-        if !may_start || state.stop.is_some() {
-            return Ok(());
-        }
-        for index in 0..self.others.len() {
-            let host = index + 1;
-            let has_ranks = self.state.ranks.iter().any(|rank| rank.host == host);
-            let other = &mut self.others[index];
-            let since = now.saturating_sub(other.called.max(self.state.hosts[host].heard));
-            if !has_ranks || !self.state.hosts[host].is_lost || since < CALLED_EVERY {
-                continue;
-            }
-            // A call that is under way may take longer.
-            if other.answer.is_none() && since < ANSWER_MAX && !other.has_left() {
-                continue;
-            }
-            let (name, refusal) = (other.name.clone(), std::mem::take(&mut other.refusal));
-            let number = self.connections;
-            self.connections += 1;
-            let (setup, sender) = (self.setup()?, self.sender.clone());
-            let mut other = Remote::connect(&name, number, &self.task, setup, sender)?;
-            (other.called, other.refusal) = (now, refusal);
-            self.others[index] = other;
-        }
+    /// Starts an agent again on a host that was lost.
+    pub(super) fn call(&mut self, index: usize) -> Result<()> {
+        let number = self.connections;
+        self.connections += 1;
+        let (setup, sender) = (self.setup()?, self.sender.clone());
+        let name = self.others[index].name.clone();
+        self.others[index] = Remote::connect(&name, number, &self.task, setup, sender)?;
         Ok(())
     }
 
@@ -150,7 +127,7 @@ impl Job {
             let other = &mut self.others[index];
             match news {
                 News::Ready(greeting) => other.is_ready(greeting),
-                News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
+                News::Refused(why) => other.answer = Some(Err(refused(&other.name, &why))),
                 News::Alive(time) => other.send(&AgentOrder::Heard(time)),
                 News::Signal(signal) => self.asked = Some(signal),
                 News::Gone if self.listener.is_some() => self.agent_is_gone(index),

@@ -9,7 +9,7 @@ fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() 
         said.iter()
             .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
         let why = "it does not answer".into();
-        job.happens(JobEvent::HostLost { host: 1, why });
+        job.happens(JobEvent::HostRefused { host: 1, why });
         assert_eq!(job.state.exit_code(), code, "{said:?}");
     }
 }

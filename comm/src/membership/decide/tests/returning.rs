@@ -95,7 +95,7 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     job.waits(0);
     assert_eq!(job.members(), [0]);
     for host in [2, 1] {
-        job.happens(JobEvent::HostLost {
+        job.happens(JobEvent::HostRefused {
             host,
             why: "gone".into(),
         });
@@ -222,4 +222,74 @@ fn what_an_older_process_of_a_rank_does_has_no_effect() {
     job.happens(JobEvent::Said(rank, process, said));
     assert!(job.state.goes_on() && job.state.restarted == 1);
     assert_eq!(job.state.ranks[1].process.as_ref().unwrap().waits, None);
+}
+
+#[test]
+fn a_lost_host_is_called_again_five_seconds_after_it_has_not_answered() {
+    let mut job = trains(&[0, 1]);
+    let refuses = |job: &mut Job, why: &str| {
+        let why = why.to_string();
+        job.happens(JobEvent::HostRefused { host: 1, why });
+    };
+    let calls_at_s = |job: &mut Job, seconds: u64| {
+        job.now = Duration::from_secs(seconds);
+        job.happens(JobEvent::Tick);
+        job.done(|action| match action {
+            JobAction::Call { host, .. } => Some(*host),
+            _ => None,
+        })
+    };
+    let lines = |job: &mut Job| {
+        job.done(|action| match action {
+            JobAction::Print(line) => Some(line.clone()),
+            _ => None,
+        })
+    };
+    refuses(&mut job, "it stalls");
+    assert!(calls_at_s(&mut job, 4).is_empty());
+    assert_eq!(calls_at_s(&mut job, 5), [1]);
+    // It may still answer.
+    assert!(calls_at_s(&mut job, 34).is_empty());
+    assert_eq!(calls_at_s(&mut job, 35), [1]);
+    job.happens(JobEvent::HostGone(1));
+    assert!(calls_at_s(&mut job, 39).is_empty());
+    assert_eq!(calls_at_s(&mut job, 40), [1]);
+    // The user is told once why.
+    refuses(&mut job, "expected version 2, got 1; help: install it");
+    let told = lines(&mut job);
+    assert!(
+        told[0].contains("start ranks on host1") && told[0].contains("help: install it"),
+        "{told:?}"
+    );
+    assert_eq!(calls_at_s(&mut job, 45), [1]);
+    refuses(&mut job, "expected version 2, got 1; help: install it");
+    assert_eq!(lines(&mut job).len(), 0);
+    job.happens(JobEvent::HostCame {
+        host: 1,
+        address: None,
+    });
+    assert!(calls_at_s(&mut job, 46).is_empty());
+}
+
+#[test]
+fn no_host_is_called_that_could_start_no_rank() {
+    let spoilers: [fn(&mut JobState); 4] = [
+        |state| state.rules.restarts = 0,
+        |state| state.rules.hosts_come = true,
+        |state| state.ends = Some(0),
+        |state| state.ranks[1].host = 0,
+    ];
+    for spoil in spoilers {
+        let mut job = trains(&[0, 1]);
+        let why = "it stalls".into();
+        job.happens(JobEvent::HostRefused { host: 1, why });
+        spoil(&mut job.state);
+        job.now = Duration::from_secs(60);
+        job.happens(JobEvent::Tick);
+        assert!(
+            !job.actions
+                .iter()
+                .any(|it| matches!(it, JobAction::Call { .. }))
+        );
+    }
 }
