@@ -323,8 +323,14 @@ impl Job<'_> {
         self.say(format!("agent {connection} is gone"));
         if self.agents[connection].state == AgentState::IsIn {
             self.agents[connection].state = AgentState::IsOut;
-            self.decide(JobEvent::AgentGone(connection));
+            self.decide(JobEvent::HostGone(self.agents[connection].host));
         }
+    }
+
+    /// The launcher could not let it in.
+    pub(super) fn is_not_in(&mut self, connection: usize) {
+        self.agents[connection].state = AgentState::IsOut;
+        self.decide(JobEvent::AgentGone(connection));
     }
 
     pub(super) fn lets_in(&mut self, host: usize, connection: usize) {

@@ -17,7 +17,7 @@ impl Job<'_> {
             self.carry_out(action);
         }
         for connection in std::mem::take(&mut self.not_let_in) {
-            self.agent_is_gone(connection);
+            self.is_not_in(connection);
         }
         self.judge_agents();
     }
