@@ -48,7 +48,7 @@ use crate::head::LeftHead;
 use crate::pass::Pass;
 use parts::Part;
 pub(crate) use parts::Piece;
-use plan::{PassPlan, PlanFor};
+use plan::{Ends, PassPlan, PlanFor};
 use row_counts::{MORE, ROWS, RowReference};
 use running::Running;
 use scope::{DeclaredParameters, PassMode};
@@ -296,13 +296,18 @@ impl Traced {
             None => y.cast(Kind::Layers),
         };
         let forward = y.trace.borrow().nodes.len();
-        let mut ends = [Some(x.id), Some(y.id), None, None];
+        let mut ends = Ends {
+            x: x.id,
+            y: y.id,
+            dy: None,
+            dx: None,
+        };
         if mode == PassMode::Training {
             let trains = |op: &Op| matches!(op, Op::Parameter(id) if pass.trains(*id));
             let has_gradient = like.dtype().is_float();
             let (dy, dx) = derivatives::backward(&y, has_gradient.then_some(&x), &trains, left);
             let dx = dx.map(|dx| dx.cast(Kind::Layers));
-            (ends[2], ends[3]) = (Some(dy.id), dx.map(|dx| dx.id));
+            (ends.dy, ends.dx) = (Some(dy.id), dx.map(|dx| dx.id));
         }
         let nodes = std::mem::take(&mut y.trace.borrow_mut().nodes);
         let how = PlanFor {
@@ -347,11 +352,10 @@ impl Traced {
         let at = self.planned(pass, x)?;
         let planned = &mut self.plans.borrow_mut()[at];
         let values = &mut planned.values;
-        values[planned.plan.ends[0].unwrap_or(0)] = Some(x.clone());
+        values[planned.plan.ends.x] = Some(x.clone());
         let mut running = Running::new(pass, &planned.plan, &planned.numbers, values, false);
         let done = running.all(&planned.plan.forward, false);
-        let end = planned.plan.ends[1];
-        let y = done.and_then(|()| end.map(|y| running.value(y)).transpose());
+        let y = done.and_then(|()| running.value(planned.plan.ends.y));
         let saved = pass.saved();
         saved.plan = planned.number;
         saved.values.clear();
@@ -361,7 +365,7 @@ impl Traced {
             }
         }
         values.fill(None);
-        Ok(y?.unwrap_or_else(|| x.clone()))
+        y
     }
 
     /// The backward of the forward before, from the gradient of its output. Returns the gradient of
@@ -385,9 +389,8 @@ impl Traced {
             ));
         };
         let (plan, values) = (&planned.plan, &mut planned.values);
-        if let Some(y) = plan.ends[1].map(|y| &plan.nodes[y].shape)
-            && dy.shape()[..] != y[..]
-        {
+        let y = &plan.nodes[plan.ends.y].shape;
+        if dy.shape()[..] != y[..] {
             let expected = format!("a gradient of the output's shape {y:?}");
             let help = "give that of the forward before";
             return Err(Error::model("backward", expected, dy, help));
@@ -395,12 +398,12 @@ impl Traced {
         for (id, value) in pass.saved().values.drain(..) {
             values[id] = Some(value);
         }
-        if let Some(id) = plan.ends[2] {
+        if let Some(id) = plan.ends.dy {
             values[id] = Some(dy.clone());
         }
         let mut running = Running::new(pass, plan, &planned.numbers, values, wants_input);
         let done = running.all(&plan.backward, true);
-        let end = plan.ends[3].filter(|_| wants_input);
+        let end = plan.ends.dx.filter(|_| wants_input);
         let dx = done.and_then(|()| end.map(|dx| running.value(dx)).transpose());
         values.fill(None);
         dx

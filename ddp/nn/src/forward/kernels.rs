@@ -142,7 +142,7 @@ impl Running<'_, '_, '_> {
                     position: self.pass.position(),
                 };
                 // A row of the batch may be several of the first axis.
-                let batch = self.plan.ends[0].map_or(1, |x| nodes[x].shape[0]).max(1);
+                let batch = nodes[self.plan.ends.x].shape[0].max(1);
                 let [out, x] = [&out, x[0]].map(|it| it.reshape(&[batch, it.count() / batch]));
                 ops::dropout_into(&out?, &x?, *probability, &key)?;
             }

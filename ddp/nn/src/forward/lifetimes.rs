@@ -17,7 +17,7 @@ impl PassPlan {
     /// Finds what is kept, and after which run each value is no longer needed.
     pub(super) fn free(&mut self) {
         let mut made = vec![false; self.nodes.len()];
-        self.ends[0].into_iter().for_each(|x| made[x] = true);
+        made[self.ends.x] = true;
         let outputs = self.forward.iter().flat_map(|run| &run.outputs);
         outputs.for_each(|&id| made[id] = true);
         let mut kept: Vec<usize> = self
@@ -26,15 +26,14 @@ impl PassPlan {
             .flat_map(|run| &run.inputs)
             .copied()
             .collect();
-        kept.extend(self.ends[3]);
+        kept.extend(self.ends.dx);
         kept.retain(|&id| made[id] && self.is_computed(id));
         kept.sort_unstable();
         kept.dedup();
-        let [_, y, _, dx] = self.ends;
-        let stays: Vec<usize> = kept.iter().copied().chain(y).collect();
+        let stays: Vec<usize> = kept.iter().copied().chain([self.ends.y]).collect();
         for (runs, stays) in [
             (&mut self.forward, stays),
-            (&mut self.backward, dx.into_iter().collect()),
+            (&mut self.backward, self.ends.dx.into_iter().collect()),
         ] {
             let mut seen = vec![false; self.nodes.len()];
             stays.into_iter().for_each(|id| seen[id] = true);

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use ddp_kernels::{DType, Tensor, ops};
 
 use super::derivatives;
-use super::plan::{self, Action, PassPlan, PlanFor, PlannedRun};
+use super::plan::{self, Action, Ends, PassPlan, PlanFor, PlannedRun};
 use super::row_counts::{MORE, ROWS, RowReference};
 use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
@@ -210,7 +210,12 @@ impl PlannedLoss {
             let expected = "a formula with a derivative by the output";
             return Err(Error::model("loss", expected, format!("{formula:?}"), help));
         }
-        let ends = [Some(x.id), Some(rows.joined.id), None, dx.map(|dx| dx.id)];
+        let ends = Ends {
+            x: x.id,
+            y: rows.joined.id,
+            dy: None,
+            dx: dx.map(|dx| dx.id),
+        };
         let nodes = std::mem::take(&mut trace.borrow_mut().nodes);
         let how = PlanFor {
             is_training: has_gradient,
@@ -247,13 +252,12 @@ impl PlannedLoss {
             for (id, tensor) in of.into_iter().enumerate() {
                 values[id] = Some(tensor.reshape(&plan.nodes[id].shape)?);
             }
-            if let (true, Some(dx)) = (is_backward, plan.ends[3]) {
+            if let (true, Some(dx)) = (is_backward, plan.ends.dx) {
                 values[dx].clone_from(&gradient);
             }
             Running::new(pass, plan, &self.numbers, values, true).all(runs, is_backward)?;
         }
-        let joined = plan.ends[1].and_then(|joined| values[joined].take());
-        Ok(joined.expect("a plan makes its output"))
+        Ok(values[plan.ends.y].take().expect("a plan makes its output"))
     }
 }
 

@@ -32,12 +32,16 @@ pub(crate) struct Piece {
 /// A part of a module: one or several pieces.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Where it begins and ends, counted as in `Piece`; None at the module's own ends.
-    ends: [Option<usize>; 2],
+    /// How many parameters are read before it begins, and before it ends; None at the module's own
+    /// ends.
+    begin: Option<usize>,
+    end: Option<usize>,
     /// By parameter of the module: which it is in the part.
     ids: Vec<Option<ParamId>>,
-    /// The shape of a row of the module's input, and of the part's.
-    rows: [Vec<usize>; 2],
+    /// The shape of a row of the module's input.
+    module_row: Vec<usize>,
+    /// That of its own input.
+    row: Vec<usize>,
 }
 
 impl Trace {
@@ -181,27 +185,25 @@ impl Part {
         let (declarations, ids) = of.part(&reads, &below);
         let before = |at: usize| pieces.get(at).map(|piece| piece.reads_before);
         let part = Part {
-            ends: [
-                before(range.start).filter(|_| range.start > 0),
-                before(range.end),
-            ],
+            begin: before(range.start).filter(|_| range.start > 0),
+            end: before(range.end),
             ids,
-            rows: [row.to_vec(), pieces[range.start].row.clone()],
+            module_row: row.to_vec(),
+            row: pieces[range.start].row.clone(),
         };
         (part, declarations)
     }
 
     /// Whether it takes the module's own input.
     pub(super) fn is_first(&self) -> bool {
-        self.ends[0].is_none()
+        self.begin.is_none()
     }
 
     /// The shape of the module's input for such an input of this part. Rows of tokens may be
     /// shorter.
     pub(super) fn module_shape(&self, shape: &[usize]) -> Vec<usize> {
-        let [of_module, own] = &self.rows;
-        let mut module_shape = [&shape[..1], &of_module[..]].concat();
-        if shape[1..] != own[..] && shape.len() > 1 {
+        let mut module_shape = [&shape[..1], &self.module_row[..]].concat();
+        if shape[1..] != self.row[..] && shape.len() > 1 {
             module_shape[1] = shape[1];
         }
         module_shape
@@ -220,8 +222,8 @@ impl Part {
                 ))
             })
         };
-        let [from, to] = self.ends.map(|end| end.map(cut));
-        let [from, to] = [from.transpose()?, to.transpose()?];
+        let from = self.begin.map(cut).transpose()?;
+        let to = self.end.map(cut).transpose()?;
         let own = from.map_or(0, |it| it.first)..to.map_or(trace.nodes.len(), |it| it.first);
         for (place, parameter, id) in trace.parameters(y.id) {
             let known = self.ids[parameter.0].filter(|_| own.contains(&place));

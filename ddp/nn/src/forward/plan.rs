@@ -115,8 +115,7 @@ pub(super) struct PassPlan {
     pub(super) backward: Vec<PlannedRun>,
     /// What forward keeps for backward.
     pub(super) kept: Vec<usize>,
-    /// The input and the output; the gradient of the output, and of the input.
-    pub(super) ends: [Option<usize>; 4],
+    pub(super) ends: Ends,
     /// What the numbers of each value are, and which memory they are in.
     pub(super) kinds: Vec<Kind>,
     pub(super) pools: Vec<ScratchPool>,
@@ -124,6 +123,28 @@ pub(super) struct PassPlan {
     pub(super) buffers: Vec<Cell<Option<usize>>>,
     /// How many nodes were traced; those after them are computed again, or parts.
     pub(super) traced: usize,
+}
+
+/// The values at the ends of a forward and its backward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// The input.
+    pub(super) x: usize,
+    /// The output.
+    pub(super) y: usize,
+    /// The gradient of the output.
+    pub(super) dy: Option<usize>,
+    /// That of the input.
+    pub(super) dx: Option<usize>,
+}
+
+impl Ends {
+    /// Replaces each value by its number in `real`.
+    fn map(&mut self, real: &[usize]) {
+        let Ends { x, y, dy, dx } = self;
+        let all = [x, y].into_iter().chain(dy).chain(dx);
+        all.for_each(|it| *it = real[*it]);
+    }
 }
 
 /// Operations in one pass over memory.
@@ -166,11 +187,11 @@ pub(super) struct PlanFor {
     pub(super) is_loss: bool,
 }
 
-/// Plans a trace of which the first `forward` nodes are the forward. `ends` as in `PassPlan`.
+/// Plans a trace of which the first `forward` nodes are the forward.
 pub(super) fn plan(
     mut nodes: Vec<TraceNode>,
     forward: usize,
-    mut ends: [Option<usize>; 4],
+    mut ends: Ends,
     how: PlanFor,
 ) -> Result<PassPlan> {
     // What stops gradients is nothing else.
@@ -181,7 +202,7 @@ pub(super) fn plan(
             real[id] = nodes[id].inputs[0];
         }
     }
-    ends.iter_mut().flatten().for_each(|it| *it = real[*it]);
+    ends.map(&real);
     // What leaves a part that is computed again is kept.
     for id in 0..forward {
         for input in nodes[id].inputs.clone() {
@@ -190,7 +211,7 @@ pub(super) fn plan(
             }
         }
     }
-    ends[1].into_iter().for_each(|y| nodes[y].again = None);
+    nodes[ends.y].again = None;
     let mut planner = Planner {
         kinds: kinds(&nodes),
         live: Vec::new(),
@@ -202,31 +223,31 @@ pub(super) fn plan(
         how,
     };
     planner.skip_casts(&mut ends);
-    let [_, y, _, dx] = ends;
+    let Ends { y, dx, .. } = ends;
     if how.is_loss {
         let layers = planner.kinds.iter_mut().enumerate();
         let is_wide = |kind: Kind| matches!(kind, Kind::Layers | Kind::Exact);
         let sums = layers.filter(|(id, kind)| is_wide(**kind) && Some(*id) != dx);
         sums.for_each(|(_, kind)| *kind = Kind::Sums);
     }
-    planner.live = planner.find_live([y, dx]);
+    planner.live = planner.find_live([Some(y), dx]);
     let is_live = |planner: &Planner, id: &usize| planner.live[*id];
     let end = planner.nodes.len();
     let order: Vec<usize> = (0..forward).filter(|id| is_live(&planner, id)).collect();
-    planner.fuse(&order, &[y]);
+    planner.fuse(&order, &[Some(y)]);
     let parts = planner.parts(&order);
     planner.demand_inputs(&parts);
-    y.into_iter().for_each(|y| planner.demand(y));
+    planner.demand(y);
     let order: Vec<usize> = (forward..end).filter(|id| is_live(&planner, id)).collect();
     let (order, moved) = planner.with_forward(&order, forward);
     let dx = dx.map(|dx| moved.get(&dx).copied().unwrap_or(dx));
-    ends[3] = dx;
+    ends.dx = dx;
     planner.fuse(&order, &[dx]);
     let backward_parts = planner.parts(&order);
     planner.demand_inputs(&backward_parts);
     dx.into_iter().for_each(|dx| planner.demand(dx));
     planner.emit(parts)?;
-    y.map_or(Ok(()), |y| planner.ensure(y))?;
+    planner.ensure(y)?;
     let forward_runs = std::mem::take(&mut planner.runs);
     planner.emit(backward_parts)?;
     dx.map_or(Ok(()), |dx| planner.ensure(dx))?;
@@ -252,7 +273,7 @@ pub(super) fn plan(
 
 impl Planner {
     /// Skips casts to the layers' dtype of values that already have it.
-    fn skip_casts(&mut self, ends: &mut [Option<usize>; 4]) {
+    fn skip_casts(&mut self, ends: &mut Ends) {
         let mut real: Vec<usize> = (0..self.nodes.len()).collect();
         for id in 0..self.nodes.len() {
             let inputs = &mut self.nodes[id].inputs;
@@ -264,7 +285,7 @@ impl Planner {
                 real[id] = input;
             }
         }
-        ends.iter_mut().flatten().for_each(|it| *it = real[*it]);
+        ends.map(&real);
     }
 
     pub(super) fn node(&self, id: usize) -> &TraceNode {

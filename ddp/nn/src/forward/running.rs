@@ -253,7 +253,7 @@ pub(super) fn numbers(
 ) -> Result<Vec<(usize, Tensor)>> {
     let runs = plan.forward.iter().chain(&plan.backward);
     let mut read: HashSet<usize> = runs.flat_map(|run| run.inputs.iter().copied()).collect();
-    read.extend(also.into_iter().chain(plan.ends[1]));
+    read.extend(also.into_iter().chain([plan.ends.y]));
     let mut numbers = Vec::new();
     for (id, node) in plan.nodes.iter().enumerate() {
         let values = match &node.op {
