@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Tensor, ops};
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -147,8 +147,12 @@ impl Traced {
 
     /// The dtype of the input, if it is not the dtype that layers compute in.
     pub(crate) fn input_dtype(&self) -> Option<DType> {
-        let takes_input = self.part.as_ref().is_none_or(Part::is_first);
-        self.module.input_dtype().filter(|_| takes_input)
+        self.module.input_dtype().filter(|_| self.takes_input())
+    }
+
+    /// Whether its input is the module's.
+    pub(crate) fn takes_input(&self) -> bool {
+        self.part.as_ref().is_none_or(Part::is_first)
     }
 
     /// How many parts it has, of which one value alone goes to the next, just after it is built.
@@ -158,12 +162,36 @@ impl Traced {
         few.trace.firsts(few.output).len()
     }
 
-    /// What it can be cut into, just after it is built.
+    /// What it can be cut into, just after it is built. Where rows of tokens may be shorter, what
+    /// goes from one part to the next has an axis of tokens after the batch.
     pub(crate) fn pieces(&self) -> Vec<Piece> {
         let few = self.rows.borrow();
-        let few = &few.as_ref().expect("it has just been built").reference;
-        let is_batch = |id: usize| few.growing(id).eq([0]) && few.trace.nodes[id].shape[0] == ROWS;
-        few.trace.pieces(few.output, &is_batch)
+        let few = few.as_ref().expect("it has just been built");
+        let pieces = |few: &FewRows, are_kept: &dyn Fn(&Piece) -> bool| {
+            let of = &few.reference;
+            let is_batch =
+                |id: usize| of.growing(id).eq([0]) && of.trace.nodes[id].shape[0] == ROWS;
+            of.trace.pieces(of.output, &is_batch, are_kept)
+        };
+        let takes_tokens = self.input_dtype() == Some(DType::I64);
+        let shorter = match few.row_shape[..] {
+            [time] if takes_tokens && time > 1 => self.rows_of(few.mode, &[time - 1], None).ok(),
+            _ => None,
+        };
+        let Some(shorter) = shorter.map(|shorter| pieces(&shorter, &|_| true)) else {
+            return pieces(few, &|_| true);
+        };
+        pieces(few, &|piece| {
+            let time = few.row_shape[0];
+            let mut row = piece.row.clone();
+            let has_time = row
+                .first_mut()
+                .is_some_and(|it| std::mem::replace(it, time - 1) == time);
+            has_time
+                && shorter
+                    .iter()
+                    .any(|it| it.is_same_cut(piece) && it.row == row)
+        })
     }
 
     /// The part of these pieces of it, for rows of this shape, with what it declares.
@@ -291,10 +319,8 @@ impl Traced {
         let head = head.filter(|(output, ..)| *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();
         let left = of_head.get(1).copied();
-        y = match of_head.first() {
-            Some(&input) => y.at(input),
-            None => y.cast(Kind::Layers),
-        };
+        let left_from = of_head.first().map(|&input| y.at(input));
+        y = left_from.unwrap_or(y).cast(Kind::Layers);
         let forward = y.trace.borrow().nodes.len();
         let mut ends = Ends {
             x: x.id,
@@ -406,7 +432,16 @@ impl Traced {
         let end = plan.ends.dx.filter(|_| wants_input);
         let dx = done.and_then(|()| end.map(|dx| running.value(dx)).transpose());
         values.fill(None);
-        dx
+        // Layers below may have parameters to which no gradient flows.
+        let takes_floats = self.input_dtype().is_none_or(DType::is_float);
+        match dx? {
+            None if wants_input && takes_floats => {
+                let zeros = pass.take(&plan.nodes[plan.ends.x].shape)?;
+                ops::zero(&zeros)?;
+                Ok(Some(zeros))
+            }
+            dx => Ok(dx),
+        }
     }
 
     /// The last layer, if the forward of this pass has left it to the loss.

@@ -8,7 +8,7 @@ use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
 use ddp_kernels::{DType, Tensor, ops};
 
 use crate::build::ParamId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::loss::{Loss, math_dtype};
 use crate::pass::{Gradient, Pass};
 
@@ -42,6 +42,11 @@ impl LeftHead {
         let [outputs, columns] = self.sizes(pass)?;
         let x = x.reshape(&[x.count() / columns, columns])?;
         let rows = x.shape()[0];
+        if !targets.count().is_multiple_of(rows.max(1)) {
+            let expected = format!("targets for {rows} rows of positions");
+            let help = "give each position of the output a target";
+            return Err(Error::model("loss", expected, targets, help));
+        }
         let targets = match targets.count() / rows.max(1) {
             0 | 1 => targets.flatten()?,
             of_row => targets.reshape(&[rows, of_row])?,

@@ -299,6 +299,46 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_of_sums_in_bf16_is_left_to_the_loss_too() {
+        let summed = |m: &mut Scope<'_>, x: &Var| {
+            let sums = x.reshape(&[x.size(0), 3, 5, 2]).sum(-1);
+            m.layer("head", &sums.reshape(&[x.size(0), 3, 5]), Head::new(7))
+        };
+        let layers = Box::new(crate::Formula(summed));
+        let model = Model::new(layers, &[3, 10], DType::BF16, Device::Cpu, 1, &|_| false).unwrap();
+        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+        let options = PassOptions {
+            training: true,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &position,
+        };
+        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+        let mut ready = |_| Ok(());
+        let random = &mut Random::new(2);
+        let x = Tensor::randn(&[4, 3, 10], DType::F32, Device::Cpu, random).unwrap();
+        let targets = Tensor::zeros(&[4, 3], DType::I64, Device::Cpu).unwrap();
+        let losses = [false, true].map(|leaves| {
+            let pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+            let mut pass = if leaves {
+                pass.leaving_head(true)
+            } else {
+                pass
+            };
+            let y = model.forward(&mut pass, &x).unwrap();
+            let stats = Tensor::zeros(&[STATS], DType::F32, Device::Cpu).unwrap();
+            let of = [&y, &targets, &stats];
+            let dy = model
+                .loss_gradient(&mut pass, &CrossEntropy::default(), of)
+                .unwrap();
+            model.backward(&mut pass, &dy).unwrap();
+            stats.to_vec::<f32>().unwrap()
+        });
+        assert_eq!(losses[0], losses[1]);
+    }
+
+    #[test]
     fn neither_loss_nor_gradients_depend_on_padding() {
         let random = &mut Random::new(3);
         let rows = ROWS_CPU + 3;

@@ -140,7 +140,7 @@ fn shards_of_a_split_model_have_the_bits_of_one_rank_and_device() {
         ..Recipe::classification()
     };
     let more = Recipe {
-        zero: true,
+        zero: 1,
         dropout: 0.25,
         micro: Some(2),
         reduce_dtype: DType::BF16,
@@ -290,8 +290,6 @@ fn split_models_train_to_the_same_bits() {
     everywhere_the_same_bits("gelu, dropout, clipping, micro-batches", &all);
 }
 
-/// A weight that several parts use: its values come to all of them, and its gradient is summed in
-/// the order of the whole.
 #[test]
 fn a_module_split_within_trains_to_the_same_bits() {
     let recipe = Recipe {
@@ -301,7 +299,7 @@ fn a_module_split_within_trains_to_the_same_bits() {
         ..Recipe::classification()
     };
     let more = Recipe {
-        zero: true,
+        zero: 1,
         micro: Some(4),
         ..recipe.clone()
     };
@@ -309,6 +307,25 @@ fn a_module_split_within_trains_to_the_same_bits() {
     everywhere_the_same_bits("own module, ZeRO", &more);
 }
 
+/// No gradient flows to the layers below the second.
+#[test]
+fn what_no_gradient_reaches_is_complete_on_all_devices() {
+    let recipe = Recipe {
+        own: true,
+        stops: true,
+        ..Recipe::regression()
+    };
+    let more = Recipe {
+        zero: 2,
+        micro: Some(5),
+        ..recipe.clone()
+    };
+    everywhere_the_same_bits("stopped", &recipe);
+    everywhere_the_same_bits("stopped, ZeRO-2", &more);
+}
+
+/// A weight that several parts use: its values come to all of them, and its gradient is summed in
+/// the order of the whole.
 #[test]
 fn split_models_with_a_tied_weight_train_to_the_same_bits() {
     let plain = Recipe::regression().tied();
@@ -323,11 +340,16 @@ fn split_models_with_a_tied_weight_train_to_the_same_bits() {
     };
     everywhere_the_same_bits("tied: gelu, dropout, clipping, micro-batches, Muon", &all);
     let shared = Recipe {
-        zero: true,
+        zero: 1,
         micro: Some(5),
         ..plain.clone()
     };
     everywhere_the_same_bits("tied, shared moments", &shared);
+    let divided = Recipe {
+        zero: 2,
+        ..shared.clone()
+    };
+    everywhere_the_same_bits("tied, divided gradients", &divided);
     let few = Recipe {
         batch: 2,
         ..shared.clone()
@@ -364,7 +386,7 @@ fn split_models_with_frozen_layers_train_to_the_same_bits() {
         "frozen, shared moments",
         &Recipe {
             frozen: "0.,2.",
-            zero: true,
+            zero: 1,
             ..recipe
         },
     );
@@ -381,7 +403,7 @@ fn split_models_reduce_to_the_same_bits() {
     everywhere_the_same_bits(
         "shared moments",
         &Recipe {
-            zero: true,
+            zero: 1,
             rule: Rule::muon(),
             reduce_dtype: DType::F32,
             ..narrow

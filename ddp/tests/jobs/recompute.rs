@@ -62,7 +62,7 @@ fn a_limit_of_memory_chooses_what_is_computed_again() {
     // Each allows a little less than the one before needed.
     for number in 0.. {
         let ended = run(number, &memory);
-        if ended.stderr.contains("if all blocks compute again") {
+        if ended.stderr.contains("the least that a rank needs") {
             ended.assert_fails(2);
             break;
         }
@@ -114,7 +114,8 @@ fn parts_of_any_model_are_computed_again_as_memory_asks() {
     assert!(bytes("fitted") == bytes("whole") && bytes("all") == bytes("whole"));
     let text = run("none", "--memory 3MB");
     assert!(
-        text.assert_fails(2).contains("if all parts compute again"),
+        text.assert_fails(2)
+            .contains("the least that a rank needs (--recompute-parts"),
         "{text}"
     );
 }

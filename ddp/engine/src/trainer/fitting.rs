@@ -85,9 +85,8 @@ pub(super) fn fitted<'a>(
     let shown = megabytes(needed.div_ceil(10_000_000) as f64 * 10.0);
     if needed > allowed && world.generation() < 2 {
         return Err(Error::Usage(format!(
-            "{MEMORY} {memory}: expected at least {shown}, which a rank needs if all {} \
-             compute again; help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks",
-            if has_blocks { "blocks" } else { "parts" }
+            "{MEMORY} {memory}: expected at least {shown}, the least that a rank needs ({what}); \
+             help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks"
         )));
     }
     if needed > allowed {

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::kinds::kinds;
-use super::trace::{Kind, Op, Trace, Var};
+use super::trace::{Kind, Op, Trace, Var, count_of};
 use crate::build::{Declarations, ParamId};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
 
@@ -64,11 +64,13 @@ impl Trace {
         matches!(self.nodes[id].op, Op::Parameter(_))
     }
 
-    /// By how many parameters are read before: the last cut there.
-    fn cuts(&self, y: usize) -> Vec<Option<Cut>> {
+    /// By how many parameters are read before: the last of the cuts with the smallest value. The
+    /// batch is the first axis of each.
+    fn cuts(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Option<Cut>> {
         let (reads, kinds) = (self.reads(y), kinds(&self.nodes));
         let is_read_after = |value: usize, id: usize| reads[value].is_some_and(|it| it[1] > id);
-        let mut cuts = vec![None];
+        let mut cuts: Vec<Option<Cut>> = vec![None];
+        let count = |value: usize| count_of(&self.nodes[value].shape);
         // What was made before and is read later. What depends on neither input nor parameters is
         // made by each part.
         let mut open: Vec<usize> = Vec::new();
@@ -79,11 +81,12 @@ impl Trace {
             if reads[id].is_none() && id != y || self.is_parameter(id) {
                 continue;
             }
-            // In bf16 another value would be rounded.
-            if let ([value], Some(last)) = (&open[..], cuts.last_mut())
-                && kinds[*value] == Kind::Layers
+            // A value of another kind would be rounded in bf16.
+            if let (&[value], Some(last)) = (&open[..], cuts.last_mut())
+                && kinds[value] == Kind::Layers
+                && is_batch(value)
+                && last.is_none_or(|last| count(value) <= count(last.value))
             {
-                let value = *value;
                 *last = Some(Cut { value, first: id });
             }
             let parameters = node.inputs.iter().filter(|&&it| self.is_parameter(it));
@@ -118,7 +121,11 @@ impl Trace {
 
     /// The first operations of the parts of the way to `y`: all but the first follow a cut.
     pub(super) fn firsts(&self, y: usize) -> Vec<usize> {
-        let cuts = self.cuts(y).into_iter().skip(1).flatten();
+        let cuts = self
+            .cuts(y, &self.has_batch())
+            .into_iter()
+            .skip(1)
+            .flatten();
         [0].into_iter().chain(cuts.map(|cut| cut.first)).collect()
     }
 
@@ -128,23 +135,37 @@ impl Trace {
         let end = firsts.get(count).copied().unwrap_or(y + 1);
         for (id, node) in self.nodes[..end].iter_mut().enumerate() {
             let part = firsts.partition_point(|&first| first <= id) - 1;
-            node.again.get_or_insert(firsts[part]);
+            // An operation by hand may have effects.
+            if !matches!(node.op, Op::Custom(_)) {
+                node.again.get_or_insert(firsts[part]);
+            }
         }
     }
 
+    /// Whether a value's first axis is as long as the batch.
+    fn has_batch(&self) -> impl Fn(usize) -> bool {
+        |id: usize| self.nodes[id].shape.first() == self.nodes[0].shape.first()
+    }
+
     /// The pieces of the way to `y`. `is_batch` tells of a value whether its first axis alone is
-    /// the batch.
-    pub(super) fn pieces(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Piece> {
+    /// the batch, `are_kept` of a piece above whether to begin one there.
+    pub(super) fn pieces(
+        &self,
+        y: usize,
+        is_batch: &dyn Fn(usize) -> bool,
+        are_kept: &dyn Fn(&Piece) -> bool,
+    ) -> Vec<Piece> {
         let piece = |reads_before: usize, value: usize| Piece {
             reads_before,
             row: self.nodes[value].shape[1..].to_vec(),
             reads: Vec::new(),
         };
         let (mut pieces, mut firsts) = (vec![piece(0, 0)], vec![0]);
-        for (reads_before, cut) in self.cuts(y).into_iter().enumerate().skip(1) {
-            if let Some(cut) = cut.filter(|cut| is_batch(cut.value)) {
-                pieces.push(piece(reads_before, cut.value));
-                firsts.push(cut.first);
+        for (reads_before, cut) in self.cuts(y, is_batch).into_iter().enumerate().skip(1) {
+            let found = cut.map(|cut| (piece(reads_before, cut.value), cut.first));
+            if let Some((piece, first)) = found.filter(|(piece, _)| are_kept(piece)) {
+                pieces.push(piece);
+                firsts.push(first);
             }
         }
         for (place, parameter, _) in self.parameters(y) {
@@ -156,6 +177,11 @@ impl Trace {
 }
 
 impl Piece {
+    /// Whether both begin after as many parameters.
+    pub(super) fn is_same_cut(&self, other: &Piece) -> bool {
+        self.reads_before == other.reads_before
+    }
+
     /// The elements of its parameters.
     pub(crate) fn elements(&self, declarations: &Declarations) -> usize {
         let mut reads = self.reads.clone();
@@ -212,21 +238,23 @@ impl Part {
     /// Leaves this part of a trace from `x` to `y`: its own input and output.
     pub(super) fn of(&self, [x, y]: [&Var; 2], shape: &[usize]) -> Result<[Var; 2]> {
         let mut trace = x.trace.borrow_mut();
-        let cuts = trace.cuts(y.id);
-        let cut = |reads_before: usize| {
-            cuts.get(reads_before).copied().flatten().ok_or_else(|| {
-                Error::Usage(format!(
-                    "a model over several devices: expected a forward that reads the same \
-                     parameters in training and evaluation, got another one; help: leave out \
-                     {DEVICES_PER_RANK}, or read them in both"
-                ))
-            })
+        let cuts = trace.cuts(y.id, &trace.has_batch());
+        let other = || {
+            Error::Usage(format!(
+                "a model over several devices: expected a forward that can be cut at the same \
+                 places in training and evaluation, got another one; help: leave out \
+                 {DEVICES_PER_RANK}, or read parameters in one order, and residuals in both"
+            ))
         };
+        let cut = |reads_before: usize| cuts.get(reads_before).copied().flatten().ok_or_else(other);
         let from = self.begin.map(cut).transpose()?;
         let to = self.end.map(cut).transpose()?;
         let own = from.map_or(0, |it| it.first)..to.map_or(trace.nodes.len(), |it| it.first);
         for (place, parameter, id) in trace.parameters(y.id) {
             let known = self.ids[parameter.0].filter(|_| own.contains(&place));
+            if own.contains(&place) && known.is_none() {
+                return Err(other());
+            }
             trace.nodes[id].op = known.map_or(Op::Input, Op::Parameter);
         }
         let [input, output] = [

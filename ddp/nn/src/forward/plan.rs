@@ -212,6 +212,11 @@ pub(super) fn plan(
         }
     }
     nodes[ends.y].again = None;
+    for id in 0..forward {
+        if matches!(nodes[id].op, Op::Part(..)) {
+            nodes[id].again = nodes[nodes[id].inputs[0]].again.and(nodes[id].again);
+        }
+    }
     let mut planner = Planner {
         kinds: kinds(&nodes),
         live: Vec::new(),
@@ -441,7 +446,8 @@ impl Planner {
         let kind = match (&node.op, self.kinds[id]) {
             (Op::Activate(_), kind) => kind,
             (Op::Apply(_), Kind::Layers) if !is_rounded => Kind::Exact,
-            (_, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
+            (Op::Reshape, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
+            (_, Kind::Layers) if !is_rounded && self.is_view(id) => self.kinds[node.inputs[0]],
             (_, kind) => kind,
         };
         let copy = self.add(node, kind);

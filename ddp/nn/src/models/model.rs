@@ -155,8 +155,8 @@ impl Model {
     /// `pass` is over this model's parameters.
     pub fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let dtypes = self.input_dtypes();
-        // A decoder passes as many tokens as there are.
-        if pass.cache().is_none() {
+        // A decoder passes as many tokens as there are. A part checks by itself.
+        if pass.cache().is_none() && self.root.takes_input() {
             self.check_input(x, dtypes)?;
         }
         let mut x = x.clone();

@@ -23,11 +23,13 @@ pub(crate) struct Recipe {
     pub(crate) clip_norm: f64,
     pub(crate) frozen: &'static str,
     pub(crate) reduce_dtype: DType,
-    pub(crate) zero: bool,
+    pub(crate) zero: u64,
     /// Whether layers "2", "4" and "6" are tied, of 40 inputs and outputs each.
     pub(crate) tied: bool,
     /// Whether all layers are in one module.
     pub(crate) own: bool,
+    /// Whether no gradient flows to the layers below its second one.
+    pub(crate) stops: bool,
     /// Of values and gradients.
     pub(crate) dtype: DType,
     /// Into how many shards batches are cut.
@@ -38,12 +40,16 @@ pub(crate) struct Recipe {
 #[derive(Debug)]
 struct OwnModule {
     dropout: f64,
+    stops: bool,
 }
 
 impl Module for OwnModule {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let mut x = m.layer("0", x, Linear::new(40));
         for name in ["2", "4"] {
+            if self.stops && name == "2" {
+                x = x.without_gradient();
+            }
             let inner = m.layer(name, &x, Linear::new(40)).gelu();
             x = x + m.layer(&format!("{name}.drop"), &inner, Dropout::new(self.dropout));
         }
@@ -65,9 +71,10 @@ impl Recipe {
             clip_norm: 0.0,
             frozen: "nothing",
             reduce_dtype: DType::F32,
-            zero: false,
+            zero: 0,
             tied: false,
             own: false,
+            stops: false,
             dtype: DType::F32,
             shards: None,
         }
@@ -80,8 +87,8 @@ impl Recipe {
 
     fn layers(&self) -> Sequential {
         if self.own {
-            let dropout = self.dropout;
-            return Sequential::new().then(OwnModule { dropout });
+            let (dropout, stops) = (self.dropout, self.stops);
+            return Sequential::new().then(OwnModule { dropout, stops });
         }
         let (hidden, activation) = (self.hidden.clone(), self.activation);
         if !self.tied {
@@ -147,18 +154,26 @@ impl Recipe {
             sizes: Some(sizes),
             dtype: self.reduce_dtype,
             overlap: true,
-            zero: u64::from(self.zero),
+            zero: self.zero,
             shards: self.shards,
             ..ReducerOptions::default()
         };
-        let shares = reducer.shares(world.size());
+        let sharing = reducer.sharing(world.rank(), world.size());
         let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));
         let models = Model::split(
             self.layers(),
             &[FEATURES],
             devices,
             |layers, shape, device| {
-                Model::with_shares(layers, shape, self.dtype, device, 3, &frozen, shares)
+                Model::with_shares(
+                    layers,
+                    shape,
+                    self.dtype,
+                    device,
+                    3,
+                    &frozen,
+                    sharing.clone(),
+                )
             },
         )?;
         let part = |(model, group): (Model, Group)| -> Result<StageSpec> {

@@ -55,7 +55,7 @@ fn split_and_whole_models_resume_each_others_checkpoints() {
                 continue;
             }
             let recipe = Recipe {
-                zero,
+                zero: u64::from(zero),
                 tied,
                 frozen: if tied { "8." } else { "2." },
                 clip_norm: 0.25,

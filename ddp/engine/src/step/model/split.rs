@@ -33,6 +33,7 @@ impl TrainedModel {
         back: bool,
     ) -> Result<()> {
         let here = &self.stages[index].model.params;
+        let frees = self.stages[index].reducer.frees_gradients();
         for tied in here.tied_copies() {
             let there = &self.stages[tied.part].model.params;
             let (Some(borrowed), Some(sum)) = (here.gradient(tied.id), there.gradient(tied.owner))
@@ -43,7 +44,7 @@ impl TrainedModel {
                 self.stages[tied.part].reducer.writes(tied.owner);
                 let what = "tied gradients to the owner's device";
                 announced(what, || sum.copy_from(borrowed))?;
-            } else if how.accumulates || here.is_used_above(tied.id) {
+            } else if how.accumulates && !frees || here.is_used_above(tied.id) {
                 let what = "tied gradients so far to a later device";
                 announced(what, || borrowed.copy_from(sum))?;
             }

@@ -1,5 +1,6 @@
 //! Splits of made-up models.
 
+mod made;
 mod tied;
 
 use std::collections::BTreeMap;
