@@ -109,7 +109,10 @@ impl<'a> Decoder<'a> {
         let pass = Pass::new(params, scratch, saved, options, &mut ignored);
         let logits = self.model.forward(&mut pass.after(&mut self.cache), &x)?;
         self.cache.tokens += tokens.len();
-        Ok(logits.to_dtype(DType::F32)?.to_vec()?)
+        let all: Vec<f32> = logits.to_dtype(DType::F32)?.to_vec()?;
+        // A `Head` gives those of the last token alone.
+        let classes = self.model.output_shape.last().copied().unwrap_or(0);
+        Ok(all[all.len().saturating_sub(classes)..].to_vec())
     }
 }
 
@@ -172,7 +175,7 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Module, Scope, Var};
+    use crate::{Linear, Module, Scope, SelfAttention, Var};
 
     /// A model whose tokens depend on earlier ones through a mean.
     #[derive(Debug)]
@@ -198,6 +201,37 @@ mod tests {
         assert!(error.contains("let only SelfAttention"), "{error}");
         // Of one token nothing is mixed.
         Decoder::new(&model, 1).unwrap();
+    }
+
+    /// A transformer's layer and a last linear one, which gives the logits of all its tokens.
+    #[derive(Debug)]
+    struct Attends;
+
+    impl Module for Attends {
+        fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
+            let x = m.embedding("tokens", tokens, 5, 4);
+            let attention = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
+            let x = &x + m.layer("attention", &x, attention);
+            m.layer("out", &x, Linear::new(5).without_bias())
+        }
+
+        fn input_dtype(&self) -> Option<DType> {
+            Some(DType::I64)
+        }
+    }
+
+    #[test]
+    fn a_model_that_ends_in_any_linear_layer_generates() {
+        let model = Model::new(Box::new(Attends), &[6], DType::F32, Device::Cpu, 1, &|_| {
+            false
+        });
+        let model = model.unwrap();
+        let mut decoder = Decoder::new(&model, 6).unwrap();
+        let at_once = decoder.next(&[1, 4, 2]).unwrap();
+        decoder.restart();
+        let one_by_one = [1, 4, 2].map(|token| decoder.next(&[token]).unwrap());
+        assert_eq!((at_once.len(), &at_once), (5, &one_by_one[2]));
+        assert_ne!(one_by_one[1], one_by_one[2]);
     }
 
     const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];

@@ -307,7 +307,7 @@ fn a_module_split_within_trains_to_the_same_bits() {
     everywhere_the_same_bits("own module, ZeRO", &more);
 }
 
-/// No gradient flows to the layers below the second.
+/// No gradient flows to the layers below the third.
 #[test]
 fn what_no_gradient_reaches_is_complete_on_all_devices() {
     let recipe = Recipe {

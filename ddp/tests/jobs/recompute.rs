@@ -110,6 +110,10 @@ fn parts_of_any_model_are_computed_again_as_memory_asks() {
     fitted.assert_well();
     assert!(fitted.stderr.contains("--recompute-parts "), "{fitted}");
     assert!(needed_mb(&fitted) < needed_mb(&whole), "{fitted}");
+    let plan = run("plan", &format!("{least} --dry-run"));
+    plan.assert_well();
+    let together = format!("; together {:.1} MB\nmemory of a rank", needed_mb(&plan));
+    assert!(plan.stdout.contains(&together), "{plan}");
     run("all", "--recompute-parts 9").assert_well();
     assert!(bytes("fitted") == bytes("whole") && bytes("all") == bytes("whole"));
     let text = run("none", "--memory 3MB");

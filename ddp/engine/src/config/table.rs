@@ -144,6 +144,9 @@ impl TryFrom<String> for KnownName {
         }
         let names: Vec<&str> = SETTINGS.iter().map(Setting::name).collect();
         let names = names.join(", ");
-        Err(format!("unknown setting {name:?}, expected one of {names}"))
+        Err(format!(
+            "unknown setting {name:?}, expected one of {names}; help: a program with models of its \
+             own has other settings, too: use the one that trained the run"
+        ))
     }
 }

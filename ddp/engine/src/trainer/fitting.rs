@@ -82,7 +82,12 @@ pub(super) fn fitted<'a>(
     }
     let (needed, what, fitting) = least.expect("one was planned");
     // Rounded up, so that who gives it as the limit is not refused.
-    let shown = megabytes(needed.div_ceil(10_000_000) as f64 * 10.0);
+    let unit = if needed < 1_000_000_000 {
+        100_000
+    } else {
+        10_000_000
+    };
+    let shown = megabytes(needed.next_multiple_of(unit) as f64 / 1e6);
     if needed > allowed && world.generation() < 2 {
         return Err(Error::Usage(format!(
             "{MEMORY} {memory}: expected at least {shown}, the least that a rank needs ({what}); \

@@ -14,7 +14,7 @@ use ddp_data::{Data, InOrder, Loader, Resident, Source};
 use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
-use ddp_nn::models::{Model, ModelSpec};
+use ddp_nn::models::Model;
 use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
@@ -70,8 +70,8 @@ pub(super) struct Assembled {
     /// Where each rank trains.
     pub(super) places: Vec<String>,
     pub(super) bf16_order: Option<Bf16Order>,
-    /// With the recompute settings that `memory` chose.
-    pub(super) model: ModelSpec,
+    /// With what `memory` chose.
+    pub(super) options: Config,
 }
 
 /// A run, or the last checkpoint of a run that is resumed and already finished.
@@ -90,8 +90,8 @@ pub(super) struct Unbuilt {
     pub(super) places: Vec<String>,
     /// Steps that are done.
     pub(super) taken: u64,
-    /// With the recompute settings that `memory` chose.
-    pub(super) model: ModelSpec,
+    /// With what `memory` chose.
+    pub(super) options: Config,
 }
 
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
@@ -155,7 +155,6 @@ pub(super) fn assemble(
         None => fitted(options, &data, world, &devices)?,
     };
     let options = &*fitting;
-    let model = options.model.clone();
     let shape = data_shape(data.train.spec());
     let parameters = options.model.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
@@ -166,7 +165,7 @@ pub(super) fn assemble(
             places: devices::of_ranks(world, &devices)?,
             devices,
             taken: resumed.map_or(0, |opened| opened.state.step),
-            model,
+            options: options.clone(),
         })));
     }
 
@@ -229,7 +228,7 @@ pub(super) fn assemble(
         kept_bytes,
         places,
         bf16_order: session.bf16_order,
-        model,
+        options: options.clone(),
     })))
 }
 

@@ -8,7 +8,6 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device};
-use ddp_nn::models::ModelSpec;
 use ddp_nn::pass::{Observer, observed};
 use serde_json::json;
 
@@ -96,12 +95,12 @@ pub fn rehearse(
     }
     let mut run = match prepared {
         Prepared::Finished(_) => return Ok(None),
-        Prepared::TooLarge(run) => return without_model(options, *run, world).map(Some),
+        Prepared::TooLarge(run) => return without_model(*run, world).map(Some),
         Prepared::Ready(run) => run,
     };
     let rank_run = session.run();
     let (step, taken) = (&mut rank_run.step, rank_run.totals.steps);
-    let options = &with(options, run.model.clone());
+    let options = &run.options.clone();
     let step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
     let is_over = run.plan.is_over(taken);
     let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
@@ -138,16 +137,9 @@ pub fn rehearse(
     }))
 }
 
-fn with(options: &Config, model: ModelSpec) -> Config {
-    Config {
-        model,
-        ..options.clone()
-    }
-}
-
 /// What is known of a run whose model was not made.
-fn without_model(options: &Config, run: Unbuilt, world: &World) -> Result<Rehearsal> {
-    let options = &with(options, run.model.clone());
+fn without_model(run: Unbuilt, world: &World) -> Result<Rehearsal> {
+    let options = &run.options;
     let (model_bytes, step_bytes) = planned::plan(options, &run.data, world, &run.devices)?;
     let shares = division::step_options(options, world)
         .reducer

@@ -291,9 +291,10 @@ fn parts(module: Arc<dyn Module>, row_shape: &[usize], count: usize) -> Result<V
     if count == 0 || count > pieces.len() {
         let most = pieces.len();
         return Err(Error::Usage(format!(
-            "a model over {count} devices: expected from 1 to {most}, because it has {most} layers \
-             with parameters that one value alone connects, got {count}; help: lower \
-             {DEVICES_PER_RANK}, or add layers"
+            "a model over {count} devices: expected from 1 to {most}, because it can be cut in {} \
+             places, where one value alone goes on to layers with parameters, got {count}; help: \
+             lower {DEVICES_PER_RANK}, or add layers",
+            most - 1
         )));
     }
     let elements = |piece: &Piece| piece.elements(&declarations);

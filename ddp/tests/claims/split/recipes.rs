@@ -28,7 +28,7 @@ pub(crate) struct Recipe {
     pub(crate) tied: bool,
     /// Whether all layers are in one module.
     pub(crate) own: bool,
-    /// Whether no gradient flows to the layers below its second one.
+    /// Whether no gradient flows to the layers below its third one.
     pub(crate) stops: bool,
     /// Of values and gradients.
     pub(crate) dtype: DType,
@@ -47,7 +47,7 @@ impl Module for OwnModule {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let mut x = m.layer("0", x, Linear::new(40));
         for name in ["2", "4"] {
-            if self.stops && name == "2" {
+            if self.stops && name == "4" {
                 x = x.without_gradient();
             }
             let inner = m.layer(name, &x, Linear::new(40)).gelu();
