@@ -121,9 +121,9 @@ pub struct Host {
     pub heard: Duration,
     /// The job continues without it.
     pub is_lost: bool,
-    /// When it was last called since.
+    /// When it was last called after it was lost.
     pub called: Duration,
-    /// Whether it may still answer.
+    /// A call is under way: its agent may still answer.
     pub may_answer: bool,
     /// Why its agent could not start ranks again, as the user was told.
     pub refusal: String,

@@ -178,8 +178,8 @@ impl Declarations {
         self.random_layers - 1
     }
 
-    /// What a part of a split model declares, which reads these and is above one that reads those
-    /// of `below`. By parameter of the model: which it is in the part.
+    /// The declarations of a part that reads `reads`, above parts that read `below`; and by
+    /// parameter of the model its number in the part.
     pub(crate) fn part(
         &self,
         reads: &[ParamId],

@@ -3,9 +3,11 @@
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
 //! of operations (`trace.rs`), in which rows of a batch stay apart (`batch.rs`, `row_counts.rs`).
 //! Its backward follows from one table of derivatives (`derivatives.rs`), and from both what runs
-//! (`plan.rs`, `emit.rs`): chains of elementwise operations in one pass over memory, and operations
-//! with kernels of their own (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the
-//! pass, and goes back to it after a value's last use.
+//! (`plan.rs`, `emit.rs`), in which dtype (`kinds.rs`) and memory (`lifetimes.rs`): chains of
+//! elementwise operations in one pass over memory, and operations with kernels of their own
+//! (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the pass, and goes back to it
+//! after a value's last use. A model is split over devices, and computed again, by parts
+//! (`parts.rs`).
 
 mod attended;
 mod batch;
@@ -167,11 +169,9 @@ impl Traced {
     pub(crate) fn pieces(&self) -> Vec<Piece> {
         let few = self.rows.borrow();
         let few = few.as_ref().expect("it has just been built");
-        let pieces = |few: &FewRows, are_kept: &dyn Fn(&Piece) -> bool| {
+        let pieces = |few: &FewRows, may_begin: &dyn Fn(&Piece) -> bool| {
             let of = &few.reference;
-            let is_batch =
-                |id: usize| of.growing(id).eq([0]) && of.trace.nodes[id].shape[0] == ROWS;
-            of.trace.pieces(of.output, &is_batch, are_kept)
+            of.trace.pieces(of.output, &|id| of.is_batch(id), may_begin)
         };
         let takes_tokens = self.input_dtype() == Some(DType::I64);
         let shorter = match few.row_shape[..] {
@@ -304,7 +304,11 @@ impl Traced {
         if let Some(known) = known {
             return Ok(known);
         }
-        let of_module = self.part.as_ref().map(|part| part.module_shape(shape));
+        let takes_tokens = self.module.input_dtype() == Some(DType::I64);
+        let of_module = self
+            .part
+            .as_ref()
+            .map(|part| part.module_shape(shape, takes_tokens));
         let of_module = of_module.as_deref().unwrap_or(shape);
         let [mut x, mut y] = self.trace(of_module, mode, None)?;
         let head = leaves_head.and_then(|by_position| y.head(by_position));
@@ -314,7 +318,9 @@ impl Traced {
             trace.recompute(y.id, self.recomputed);
         }
         if let Some(part) = &self.part {
-            [x, y] = part.of([&x, &y], shape)?;
+            let rows = self.rows.borrow();
+            let rows = rows.as_ref().filter(|rows| rows.mode == mode);
+            [x, y] = part.of([&x, &y], shape, rows.map(|rows| &rows.reference))?;
         }
         let head = head.filter(|(output, ..)| *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();

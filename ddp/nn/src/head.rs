@@ -43,8 +43,8 @@ impl LeftHead {
         let x = x.reshape(&[x.count() / columns, columns])?;
         let rows = x.shape()[0];
         if !targets.count().is_multiple_of(rows.max(1)) {
-            let expected = format!("targets for {rows} rows of positions");
-            let help = "give each position of the output a target";
+            let expected = format!("a target for each of {rows} positions");
+            let help = "give targets (B, T) for outputs (B, T, C)";
             return Err(Error::model("loss", expected, targets, help));
         }
         let targets = match targets.count() / rows.max(1) {

@@ -27,8 +27,8 @@ pub trait Loss: fmt::Debug + Send + Sync {
         gradient: Option<&Tensor>,
     ) -> Result<Tensor>;
 
-    /// Whether the loss of a position of outputs (B, T, C) is that of a row of outputs (B·T, C).
-    /// Then a last linear layer is left to the loss, as a [`Head`](crate::Head) always is.
+    /// Whether outputs (B, T, C) have the losses of B·T rows (C). Then a last linear layer without
+    /// bias is left to the loss, as a [`Head`](crate::Head) always is.
     fn is_by_position(&self) -> bool {
         false
     }

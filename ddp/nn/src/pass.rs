@@ -133,8 +133,9 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same pass, which leaves the model's last layer to the loss, if that is a `Head`, or, of
-    /// positions, a linear one without bias: see [`Loss::is_by_position`](crate::Loss).
+    /// The same pass, which leaves the last layer to the loss if that is a `Head`. With
+    /// `by_position` (see [`Loss::is_by_position`](crate::Loss)) also a linear layer of positions
+    /// without bias.
     /// `Model::loss_gradient` or `Model::losses` then come after the forward.
     pub fn leaving_head(self, by_position: bool) -> Pass<'a> {
         Pass {

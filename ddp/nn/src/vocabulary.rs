@@ -220,6 +220,7 @@ mod tests {
     use crate::head::ROWS_CPU;
     use crate::loss::STATS;
     use crate::models::Model;
+    use crate::pass::tests::in_pass;
     use crate::{Pass, PassOptions, Saved, Scratch};
 
     /// The gradients by `x` and by the weight, with or without pieces.
@@ -306,33 +307,22 @@ mod tests {
         };
         let layers = Box::new(crate::Formula(summed));
         let model = Model::new(layers, &[3, 10], DType::BF16, Device::Cpu, 1, &|_| false).unwrap();
-        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-        let options = PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 0,
-            position: &position,
-        };
-        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-        let mut ready = |_| Ok(());
         let random = &mut Random::new(2);
         let x = Tensor::randn(&[4, 3, 10], DType::F32, Device::Cpu, random).unwrap();
         let targets = Tensor::zeros(&[4, 3], DType::I64, Device::Cpu).unwrap();
         let losses = [false, true].map(|leaves| {
-            let pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-            let mut pass = if leaves {
-                pass.leaving_head(true)
-            } else {
-                pass
-            };
-            let y = model.forward(&mut pass, &x).unwrap();
             let stats = Tensor::zeros(&[STATS], DType::F32, Device::Cpu).unwrap();
-            let of = [&y, &targets, &stats];
-            let dy = model
-                .loss_gradient(&mut pass, &CrossEntropy::default(), of)
-                .unwrap();
-            model.backward(&mut pass, &dy).unwrap();
+            in_pass(&model, true, |pass| {
+                let mut pass = if leaves {
+                    pass.leaving_head(true)
+                } else {
+                    pass
+                };
+                let y = model.forward(&mut pass, &x).unwrap();
+                let of = [&y, &targets, &stats];
+                let dy = model.loss_gradient(&mut pass, &CrossEntropy::default(), of);
+                model.backward(&mut pass, &dy.unwrap()).unwrap();
+            });
             stats.to_vec::<f32>().unwrap()
         });
         assert_eq!(losses[0], losses[1]);

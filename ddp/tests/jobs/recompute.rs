@@ -1,4 +1,5 @@
-//! `--recompute`: the same bits as without, on any number of ranks and after resuming.
+//! `--recompute`, `--recompute-parts` and `--memory`: the same bits as without, on any number of
+//! ranks and after resuming.
 
 use crate::support::job::{Ended, Folder, all_at_once};
 use crate::support::metrics_log::model_bytes;
@@ -62,7 +63,7 @@ fn a_limit_of_memory_chooses_what_is_computed_again() {
     // Each allows a little less than the one before needed.
     for number in 0.. {
         let ended = run(number, &memory);
-        if ended.stderr.contains("the least that a rank needs") {
+        if ended.stderr.contains("which a rank needs at best") {
             ended.assert_fails(2);
             break;
         }
@@ -119,7 +120,7 @@ fn parts_of_any_model_are_computed_again_as_memory_asks() {
     let text = run("none", "--memory 3MB");
     assert!(
         text.assert_fails(2)
-            .contains("the least that a rank needs (--recompute-parts"),
+            .contains("which a rank needs at best (--recompute-parts"),
         "{text}"
     );
 }

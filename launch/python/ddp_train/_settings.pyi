@@ -106,8 +106,7 @@ class Settings(TypedDict, total=False):
     """Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or auto: cuda if
     every rank can, else cpu [default: auto]"""
     devices_per_rank: Value
-    """GPUs of each rank, over which the layers are split: for models too large for one GPU [default:
-    1]"""
+    """GPUs of each rank, over which the model is split: for models too large for one GPU [default: 1]"""
     share_gpus: Optional[bool]
     """Let several ranks share a GPU if there are too few: for tests, slow [default: false]"""
     dtype: Optional[Literal["f32", "tf32", "bf16"]]
@@ -119,8 +118,8 @@ class Settings(TypedDict, total=False):
     """Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split over
     several [default: auto]"""
     recompute_parts: Value
-    """How many parts of the model, from the first on, backward computes again. A part ends where one
-    value alone goes on: of models of blocks see --recompute [default: 0]"""
+    """How many parts of the model, from the first on, backward computes again. A part ends where only
+    one value goes on. For models of blocks there is also --recompute [default: 0]"""
     memory: Value
     """Memory that a rank may use, as in 40GiB: chooses --recompute and --recompute-blocks, or
     --recompute-parts, so that its plan fits with as little recomputing as possible"""

@@ -219,7 +219,8 @@ impl Job {
     }
 
     /// Takes note of what happens, and carries out what follows. An error if one of the job's first
-    /// processes cannot be started, or an agent cannot be let in before others are started.
+    /// processes cannot be started, or, before ranks are started again, an agent cannot be let in
+    /// or a host called.
     pub(super) fn happens(&mut self, event: JobEvent) -> Result<()> {
         let mut failures = Vec::new();
         tracing::trace!("{event:?}");

@@ -34,14 +34,14 @@ impl Decision<'_> {
     pub(super) fn host_gone(&mut self, host: usize) {
         let it = &mut self.state.hosts[host];
         it.may_answer = false;
+        if !self.state.rules.is_elastic {
+            return self.host_lost(host, "the connection to it was lost");
+        }
+        // Its ranks may live until their agent counts this process as lost.
         if it.is_lost && self.state.rules.hosts_come {
             it.agent = None;
             let why = "its agent has ended".into();
             self.actions.push(JobAction::Leave(host, why));
-        }
-        // Ranks of an elastic job may live there until their agent counts this process as lost.
-        if !self.state.rules.is_elastic {
-            self.host_lost(host, "the connection to it was lost");
         }
     }
 

@@ -264,8 +264,8 @@ impl Job<'_> {
         self.links[host].is_cut == [false; 2] && !self.links[host].has_agent
     }
 
-    /// The launcher calls a lost host. A host that cannot be reached does not answer, a call fails
-    /// within ten seconds; another one may refuse.
+    /// The launcher calls a lost host. The call of an unreachable host fails within ten seconds;
+    /// another host answers or refuses.
     pub(super) fn is_called(&mut self, host: usize) {
         let link = &mut self.links[host];
         let (is_again, call) = (link.calls > 0, link.calls + 1);

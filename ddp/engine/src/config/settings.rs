@@ -338,7 +338,7 @@ settings! {
     /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
     /// auto: cuda if every rank can, else cpu
     Rank device "DEVICE" [eval predict mlp gpt addmm allreduce]: DeviceChoice = DeviceChoice::Auto;
-    /// GPUs of each rank, over which the layers are split: for models too large for one GPU
+    /// GPUs of each rank, over which the model is split: for models too large for one GPU
     Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
     Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce]: bool = false;
@@ -351,7 +351,7 @@ settings! {
     /// over several
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
     /// How many parts of the model, from the first on, backward computes again. A part ends where
-    /// one value alone goes on: of models of blocks see `recompute`
+    /// only one value goes on. For models of blocks there is also `recompute`
     Job recompute_parts "N": usize = 0, Limits::Whole(0, 1 << 20);
     /// Memory that a rank may use, as in 40GiB: chooses `recompute` and `recompute-blocks`, or
     /// `recompute-parts`, so that its plan fits with as little recomputing as possible

@@ -19,7 +19,7 @@ const CHOICES: usize = 64;
 
 /// What computes again in models of blocks; what saves most for its time comes first.
 const KINDS: [&str; 2] = ["attention", "block"];
-/// What does in others.
+/// What computes again in other models.
 const PARTS: [&str; 1] = ["parts"];
 
 /// The settings with the model that takes least time of those that fit in `memory`.
@@ -33,11 +33,8 @@ pub(super) fn fitted<'a>(
         return Ok(Cow::Borrowed(options));
     };
     let blocks = options.model.value("layers").as_u64().unwrap_or(0) as usize;
-    let needed = ["recompute", "recompute-blocks"];
-    let has_blocks = needed
-        .iter()
-        .all(|name| !options.model.value(name).is_null())
-        && blocks > 0;
+    let is_set = |name: &str| !options.model.value(name).is_null();
+    let has_blocks = blocks > 0 && is_set("recompute") && is_set("recompute-blocks");
     let (kinds, all) = if has_blocks {
         (&KINDS[..], blocks)
     } else {
@@ -81,7 +78,7 @@ pub(super) fn fitted<'a>(
         }
     }
     let (needed, what, fitting) = least.expect("one was planned");
-    // Rounded up, so that who gives it as the limit is not refused.
+    // Rounded up as `megabytes` shows it: the number must be accepted as the limit.
     let unit = if needed < 1_000_000_000 {
         100_000
     } else {
@@ -90,7 +87,7 @@ pub(super) fn fitted<'a>(
     let shown = megabytes(needed.next_multiple_of(unit) as f64 / 1e6);
     if needed > allowed && world.generation() < 2 {
         return Err(Error::Usage(format!(
-            "{MEMORY} {memory}: expected at least {shown}, the least that a rank needs ({what}); \
+            "{MEMORY} {memory}: expected at least {shown}, which a rank needs at best ({what}); \
              help: give a smaller {MICRO_BATCH}, or {ZERO} 1 or 2 with several ranks"
         )));
     }

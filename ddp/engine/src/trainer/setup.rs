@@ -70,7 +70,7 @@ pub(super) struct Assembled {
     /// Where each rank trains.
     pub(super) places: Vec<String>,
     pub(super) bf16_order: Option<Bf16Order>,
-    /// With what `memory` chose.
+    /// The settings, with what `memory` chose.
     pub(super) options: Config,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Unbuilt {
     pub(super) places: Vec<String>,
     /// Steps that are done.
     pub(super) taken: u64,
-    /// With what `memory` chose.
+    /// The settings, with what `memory` chose.
     pub(super) options: Config,
 }
 

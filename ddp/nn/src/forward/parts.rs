@@ -1,10 +1,12 @@
-//! Parts of a module, which are on devices of their own. A module is cut where one value alone goes
-//! from what comes before to what comes after. Each part traces the whole module, and what runs is
-//! between two cuts: so a part has the names, random numbers and bits of the whole.
+//! Cuts a module into parts: to split it over devices, or to compute parts again in backward. A
+//! cut is where only one value goes on to later operations. Each device traces the whole module and
+//! runs what is between two cuts, so names and random numbers are those of the whole, and in f32
+//! the bits.
 
 use std::ops::Range;
 
 use super::kinds::kinds;
+use super::row_counts::RowReference;
 use super::trace::{Kind, Op, Trace, Var, count_of};
 use crate::build::{Declarations, ParamId};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
@@ -45,7 +47,7 @@ pub(super) struct Part {
 }
 
 impl Trace {
-    /// Of each value the first and the last operation that reads it on the way to `y`.
+    /// For each value: the first and the last operation that reads it to compute `y`.
     fn reads(&self, y: usize) -> Vec<Option<[usize; 2]>> {
         let mut reads: Vec<Option<[usize; 2]>> = vec![None; self.nodes.len()];
         for id in (0..=y).rev() {
@@ -64,8 +66,8 @@ impl Trace {
         matches!(self.nodes[id].op, Op::Parameter(_))
     }
 
-    /// By how many parameters are read before: the last of the cuts with the smallest value. The
-    /// batch is the first axis of each.
+    /// By number of parameters read before: the last cut with the smallest value. The batch is the
+    /// first axis of each value.
     fn cuts(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Option<Cut>> {
         let (reads, kinds) = (self.reads(y), kinds(&self.nodes));
         let is_read_after = |value: usize, id: usize| reads[value].is_some_and(|it| it[1] > id);
@@ -147,13 +149,13 @@ impl Trace {
         |id: usize| self.nodes[id].shape.first() == self.nodes[0].shape.first()
     }
 
-    /// The pieces of the way to `y`. `is_batch` tells of a value whether its first axis alone is
-    /// the batch, `are_kept` of a piece above whether to begin one there.
+    /// The pieces of the way to `y`. `is_batch`: whether only the first axis of a value is the
+    /// batch. `may_begin`: whether to cut below this piece.
     pub(super) fn pieces(
         &self,
         y: usize,
         is_batch: &dyn Fn(usize) -> bool,
-        are_kept: &dyn Fn(&Piece) -> bool,
+        may_begin: &dyn Fn(&Piece) -> bool,
     ) -> Vec<Piece> {
         let piece = |reads_before: usize, value: usize| Piece {
             reads_before,
@@ -163,7 +165,7 @@ impl Trace {
         let (mut pieces, mut firsts) = (vec![piece(0, 0)], vec![0]);
         for (reads_before, cut) in self.cuts(y, is_batch).into_iter().enumerate().skip(1) {
             let found = cut.map(|cut| (piece(reads_before, cut.value), cut.first));
-            if let Some((piece, first)) = found.filter(|(piece, _)| are_kept(piece)) {
+            if let Some((piece, first)) = found.filter(|(piece, _)| may_begin(piece)) {
                 pieces.push(piece);
                 firsts.push(first);
             }
@@ -225,25 +227,40 @@ impl Part {
         self.begin.is_none()
     }
 
-    /// The shape of the module's input for such an input of this part. Rows of tokens may be
-    /// shorter.
-    pub(super) fn module_shape(&self, shape: &[usize]) -> Vec<usize> {
-        let mut module_shape = [&shape[..1], &self.module_row[..]].concat();
-        if shape[1..] != self.row[..] && shape.len() > 1 {
-            module_shape[1] = shape[1];
+    /// The shape of the module's input for an input of this shape to this part. Only rows of tokens
+    /// may be shorter.
+    pub(super) fn module_shape(&self, shape: &[usize], takes_tokens: bool) -> Vec<usize> {
+        let (batch, row) = shape.split_at(1);
+        let mut module_shape = [batch, &self.module_row[..]].concat();
+        if let ([_, time], Some(&shorter)) = (&mut module_shape[..], row.first())
+            && takes_tokens
+            && row != self.row
+        {
+            *time = shorter;
         }
         module_shape
     }
 
     /// Leaves this part of a trace from `x` to `y`: its own input and output.
-    pub(super) fn of(&self, [x, y]: [&Var; 2], shape: &[usize]) -> Result<[Var; 2]> {
+    /// `rows` is the same forward for a few rows.
+    pub(super) fn of(
+        &self,
+        [x, y]: [&Var; 2],
+        shape: &[usize],
+        rows: Option<&RowReference>,
+    ) -> Result<[Var; 2]> {
         let mut trace = x.trace.borrow_mut();
-        let cuts = trace.cuts(y.id, &trace.has_batch());
+        let rows = rows.filter(|rows| rows.trace.nodes.len() == trace.nodes.len());
+        let cuts = {
+            let has_batch = trace.has_batch();
+            let is_batch = |id: usize| rows.map_or_else(|| has_batch(id), |rows| rows.is_batch(id));
+            trace.cuts(y.id, &is_batch)
+        };
         let other = || {
             Error::Usage(format!(
-                "a model over several devices: expected a forward that can be cut at the same \
-                 places in training and evaluation, got another one; help: leave out \
-                 {DEVICES_PER_RANK}, or read parameters in one order, and residuals in both"
+                "a model over several devices: expected a forward that reads the same \
+                 parameters in the same order in training and evaluation, got another order; help: \
+                 leave out {DEVICES_PER_RANK}, or read them alike in both"
             ))
         };
         let cut = |reads_before: usize| cuts.get(reads_before).copied().flatten().ok_or_else(other);
@@ -252,7 +269,8 @@ impl Part {
         let own = from.map_or(0, |it| it.first)..to.map_or(trace.nodes.len(), |it| it.first);
         for (place, parameter, id) in trace.parameters(y.id) {
             let known = self.ids[parameter.0].filter(|_| own.contains(&place));
-            if own.contains(&place) && known.is_none() {
+            // One that nothing reads is at its own place.
+            if own.contains(&place) && known.is_none() && place != id {
                 return Err(other());
             }
             trace.nodes[id].op = known.map_or(Op::Input, Op::Parameter);

@@ -75,6 +75,11 @@ impl RowReference {
         self.grows[id].iter().copied()
     }
 
+    /// Whether only the first axis of a value is the batch.
+    pub(super) fn is_batch(&self, id: usize) -> bool {
+        self.growing(id).eq([0]) && self.trace.nodes[id].shape[0] == self.rows
+    }
+
     /// Of numbers: the axis along which rows are, and how.
     pub(super) fn numbers_along(&self, id: usize) -> Option<(usize, RowsAlong)> {
         Some((*self.grows[id].first()?, *self.numbers.get(&id)?))

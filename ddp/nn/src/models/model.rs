@@ -68,7 +68,7 @@ pub struct Model {
     pub output_shape: Vec<usize>,
     /// How a GPU multiplies f32.
     pub f32_math: F32Math,
-    /// Whether it, or the part that its input is from, takes tokens: then also shorter rows.
+    /// Whether it takes tokens: then also shorter rows.
     takes_tokens: bool,
 }
 
@@ -155,8 +155,10 @@ impl Model {
     /// `pass` is over this model's parameters.
     pub fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let dtypes = self.input_dtypes();
-        // A decoder passes as many tokens as there are. A part checks by itself.
-        if pass.cache().is_none() && self.root.takes_input() {
+        // A decoder passes as many tokens as there are. An upper part compares shapes when it is
+        // planned.
+        let has_any_shape = pass.cache().is_some() || !self.root.takes_input();
+        if !has_any_shape || x.shape().is_empty() || !dtypes.contains(&x.dtype()) {
             self.check_input(x, dtypes)?;
         }
         let mut x = x.clone();
@@ -272,12 +274,10 @@ impl Model {
         let parts = parts(Arc::new(root), input_shape, devices.len())?;
         let models = parts.into_iter().zip(devices).map(one);
         let mut models = models.collect::<Result<Vec<Model>>>()?;
-        let takes_tokens = models.first().is_some_and(|first| first.takes_tokens);
         for part in 1..models.len() {
             let (below, rest) = models.split_at_mut(part);
             let below: Vec<&mut Params> = below.iter_mut().map(|model| &mut model.params).collect();
             rest[0].params.borrow_from(below);
-            rest[0].takes_tokens = takes_tokens;
         }
         Ok(models)
     }

@@ -95,8 +95,8 @@ impl Job {
         Ok(())
     }
 
-    /// An agent is gone that has no ranks: another one may come.
-    pub(super) fn agent_is_gone(&mut self, index: usize) {
+    /// An agent has ended before ranks were started: another one may come.
+    fn agent_is_gone(&mut self, index: usize) {
         self.others[index].leave();
         self.happens_later(JobEvent::AgentGone(self.others[index].number));
     }

@@ -44,6 +44,8 @@ impl TrainedModel {
                 self.stages[tied.part].reducer.writes(tied.owner);
                 let what = "tied gradients to the owner's device";
                 announced(what, || sum.copy_from(borrowed))?;
+            // ZeRO-2 reduces each micro-batch and uses the gradient's memory again: there is no sum
+            // so far.
             } else if how.accumulates && !frees || here.is_used_above(tied.id) {
                 let what = "tied gradients so far to a later device";
                 announced(what, || borrowed.copy_from(sum))?;

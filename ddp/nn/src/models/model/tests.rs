@@ -1,4 +1,4 @@
-//! Splits of made-up models.
+//! Models split over devices, and computed again by parts.
 
 mod made;
 mod tied;
@@ -13,6 +13,7 @@ use super::*;
 use crate::models::gpt::{GptSpec, RecomputeKind};
 use crate::models::{DataShape, Family, Mlp};
 use crate::params::{Parameter, Precision};
+use crate::pass::tests::in_pass;
 use crate::{
     Activate, Dropout, Formula, Init, Linear, PassOptions, Residual, Saved, Scope, Scratch,
 };
@@ -376,19 +377,9 @@ fn what_reads_other_parameters_in_evaluation_is_refused_for_two_devices() {
     let layers = Sequential::new().then(Formula(scaled_in_training));
     let split = over(layers, 3).unwrap();
     let last = &split[2];
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training: false,
-        accumulate: false,
-        last: true,
-        seed: 5,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&last.params, &mut scratch, &mut saved, options, &mut ready);
     let x = Tensor::zeros(&[2, INPUTS], DType::F32, Device::Cpu).unwrap();
-    let text = last.forward(&mut pass, &x).unwrap_err().to_string();
+    let error = in_pass(last, false, |mut pass| last.forward(&mut pass, &x)).unwrap_err();
+    let text = error.to_string();
     assert!(text.contains("in training and evaluation"), "{text}");
 }
 
