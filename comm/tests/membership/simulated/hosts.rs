@@ -55,6 +55,8 @@ pub(super) struct Link {
     pub(super) went_on: Option<u64>,
     /// Its right to have ranks, and for how long it has run.
     lease: Lease,
+    /// Whether the last agent has heard of the launcher. Before, it has no ranks.
+    has_heard: bool,
     ran: Duration,
     /// How much longer messages take.
     pub(super) delay: u64,
@@ -102,6 +104,7 @@ impl Link {
             is_stopped: false,
             went_on: None,
             lease: Lease::of_agent(silence),
+            has_heard: true,
             ran: Duration::ZERO,
             delay: 0,
         }
@@ -151,6 +154,7 @@ impl Job<'_> {
                     return link.held[1].push_back(Message::Answered(ran, at));
                 }
                 link.lease.hears(ran);
+                link.has_heard = true;
                 let (agent, ago) = (link.agents, Duration::from_millis(self.now - at));
                 for index in 0..self.processes.len() {
                     let it = &self.processes[index];
@@ -176,6 +180,7 @@ impl Job<'_> {
             _ if host > 0 && !self.links[host].has_agent => {}
             Message::Start(index) => {
                 self.links[host].lease.hears(Duration::ZERO);
+                self.links[host].has_heard = true;
                 let rank = self.processes[index].rank;
                 let late = std::mem::take(&mut self.starts_late[rank]);
                 let after = late + self.random.of(START);
@@ -222,7 +227,7 @@ impl Job<'_> {
             it.host == host && runs && !(agent_was_stopped && was_stopped)
         };
         let is_early = self.state.ends.is_none() && !self.state.has_killed;
-        let agent_lives = link.has_agent && !agent_was_stopped;
+        let agent_lives = link.has_agent && link.has_heard && !agent_was_stopped;
         if let Some(it) = self.processes.iter().find(lives).filter(|_| is_early) {
             let (rank, number) = (it.rank, it.number);
             self.wrong(format!(
@@ -240,7 +245,7 @@ impl Job<'_> {
         let link = &mut self.links[host];
         link.number += 1;
         link.held = Default::default();
-        if !link.is_cut[1] && !link.is_stopped {
+        if !link.has_heard || !link.is_cut[1] && !link.is_stopped {
             self.agent_ends(host);
         }
     }
@@ -294,6 +299,7 @@ impl Job<'_> {
         link.number += 1;
         link.has_agent = true;
         link.lease = Lease::of_agent(silence(self.state.rules.timeout));
+        link.has_heard = false;
         link.ran = Duration::ZERO;
         self.send(host, 0, Message::Came);
     }
