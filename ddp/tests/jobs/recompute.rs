@@ -90,7 +90,7 @@ fn a_limit_of_memory_chooses_what_is_computed_again() {
     );
 }
 
-/// A model without a setting of its own, with the bits of a run that has all the memory.
+/// A perceptron has no `--recompute`. The bits are those of a run with enough memory.
 #[test]
 fn parts_of_any_model_are_computed_again_as_memory_asks() {
     let folder = Folder::new("parts");

@@ -38,11 +38,11 @@ pub(super) struct Part {
     /// ends.
     begin: Option<usize>,
     end: Option<usize>,
-    /// By parameter of the module: which it is in the part.
+    /// By parameter of the module: its number in the part.
     ids: Vec<Option<ParamId>>,
     /// The shape of a row of the module's input.
     module_row: Vec<usize>,
-    /// That of its own input.
+    /// The shape of a row of the part's own input.
     row: Vec<usize>,
 }
 
@@ -230,7 +230,7 @@ impl Part {
     /// The shape of the module's input for an input of this shape to this part. Only rows of tokens
     /// may be shorter.
     pub(super) fn module_shape(&self, shape: &[usize], takes_tokens: bool) -> Vec<usize> {
-        let (batch, row) = shape.split_at(1);
+        let (batch, row) = shape.split_at(shape.len().min(1));
         let mut module_shape = [batch, &self.module_row[..]].concat();
         if let ([_, time], Some(&shorter)) = (&mut module_shape[..], row.first())
             && takes_tokens

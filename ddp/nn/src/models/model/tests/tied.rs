@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_scale_that_two_layers_read_keeps_them_together() {
-    // And one that nobody reads has a gradient of 0.
+    // No layer reads `spare`: its gradient is 0.
     let scaled = |m: &mut Scope<'_>, x: &Var| {
         let scale = m.parameter("scale", &[INPUTS], Init::Constant(0.5));
         m.parameter("spare", &[3], Init::Constant(1.0));
