@@ -76,17 +76,17 @@ class Checks:
         os.environ["DDP_TEST_LAUNCHER"] = "mpirun" if by_mpirun else "own"
         # Beside the tests, one after the other: cargo has a lock.
         # Unit tests and documentation take their turn, and run where the last commit changed their crate.
-        thirds = self.selected("unit tests", 3)
+        sixths = self.selected("unit tests", 6)
         turns = {"ddp-simcuda": 10 in self.selected("ways", 12) or changed("tests/simcuda")}
-        for third, folders in enumerate(["kernels ddp/tools", "comm ddp/nn", "ddp/data ddp/engine ddp/tables"]):
-            turns.update({f"ddp-{os.path.basename(it)}": third in thirds or changed(f"{it}/src") for it in folders.split()})
+        for sixth, folders in enumerate(["kernels", "ddp/nn", "ddp/data ddp/tables", "comm", "ddp/engine", "ddp/tools"]):
+            turns.update({f"ddp-{os.path.basename(it)}": sixth in sixths or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
         beside(UNIT_TESTS_BUILT, self.programs.build, [*UNIT_TESTS, *left_out], waits=True)
         beside("documentation", documentation, left_out, waits=True)
         # What mostly waits comes first, then what takes longest.
         steps.wait_for("packages for several hosts and Slurm")
-        # In one of three commits.
-        if 2 in thirds:
+        # In one of three commits, whose unit tests take less.
+        if {2, 5}.intersection(sixths):
             beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
         beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
         for which in self.selected("hosts", 6):
@@ -126,10 +126,10 @@ class Checks:
             parts = {",".join(architectures): "1/1"}
         for which, part in parts.items():
             beside(f"kernels, through the compiler for {which}, part {part}", ["launch/check-kernels", f"--for={which}", f"--part={part}"])
-        # One of the eight entries of tests/checks/wheels.py; but in two of three commits, whose unit tests take longer, one of the
-        # first two, the driver's headers: others have up to 600 MB.
-        for which, third in (divmod(turn, 3) for turn in self.selected("unit tests", 24)):
-            which = which if third == 2 else third
+        # One of the eight entries of tests/checks/wheels.py; but in five of six commits one of the first two, the driver's headers:
+        # others have up to 600 MB.
+        for which, sixth in (divmod(turn, 6) for turn in self.selected("unit tests", 48)):
+            which = which if sixth == 5 else sixth % 2
             beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 10):

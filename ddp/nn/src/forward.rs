@@ -289,7 +289,7 @@ impl Traced {
             _ => self.rows_of(mode, row_shape, None)?,
         };
         let few = known.insert(few);
-        let differs = few.reference.difference(output, rows, false);
+        let differs = few.reference.difference(output, rows);
         differs.map_or(Ok(()), |text| Err(Error::Usage(text)))
     }
 

@@ -1,7 +1,9 @@
 //! Claims about the rows of a batch: a result for a row depends on that row alone. Ranks, shards
 //! and micro-batches divide the batch.
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ddp::models::Model;
 use ddp::nn::{Convolution, CustomOp, Formula, Init, Result, Scope, Sequential, Var};
@@ -324,6 +326,42 @@ impl CustomOp for Times {
     }
 }
 
+/// Counts how often it is shown.
+#[derive(Default)]
+struct Counted(AtomicUsize);
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counted {}", self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl CustomOp for Counted {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Times(1.0).shape(inputs)
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
+        Times(1.0).forward(x, out)
+    }
+
+    fn backward(&self, x: &[&Tensor], of: [&Tensor; 2], dx: &[&Tensor]) -> Result<()> {
+        Times(1.0).backward(x, of, dx)
+    }
+}
+
+/// Another rank may run an operation that both share while this one builds its model. A mutex that
+/// another thread holds shows itself as locked.
+#[test]
+fn what_a_custom_operation_holds_may_change_at_any_time() {
+    let shared = Arc::new(Counted::default());
+    let forward = move |m: &mut Scope<'_>, x: &Var| m.custom(shared.clone(), &[x]);
+    let layers = Sequential::new().then(Formula(forward));
+    layers
+        .build(&[4], Device::Cpu, ddp_kernels::Seed(1))
+        .unwrap();
+}
+
 /// Operations with other settings, inputs or results for another number of rows.
 #[test]
 fn operations_are_the_same_for_any_number_of_rows() {
@@ -333,7 +371,11 @@ fn operations_are_the_same_for_any_number_of_rows() {
             |m, x| m.dropout("drop", x, 1.0 / x.size(0) as f64),
         ),
         ("Times(2.0)", |m, x| {
-            m.custom(Arc::new(Times(x.size(0) as f64)), &[x])
+            let other: Arc<dyn CustomOp> = match x.size(0) {
+                2 => Arc::new(Counted::default()),
+                _ => Arc::new(Times(2.0)),
+            };
+            m.custom(other, &[x])
         }),
         ("got relu [2, 4, 3]", |m, x| {
             let y = m.linear("l", x, 3);

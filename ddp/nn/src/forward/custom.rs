@@ -1,5 +1,6 @@
 //! Operations with a backward by hand.
 
+use std::any::Any;
 use std::fmt;
 
 use ddp_kernels::Tensor;
@@ -7,7 +8,7 @@ use ddp_kernels::Tensor;
 use crate::error::Result;
 
 /// An operation of one's own, with a forward and a backward by hand.
-pub trait CustomOp: fmt::Debug + Send + Sync {
+pub trait CustomOp: Any + fmt::Debug + Send + Sync {
     /// The shape of the value for inputs of these shapes.
     fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>>;
 

@@ -198,7 +198,7 @@ impl PlannedLoss {
             let period = of_few.shape()[0] / STATS;
             let reference = RowReference::new([&of_few, &of_more], few, period);
             let reference = reference.map_err(Error::Usage)?;
-            if let Some(text) = reference.difference(&rows.joined, count, false) {
+            if let Some(text) = reference.difference(&rows.joined, count) {
                 return Err(Error::Usage(text));
             }
         }

@@ -1,6 +1,7 @@
 //! Compares traces of one formula for different numbers of rows. Only lengths along rows may
 //! differ: ranks, micro-batches and shards divide the batch.
 
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
 
 use super::trace::{Op, Trace, TraceNode, Var};
@@ -66,7 +67,7 @@ impl RowReference {
         let is_similar = it.trace.nodes.len() == other.nodes.len();
         let mixed = || it.refuse_mixed_rows(few.id, period);
         let first = is_similar.then(mixed).flatten();
-        let wrong = first.or_else(|| it.difference(more, rows * MORE, true));
+        let wrong = first.or_else(|| it.difference(more, rows * MORE));
         wrong.map_or(Ok(it), Err)
     }
 
@@ -85,9 +86,9 @@ impl RowReference {
         Some((*self.grows[id].first()?, *self.numbers.get(&id)?))
     }
 
-    /// The error if this formula, for so many rows, differs in more than lengths along rows. The
-    /// state of a `CustomOp` is compared only if it has not run since.
-    pub(super) fn difference(&self, output: &Var, rows: usize, customs: bool) -> Option<String> {
+    /// The error if this formula, for so many rows, differs in more than lengths along rows. Of a
+    /// `CustomOp` only the type is compared: what it holds may change at any time.
+    pub(super) fn difference(&self, output: &Var, rows: usize) -> Option<String> {
         let other = output.trace.borrow();
         // One row is repeated by doing nothing. What computes must still be the same.
         let computing = |trace: &Trace| -> Vec<String> {
@@ -99,7 +100,7 @@ impl RowReference {
         }
         let both = |at: usize| [&self.trace, &*other].map(|it| it.nodes.get(at));
         let differ = |at: &usize| match both(*at) {
-            [Some(_), Some(node)] => !self.is_same(*at, node, rows, customs),
+            [Some(_), Some(node)] => !self.is_same(*at, node, rows),
             _ => true,
         };
         let count = self.trace.nodes.len().max(other.nodes.len());
@@ -137,7 +138,7 @@ impl RowReference {
     }
 
     /// Whether operation `id` is the same as `other`, for so many rows.
-    fn is_same(&self, id: usize, other: &TraceNode, rows: usize, customs: bool) -> bool {
+    fn is_same(&self, id: usize, other: &TraceNode, rows: usize) -> bool {
         let one = &self.trace.nodes[id];
         let fits = |one: usize, other: usize| one * rows == other * self.rows;
         let grows = |id: usize, axis: usize| self.grows[id].contains(&axis);
@@ -173,10 +174,14 @@ impl RowReference {
                     && pairs.all(|(one, other)| is_start(*one, *other, grows))
             }
             (Op::Tensor(_), Op::Tensor(_)) => true,
-            (Op::Custom(_), Op::Custom(_)) if !customs => true,
+            (Op::Custom(one), Op::Custom(other)) => type_of(&**one) == type_of(&**other),
             (one, other) => format!("{one:?}") == format!("{other:?}"),
         }
     }
+}
+
+fn type_of(op: &dyn Any) -> TypeId {
+    op.type_id()
 }
 
 /// Whether an operation does more than move elements.
