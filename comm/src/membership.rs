@@ -11,7 +11,7 @@
 //! (`tests/membership`). The launcher's loop (`launch/spawn.rs`, `launch/spawn/job.rs`) turns what
 //! happens into events and carries out what is decided.
 //!
-//! What a rank does because of what it was told (`heard.rs`), and for how long agents and ranks
+//! What a rank does because of what it was told (`client.rs`), and for how long agents and ranks
 //! work without a word from the launcher (`lease.rs`), is plain data, too, for the same reason.
 //!
 //! Where the ranks of a new generation continue, and who gives its state to whom, is another pure
@@ -20,9 +20,8 @@
 //! A rank keeps its number in the job; `World` numbers the ranks of each generation anew.
 
 pub mod agreement;
-pub(crate) mod client;
+pub mod client;
 pub mod decide;
-pub mod heard;
 pub mod lease;
 pub(crate) mod packets;
 pub mod state;

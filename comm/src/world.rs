@@ -1,15 +1,15 @@
 //! A rank's view of its job: who it is, groups of all ranks, messages, and how it ends.
 //!
-//! Ranks that this program started meet through the launcher (`elastic.rs`), in elastic jobs once
-//! for each generation (`generations.rs`); ranks of other launchers meet over MPI (`over_mpi.rs`)
-//! or TCP. `star.rs` is a meeting over sockets, `meeting.rs` what both kinds have in common, and
+//! `connect.rs` finds out what started this rank. Ranks of this program's own launcher meet in
+//! `generations.rs`, in elastic jobs once for each generation; ranks of other launchers meet over
+//! MPI (`over_mpi.rs`) or TCP. `star.rs` is a meeting over sockets, `meeting.rs` what both kinds have in common, and
 //! `bootstrap.rs` connects the ranks once they have met. `groups.rs` makes groups of all ranks,
 //! `links.rs` their implementations, `options.rs` holds the settings, and `ending.rs` is how the
 //! process stops and fails.
 
 mod allocation;
 mod bootstrap;
-mod elastic;
+mod connect;
 mod ending;
 mod generations;
 mod groups;
@@ -31,20 +31,16 @@ use ddp_kernels::panics;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Member};
 
-use self::elastic::Elastic;
 pub use self::ending::HasExitCode;
-use self::links::{Links, Start};
+use self::links::{Elastic, Links, Start};
 pub use self::options::Options;
 use crate::background::Background;
 use crate::collective::group::Group;
 use crate::collective::handshake::{Field, handshake};
 use crate::error::{RemoteError, Result};
 use crate::identity::RankIdentity;
-use crate::launch::cores::{self, CoreShare};
+use crate::launch::cores::CoreShare;
 use crate::launch::gpus::{GpuTable, Shortage, VisibleGpus, assign};
-use crate::launch::stop;
-use crate::launcher::{self, Launch, OwnJob};
-use crate::membership::client::Client;
 use crate::say;
 use crate::transport::failure::Failure;
 use crate::transport::nccl;
@@ -101,64 +97,6 @@ impl From<&World> for Member {
 }
 
 impl World {
-    /// Brings the ranks of this job together. A process that no launcher started, or that was
-    /// started alone, is a world of one; it is warned if a scheduler started several like it.
-    ///
-    /// Call it first in `main`, before there are other threads: only then may it change the
-    /// environment, with which Open MPI on one host avoids the network and /dev/shm. From then on
-    /// SIGXFSZ is ignored: a file beyond its limit is an error of the call that writes. Signals
-    /// that ask to stop, which the launcher and [`crate::hold_stops`] block, are unblocked.
-    ///
-    /// If all ranks find an error, rank 0 returns it, and the others [`crate::Error::PeerFailed`],
-    /// which need not be printed.
-    pub fn connect(options: &Options) -> Result<World> {
-        stop::ignore_file_limit();
-        stop::hear();
-        let lookup = |name: &str| std::env::var(name).ok();
-        let launch = Launch::detect(&lookup)?;
-        if let Some(job) = OwnJob::read(&lookup)? {
-            let client = Client::new(job.rank, elastic::inherited(job.socket)?)?;
-            if client.heard().is_elastic {
-                let (start, elastic) = elastic::connect(options, client)?;
-                let Some(start) = start else {
-                    let mut world = World::alone(options, vec![job.rank])?;
-                    world.elastic = Some(elastic);
-                    return Ok(world);
-                };
-                let world = World::of_generation(start, elastic)?;
-                world.warn_of_narrow_cores();
-                return Ok(world);
-            }
-            if job.size > 1 {
-                return World::of_processes(elastic::connect_once(options, &client)?, options);
-            }
-        }
-        let mpi_started = match launch.filter(|launch| !launch.is_of_one()) {
-            Some(launch) => match bootstrap::connect(options, &launch)? {
-                Some(start) => return World::of_processes(start, options),
-                None => true,
-            },
-            None => false,
-        };
-        let with_mpi = cfg!(feature = "mpi");
-        let alone = launcher::check_alone(&lookup, with_mpi, mpi_started);
-        if let Some(warning) = alone.map_err(launcher::of_all_ranks)? {
-            say::warn(&options.program, &warning);
-        }
-        environment::apply(environment::settings(
-            RankKind::Alone,
-            options.nccl,
-            &lookup,
-        ));
-        let mut world = World::alone(options, Vec::new())?;
-        if let Some(launch) = launch {
-            world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
-            world.unbind = launch.launcher.unbind(&lookup);
-        }
-        world.warn_of_narrow_cores();
-        Ok(world)
-    }
-
     /// A world of one.
     pub fn single() -> Result<World> {
         World::alone(&Options::default(), Vec::new())

@@ -19,6 +19,8 @@ BUILD_S, CHECKS_S, KERNELS_S = 350, 800, 300
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
+# How many checks there are of which each commit runs one (`once_more`), and the one that is the simulator's unit tests.
+ONCE_MORE, SIMULATOR = 86, 17
 # A test that skips itself for want of GPUs fails.
 ENOUGH = {"DDP_TEST_ENOUGH_GPUS": "1"}
 # What takes long: ranks, and the waits and orders of trainings.
@@ -77,7 +79,7 @@ class Checks:
         # Beside the tests, one after the other: cargo has a lock.
         # Unit tests and documentation take their turn, and run where the last commit changed their crate.
         sixths = self.selected("unit tests", 6)
-        turns = {"ddp-simcuda": 10 in self.selected("ways", 12) or changed("tests/simcuda")}
+        turns = {"ddp-simcuda": SIMULATOR in self.selected("once more", ONCE_MORE) or changed("tests/simcuda")}
         for sixth, folders in enumerate(["kernels", "ddp/nn", "ddp/data ddp/tables", "comm", "ddp/engine", "ddp/tools"]):
             turns.update({f"ddp-{os.path.basename(it)}": sixth in sixths or changed(f"{it}/src") for it in folders.split()})
         left_out = [word for crate, has_turn in turns.items() if not has_turn for word in ("--exclude", crate)]
@@ -190,14 +192,8 @@ class Checks:
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
-        for which in self.selected("ways", 24):
-            self.another_way(which)
-        for which in self.selected("operations again", 50):
-            self.again("kernels", which // 10, which % 10, 10)
-        for which in self.selected("ZeRO-1 again", 18):
-            name, value = ORDERS[which // 6]
-            what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {which % 6 + 1} of 6"
-            beside(what, some, "ddp", 4, 6, which % 6, "zero::", "split::", env={f"SIMCUDA_{name}": value})
+        for which in self.selected("once more", ONCE_MORE):
+            self.once_more(which)
 
     def every_kernel_was_launched(self):
         """Whether the operations launched every kernel that the compiler made."""
@@ -212,29 +208,32 @@ class Checks:
             raise Failure(f"no operation's test launches {', '.join(missing)}")
         print(f"{plural(len(made), 'kernel')} are launched by tests of operations")
 
-    def another_way(self, which):
-        """In every second commit a twelfth of the operations with every access followed, in the others one of six other things."""
-        beside, on_gpus = self.steps.beside, self.programs.on_gpus
-        part, is_followed = divmod(which, 2)
-        if is_followed:
+    def once_more(self, which):
+        """One of the checks of which each commit runs one: most run once more what others run, in another way."""
+        beside, some, on_gpus = self.steps.beside, self.programs.some_on_gpus, self.programs.on_gpus
+        if which < 12:
             # Races that come late in a launch are only seen so.
-            what = f"operations, 1 simulated GPU, every access followed, part {part + 1} of 12"
-            beside(what, self.programs.some_on_gpus, "kernels", 1, 12, part, env={"SIMCUDA_INTRA": "1"})
-            return
-        if self.is_long and part >= 6:
-            return
-        part %= 6
-        if part == 0:
+            what = f"operations, 1 simulated GPU, every access followed, part {which + 1} of 12"
+            beside(what, some, "kernels", 1, 12, which, env={"SIMCUDA_INTRA": "1"})
+        elif which == 12:
             # Other features need another check of most packages. It takes its turn at cargo's lock.
             words = "cargo clippy -p ddp-comm -p ddp --no-default-features --features ddp/program --all-targets --locked -- -D warnings"
             beside("clippy, without MPI and Parquet", words.split(), waits=True)
-        elif part == 1:
+        elif which == 13:
             beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env={"SIMCUDA_NO_PEER": "1"})
-        elif part < 5:
-            name, value = ORDERS[part - 2]
+        elif which < SIMULATOR:
+            name, value = ORDERS[which - 14]
             what = f"copies, streams and ranks, 2 simulated GPUs, SIMCUDA_{name}={value}"
             beside(what, on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env={f"SIMCUDA_{name}": value})
-        # Part 5: the simulator's unit tests, in run_all.
+        elif which == SIMULATOR:
+            pass  # Its unit tests: run_all has built them.
+        elif which < 68:
+            self.again("kernels", (which - 18) // 10, (which - 18) % 10, 10)
+        else:
+            order, part = divmod(which - 68, 6)
+            name, value = ORDERS[order]
+            what = f"ZeRO-1 and split models, 4 simulated GPUs, SIMCUDA_{name}={value}, part {part + 1} of 6"
+            beside(what, some, "ddp", 4, 6, part, "zero::", "split::", env={f"SIMCUDA_{name}": value})
 
     def again(self, package, way, part, parts):
         """A part of the GPU tests of one package, with other GPUs or in another order."""

@@ -1,20 +1,138 @@
-//! A rank's connection to the launcher: through it the rank tells what it does, and hears
-//! (`heard.rs`) on a thread.
+//! What a rank hears from the launcher, and its connection to it: through it the rank tells what it
+//! does, and hears on a thread. What it has heard, and what follows from that, is plain data
+//! ([`Heard`]), which the simulation runs, too.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
+use std::time::Duration;
 
 use ddp_kernels::panics;
 
-use super::heard::{CallsEnd, Heard, MeetingOutcome};
 use super::packets::Packets;
-use super::wire::{ToLauncher, ToRank};
+use super::wire::{Generation, ToLauncher, ToRank};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
 
-/// A rank's connection to what started it: the launcher, or its agent on this host.
+/// What a rank has been told.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// Whether the launcher has said how the job is.
+    pub is_welcomed: bool,
+    /// Whether the job continues without lost ranks.
+    pub is_elastic: bool,
+    /// With fewer ranks the job saves and ends.
+    pub min_ranks: usize,
+    /// By rank: its host.
+    pub hosts: Vec<usize>,
+    /// The current generation when this process came; 0 before the first.
+    pub first: u32,
+    /// The last generation that this process belongs to.
+    pub generation: Option<Generation>,
+    /// The last generation that is over.
+    pub over: u32,
+    /// Whether processes wait to join.
+    pub newcomers: bool,
+    /// The exit code of a job that ends.
+    pub ends: Option<u8>,
+    /// How often its agent has said that the launcher works; 0 if the launcher started this rank.
+    pub signs: u64,
+    /// How long before the last time it had asked the launcher.
+    pub asked_before: Duration,
+    /// Whether the launcher or agent that started this rank has ended.
+    pub is_alone: bool,
+}
+
+/// How a wait for the next generation ended.
 #[derive(Debug)]
+pub enum MeetingOutcome {
+    /// This process takes part in it.
+    Formed(Generation),
+    /// The job ends with this exit code.
+    JobEnds(u8),
+}
+
+/// Why what a rank does with others ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallsEnd {
+    /// A rank was lost: those that are left meet again.
+    Generation,
+    /// The job has failed with this exit code.
+    Job(u8),
+}
+
+impl Heard {
+    /// Records what the launcher, or its agent, says. None: it is gone.
+    pub fn hear(&mut self, message: Option<ToRank>) {
+        match message {
+            Some(ToRank::Welcome {
+                is_elastic,
+                min_ranks,
+                hosts,
+                generation,
+            }) => {
+                (self.is_elastic, self.min_ranks) = (is_elastic, min_ranks);
+                self.is_welcomed = true;
+                (self.hosts, self.first) = (hosts, generation);
+            }
+            Some(ToRank::Formed(generation)) => {
+                self.hosts.clone_from(&generation.hosts);
+                self.newcomers = false;
+                self.generation = Some(generation);
+            }
+            Some(ToRank::Over(generation)) => self.over = generation,
+            Some(ToRank::Newcomers(are_there)) => self.newcomers = are_there,
+            Some(ToRank::Ends(code)) => _ = self.ends.get_or_insert(code),
+            Some(ToRank::Alive(asked_before)) => {
+                (self.signs, self.asked_before) = (self.signs + 1, asked_before);
+            }
+            Some(ToRank::Sockets(_)) => {}
+            None => self.is_alone = true,
+        }
+    }
+
+    /// Whether the generation of this process is over.
+    pub fn is_over(&self) -> bool {
+        let current = self.generation.as_ref();
+        current.is_some_and(|it| it.number == self.over)
+    }
+
+    /// Whether the job is on several hosts.
+    pub(crate) fn is_across(&self) -> bool {
+        self.hosts.iter().any(|&host| host > 0)
+    }
+
+    /// Whether this process came to a job that had begun, and has not taken part yet.
+    pub fn is_newcomer(&self) -> bool {
+        self.first > 0 && self.generation.is_none()
+    }
+
+    /// The exit code of a job that ends for this process.
+    pub fn job_ends(&self) -> Option<u8> {
+        self.ends.or(self.is_alone.then_some(EXIT_PEER_LOST))
+    }
+
+    /// How a wait for a generation after `after` ends; None while it lasts.
+    pub fn meeting(&self, after: u32) -> Option<MeetingOutcome> {
+        if let Some(code) = self.job_ends() {
+            return Some(MeetingOutcome::JobEnds(code));
+        }
+        let formed = self.generation.as_ref().filter(|it| it.number > after)?;
+        Some(MeetingOutcome::Formed(formed.clone()))
+    }
+
+    /// Why what this rank does with those of its generation ends, as far as the launcher says so.
+    /// None if the job ends with 0, too: ranks then end by themselves.
+    pub fn calls_end(&self) -> Option<CallsEnd> {
+        match self.ends {
+            Some(code) => (code != 0).then_some(CallsEnd::Job(code)),
+            None => self.is_over().then_some(CallsEnd::Generation),
+        }
+    }
+}
+
+/// A rank's connection to what started it: the launcher, or its agent on this host.
 pub(crate) struct Client {
     /// The number with which this rank was started.
     pub(crate) rank: usize,
@@ -27,6 +145,16 @@ pub(crate) struct Client {
     has_thread: AtomicBool,
     /// The last sign of progress that was shown.
     shown: AtomicU64,
+    /// Ends the calls of the current generation.
+    end_calls: Mutex<Option<EndCalls>>,
+}
+
+type EndCalls = Box<dyn Fn(&Cause) + Send>;
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client of rank {}", self.rank)
+    }
 }
 
 impl Client {
@@ -41,6 +169,7 @@ impl Client {
             sockets: Mutex::default(),
             has_thread: AtomicBool::new(false),
             shown: AtomicU64::new(0),
+            end_calls: Mutex::default(),
         });
         // How the job is: what this process does first depends on it. An agent may have said before
         // that it works.
@@ -72,8 +201,24 @@ impl Client {
         }
         let goes_on = message.is_some();
         self.heard().hear(message);
+        self.end_calls();
         self.changed.notify_all();
         goes_on
+    }
+
+    /// `end` ends the calls of the current generation: when the launcher says that it is over, or
+    /// that the job ends. At once if it has said so.
+    pub(crate) fn set_end_calls(&self, end: impl Fn(&Cause) + Send + 'static) {
+        *panics::lock(&self.end_calls) = Some(Box::new(end));
+        self.end_calls();
+    }
+
+    fn end_calls(&self) {
+        if let Some(cause) = self.ended()
+            && let Some(end) = panics::lock(&self.end_calls).take()
+        {
+            end(&cause);
+        }
     }
 
     /// What it has been told.
@@ -145,23 +290,19 @@ impl Client {
         }
     }
 
-    /// These ranks, by their numbers in the current generation, are not heard. `have_met`: all its
-    /// ranks had connected.
-    pub(crate) fn leave_out(&self, ranks: &[usize], have_met: bool) {
-        let Some(formed) = self.heard().generation.clone() else {
+    /// These ranks, by their numbers in the job, are not heard in the current generation.
+    /// `have_met`: all its ranks had connected.
+    pub(crate) fn leave_out(&self, ranks: Vec<usize>, have_met: bool) {
+        let current = self.heard().generation.as_ref().map(|it| it.number);
+        let Some(generation) = current.filter(|_| !ranks.is_empty()) else {
             return;
         };
-        let known = ranks.iter().filter_map(|&rank| formed.members.get(rank));
-        let ranks: Vec<usize> = known.map(|it| it.rank).collect();
-        let generation = formed.number;
-        if !ranks.is_empty() {
-            let misses = ToLauncher::Misses {
-                generation,
-                ranks,
-                have_met,
-            };
-            self.socket.send(&misses, true);
-        }
+        let misses = ToLauncher::Misses {
+            generation,
+            ranks,
+            have_met,
+        };
+        self.socket.send(&misses, true);
     }
 
     /// Why the calls of the current generation end, as far as the launcher says so.
@@ -185,119 +326,4 @@ pub(crate) fn check(client: &Option<Arc<Client>>) -> Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::time::Duration;
-
-    use super::super::wire::{Change, Generation, MemberAddress};
-    use super::*;
-
-    /// A rank of a job of `ranks`, which has been told this, and the launcher's end.
-    pub(crate) fn client(rank: usize, ranks: usize, messages: &[ToRank]) -> (Arc<Client>, Packets) {
-        let (launcher, socket) = Packets::pair().unwrap();
-        let welcome = ToRank::Welcome {
-            is_elastic: true,
-            min_ranks: 1,
-            hosts: vec![0; ranks],
-            generation: 0,
-        };
-        launcher.send(&welcome, true);
-        let client = Client::new(rank, socket).unwrap();
-        client.listen_on().unwrap();
-        for message in messages {
-            launcher.send(message, true);
-        }
-        (client, launcher)
-    }
-
-    /// A generation of these ranks.
-    pub(crate) fn generation(number: u32, ranks: &[usize]) -> Generation {
-        let member = |&rank: &usize| MemberAddress {
-            rank,
-            address: None,
-            port: 0,
-        };
-        Generation {
-            number,
-            members: ranks.iter().map(member).collect(),
-            hosts: vec![0; 3],
-            change: Change::default(),
-        }
-    }
-
-    #[test]
-    fn a_rank_waits_for_a_later_generation_and_says_so() {
-        let first = ToRank::Formed(generation(1, &[0, 2]));
-        let (client, launcher) = client(0, 3, &[first]);
-        assert!(matches!(client.meet(0, 4711), MeetingOutcome::Formed(it) if it.number == 1));
-        let (after, port) = (0, 4711);
-        assert_eq!(launcher.receive(), Some(ToLauncher::Waits { after, port }));
-        launcher.send(&ToRank::Newcomers(true), true);
-        launcher.send(&ToRank::Over(1), true);
-        launcher.send(&ToRank::Formed(generation(3, &[0, 1, 2])), true);
-        assert!(matches!(client.meet(1, 7), MeetingOutcome::Formed(it) if it.number == 3));
-        assert!(!client.heard().newcomers && client.ended().is_none());
-        // Ranks of the generation have other numbers than those of the job.
-        client.leave_out(&[1, 9], true);
-        launcher.receive::<ToLauncher>();
-        let (generation, ranks, have_met) = (3, vec![1], true);
-        assert_eq!(
-            launcher.receive(),
-            Some(ToLauncher::Misses {
-                generation,
-                ranks,
-                have_met
-            })
-        );
-    }
-
-    #[test]
-    fn what_comes_before_the_welcome_does_not_hide_it() {
-        let (launcher, socket) = Packets::pair().unwrap();
-        launcher.send(&ToRank::Alive(Duration::ZERO), true);
-        launcher.send(&ToRank::Newcomers(true), true);
-        let welcome = ToRank::Welcome {
-            is_elastic: true,
-            min_ranks: 2,
-            hosts: vec![0, 1, 1],
-            generation: 4,
-        };
-        launcher.send(&welcome, true);
-        let client = Client::new(1, socket).unwrap();
-        assert!(client.heard().is_elastic && client.heard().is_newcomer());
-        assert_eq!((client.ranks(), client.heard().min_ranks), (3, 2));
-    }
-
-    #[test]
-    fn the_end_of_the_job_or_of_the_launcher_ends_a_wait() {
-        let (left, launcher) = client(0, 1, &[ToRank::Ends(65), ToRank::Ends(0)]);
-        assert!(matches!(left.meet(0, 7), MeetingOutcome::Over(65)));
-        drop(launcher);
-        assert!(!left.end(0), "it ends already");
-        let (alone, launcher) = client(0, 1, &[]);
-        drop(launcher);
-        assert!(matches!(
-            alone.meet(0, 7),
-            MeetingOutcome::Over(EXIT_PEER_LOST)
-        ));
-        assert_eq!(alone.heard().job_ends(), Some(EXIT_PEER_LOST));
-    }
-
-    #[test]
-    fn a_generation_that_is_over_ends_its_calls_and_no_later_ones() {
-        let (rank, launcher) = client(0, 2, &[]);
-        for (number, over, ends) in [(1, 1, true), (2, 1, false), (3, 3, true)] {
-            launcher.send(&ToRank::Formed(generation(number, &[0, 1])), true);
-            launcher.send(&ToRank::Over(over), true);
-            launcher.send(&ToRank::Alive(Duration::ZERO), true);
-            while rank.heard().signs < u64::from(number) {
-                std::thread::yield_now();
-            }
-            let ended = rank.ended();
-            assert_eq!(
-                ended.is_some_and(|it| it.ends_generation()),
-                ends,
-                "{number}"
-            );
-        }
-    }
-}
+pub(crate) mod tests;

@@ -4,14 +4,14 @@
 mod ending;
 mod generations;
 pub(crate) mod hosts;
-mod processes;
+mod silence;
 
 use std::ffi::c_int;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::state::JobState;
+use super::state::{JobState, RankProcess};
 use super::wire::{ToLauncher, ToRank};
 
 /// The signals that ask to stop.
@@ -264,6 +264,67 @@ impl Decision<'_> {
         }
         self.kill_stopped();
         self.kill_late();
+    }
+
+    fn start(&mut self, rank: usize, why: &'static str) {
+        self.state.processes += 1;
+        let number = self.state.processes;
+        self.state.ranks[rank].process = Some(RankProcess {
+            number,
+            waits: None,
+            port: 0,
+            progress: (0, self.now),
+            took_part: None,
+            stopped: None,
+            killed: None,
+        });
+        let process = number;
+        self.actions.push(JobAction::Start { rank, process, why });
+        let message = ToRank::Welcome {
+            is_elastic: self.state.rules.is_elastic,
+            min_ranks: self.state.rules.min_ranks,
+            hosts: self.state.hosts_of_ranks(),
+            generation: self.state.generation,
+        };
+        self.tell(rank, message, why);
+    }
+
+    fn kill(&mut self, rank: usize, why: &str) {
+        if let Some(it) = &mut self.state.ranks[rank].process
+            && it.killed.is_none()
+        {
+            it.killed = Some(why.into());
+            let (process, why) = (it.number, why.into());
+            self.actions.push(JobAction::Kill { rank, process, why });
+        }
+    }
+
+    fn tell(&mut self, rank: usize, message: ToRank, why: &'static str) {
+        if let Some(process) = self.state.process(rank) {
+            self.actions.push(JobAction::Tell {
+                rank,
+                process,
+                message,
+                why,
+            });
+        }
+    }
+
+    fn tell_members(&mut self, message: &ToRank, why: &'static str) {
+        for rank in self.living_members() {
+            self.tell(rank, message.clone(), why);
+        }
+    }
+
+    fn print(&mut self, line: String) {
+        self.actions.push(JobAction::Print(line));
+    }
+
+    /// Those of the current generation whose process runs.
+    fn living_members(&self) -> Vec<usize> {
+        let all = self.state.members.iter();
+        let living = all.filter(|it| self.state.process(it.rank) == Some(it.process));
+        living.map(|it| it.rank).collect()
     }
 }
 

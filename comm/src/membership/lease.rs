@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use super::client::Heard;
 use super::decide::silence;
-use super::heard::Heard;
 use crate::error::EXIT_PEER_LOST;
 
 /// How long a launcher may take to tell an agent what to prepare, and then to answer it once.

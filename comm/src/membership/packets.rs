@@ -1,6 +1,6 @@
 //! A socket between a rank and the process that started it. Each message arrives whole, and may
-//! carry sockets. If the other end does not listen, a message is
-//! dropped, unless its sender asks to wait.
+//! carry sockets. If the other end does not listen, a message is dropped, unless its sender asks to
+//! wait.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

@@ -191,8 +191,8 @@ impl Failure {
         leave_at_once(exit_code)
     }
 
-    /// In an elastic job: ends this process because of what happened on
-    /// this rank. The others continue.
+    /// In an elastic job: ends this process because of what happened on this rank. The others
+    /// continue.
     pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
         let text = format!("{text}; this rank leaves, and the others continue if enough are left");
         self.print(&self.own_cause(text, exit_code));
@@ -206,7 +206,8 @@ impl Failure {
         let Some(client) = &self.client else {
             self.fail_with(error);
         };
-        client.leave_out(ranks, true);
+        let missing: Vec<usize> = ranks.iter().map(|&rank| self.job_rank(rank)).collect();
+        client.leave_out(missing.clone(), true);
         let named = match error {
             Error::Timeout {
                 call,
@@ -215,7 +216,7 @@ impl Failure {
                 ..
             } => &Error::Timeout {
                 call: call.clone(),
-                missing: ranks.iter().map(|&rank| self.job_rank(rank)).collect(),
+                missing,
                 waited: *waited,
                 total: *total,
             },

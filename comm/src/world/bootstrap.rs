@@ -1,6 +1,12 @@
 //! How ranks find each other: they exchange over MPI or sockets who they are, and then those of one
 //! host share memory. On one host the sockets are closed after that.
 
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Mutex;
+
+use ddp_kernels::panics;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -9,12 +15,12 @@ use super::meeting::Meeting;
 use super::options::Options;
 #[cfg(feature = "mpi")]
 use super::over_mpi;
-use super::star::Star;
+use super::star::{ACTION, Star};
 use crate::error::{Error, Problem, Result};
 use crate::identity::{RankIdentity, host_name};
 use crate::launch::cores::{self, Cores};
 use crate::launch::limits;
-use crate::launcher::{Launch, Launcher, Lookup};
+use crate::launcher::{Launch, Launcher, Lookup, OWN_JOB};
 use crate::process::{Peer, Process};
 use crate::rendezvous::Rendezvous;
 use crate::transport::failure::Failure;
@@ -254,4 +260,28 @@ pub(super) fn apply_settings(options: &Options, are_on_one_host: bool) {
     };
     let lookup = |name: &str| std::env::var(name).ok();
     environment::apply(environment::settings(ranks, options.nccl, &lookup));
+}
+
+/// A socket that our own launcher has given to this process. A copy that programs started by this
+/// process do not inherit.
+pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
+    static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+    let mut taken = panics::lock(&TAKEN);
+    if taken.contains(&fd) {
+        let help = "connect one world in a process";
+        return Err(Error::setup(ACTION, "its sockets are taken already", help));
+    }
+    let refused = |got: String| Error::launch(OWN_JOB, "an inherited socket", got);
+    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
+    let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
+    if !kind.file_type().is_socket() {
+        return Err(refused(format!("descriptor {fd}, which is not a socket")));
+    }
+    taken.push(fd);
+    // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the
+    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets
+    // one call take it.
+    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) }).try_clone();
+    let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
+    Ok(OwnedFd::from(socket))
 }

@@ -1,18 +1,22 @@
 //! The implementations of a world's groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::background::Background;
 use crate::collective::Collective;
 use crate::collective::single::Single;
 use crate::error::Result;
 use crate::launch::cores::{self, Cores};
+use crate::membership::Change;
+use crate::membership::client::Client;
 use crate::transport::failure::Failure;
 use crate::transport::hosts::Hosts;
 use crate::transport::messages::{Comm, Members};
 use crate::transport::placement::Placement;
 use crate::transport::shared::{Board, Segment, Shared};
 use crate::transport::tcp::Mesh;
+use crate::world::options::Options;
 use crate::world::threads::ThreadRank;
 
 /// What connects this rank to the others.
@@ -99,4 +103,20 @@ impl ProcessRank {
         let everyone = Members::new(comm, Board::new(&self.segment), placement.of_ranks());
         Ok(Arc::new(Hosts::new(shared, everyone, placement.clone())))
     }
+}
+
+/// A rank's part in an elastic job.
+#[derive(Clone, Debug)]
+pub(super) struct Elastic {
+    pub(super) client: Arc<Client>,
+    /// Shows the launcher the signs of progress of this rank.
+    pub(super) _progress: Arc<Background>,
+    pub(super) options: Options,
+    /// The number of this generation; 0 for a process that waits to be taken in.
+    pub(super) number: u32,
+    /// The numbers with which the ranks of this generation were started.
+    pub(super) job_ranks: Vec<usize>,
+    pub(super) change: Change,
+    /// How its latest generation fails.
+    pub(super) latest: Arc<Mutex<Option<Arc<Failure>>>>,
 }

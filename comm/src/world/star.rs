@@ -139,6 +139,11 @@ impl Star {
         })
     }
 
+    /// By rank, the number with which it came.
+    pub(super) fn order(&self) -> &[usize] {
+        &self.order
+    }
+
     /// The sockets between hosts, if there are any. Those through which ranks met are closed.
     pub(super) fn into_mesh(self) -> Option<Arc<Mesh>> {
         self.mesh
@@ -332,11 +337,20 @@ impl Star {
             // The one below says first whom it misses.
             let limit = limit.saturating_add(patience(rank));
             let connected = tcp::connect(other, parsed, &place, &key, tcp::FRAME_BYTES_MAX, limit);
-            joined.push(connected.map_err(|error| misses(&client, vec![other], limit, error))?);
+            let late = |error| misses(&client, vec![self.order[other]], limit, error);
+            joined.push(connected.map_err(late)?);
         }
         let mut listener = Acceptor::new(listener, key, tcp::FRAME_BYTES_MAX)?;
         let gathered = listener.gather(&above, limit, &format!("{own} on {}", names[rank]));
-        gathered.map_err(|error| misses(&client, listener.missing(&above), limit, error))?;
+        gathered.map_err(|error| {
+            let missing = listener.missing(&above).into_iter();
+            misses(
+                &client,
+                missing.map(|it| self.order[it]).collect(),
+                limit,
+                error,
+            )
+        })?;
         joined.append(&mut listener.joined);
         let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
         for it in joined {
@@ -370,7 +384,7 @@ impl Star {
 }
 
 /// The error of a rank to which others did not connect. In such a job it names those that were too
-/// late, and the launcher leaves them out.
+/// late, by the numbers with which they came, and the launcher leaves them out.
 fn misses(
     client: &Option<Arc<Client>>,
     missing: Vec<usize>,

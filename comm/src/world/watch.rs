@@ -1,12 +1,14 @@
 //! A thread of each rank. It notices that a rank, the launcher or the job has ended, also while the
-//! rank computes: then it ends the process, or in an elastic job the calls of the generation. It
-//! waits for the end of the launcher and of the other ranks of its host, and looks 20 times a
-//! second at the board, at what the launcher says and for news of other hosts.
+//! rank computes: then it ends the process. It waits for the end of the launcher and of the other
+//! ranks of its host, and looks 20 times a second at the board and for news of other hosts.
 //!
 //! Within a host it notices every way in which a rank or the launcher can end. From other hosts it
 //! hears of failures that a rank there could still report, and over TCP of a rank whose sockets
-//! close. A host that disappears as a whole is noticed by the launcher, or by the
-//! timeout of the next collective.
+//! close. A host that disappears as a whole is noticed by the launcher, or by the timeout of the
+//! next collective.
+//!
+//! In an elastic job the launcher tells of lost ranks (`membership/client.rs`). There the watch ends
+//! the calls of the generation only where a rank of another host closes its sockets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +33,9 @@ pub(crate) fn start(failure: Arc<Failure>) -> Result<Background> {
 
 fn watch(failure: &Failure, cancelled: &Cancelled) {
     let mut sigterm = Termination::catch();
-    let mut peers: Vec<&Peer> = failure.peers.iter().collect();
+    // In an elastic job the launcher tells this rank of their ends.
+    let own = failure.peers.iter().filter(|_| failure.client.is_none());
+    let mut peers: Vec<&Peer> = own.collect();
     let mut sent = WorkNews::default();
     while !cancelled.within(Duration::ZERO) {
         let processes = peers.iter().map(|peer| &peer.process);
@@ -51,11 +55,6 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
                 return;
             }
             None => {}
-        }
-        let client = failure.client.as_ref();
-        if let Some(cause) = client.and_then(|client| client.ended()) {
-            failure.board.fail(&cause);
-            continue;
         }
         let lost_here = ended.and_then(|index| lost(failure, &mut peers, index));
         let lost_elsewhere = || failure.alerts.as_ref().and_then(Alerts::lost);

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+use ddp_comm::membership::client::{CallsEnd, Heard, MeetingOutcome};
 use ddp_comm::membership::decide::{self, End, JobAction, JobEvent, silence};
-use ddp_comm::membership::heard::{CallsEnd, Heard, MeetingOutcome};
 use ddp_comm::membership::lease::RankWatch;
 use ddp_comm::membership::state::{Host, JobState};
 use ddp_comm::membership::wire::{ToLauncher, ToRank};

@@ -1,10 +1,11 @@
 //! Training runs: set-up, the loop around the step, the end.
 //!
-//! Start reading at `trainer/training.rs`, which has the loop. `setup` builds what it needs,
-//! `opening` the run's folder. `RunProgram` is what the trainer needs of the program around it.
+//! Start reading at `trainer/training.rs`, which has the loop. `setup` and `build` make what it
+//! needs, `opening` the run's folder. `RunProgram` is what the trainer needs of the program around it.
 
 mod agree;
 mod bf16;
+mod build;
 mod division;
 mod fitting;
 mod matmuls;
@@ -30,7 +31,8 @@ pub use self::division::{EVAL_TOKENS_MAX, step_options};
 pub use self::plan::Plan;
 pub use self::planned::{ModelBytes, StepBytes};
 pub use self::program::RunProgram;
-use self::training::{ReadyRun, TrainingRun};
+use self::setup::ReadyRun;
+use self::training::TrainingRun;
 pub use self::trial::{Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 use crate::devices;
@@ -73,11 +75,11 @@ impl Trains for Training<'_> {
     fn open_data(&mut self, world: &World) -> Result<Data> {
         // A GPU that cannot be used is found while the others do not wait.
         devices::of_run(self.options.at_start, world)?;
-        setup::data(self.options.at_start, self.program, world, None)
+        build::data(self.options.at_start, self.program, world, None)
     }
 
     fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<ReadyRun>> {
-        training::prepare(self.options, self.program, world, session)
+        setup::prepare(self.options, self.program, world, session)
     }
 
     fn train(&mut self, ready: ReadyRun, world: &World, session: &mut Session) -> Result<Next> {

@@ -7,6 +7,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::build::ParamId;
 use crate::error::{Error, Result};
+use crate::forward::COMBINES_TOKENS;
 use crate::models::Model;
 use crate::pass::{Pass, PassOptions, Saved};
 use crate::scratch::{Cache, Scratch};
@@ -74,7 +75,7 @@ impl<'a> Decoder<'a> {
                     "model",
                     "the same logits where tokens come one by one and at once",
                     "others",
-                    "let only SelfAttention or m.attention combine tokens",
+                    COMBINES_TOKENS,
                 ));
             }
         }
@@ -205,14 +206,45 @@ mod tests {
 
     /// A transformer's layer and a last linear one, which gives the logits of all its tokens.
     #[derive(Debug)]
-    struct Attends;
+    enum Attends {
+        ByLayer,
+        ByFormula(Mask),
+    }
+
+    /// Of scores among so many tokens.
+    type Mask = fn(m: &mut Scope<'_>, scores: Var, time: usize) -> Var;
+
+    /// A token sees the last `window` ones.
+    fn near(m: &mut Scope<'_>, scores: &Var, time: usize, window: usize) -> Var {
+        let sees = |at: usize| at % time <= at / time && at / time < at % time + window;
+        let shows: Vec<f64> = (0..time * time)
+            .map(|at| f64::from(u8::from(sees(at))))
+            .collect();
+        let shows = m.numbers(&shows, &[time, time]);
+        shows.select(scores, &scores.number(f64::NEG_INFINITY))
+    }
 
     impl Module for Attends {
         fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
+            let (rows, time) = (tokens.size(0), tokens.size(1));
             let x = m.embedding("tokens", tokens, 5, 4);
-            let attention = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
-            let x = &x + m.layer("attention", &x, attention);
-            m.layer("out", &x, Linear::new(5).without_bias())
+            let mixed = match self {
+                Attends::ByLayer => {
+                    let attention = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
+                    m.layer("attention", &x, attention)
+                }
+                Attends::ByFormula(mask) => {
+                    let parts = m.linear("attention.qkv", &x, 12).split(-1, &[4; 3]);
+                    let of_heads =
+                        |it: &Var| it.reshape(&[rows, time, 2, 2]).permute(&[0, 2, 1, 3]);
+                    let [q, k, v] = [0, 1, 2].map(|at| of_heads(&parts[at]));
+                    let scores = q.matmul(&k.transpose(-1, -2)) / 2f64.sqrt();
+                    let scores = mask(m, scores, time);
+                    let mixed = scores.softmax(-1).matmul(&v).permute(&[0, 2, 1, 3]);
+                    m.linear("attention.out", &mixed.reshape(&[rows, time, 4]), 4)
+                }
+            };
+            m.layer("out", &(&x + mixed), Linear::new(5).without_bias())
         }
 
         fn input_dtype(&self) -> Option<DType> {
@@ -220,18 +252,45 @@ mod tests {
         }
     }
 
+    fn attends(how: Attends) -> Model {
+        Model::new(Box::new(how), &[6], DType::F32, Device::Cpu, 1, &|_| false).unwrap()
+    }
+
     #[test]
-    fn a_model_that_ends_in_any_linear_layer_generates() {
-        let model = Model::new(Box::new(Attends), &[6], DType::F32, Device::Cpu, 1, &|_| {
-            false
+    fn a_model_that_ends_in_any_linear_layer_and_one_with_attention_by_its_formula_generate() {
+        let texts = [
+            Attends::ByLayer,
+            Attends::ByFormula(|m, x, time| near(m, &x, time, 9)),
+        ]
+        .map(|how| {
+            let model = attends(how);
+            let mut decoder = Decoder::new(&model, 6).unwrap();
+            let at_once = decoder.next(&[1, 4, 2]).unwrap();
+            decoder.restart();
+            let one_by_one = [1, 4, 2].map(|token| decoder.next(&[token]).unwrap());
+            assert_eq!((at_once.len(), &at_once), (5, &one_by_one[2]));
+            assert_ne!(one_by_one[1], one_by_one[2]);
+            let then = decoder.next(&[0, 3]).unwrap();
+            (at_once, then)
         });
-        let model = model.unwrap();
-        let mut decoder = Decoder::new(&model, 6).unwrap();
-        let at_once = decoder.next(&[1, 4, 2]).unwrap();
-        decoder.restart();
-        let one_by_one = [1, 4, 2].map(|token| decoder.next(&[token]).unwrap());
-        assert_eq!((at_once.len(), &at_once), (5, &one_by_one[2]));
-        assert_ne!(one_by_one[1], one_by_one[2]);
+        assert_eq!(texts[0], texts[1]);
+    }
+
+    /// Some look causal among few tokens.
+    #[test]
+    fn a_model_with_another_mask_is_refused() {
+        let others = "let only SelfAttention";
+        let masks: [(&str, Mask); 4] = [
+            ("causal: expected true", |_, x, _| x),
+            (others, |m, x, time| near(m, &(x / time as f64), time, 9)),
+            (others, |m, x, time| near(m, &x, time, 2)),
+            (others, |m, x, time| near(m, &x, time, 5)),
+        ];
+        for (expected, mask) in masks {
+            let model = attends(Attends::ByFormula(mask));
+            let error = Decoder::new(&model, 6).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];

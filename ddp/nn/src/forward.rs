@@ -36,13 +36,14 @@ mod shapes;
 mod trace;
 mod written;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::{DType, Tensor, ops};
+use ddp_kernels::ops::{self, Attention};
+use ddp_kernels::{DType, Tensor};
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
@@ -88,6 +89,10 @@ pub(crate) struct Traced {
     plans: RefCell<Vec<Planned>>,
     /// What the next plan is compared with, if it is for such rows.
     rows: RefCell<Option<FewRows>>,
+    /// The shape of a row of the module's input.
+    row_shape: Vec<usize>,
+    /// The attention of such a row, once tokens are decoded.
+    attends: OnceCell<Vec<Attention>>,
 }
 
 /// A forward for a few rows.
@@ -121,6 +126,10 @@ struct Planned {
     head: Option<LeftHead>,
 }
 
+/// The help where a model cannot generate.
+pub(crate) const COMBINES_TOKENS: &str = "let only SelfAttention, m.attention and causal attention \
+    whose formula docs/adding-a-model.md has combine tokens";
+
 /// How many plans are kept for training, and as many for all other modes.
 const PLANS_MAX: usize = 64;
 
@@ -139,6 +148,8 @@ impl Traced {
             declared: RefCell::default(),
             plans: RefCell::default(),
             rows: RefCell::default(),
+            row_shape: row_shape.to_vec(),
+            attends: OnceCell::new(),
         };
         let of_few = traced.rows_of(PassMode::Training, row_shape, Some(declarations))?;
         let of = &of_few.reference;
@@ -210,6 +221,8 @@ impl Traced {
             declared: self.declared.clone(),
             plans: RefCell::default(),
             rows: RefCell::default(),
+            row_shape: self.row_shape.clone(),
+            attends: OnceCell::new(),
         };
         (traced, declarations)
     }
@@ -225,7 +238,6 @@ impl Traced {
         let id = trace.borrow_mut().push(Op::Input, vec![], shape.to_vec());
         let dtype = self.module.input_dtype();
         trace.borrow_mut().input_is_tokens = dtype.is_some_and(|it| !it.is_float());
-        trace.borrow_mut().decodes = mode == PassMode::Decoding;
         let x = Var {
             trace: trace.clone(),
             id,
@@ -277,10 +289,42 @@ impl Traced {
         })
     }
 
+    /// Refuses a forward of new tokens whose attention differs from that of a whole row: among few
+    /// tokens other masks look causal.
+    fn compare_attention(&self, output: &Var) -> Result<()> {
+        let all_of = |output: &Var| -> Vec<Attention> {
+            let trace = output.trace.borrow();
+            let attention = trace.nodes.iter().filter_map(|it| match it.op {
+                Op::Attention(attention) => Some(Attention {
+                    time: 0,
+                    ..attention
+                }),
+                _ => None,
+            });
+            attention.collect()
+        };
+        if self.attends.get().is_none() {
+            let whole = [&[1], &self.row_shape[..]].concat();
+            let [_, whole] = self.trace(&whole, PassMode::Evaluation, None)?;
+            _ = self.attends.set(all_of(&whole));
+        }
+        if self.attends.get() == Some(&all_of(output)) {
+            return Ok(());
+        }
+        Err(Error::model(
+            "model",
+            "the same attention among new tokens as in a whole row",
+            "another",
+            COMBINES_TOKENS,
+        ))
+    }
+
     /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
     fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
-        let (Some((&rows, row_shape)), true) = (shape.split_first(), mode != PassMode::Decoding)
-        else {
+        if mode == PassMode::Decoding {
+            return self.compare_attention(output);
+        }
+        let Some((&rows, row_shape)) = shape.split_first() else {
             return Ok(());
         };
         let mut known = self.rows.borrow_mut();

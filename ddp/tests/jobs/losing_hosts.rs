@@ -51,6 +51,19 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
     });
 }
 
+/// Ranks are numbered host by host: here 0, 2, 1. Each names the others as the job does.
+#[test]
+fn a_rank_between_those_of_one_host_is_the_one_that_is_named_and_lost() {
+    undisturbed();
+    let folder = Folder::new("losing-hosts-between");
+    let words = format!("{RUN} --min-ranks 2 {SHORT}");
+    let job = folder.started_on("--hosts far:1,off:1,ann@far:1", "", &words);
+    let ended = job.env("DDP_TEST_FAULT", "1:forward:14:hang").run();
+    assert_eq!(lost(&folder.metrics_log()), [1], "{ended}");
+    assert!(ended.stderr.contains("rank 1 "), "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
 #[test]
 fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
     undisturbed();

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use super::agent::{AgentOrder, Greeting, News};
-use super::children::Children;
+use super::children::{Children, Word};
 use super::hosts::ListedHost;
 use super::listener::{Agent, AgentListener};
 use super::remote::Remote;
@@ -188,7 +188,7 @@ impl Job {
             if place == Some(0) {
                 self.sockets = sockets_between(formed.members.len());
             }
-            // Without them, it says so.
+            // A rank that gets none says so.
             let sockets = place.and_then(|place| self.sockets.get_mut(place));
             for some in sockets
                 .map(std::mem::take)
@@ -297,12 +297,15 @@ impl Job {
     pub(super) fn goes_on(&mut self) -> bool {
         self.now = self.waited.after(PERIOD);
         let ended = self.here.collect();
-        for (rank, process, said) in self.here.words() {
-            self.happens_later(JobEvent::Said(rank, process, said));
-        }
-        for (rank, process, status) in ended {
-            let end = end_of(status);
-            self.happens_later(JobEvent::Ended(rank, process, end));
+        // What others say of a process that has ended comes after its end.
+        let has_ended = |(_, process, _): &Word| ended.iter().any(|it| it.1 == *process);
+        let (last, others): (Vec<_>, Vec<_>) = self.here.words().into_iter().partition(has_ended);
+        let said = |(rank, process, said)| JobEvent::Said(rank, process, said);
+        let end = |(rank, process, status)| JobEvent::Ended(rank, process, end_of(status));
+        let last = last.into_iter().map(said);
+        let all = last.chain(ended.iter().copied().map(end));
+        for event in all.chain(others.into_iter().map(said)) {
+            self.happens_later(event);
         }
         for (rank, process, is_stopped) in self.here.stopped(self.now) {
             self.happens_later(JobEvent::Stopped(rank, process, is_stopped));

@@ -3,8 +3,9 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use super::{Decision, ENDING, JobAction, of_signal};
+use super::{Decision, ENDING, EXIT_STOPPED, End, JobAction, STOPS, of_signal};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
+use crate::membership::wire::ToRank;
 
 impl Decision<'_> {
     /// Asks the ranks to save and end.
@@ -22,6 +23,49 @@ impl Decision<'_> {
         self.state.stop = self.state.stop.or(Some(signal));
         let why = "the job was asked to stop";
         self.actions.push(JobAction::Signal(passed, why));
+    }
+
+    /// The job ends with this exit code, for this reason.
+    pub(super) fn end(&mut self, code: u8, why: &'static str) {
+        if self.state.ends.is_some() {
+            return;
+        }
+        self.state.ends = Some(code);
+        for rank in 0..self.state.ranks.len() {
+            self.tell(rank, ToRank::Ends(code), why);
+        }
+    }
+
+    /// The job ends because a rank of it has ended like this.
+    pub(super) fn end_after(&mut self, end: End) {
+        let signal = match end {
+            End::Signal(signal) => Some(signal),
+            End::Code(_) => None,
+        };
+        // How a rank ends after the job has done its work does not matter.
+        let mut code = if self.state.is_done() { 0 } else { end.code() };
+        let is_killed = signal.is_some_and(|it| !STOPS.contains(&it));
+        if self.state.rules.is_elastic && self.state.ends.is_none() && is_killed {
+            code = EXIT_PEER_LOST;
+            self.print("no rank is left; help: resume the run from its last checkpoint".into());
+        }
+        self.end_within(match code {
+            0 => self.state.rules.timeout,
+            // Another rank may still save.
+            EXIT_STOPPED => self.state.rules.grace,
+            _ => ENDING,
+        });
+        let is_cause = match self.state.failure {
+            None => code != 0,
+            // Others may see the end of a killed rank before this process does.
+            Some(EXIT_PEER_LOST) => signal.is_some_and(|signal| code == of_signal(signal)),
+            Some(_) => false,
+        };
+        if is_cause {
+            // A rank that is killed while the job ends has not made it end.
+            let said = self.state.ends.filter(|&code| code > 0);
+            self.state.failure = Some(said.unwrap_or(code));
+        }
     }
 
     /// Ranks that are left after `limit` are killed.

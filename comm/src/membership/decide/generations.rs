@@ -1,24 +1,127 @@
-//! Who takes part. Forms the next generation when all living ranks of one wait, and tells them.
-//! Kills ranks that make no progress, or that others cannot hear.
+//! Who takes part. A rank whose process ends is lost, and perhaps started again. The generation is
+//! over then; the next one is formed when all of its ranks that live wait for it, and they are told.
 
 use std::time::Duration;
 
-use super::{Decision, ENDING, NOT_HEARD};
+use super::silence::NO_PROGRESS;
+use super::{Decision, EXIT_DISAGREES, EXIT_STOPPED, End, NOT_HEARD, STOPS};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 use crate::membership::state::GenerationRank;
 use crate::membership::wire::{self, Change, Generation, LostRank, ToLauncher, ToRank};
 
-/// How long ranks may take at least to meet for the first time.
-const FIRST_MEETING: Duration = Duration::from_secs(60);
-/// For how long ranks that are not stopped may at least show no progress where none does: NCCL may
-/// take a minute to connect.
-const SLOW: Duration = Duration::from_secs(120);
-/// How often in a row a rank may come that cannot connect to all others: it stays out then. The
-/// first time a hang of another one may be the reason.
-const UNCONNECTED_MAX: u32 = 2;
-const NO_PROGRESS: &str = "killed because it showed no progress";
+/// How often a rank may be started in a row without taking part for a while, the first start
+/// included, and by how much the third start is put off; each later one by more than twice as much.
+const TRIES_MAX: u32 = 10;
+const PUT_OFF: Duration = Duration::from_millis(20);
+/// That while: one that fails in every step is not started for ever.
+const TOOK_PART: Duration = Duration::from_secs(5);
 
 impl Decision<'_> {
+    pub(super) fn has_ended(&mut self, rank: usize, process: u32, end: End) {
+        if self.state.running(rank, process).is_none() {
+            return;
+        }
+        let mut how = self.remove(rank, end.to_string());
+        // Those that are killed at the end are not a cause.
+        if self.state.has_killed {
+            return;
+        }
+        if self.state.rules.is_elastic && self.state.ends.is_none() && end != End::Code(0) {
+            // One that was asked to stop and had nothing to save: so is the job.
+            let asked = match end {
+                End::Code(EXIT_STOPPED) => Some(libc::SIGTERM),
+                End::Signal(signal) if STOPS.contains(&signal) => Some(signal),
+                _ => None,
+            };
+            if let (Some(signal), None) = (asked, self.state.stop) {
+                self.stop(signal);
+            }
+            if self.state.stop.is_none() {
+                if end == End::Signal(libc::SIGKILL) && how.ends_with('9') {
+                    how += " (kill -9, or no memory was left: see dmesg)";
+                }
+                self.start_again(rank, Some(end), &how, "");
+            }
+            if self.state.goes_on() {
+                return;
+            }
+        }
+        self.end_after(end);
+    }
+
+    /// A rank has no process any more. How that one ended.
+    pub(super) fn remove(&mut self, rank: usize, how: String) -> String {
+        let Some(process) = self.state.ranks[rank].process.take() else {
+            return how;
+        };
+        let took_part = process.took_part;
+        if took_part.is_some_and(|since| self.now - since >= TOOK_PART) {
+            self.state.ranks[rank].tries = 0;
+        }
+        let is_old = |it: &GenerationRank| it.process == process.number && !it.is_new;
+        let has_left = process.killed.is_none() && self.state.members.iter().any(is_old);
+        if has_left && self.state.over_since.is_some() {
+            self.forgive_new();
+        }
+        let how = process.killed.unwrap_or(how);
+        if how != NOT_HEARD {
+            self.state.ranks[rank].unconnected = 0;
+        }
+        let members = self.state.members.iter_mut();
+        let of_process = members.filter(|it| it.process == process.number);
+        of_process.for_each(|it| it.ended = Some(how.clone()));
+        how
+    }
+
+    /// A lost rank is to be started again, if the job may, perhaps `on_host`. One that ends again
+    /// and again before it takes part, or soon after, waits longer each time, and then stays out.
+    pub(super) fn start_again(&mut self, rank: usize, end: Option<End>, how: &str, on_host: &str) {
+        let (restarts, restarted) = (self.state.rules.restarts, self.state.restarted);
+        let it = &mut self.state.ranks[rank];
+        // One that does not agree with the others will not agree later.
+        it.stays_out |= end == Some(End::Code(EXIT_DISAGREES));
+        let tries = it.tries + 1;
+        let refusal = match restarts {
+            0 => Some(String::new()),
+            _ if it.stays_out => Some(": it is not started again".into()),
+            _ if tries > TRIES_MAX => Some(format!(
+                ": it ended {TRIES_MAX} times before or soon after it took part, and is not \
+                 started again"
+            )),
+            _ if restarts == restarted => Some(format!(
+                ": all {restarts} restarts are used up, and it is not started again"
+            )),
+            _ => None,
+        };
+        let again = refusal.unwrap_or_else(|| {
+            it.tries = tries;
+            it.due = Some(self.now + PUT_OFF * ((1 << (tries - 1)) - 1));
+            self.state.restarted += 1;
+            format!(
+                ": starting it again{on_host} ({} of {restarts})",
+                self.state.restarted
+            )
+        });
+        self.print(format!("rank {rank} {how}{again}"));
+    }
+
+    /// Starts the lost ranks for which it is time, unless the job ends.
+    pub(super) fn start_due(&mut self) {
+        let is_ending = self.state.stop.is_some() || self.state.ends.is_some();
+        for rank in 0..self.state.ranks.len() {
+            let due = &mut self.state.ranks[rank].due;
+            if due.take_if(|due| is_ending || *due <= self.now).is_none() {
+                continue;
+            }
+            if !is_ending {
+                self.start(rank, "its last process was lost");
+            } else if !self.state.goes_on() && !self.state.is_done() {
+                let said = self.state.ends.unwrap_or(EXIT_PEER_LOST);
+                self.state.failure.get_or_insert(said);
+            }
+        }
+    }
+
     pub(super) fn hear(&mut self, rank: usize, process: u32, said: ToLauncher) {
         let now = self.now;
         let Some(it) = self.state.running(rank, process) else {
@@ -44,17 +147,6 @@ impl Decision<'_> {
                 }
             }
             ToLauncher::Ends(code) => self.end(code, "a rank has said so"),
-        }
-    }
-
-    /// The job ends with this exit code, for this reason.
-    pub(super) fn end(&mut self, code: u8, why: &'static str) {
-        if self.state.ends.is_some() {
-            return;
-        }
-        self.state.ends = Some(code);
-        for rank in 0..self.state.ranks.len() {
-            self.tell(rank, ToRank::Ends(code), why);
         }
     }
 
@@ -215,151 +307,6 @@ impl Decision<'_> {
             self.state.announced_newcomers = has_newcomers;
             let why = "ranks have come or gone that wait to join";
             self.tell_members(&ToRank::Newcomers(has_newcomers), why);
-        }
-    }
-
-    /// `by` does not hear these ranks, and the generation is over. Of ranks that miss each other
-    /// the first word counts.
-    pub(super) fn leave_out(&mut self, by: usize, mut missing: Vec<usize>, have_met: bool) {
-        missing.retain(|&rank| {
-            rank < self.state.ranks.len() && self.state.is_member(rank) && !self.waits(rank)
-        });
-        if self.state.over_since.is_some() || missing.is_empty() {
-            return;
-        }
-        let is_stopped = |rank: &usize| self.is_stopped(*rank);
-        let host = self.state.ranks[by].host;
-        let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
-        let mut why = NO_PROGRESS;
-        // A rank that is missed may wait for one that is stopped.
-        let mut stopped = self.living_members();
-        stopped.retain(is_stopped);
-        if !stopped.is_empty() {
-            missing = stopped;
-        } else if missing.iter().any(elsewhere) {
-            why = NOT_HEARD;
-            // Of two that could not connect, the one that has just come stays out, with the others
-            // that came on its host.
-            let news = self
-                .state
-                .members
-                .iter()
-                .filter(|it| !have_met && it.is_new);
-            let new: Vec<usize> = news.map(|it| it.rank).collect();
-            let is_new = |rank: &usize| new.contains(rank);
-            if is_new(&by) && !missing.iter().any(is_new) {
-                missing = new.iter().copied().filter(|it| !elsewhere(it)).collect();
-            }
-            for &rank in missing.iter().filter(|rank| is_new(rank)) {
-                let it = &mut self.state.ranks[rank];
-                it.unconnected += 1;
-                it.stays_out = it.unconnected == UNCONNECTED_MAX;
-            }
-        }
-        missing.iter().for_each(|&rank| self.kill(rank, why));
-        self.end_generation("one of its ranks does not hear another");
-    }
-
-    /// A rank that is lost may be the reason why new ones of its generation could not connect.
-    pub(super) fn forgive_new(&mut self) {
-        let new = self.state.members.iter().filter(|it| it.is_new);
-        new.for_each(|it| self.state.ranks[it.rank].unconnected = 0);
-    }
-
-    fn is_stopped(&self, rank: usize) -> bool {
-        let process = self.state.ranks[rank].process.as_ref();
-        process.is_some_and(|it| it.stopped.is_some())
-    }
-
-    /// For how long a rank's process has shown no progress after `since`; None if it was killed.
-    pub(super) fn silent_for(&self, rank: usize, since: Duration) -> Option<Duration> {
-        let process = self.state.ranks[rank].process.as_ref();
-        let it = process.filter(|it| it.killed.is_none())?;
-        Some(self.now.saturating_sub(it.progress.1.max(since)))
-    }
-
-    /// Kills ranks that are waited for and show no progress, and all if none does.
-    pub(super) fn kill_silent(&mut self) {
-        let timeout = self.state.rules.timeout;
-        let living = self.living_members();
-        if let (Some(since), None) = (self.state.over_since, self.state.ends) {
-            let limit = match self.state.generation {
-                0 => timeout.max(FIRST_MEETING),
-                _ => timeout,
-            };
-            let mut absent = self.survey().0;
-            absent.retain(|&rank| self.silent_for(rank, since).is_some_and(|it| it > limit));
-            absent.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
-            if !absent.is_empty() {
-                self.forgive_new();
-            }
-        }
-        let meets = self.state.over_since.is_some() && self.state.ends.is_none();
-        if meets && !living.is_empty() {
-            return;
-        }
-        // Ranks that wait for a stopped one have time to meet the one that comes for it.
-        let limit = timeout.saturating_mul(4).max(SLOW);
-        let mut all = living;
-        if all.is_empty() {
-            all = (0..self.state.ranks.len()).collect();
-        }
-        // A rank that has waited for long takes part from now on.
-        let formed = self.state.formed;
-        let silences = all.iter().filter_map(|&rank| self.silent_for(rank, formed));
-        if silences.min().is_some_and(|silence| silence > limit) {
-            self.print(format!(
-                "no rank has shown progress for {} or longer: all are killed; help: find out what \
-                 stopped them (SIGSTOP, a debugger, a stuck disk or GPU)",
-                Seconds(limit)
-            ));
-            all.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
-        }
-    }
-
-    /// Kills ranks that have been stopped for three timeouts without a break, or for a moment once
-    /// the job ends, or an elastic job was asked to stop and other ranks run. Also those that have
-    /// not joined the others yet.
-    pub(super) fn kill_stopped(&mut self) {
-        let mut living = self.living_members().into_iter();
-        let some_run = living.any(|rank| !self.is_stopped(rank));
-        // Without the stopped ones the others can save what a stop asks for.
-        let saves = self.state.rules.is_elastic && self.state.stop.is_some() && some_run;
-        let limit = if self.state.ends.is_some() || saves {
-            ENDING
-        } else {
-            self.state.rules.timeout.saturating_mul(3)
-        };
-        // Of ranks that continue together the launcher hears one after the other.
-        let continued = self.state.continued;
-        let since = |stopped: Duration| {
-            if saves {
-                stopped.max(continued)
-            } else {
-                stopped
-            }
-        };
-        let is_late = |rank: &usize| {
-            let process = self.state.ranks[*rank].process.as_ref();
-            let stopped = process
-                .filter(|it| it.killed.is_none())
-                .and_then(|it| it.stopped);
-            stopped.is_some_and(|stopped| self.now - since(stopped) >= limit)
-        };
-        let late: Vec<usize> = (0..self.state.ranks.len()).filter(is_late).collect();
-        if late.is_empty() {
-            return;
-        }
-        self.print(format!(
-            "killed {}, stopped for {} or longer; help: look for a debugger, or for what sends \
-             SIGSTOP",
-            RankList(&late),
-            Seconds(limit),
-        ));
-        late.iter().for_each(|&rank| self.kill(rank, NO_PROGRESS));
-        if !self.state.rules.is_elastic {
-            self.state.failure.get_or_insert(EXIT_PEER_LOST);
-            self.kill_all(limit);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The job's page at the start of a segment: what each rank of the host is doing, and why the job
-//! ends, if it does.
+//! The page at the start of a segment: what each rank of the host is doing, and why the job, or this
+//! generation of it, ends, if it does.
 //!
 //! The first cause wins. A rank with a cause writes it into a free slot and then tries to publish
 //! the slot: a process that dies while it writes leaves a slot unused, and delays no other rank.
@@ -142,7 +142,7 @@ impl Board {
         }
     }
 
-    /// Why the job ends, if it does.
+    /// Why the job, or this generation of it, ends, if it does.
     pub(crate) fn cause(&self) -> Option<Cause> {
         let slot = (self.published().load(Ordering::Acquire) as usize).checked_sub(1)?;
         let at = self.segment.layout().cause(slot.min(CAUSES - 1));

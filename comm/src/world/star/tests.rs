@@ -3,8 +3,8 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 use super::*;
+use crate::membership::client::MeetingOutcome;
 use crate::membership::client::tests::{client, generation};
-use crate::membership::heard::MeetingOutcome;
 use crate::membership::packets::Packets;
 use crate::membership::wire::ToRank;
 

@@ -104,7 +104,7 @@ impl Job<'_> {
                     it.generation = formed.number;
                     self.goes_after(index, Phase::Connects, 5..40);
                 }
-                Some(MeetingOutcome::Over(code)) => {
+                Some(MeetingOutcome::JobEnds(code)) => {
                     self.goes_after(index, Phase::Ends(code), 1..50);
                 }
                 None => {}

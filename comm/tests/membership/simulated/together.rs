@@ -380,12 +380,17 @@ impl Job<'_> {
             return;
         }
         let together = &self.together[&it.generation];
-        let hears = |other: &usize| self.passes_between(*other, index);
-        let has_ended =
-            |other: &usize| self.processes[*other].phase == Phase::Ended && hears(other);
         // One that has done its work says farewell.
         let is_done = self.taken == self.schedule.steps;
-        if !is_done && together.all.iter().any(has_ended) {
+        let has_ended = |other: &usize| self.processes[*other].phase == Phase::Ended && !is_done;
+        // Of the end of a rank of its host it is told, once they are connected.
+        let is_told = !self.is_ordinary() && it.phase != Phase::Connects;
+        let sees = |other: &usize| {
+            let is_here = self.processes[*other].host == it.host;
+            !(is_told && is_here) && self.passes_between(*other, index)
+        };
+        let mut all = together.all.iter();
+        if all.any(|other| has_ended(other) && sees(other)) {
             let code = together.failed.unwrap_or(77);
             return self.misses(index, code);
         }
@@ -397,6 +402,7 @@ impl Job<'_> {
             *other != index
                 && (!self.is_connected(*other, index)
                     || self.processes[*other].is_still()
+                    || has_ended(other)
                     || it.phase == Phase::Connects
                         && waited > limit + PRECEDENCE
                         && !together.connected.contains(other))

@@ -218,7 +218,7 @@ impl RankRun {
     }
 
     /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they
-    /// meet these at the end of the next step.
+    /// meet these at the sums of the next step.
     pub(crate) fn give_state(&mut self, group: &Group) -> Result<()> {
         let stream = Stream::default_of(Device::Cpu)?;
         match &self.late_state {

@@ -1,7 +1,7 @@
 //! What a process that trains does from its start to the end of the job, while ranks are lost and
 //! come. [`run`] is the rank's part of the time line in docs/elastic.md.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ddp_comm::membership::agreement::{Act, RankReport, Regroup};
 use ddp_comm::{Change, World};
@@ -172,6 +172,8 @@ struct Said {
     logged: Option<u64>,
     change: Change,
     has_begun: Option<bool>,
+    /// For how long it has known that the ranks have to meet again.
+    noticed: Option<Duration>,
 }
 
 /// Exit codes: no memory, and a file that cannot be read or written.
@@ -233,7 +235,7 @@ impl Session {
     /// rank can by itself. None in the first one, where all begin.
     pub(crate) fn agree(&mut self, world: &World) -> Result<Option<Regroup>> {
         if world.rank() > 0 {
-            // A rank that was started before this one writes it now.
+            // One with a lower number, perhaps started again, writes it now.
             self.metrics_log = None;
         }
         faults::at_step(FaultPoint::Meeting, world.generation())?;
@@ -260,6 +262,7 @@ impl Session {
             logged: self.unlogged.logged,
             change: self.unlogged.change.clone(),
             has_begun: self.has_begun,
+            noticed: self.unlogged.noticed.map(|it| it.elapsed()),
         };
         let all = exchange::gather(world, &mine)?;
         let reports: Vec<_> = all.iter().map(|said| said.report).collect();
@@ -272,6 +275,10 @@ impl Session {
         let most = all.iter().max_by_key(known);
         let known = most.filter(|_| !all[0].has_log).unwrap_or(&all[0]);
         (self.unlogged.logged, self.unlogged.change) = (known.logged, known.change.clone());
+        // A new rank 0 tells of what the others noticed.
+        let noticed = all.iter().filter_map(|said| said.noticed).max();
+        let earliest = noticed.and_then(|it| Instant::now().checked_sub(it));
+        self.unlogged.noticed = self.unlogged.noticed.or(earliest);
         // Ranks open data together.
         self.data.take_if(|_| all.iter().any(|said| !said.has_data));
         Ok(Some(plan))

@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::trainer::setup;
+    use crate::trainer::build;
 
     /// The fields of a run, by name.
     fn fields_of(data: &str, change: impl FnOnce(&mut Config)) -> Vec<(String, String)> {
@@ -143,8 +143,8 @@ mod tests {
         };
         change(&mut options);
         let world = World::single().unwrap();
-        let data = setup::open(&options, None, &world, None).unwrap();
-        let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
+        let data = build::open(&options, None, &world, None).unwrap();
+        let step = build::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
         let fields = fields(&data, &step, true, &None).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()

@@ -48,3 +48,11 @@ pub trait RunProgram {
     /// Makes the report of the run in `out`, and returns its file.
     fn report(&self, out: &Path) -> Result<PathBuf>;
 }
+
+/// Makes the report of the run in `out`. One that fails is only warned of.
+pub(super) fn report(program: &dyn RunProgram, out: &Path) -> Option<PathBuf> {
+    let report = program.report(out);
+    report
+        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .ok()
+}

@@ -1,39 +1,34 @@
-//! A training run on one rank: steps, log, and the end. `begin.rs` has what comes before the first
-//! step, `ending.rs` what comes after the last one, `evaluation.rs` the evaluations, `saving.rs`
-//! the checkpoints.
+//! A training run on one rank: its steps and its end. `ending.rs` has what comes after the last
+//! step, `evaluation.rs` the evaluations, `saving.rs` the checkpoints, `logging.rs` the metrics log.
 
-mod begin;
 mod ending;
 mod evaluation;
+mod logging;
 mod saving;
-
-pub(super) use self::begin::{ReadyRun, prepare};
 
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Signal, World};
-use ddp_kernels::Device;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
+use super::opening::RunFolder;
 use super::program::RunProgram;
-use super::setup::Assembled;
+use super::setup::{Assembled, ReadyRun};
 use super::stop_poll::StopPoll;
-use super::{matmuls, nonfinite};
-use crate::audit;
 use crate::checkpoint::{Saver, State};
 use crate::config::Config;
-use crate::digest::{self, StepDigests};
 use crate::elastic::run::RankRun;
-use crate::elastic::session::{self, Next};
+use crate::elastic::session::{self, Next, Session, Unlogged};
+use crate::elastic::totals::Clock;
 use crate::error::{Error, Result};
-use crate::faults::{self, FaultPoint};
-use crate::metrics_log::{self, LogEvent, MetricsLog, RunOutcome, StepEvent};
-use crate::process;
+use crate::faults;
+use crate::metrics_log::{self, MetricsLog, RunOutcome};
+use crate::model::data_shape;
 use crate::setting::{MIN_RANKS, RESUME};
-use crate::tasks::Task;
-use crate::trace::RunTrace;
+use crate::tasks::{self, Task};
+use crate::trace::{RunTrace, TraceSteps};
 
 /// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
@@ -77,6 +72,86 @@ pub(super) struct TrainingRun<'a> {
     flop_of_a_row: Option<f64>,
     /// What large matmuls reach on all devices, in 10¹² a second; measured at the first log.
     matmul_tflops: Option<f64>,
+}
+
+impl<'a> TrainingRun<'a> {
+    /// Everything else up to the first step.
+    pub(super) fn new(
+        options: &'a Config,
+        program: &'a mut dyn RunProgram,
+        world: &'a World,
+        ready: ReadyRun,
+        session: &'a mut Session,
+    ) -> Result<TrainingRun<'a>> {
+        let ReadyRun { run, locked, stops } = ready;
+        let (rank_run, log, unlogged) = session.parts();
+        let folder = RunFolder::new(options, &run, rank_run, world);
+        let mut state = folder.state()?;
+        let weights = folder.initial_weights()?;
+        if world.rank() == 0 && log.is_none() {
+            *log = Some(folder.open_log(program, locked, unlogged.logged, weights)?);
+        }
+        if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
+            let mb = bytes as f64 / 1e6;
+            tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
+        }
+        let held_out = state.held_out.take();
+        let lost_checkpoint = if run.continues {
+            rank_run.complete_log(log.as_mut(), &options.out, world)?
+        } else {
+            begin(&run, rank_run);
+            false
+        };
+        rank_run.clock.restart();
+        // The best stays what it was while there is nothing to compare.
+        let totals = &mut rank_run.totals;
+        totals.held_out = held_out.or(totals.held_out.take());
+        let taken = totals.steps;
+        let stop_poll = StopPoll::new(world, stops, taken)?;
+        // Ranks that met again trace what is left.
+        let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
+        let traced = options.trace.filter(is_left);
+        let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
+        if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
+            session::say_change(log, unlogged, world, taken)?;
+        }
+        // No rank trains before the metrics log is open.
+        world.barrier()?;
+        *unlogged = Unlogged {
+            logged: Some(world.generation()),
+            ..Unlogged::default()
+        };
+        let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
+        let tokenizer = run.data.tokenizer.clone();
+        let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
+        let shape = data_shape(run.data.train.spec());
+        Ok(TrainingRun {
+            options,
+            program,
+            world,
+            task: tasks::of(run.data.train.task()),
+            schedule: options.learning_rate(&run.plan)?,
+            saver,
+            state,
+            lost_checkpoint,
+            stop_poll,
+            trace,
+            flop_of_a_row: options.model.flop_of_a_row(&shape),
+            matmul_tflops: None,
+            run,
+            rank_run,
+            metrics_log: log,
+            noticed: &mut unlogged.noticed,
+        })
+    }
+}
+
+/// Begins a new run, or one that resumes a checkpoint.
+fn begin(run: &Assembled, rank_run: &mut RankRun) {
+    rank_run.clock = Clock::new(rank_run.clock.has_rates);
+    if let Some(before) = &run.resumed {
+        rank_run.totals.held_out = before.state.held_out.clone();
+    }
 }
 
 impl TrainingRun<'_> {
@@ -179,7 +254,8 @@ impl TrainingRun<'_> {
     /// ends.
     fn train_steps(&mut self) -> Result<AfterStep> {
         let taken = self.rank_run.totals.steps;
-        // A stop may have been requested during set-up. The others do not wait for new ranks.
+        // A stop may have been requested during set-up. Asked before `give_state`: the others do not
+        // wait for that.
         let asked = if self.is_over() {
             None
         } else {
@@ -356,91 +432,5 @@ impl TrainingRun<'_> {
             self.rank_run.clock.restart();
         }
         Ok(())
-    }
-
-    /// Reads the statistics of the last step. Ends the run if they are not finite.
-    fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
-        faults::at(FaultPoint::Log)?;
-        self.record_saved()?;
-        let report = self.rank_run.step.report()?;
-        self.check_finite(&report)?;
-        // If rank 0 is lost before it has written the line, another one does.
-        let is_elastic = self.world.is_elastic();
-        let [gradients, weights] = self
-            .rank_run
-            .step
-            .digests(report.stats.weight_sum, is_elastic)?;
-        let [_, share] = self.rank_run.clock.shares();
-        let rates = self.rank_run.clock.rates();
-        // As many whole rows as were computed.
-        let rows_per_s = share * rates.samples_per_s;
-        let tflops = self.flop_of_a_row.map(|flop| rows_per_s * flop / 1e12);
-        if tflops.is_some() && self.rank_run.clock.has_rates && self.matmul_tflops.is_none() {
-            let measure = || matmuls::tflops(self.rank_run.step.stages(), self.world);
-            self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
-            self.rank_run.clock.restart();
-        }
-        let loss = report.stats.loss();
-        self.rank_run.totals.last_loss = Some(loss);
-        if self.metrics_log.is_none() && !is_elastic {
-            return Ok(());
-        }
-        let share = tflops.zip(self.matmul_tflops).map(|(own, of)| own / of);
-        let is_on_cpu = self.run.devices.iter().all(|it| *it == Device::Cpu);
-        let event = StepEvent {
-            step: number,
-            epoch: epoch + 1,
-            loss,
-            accuracy: self.task.accuracy(&report.stats),
-            figures: self.task.figures(loss).into_iter().collect(),
-            lr: learning_rate,
-            grad_norm: report.grad_norm,
-            tokens_per_s: self.tokens_per_s(rows_per_s),
-            tflops,
-            matmul_share: share.filter(|share| share.is_finite()),
-            // On GPUs the host does not wait for reductions.
-            reduce_ms: rates.reduce_ms.filter(|_| is_on_cpu),
-            device_peak_mb: process::devices_peak_mb(&self.run.devices),
-            digests: Some(StepDigests {
-                batch: digest::of_batch(&mut self.run.loader, number - 1),
-                gradients,
-                weights,
-            }),
-            ..rates
-        };
-        if let Some(log) = self.metrics_log {
-            self.program.logged(&event)?;
-            log.write(&LogEvent::Step(event.clone()))?;
-        }
-        if is_elastic {
-            self.rank_run.totals.line = (number, LogEvent::Step(event).to_line());
-        }
-        Ok(())
-    }
-
-    fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {
-        let (step, loader) = (&mut self.rank_run.step, &mut self.run.loader);
-        let error = nonfinite::explain(report, step, loader, &*self.task, self.world)?;
-        error.map_or(Ok(()), Err)
-    }
-
-    /// Sums up what all ranks moved between devices and between each other.
-    fn audit(&mut self) -> Result<()> {
-        let audit = audit::audit(self.world, self.rank_run.workload, &self.run.devices)?;
-        if let (Some(audit), Some(log)) = (audit, &mut *self.metrics_log) {
-            if audit.is_worth_a_line() {
-                self.program.note(&audit.to_string());
-            }
-            log.write(&LogEvent::Placement(&audit))?;
-        }
-        Ok(())
-    }
-
-    /// Whole rows a second as tokens a second, if the model predicts at each token of a row.
-    fn tokens_per_s(&self, rows_per_s: f64) -> Option<f64> {
-        let model = self.rank_run.step.stages().last()?.model();
-        let (_, tokens) = model.output_shape.split_last()?;
-        let in_row: usize = tokens.iter().product();
-        (!tokens.is_empty()).then_some(rows_per_s * in_row as f64)
     }
 }

@@ -140,8 +140,6 @@ pub(super) struct Trace {
     pub(super) line: Option<&'static Location<'static>>,
     /// Whether the input is tokens.
     pub(super) input_is_tokens: bool,
-    /// Whether it follows earlier tokens, which only `Op::Attention` sees.
-    pub(super) decodes: bool,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
     /// The last layer, if any loss may run it.
@@ -166,7 +164,6 @@ impl Default for Trace {
             place: "model".into(),
             line: None,
             input_is_tokens: false,
-            decodes: false,
             begins: None,
             head: None,
         }

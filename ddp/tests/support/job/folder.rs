@@ -55,13 +55,13 @@ impl Folder {
     }
 
     /// Ranks that the program starts on hosts, as in `--hosts a:2,b:1`, which are names of this
-    /// machine: instead of ssh a script runs that begins with `script`.
+    /// machine, perhaps with a user: instead of ssh a script runs that begins with `script`.
     pub(crate) fn started_on(&self, hosts: &str, script: &str, words: &str) -> Job {
         let ssh = self.script(
             "ssh.sh",
             &format!(
                 "host=$1; shift\n{script}\n\
-                 export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' DDP_TEST_HOST=$host\nexec sh -c \"$*\""
+                 export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' DDP_TEST_HOST=${{host#*@}}\nexec sh -c \"$*\""
             ),
         );
         let job = self.job(Command::new(program()), &format!("{words} {hosts}"), true);

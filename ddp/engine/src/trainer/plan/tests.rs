@@ -1,7 +1,7 @@
 //! Claims about the options of a run.
 
 use super::*;
-use crate::trainer::setup;
+use crate::trainer::build;
 use ddp_comm::World;
 use safetensors::Dtype::{F32, I64};
 use safetensors::tensor::TensorView;
@@ -12,7 +12,7 @@ fn changed(data: &str, change: impl FnOnce(&mut Config)) -> (Config, Data) {
         ..Config::default()
     };
     change(&mut options);
-    let data = setup::open(&options, None, &World::single().unwrap(), None).unwrap();
+    let data = build::open(&options, None, &World::single().unwrap(), None).unwrap();
     (options, data)
 }
 

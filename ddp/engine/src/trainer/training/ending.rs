@@ -7,13 +7,12 @@ use ddp_kernels::transfer::Ledger;
 
 use super::TrainingRun;
 use crate::checkpoint::{self, Best, MODEL_FILE};
-use crate::config::Config;
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, EVENTS_FILE, RunOutcome};
 use crate::process;
 use crate::setting::STOP_AFTER;
-use crate::trainer::program::RunProgram;
+use crate::trainer::program;
 
 impl TrainingRun<'_> {
     /// Says where the results are.
@@ -82,16 +81,8 @@ impl TrainingRun<'_> {
     /// Makes the report, however the run ended. A report that fails is only warned of.
     pub(super) fn report(&self) -> Option<PathBuf> {
         self.metrics_log.as_ref()?;
-        report(self.program, self.options)
+        program::report(self.program, &self.options.out)
     }
-}
-
-/// Makes the report. One that fails is only warned of.
-pub(super) fn report(program: &dyn RunProgram, options: &Config) -> Option<PathBuf> {
-    let report = program.report(&options.out);
-    report
-        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
-        .ok()
 }
 
 /// Names the folder of the best checkpoint and the figure that decided it.
