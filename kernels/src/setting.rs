@@ -173,9 +173,22 @@ macro_rules! read_by_parsing {
 read_by_parsing! {
     u64, One: "a whole number that is not negative, as in 128", Number::Whole;
     usize, One: "a whole number, 1 or more, as in 4", |number| Number::Whole(number as u64);
-    f64, One: "a number, as in 0.001 or 1e-3", Number::Real;
     String, One: "text";
     PathBuf, One: "a path";
+}
+
+impl SettingValue for f64 {
+    fn read(text: &str) -> Result<f64, String> {
+        text.parse().map_err(|_| {
+            let percent = text.strip_suffix('%').and_then(|it| it.parse::<f64>().ok());
+            let meant = percent.map(|percent| format!(" ({text} is {})", percent / 100.0));
+            "expected a number, as in 0.001 or 1e-3".to_string() + &meant.unwrap_or_default()
+        })
+    }
+
+    fn number(&self) -> Option<Number> {
+        Some(Number::Real(*self))
+    }
 }
 
 impl SettingValue for bool {

@@ -13,7 +13,6 @@ use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound};
 use crate::setting::{DROP, MISSING, STRATIFY};
-use crate::task::Classes;
 
 /// The most bytes of targets that are read only to see how large they are.
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
@@ -166,7 +165,6 @@ impl Scan<'_> {
             return Ok(LabelsFound::default());
         };
         let classes = self.model.and_then(|model| model.task.classes());
-        let classes = classes.map(Classes::count);
         let mut found = scan::labels(labels, classes, self.is_trained_on, &self.same)?;
         let bad = found.bad.take().map(Error::Data);
         agree(&self.same, bad.map_or(Ok(()), Err))?;

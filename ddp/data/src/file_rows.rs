@@ -86,7 +86,7 @@ impl FileData {
         if (0..classes as i64).contains(&class[0]) {
             return Ok(class[0]);
         }
-        let why = labels.why_no_class(row, Some(classes))?;
+        let why = labels.why_no_class(row, self.spec.task.classes())?;
         bail!("{why}: the file has changed since the start")
     }
 }

@@ -12,8 +12,8 @@ use crate::files::Array;
 use crate::files::array::Rows;
 use crate::guess;
 use crate::setting::{LABELS, TASK};
-use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
-use crate::words::{PLAIN_HELP, has_leading_zeros, number, shown_number};
+use crate::task::{CLASSES_MAX, Classes, LabelName, TaskKind, TaskSpec};
+use crate::words::{PLAIN_HELP, has_leading_zeros, number, shown_number, some_of};
 
 /// The labels of one file: numbers, or if `names` are given, codes of these texts.
 #[derive(Clone, Debug)]
@@ -266,7 +266,7 @@ impl Labels {
     }
 
     /// The error text for a label that is not a class, or not one of the `known` ones.
-    pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
+    pub(crate) fn why_no_class(&self, row: u64, known: Option<&Classes>) -> Result<String> {
         let help = format!(
             "help: number classes consecutively from 0 or write them as texts, or set {TASK} to regression to learn the numbers as they are"
         );
@@ -280,9 +280,18 @@ impl Labels {
                 "{place}: expected a class, got {label}, the smallest i64, which often marks a missing label; help: \
                  remove the row, or number the class otherwise"
             ),
-            (_, Some(known)) => format!(
-                "{place}: expected one of the {known} classes that the model was trained on, got {label}"
-            ),
+            (_, Some(known)) => {
+                let names = known.names().into_iter().map(|name| match label {
+                    LabelCell::Text(_) => format!("{name:?}"),
+                    LabelCell::Whole(_) | LabelCell::Number(_) => name,
+                });
+                let names = some_of(10, names).unwrap_or_default();
+                format!(
+                    "{place}: expected one of the {} classes that the model was trained on, got {label}; the classes \
+                     are {names}",
+                    known.count()
+                )
+            }
             _ => format!("{place}: expected a class from 0 to {most}, got {label}; {help}"),
         })
     }

@@ -28,7 +28,7 @@ use crate::files::Array;
 use crate::labels::Labels;
 use crate::ranks::Ranks;
 use crate::sampler::share;
-use crate::task::CLASSES_MAX;
+use crate::task::{CLASSES_MAX, Classes};
 
 /// The most bytes of features, as f32, that are read before training.
 pub(crate) const BYTES_MAX: u64 = 8 << 30;
@@ -304,7 +304,7 @@ impl LabelsFound {
 /// Reads all labels. All ranks share the work. Classes have to be among the `known` ones, if given.
 pub(crate) fn labels(
     labels: &Labels,
-    known: Option<usize>,
+    known: Option<&Classes>,
     is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
@@ -333,14 +333,14 @@ pub(crate) fn labels(
 fn read_classes(
     labels: &Labels,
     rows: Range<u64>,
-    known: Option<usize>,
+    known: Option<&Classes>,
     is_trained_on: IsTrainedOn<'_>,
     found: &mut LabelsFound,
 ) -> Result<()> {
     let mut classes = vec![0; (rows.end - rows.start) as usize];
     labels.classes(rows.start, &mut classes)?;
     found.hash_block(rows.start, classes.iter().map(|class| class.to_le_bytes()));
-    let most = known.unwrap_or(CLASSES_MAX);
+    let most = known.map_or(CLASSES_MAX, Classes::count);
     for (row, &class) in rows.zip(&classes) {
         let class = usize::try_from(class).ok().filter(|&class| class < most);
         let Some(class) = class else {

@@ -75,7 +75,7 @@ pub fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String>
 
 /// What to do about texts that people read as numbers or dates.
 pub const PLAIN_HELP: &str = "write plain numbers with a point, as 1234.5, and dates as numbers: days from the first one, or year, \
-     month and weekday (pandas: read_csv(…, decimal=\",\") for 1234,5, thousands=\",\" for 1,234.5; d.dt.year, d.dt.month, d.dt.weekday)";
+     month and weekday (pandas: read_csv(…, decimal=\",\"), or thousands=\",\"; d.dt.year, d.dt.weekday)";
 
 /// Whether a text is not a number for programs but is one for people, with signs, spaces or commas,
 /// or is a date: `2026-11-22` or `22.11.2026`, perhaps with a time of day.

@@ -97,7 +97,7 @@ fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
     );
     ensure!(
         !first.cell(0).contains(&0),
-        "line {line}: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8"
+        "line {line}: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8 (iconv -f UTF-16 -t UTF-8)"
     );
     ensure!(
         !is_alone || !name.contains('|'),
@@ -114,7 +114,7 @@ fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
     let name = |column: usize| match std::str::from_utf8(first.cell(column)) {
         Ok(name) => Ok(name.trim_ascii().to_string()),
         Err(_) => Err(format!(
-            "the name of column {} is not UTF-8; help: save the file as UTF-8",
+            "the name of column {} is not UTF-8; help: save the file as UTF-8 (iconv -f latin1 -t utf8)",
             column + 1
         )),
     };
@@ -162,8 +162,9 @@ impl<R: Read> Records<R> {
         let read = first.read_to_end(&mut start);
         read.map_err(|error| unreadable(path, error))?;
         if let Some(encoding) = other_encoding(&start) {
-            let what =
-                format!("line 1: expected UTF-8, got {encoding}; help: save the file as UTF-8");
+            let what = format!(
+                "line 1: expected UTF-8, got {encoding}; help: save the file as UTF-8 (iconv -f {encoding} -t UTF-8)"
+            );
             return Err(refuse(path, what));
         }
         let is_cut = start.len() == buffer_bytes;

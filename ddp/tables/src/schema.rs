@@ -12,7 +12,7 @@ use ddp_data::words::{difference, listed};
 use ddp_data::{AUTO, ColumnPlan, Error, LabelName, Result, bail, ensure};
 use ddp_kernels::setting::SettingName;
 
-use crate::columns::{TableRequest, has_label, label_names};
+use crate::columns::{Columns, TableRequest, has_label, label_names};
 use crate::source::Table;
 use crate::{flat, guess, survey};
 
@@ -255,6 +255,12 @@ impl Settling<'_> {
         }
         let named = self.files.named_columns();
         let label = self.label_of(&named.iter().flatten().map(String::as_str).collect())?;
+        let wanted = TableRequest {
+            label,
+            ..TableRequest::default()
+        };
+        let label = &wanted.label;
+        Columns::choose(self.path, &wanted, self.names)?;
         let labels = label.iter();
         let labels = labels.flat_map(|label| label_names(self.names, label));
         let labels: HashSet<&str> = labels.collect();

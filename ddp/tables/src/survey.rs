@@ -333,8 +333,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         );
     }
     bail!(
-        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
-         {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
-         different in nearly every row; got {what}\n  help: {help}"
+        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts ({NAMED_VALUES_MAX} in a column that \
+         {CATEGORICAL} names), no numbers or dates, and not a different text in nearly every row; got {what}\n  help: {help}"
     )
 }

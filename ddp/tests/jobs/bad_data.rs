@@ -367,7 +367,7 @@ fn bad() -> Vec<Bad> {
                 "v.csv",
                 "line 3, column",
                 "expected one of the 2 classes",
-                "got \"z\"",
+                "got \"z\"; the classes are \"x\", \"y\"",
             ],
         ),
         (

@@ -83,11 +83,15 @@ fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
 /// Refuses a text whose first bytes have the mark of another encoding, or a zero.
 pub(crate) fn check_encoding(path: &Path, first: &[u8]) -> Result<()> {
     let has_zero = first.contains(&0);
-    match other_encoding(first).or(has_zero.then_some("NUL bytes, as UTF-16 has")) {
+    let encoding = other_encoding(first);
+    match encoding.or(has_zero.then_some("NUL bytes, as UTF-16 has")) {
         None => Ok(()),
         Some(got) => Err(refuse(
             path,
-            format!("expected UTF-8, got {got}; help: save the file as UTF-8"),
+            format!(
+                "expected UTF-8, got {got}; help: save the file as UTF-8 (iconv -f {} -t UTF-8)",
+                encoding.unwrap_or("UTF-16")
+            ),
         )),
     }
 }

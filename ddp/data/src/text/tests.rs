@@ -217,7 +217,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "f.txt",
             &wide,
-            "f.txt: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8",
+            "f.txt: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8 (iconv -f UTF-16 -t UTF-8)",
         ),
         (
             "f.jsonl",
@@ -227,7 +227,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "d.jsonl",
             b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}",
-            "byte 24: expected UTF-8",
+            "byte 24: expected UTF-8, got other bytes; help: convert the file (of Latin-1: iconv -f latin1",
         ),
     ];
     for (name, bytes, part) in cases {

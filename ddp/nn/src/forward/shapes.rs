@@ -41,8 +41,14 @@ impl Var {
         }
         if Some(own.iter().product()) != count_of(shape) {
             let expected = format!("as many elements as {shape:?} has");
-            let help = "take the batch from x.size(0)";
-            return self.refuse("reshape", &[self], &expected, help);
+            let help = match (own.first(), shape.first()) {
+                (Some(batch), Some(first)) if batch == first => {
+                    let each: usize = own[1..].iter().product();
+                    format!("the axes after the first must hold {each} elements")
+                }
+                _ => "if the first axis is the batch, take it from x.size(0)".into(),
+            };
+            return self.refuse("reshape", &[self], &expected, &help);
         }
         if let Op::Reshape = self.op() {
             return self.inputs()[0].reshape(shape);

@@ -56,6 +56,10 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             "--val-split 20",
             &["--val-split 20: expected a number, at least 0 and less than 1 (20% is 0.2)"],
         ),
+        (
+            "--val-split 20%",
+            &["--val-split '20%': expected a number, as in 0.001 or 1e-3 (20% is 0.2)"],
+        ),
         ("--dropout 1", &["--dropout 1:", "less than 1"]),
         ("--label-smoothing 1.5", &["--label-smoothing 1.5:"]),
         ("--grad-clip -1", &["--grad-clip -1:", "0 or more"]),

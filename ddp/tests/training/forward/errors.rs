@@ -20,7 +20,7 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 19] = [
+    let cases: [(Of, &str); 20] = [
         (|_, x| x.sum(4), ": sum: "),
         (|_, x| x.mean(4), ": mean: "),
         (|_, x| x.smallest(4), ": smallest: "),
@@ -32,7 +32,11 @@ fn errors_name_operation_operands_and_line() {
         ),
         (
             |_, x| x.reshape(&[3]),
-            "expected as many elements as [3] has, got x [2, 5]",
+            "expected as many elements as [3] has, got x [2, 5]; help: if the first axis is the batch, take it",
+        ),
+        (
+            |_, x| x.reshape(&[x.size(0), 4]),
+            "as [2, 4] has, got x [2, 5]; help: the axes after the first must hold 5 elements",
         ),
         (|_, x| x.permute(&[0, 0]), "each of its axes once in [0, 0]"),
         (|_, x| x.slice(1, 2..9), "expected indices 2..9 below 5"),

@@ -238,6 +238,12 @@ fn settings_of_tables_that_make_no_sense_are_refused() {
             .1
             .contains("`drop` town: expected columns of features, got the label")
     );
+    // What the user named is checked before what columns hold.
+    let wrong = DataRequest {
+        labels: Some("nope".into()),
+        ..asked(&few, &settings("", "auto", error_))
+    };
+    assert!(error(&wrong).1.contains("expected a column \"nope\""));
     let built_in = DataRequest {
         table: settings("", "", Missing::Zero),
         ..DataRequest::new("glyphs".parse().unwrap())

@@ -140,7 +140,7 @@ fn whole_numbers_other_than_0_1_2_are_classes_of_these_names() {
     let mut again = later(&data, &table(&[9007199254740992, 9007199254740991]));
     again.trained.as_mut().unwrap().needs_labels = true;
     let (code, text) = error(&again);
-    let says = "line 3, column \"y\": the label: expected one of the 2 classes that the model was trained on, got 9007199254740991";
+    let says = "line 3, column \"y\": the label: expected one of the 2 classes that the model was trained on, got 9007199254740991; the classes are 9007199254740992, 9007199254740993";
     assert!(code == 65 && text.contains(says), "{text}");
     // They stay numbers where the task says so, and many of them are refused.
     let regression = DataRequest {
