@@ -107,10 +107,18 @@ pub(super) fn write(
         "expected text, or a tokenizer with a chat template, got messages and a tokenizer without; help: give the \
          folder of a model that is made for chats, or put a chat_template.jinja beside tokenizer.json",
     )?;
-    let has_role = |message: &Value| message["role"].is_string();
-    if let Some(bad) = messages.iter().position(|message| !has_role(message)) {
-        let (number, got) = (bad + 1, &messages[bad]);
-        bail!("message {number}: expected an object with a role, got {got}");
+    // Templates would write a message without any as an empty one.
+    let contents = ["content", "tool_calls", "reasoning_content"];
+    for (message, number) in messages.iter().zip(1..) {
+        if !message["role"].is_string() {
+            bail!("message {number}: expected an object with a role, got {message}");
+        }
+        if contents.iter().all(|name| message[name].is_null()) {
+            bail!(
+                "message {number}: expected content, tool_calls or reasoning_content, got {message}; help: write \
+                 \"content\": \"\" for an empty message, or leave the message out"
+            );
+        }
     }
     let mut variables = match object.get("chat_template_kwargs") {
         None | Some(Value::Null) => Map::new(),

@@ -244,6 +244,13 @@ fn records_that_cannot_be_learned_from_are_refused() {
         error.starts_with("message 1: expected an object with a role, got \"Hi\""),
         "{error}"
     );
+    for content in [json!(null), json!("")] {
+        let mut other = two_turns();
+        other["messages"][1]["content"] = content.clone();
+        let is_refused = shown(CHATML, &other, LossOn::All)
+            .is_err_and(|error| error.starts_with("message 2: expected content, tool_calls or"));
+        assert_eq!(is_refused, content.is_null());
+    }
     let error = write("{\"messages\": [{\"role\": \"user\"}]}", None, LossOn::All).unwrap_err();
     assert!(
         error.contains("got messages and a tokenizer without"),
