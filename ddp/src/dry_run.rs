@@ -40,7 +40,7 @@ pub(crate) fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()
 }
 
 fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
-    let mut lines = vec![shown(&run.data), length(&run.plan, run.taken)];
+    let mut lines = vec![shown(&run.data), length(run)];
     let places = run.places.iter().enumerate();
     lines.extend(places.map(|(rank, place)| format!("rank {rank}: {place}")));
     lines.push(format!("the model of a rank: {}", model(&run.model_bytes)));
@@ -67,7 +67,8 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
     lines
 }
 
-fn length(plan: &Plan, taken: u64) -> String {
+fn length(run: &Rehearsal) -> String {
+    let (plan, taken) = (&run.plan, run.taken);
     let done = (taken > 0).then(|| format!(", of which {taken} are done"));
     let every = |what: &str, steps: u64| match steps {
         0 => format!("{what} at the end"),
@@ -75,7 +76,10 @@ fn length(plan: &Plan, taken: u64) -> String {
     };
     let (steps, warmup) = (plan.steps, plan.warmup_steps);
     let epoch = plan.sampler.steps_per_epoch();
-    let evaluated = every("evaluated", plan.eval_every);
+    let evaluated = match run.held_out_rows {
+        0 => "not evaluated (no rows are held out)".into(),
+        _ => every("evaluated", plan.eval_every),
+    };
     let saved = every("saved", plan.checkpoint_every);
     let done = done.unwrap_or_default();
     format!("{steps} steps{done}, {epoch} an epoch; warm-up {warmup}; {evaluated}, {saved}")
@@ -224,6 +228,13 @@ mod tests {
             let world = World::single().unwrap();
             let run = trainer::rehearse(&config, &TrainProgram::new(&config), &world);
             let run = run.unwrap().unwrap();
+            let said = length(&run);
+            // No part of the text is held out.
+            assert_eq!(
+                said.contains("not evaluated"),
+                case.starts_with(&gpt),
+                "{said}"
+            );
             let taken = run.activation_bytes.unwrap();
             assert_eq!(run.step_bytes.activations, taken, "{case}");
             assert!(taken > 0, "{case}");

@@ -63,7 +63,7 @@ pub(super) fn agree(
             );
         }
         if ranks.is_empty() {
-            tracing::info!("sums of bf16 in the order {name}, by this processor's instruction");
+            tracing::debug!("sums of bf16 in the order {name}, by this processor's instruction");
         } else {
             let (s, compute) = if ranks.len() == 1 {
                 ("", "computes")

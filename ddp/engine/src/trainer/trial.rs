@@ -41,6 +41,8 @@ const PARAMETERS_MAX: u64 = 1 << 28;
 pub struct Rehearsal {
     /// A description of the data.
     pub data: String,
+    /// The rows to evaluate on.
+    pub held_out_rows: u64,
     /// The plan of the run.
     pub plan: Plan,
     /// Steps that are already done.
@@ -130,6 +132,7 @@ pub fn rehearse(
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
+        held_out_rows: run.data.held_out.rows(),
         data: run.data.description,
         plan: run.plan,
         devices: run.devices,
@@ -154,6 +157,7 @@ fn without_model(run: Unbuilt, world: &World) -> Result<Rehearsal> {
         device_peak_mb: None,
         activation_bytes: None,
         trial: None,
+        held_out_rows: run.data.held_out.rows(),
         data: run.data.description,
         plan: run.plan,
         devices: run.devices,
