@@ -132,7 +132,8 @@ OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT
 
 Exit codes: 0 done, 1 compared runs differ, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
-76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
+76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice,
+143 SIGTERM to a command that does not train
 
 -h shows the flags that most people use, --help all. Every setting can also be an environment
 variable: DDP_BATCH_SIZE=64. The help of other flags names their variables.";

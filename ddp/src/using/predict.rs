@@ -54,7 +54,8 @@ pub(crate) struct PredictFlags {
     /// Write the model's output for every class, before softmax
     #[arg(long)]
     pub logits: bool,
-    /// Columns of the input to write before the predictions, separated by commas; all for all
+    /// Columns of the input to write before the predictions, separated by commas; all for all. A
+    /// name with a comma only alone
     #[arg(id = "kept", long = "keep", value_name = "COLUMNS")]
     pub keep: Option<String>,
     /// Replace an existing file
