@@ -248,8 +248,8 @@ impl World {
     }
 
     /// Ends all calls of this world's groups. On GPUs they end soon, without a result, and their
-    /// graphs have to be destroyed before `next_generation`. The launcher kills the ranks that `why`
-    /// names as too late.
+    /// graphs have to be destroyed before `next_generation`. The launcher kills the ranks that
+    /// `why` names as too late.
     pub fn end_generation(&self, why: Option<&Error>) {
         panics::lock(&self.made).clear();
         match why {

@@ -7,8 +7,8 @@
 //! close. A host that disappears as a whole is noticed by the launcher, or by the timeout of the
 //! next collective.
 //!
-//! In an elastic job the launcher tells of lost ranks (`membership/client.rs`). There the watch ends
-//! the calls of the generation only where a rank of another host closes its sockets.
+//! In an elastic job the launcher tells of lost ranks (`membership/client.rs`). There the watch
+//! ends the calls of the generation only where a rank of another host closes its sockets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

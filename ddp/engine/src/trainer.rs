@@ -1,7 +1,8 @@
 //! Training runs: set-up, the loop around the step, the end.
 //!
 //! Start reading at `trainer/training.rs`, which has the loop. `setup` and `build` make what it
-//! needs, `opening` the run's folder. `RunProgram` is what the trainer needs of the program around it.
+//! needs, `opening` the run's folder. `RunProgram` is what the trainer needs of the program around
+//! it.
 
 mod agree;
 mod bf16;

@@ -1,5 +1,6 @@
 //! Who takes part. A rank whose process ends is lost, and perhaps started again. The generation is
-//! over then; the next one is formed when all of its ranks that live wait for it, and they are told.
+//! over then; the next one is formed when all of its ranks that live wait for it, and they are
+//! told.
 
 use std::time::Duration;
 

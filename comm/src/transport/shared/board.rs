@@ -1,5 +1,5 @@
-//! The page at the start of a segment: what each rank of the host is doing, and why the job, or this
-//! generation of it, ends, if it does.
+//! The page at the start of a segment: what each rank of the host is doing, and why the job, or
+//! this generation of it, ends, if it does.
 //!
 //! The first cause wins. A rank with a cause writes it into a free slot and then tries to publish
 //! the slot: a process that dies while it writes leaves a slot unused, and delays no other rank.

@@ -1,5 +1,6 @@
 //! A training run on one rank: its steps and its end. `ending.rs` has what comes after the last
-//! step, `evaluation.rs` the evaluations, `saving.rs` the checkpoints, `logging.rs` the metrics log.
+//! step, `evaluation.rs` the evaluations, `saving.rs` the checkpoints, `logging.rs` the metrics
+//! log.
 
 mod ending;
 mod evaluation;
@@ -254,8 +255,8 @@ impl TrainingRun<'_> {
     /// ends.
     fn train_steps(&mut self) -> Result<AfterStep> {
         let taken = self.rank_run.totals.steps;
-        // A stop may have been requested during set-up. Asked before `give_state`: the others do not
-        // wait for that.
+        // A stop may have been requested during set-up. Asked before `give_state`: the others do
+        // not wait for that.
         let asked = if self.is_over() {
             None
         } else {
