@@ -224,6 +224,13 @@ mod tests {
         shows.select(scores, &scores.number(f64::NEG_INFINITY))
     }
 
+    /// Hides the token that is so far before each.
+    fn but(m: &mut Scope<'_>, time: usize, before: usize) -> Var {
+        let at = m.indices(time);
+        let is_it = at.reshape(&[time, 1]).equal(&(at + before as f64));
+        is_it.select(&is_it.number(-1e9), &is_it.number(0.0))
+    }
+
     impl Module for Attends {
         fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
             let (rows, time) = (tokens.size(0), tokens.size(1));
@@ -257,23 +264,33 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_ends_in_any_linear_layer_and_one_with_attention_by_its_formula_generate() {
-        let texts = [
+    fn a_model_that_ends_in_any_linear_layer_and_ones_with_attention_by_a_formula_generate() {
+        let ways = [
             Attends::ByLayer,
             Attends::ByFormula(|m, x, time| near(m, &x, time, 9)),
-        ]
-        .map(|how| {
+            Attends::ByFormula(|m, x, time| near(m, &x, time, 2)),
+            Attends::ByFormula(|m, x, time| near(m, &x, time, 5)),
+        ];
+        let texts = ways.map(|how| {
             let model = attends(how);
             let mut decoder = Decoder::new(&model, 6).unwrap();
-            let at_once = decoder.next(&[1, 4, 2]).unwrap();
+            let tokens = [1, 4, 2, 0, 3, 1];
+            let at_once = decoder.next(&tokens).unwrap();
             decoder.restart();
-            let one_by_one = [1, 4, 2].map(|token| decoder.next(&[token]).unwrap());
-            assert_eq!((at_once.len(), &at_once), (5, &one_by_one[2]));
-            assert_ne!(one_by_one[1], one_by_one[2]);
-            let then = decoder.next(&[0, 3]).unwrap();
-            (at_once, then)
+            let one_by_one = tokens.map(|token| decoder.next(&[token]).unwrap());
+            assert_eq!((at_once.len(), &at_once), (5, &one_by_one[5]));
+            assert_ne!(one_by_one[0], one_by_one[5]);
+            decoder.restart();
+            decoder.next(&tokens[..2]).unwrap();
+            assert_eq!(decoder.next(&tokens[2..]).unwrap(), at_once);
+            one_by_one
         });
         assert_eq!(texts[0], texts[1]);
+        // A window differs from where it is full.
+        for (text, window) in [(&texts[2], 2), (&texts[3], 5)] {
+            assert_eq!(text[..window], texts[0][..window]);
+            assert_ne!(text[window], texts[0][window]);
+        }
     }
 
     /// Some look causal among few tokens.
@@ -283,8 +300,9 @@ mod tests {
         let masks: [(&str, Mask); 4] = [
             ("causal: expected true", |_, x, _| x),
             (others, |m, x, time| near(m, &(x / time as f64), time, 9)),
-            (others, |m, x, time| near(m, &x, time, 2)),
-            (others, |m, x, time| near(m, &x, time, 5)),
+            // Without the one before, and without the one four before.
+            (others, |m, x, time| near(m, &x, time, 9) + but(m, time, 1)),
+            (others, |m, x, time| near(m, &x, time, 9) + but(m, time, 4)),
         ];
         for (expected, mask) in masks {
             let model = attends(Attends::ByFormula(mask));

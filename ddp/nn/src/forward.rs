@@ -128,7 +128,7 @@ struct Planned {
 
 /// The help where a model cannot generate.
 pub(crate) const COMBINES_TOKENS: &str = "let only SelfAttention, m.attention and causal attention \
-    whose formula docs/adding-a-model.md has combine tokens";
+    whose formula is recognised (docs/adding-a-model.md) combine tokens";
 
 /// How many plans are kept for training, and as many for all other modes.
 const PLANS_MAX: usize = 64;
@@ -289,26 +289,42 @@ impl Traced {
         })
     }
 
-    /// Refuses a forward of new tokens whose attention differs from that of a whole row: among few
-    /// tokens other masks look causal.
-    fn compare_attention(&self, output: &Var) -> Result<()> {
-        let all_of = |output: &Var| -> Vec<Attention> {
-            let trace = output.trace.borrow();
-            let attention = trace.nodes.iter().filter_map(|it| match it.op {
-                Op::Attention(attention) => Some(Attention {
-                    time: 0,
-                    ..attention
-                }),
-                _ => None,
-            });
-            attention.collect()
-        };
+    /// Lets new tokens attend as in a whole row, of which they may not fill a window. Refuses
+    /// attention that differs otherwise: among few tokens other masks look causal.
+    fn attend_as_whole(&self, output: &Var) -> Result<()> {
         if self.attends.get().is_none() {
             let whole = [&[1], &self.row_shape[..]].concat();
             let [_, whole] = self.trace(&whole, PassMode::Evaluation, None)?;
-            _ = self.attends.set(all_of(&whole));
+            let trace = whole.trace.borrow();
+            let all = trace.nodes.iter().filter_map(|it| match it.op {
+                Op::Attention(attention) => Some(attention),
+                _ => None,
+            });
+            _ = self.attends.set(all.collect());
         }
-        if self.attends.get() == Some(&all_of(output)) {
+        let mut whole = self.attends.get().into_iter().flatten();
+        let mut trace = output.trace.borrow_mut();
+        let mut takes = |own: &mut Attention| {
+            let Some(&whole) = whole.next() else {
+                return false;
+            };
+            let time = own.time;
+            let fills = |window: &usize| *window < time;
+            let window = whole.window.filter(fills);
+            let is_same = *own
+                == Attention {
+                    time,
+                    window,
+                    ..whole
+                };
+            *own = Attention { time, ..whole };
+            is_same
+        };
+        let is_same = trace.nodes.iter_mut().all(|it| match &mut it.op {
+            Op::Attention(own) => takes(own),
+            _ => true,
+        });
+        if is_same && whole.next().is_none() {
             return Ok(());
         }
         Err(Error::model(
@@ -322,7 +338,7 @@ impl Traced {
     /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
     fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
         if mode == PassMode::Decoding {
-            return self.compare_attention(output);
+            return self.attend_as_whole(output);
         }
         let Some((&rows, row_shape)) = shape.split_first() else {
             return Ok(());

@@ -146,6 +146,30 @@ fn ways() -> Vec<(&'static str, bool, Way)> {
             }),
         ),
         (
+            "a larger triangle, of which a part is filled where it is 0",
+            true,
+            masked(|m, scores| {
+                let time = TIME + 5;
+                let all: Vec<f64> = (0..time * time)
+                    .map(|at| f64::from(u8::from(at % time <= at / time)))
+                    .collect();
+                let all = m.numbers(&all, &[1, 1, time, time]);
+                let own = all.slice(2, 0..TIME).slice(3, 0..TIME);
+                let hidden = own.equal(&own.number(0.0));
+                hidden.select(&scores.number(f64::NEG_INFINITY), &scores)
+            }),
+        ),
+        (
+            "the last seven tokens",
+            true,
+            masked(|m, scores| {
+                let [row, column] = rows_and_columns(m);
+                let before = row - column;
+                let near = before.less(&before.number(7.0)) * (-&before).less(&before.number(1.0));
+                near.select(&scores, &scores.number(-1e9))
+            }),
+        ),
+        (
             "itself excluded",
             false,
             masked(|m, scores| {

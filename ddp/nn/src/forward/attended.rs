@@ -12,15 +12,15 @@ const HEAD_SIZE_MAX: usize = 256;
 
 impl Var {
     /// The product of this and values (B, H, T, D) by the operation, if this is
-    /// `softmax(q·kᵀ · scale)`, perhaps with a causal mask.
+    /// `softmax(q·kᵀ · scale)`, perhaps with a causal mask, perhaps with a window.
     pub(super) fn as_attention(&self, values: &Var) -> Option<Var> {
         let of = <[usize; 4]>::try_from(values.shape()).ok()?;
         let [batch, heads, time, head_size] = of;
-        let fits = (1..=HEAD_SIZE_MAX).contains(&head_size);
+        let fits = time > 0 && (1..=HEAD_SIZE_MAX).contains(&head_size);
         if !fits || self.shape() != [batch, heads, time, time] {
             return None;
         }
-        let (scores, causal) = self.softmax_of()?.unmasked(time)?;
+        let (scores, causal, window) = self.softmax_of()?.unmasked(time)?;
         let (product, scale) = scores.unscaled();
         let [queries, keys] = product.factors(of)?;
         let all = [&queries, &keys, values].map(|it| {
@@ -35,7 +35,7 @@ impl Var {
             head_size,
             causal,
             scale: Some(scale),
-            window: None,
+            window,
             cap: None,
         };
         let shape = vec![batch, time, heads * head_size];
@@ -67,9 +67,9 @@ impl Var {
         (exp.id == summed.id && scores.id == of.id).then_some(scores)
     }
 
-    /// Scores before a causal mask, and whether there is one. None for another mask.
-    fn unmasked(self, time: usize) -> Option<(Var, bool)> {
-        match self.op() {
+    /// Scores before a mask, whether it is causal, and its window. None for another mask.
+    fn unmasked(self, time: usize) -> Option<(Var, bool, Option<usize>)> {
+        let (scores, shown): (Var, Vec<bool>) = match self.op() {
             Op::Apply(Function::Where) => {
                 let [condition, yes, no] = <[Var; 3]>::try_from(self.inputs()).ok()?;
                 let hides = |it: &Var| it.number_of().is_some_and(|it| it <= HIDDEN);
@@ -79,54 +79,25 @@ impl Var {
                 } else {
                     Some(no).filter(|_| hides(&yes))?
                 };
-                condition.is_causal(time, shows).then_some((scores, true))
+                let mask = condition.square_of(time)?.elements()?;
+                let shown = mask.iter().map(|it| (*it != 0.0) == shows);
+                (scores, shown.collect())
             }
             Op::Apply(Function::Add) => {
-                let hides = |it: &Var| it.hides_later(time).then_some(());
-                Some((self.operands(Function::Add, hides)?.0, true))
-            }
-            _ => Some((self, false)),
-        }
-    }
-
-    /// Whether this is 0 for what a token may see, and hides what comes after it.
-    fn hides_later(&self, time: usize) -> bool {
-        if let Some((later, by)) = self.operands(Function::Mul, Var::number_of) {
-            // 0 · ∞ is NaN.
-            return by <= HIDDEN && by.is_finite() && later.is_causal(time, false);
-        }
-        let Some(Op::Numbers(values)) = self.square_of(time).map(|it| it.op()) else {
-            return false;
-        };
-        let is_right = |(at, value): (usize, &f64)| {
-            let is_seen = at % time <= at / time;
-            is_seen && *value == 0.0 || !is_seen && *value <= HIDDEN
-        };
-        values.iter().enumerate().all(is_right)
-    }
-
-    /// Whether this is not 0 where a token is not after another one (`shows`), or where it is.
-    fn is_causal(&self, time: usize, shows: bool) -> bool {
-        let Some(square) = self.square_of(time) else {
-            return false;
-        };
-        match square.op() {
-            Op::Apply(function @ (Function::LessEqual | Function::Less)) => {
-                let inputs = square.inputs();
-                let [less, more] = [&inputs[0], &inputs[1]];
-                let [own, other] = [[time, 1], [1, time]];
-                match (function, shows) {
-                    (Function::LessEqual, true) => less.counts(other) && more.counts(own),
-                    (Function::Less, false) => less.counts(own) && more.counts(other),
-                    _ => false,
+                let of = |it: &Var| it.square_of(time)?.elements();
+                let (scores, mask) = self.operands(Function::Add, of)?;
+                if !mask.iter().all(|it| *it == 0.0 || *it <= HIDDEN) {
+                    return None;
                 }
+                (scores, mask.iter().map(|it| *it == 0.0).collect())
             }
-            Op::Numbers(values) => {
-                let mut all = values.iter().enumerate();
-                all.all(|(at, value)| (*value != 0.0) == ((at % time <= at / time) == shows))
-            }
-            _ => false,
-        }
+            _ => return Some((self, false, None)),
+        };
+        let last = &shown[time * (time - 1)..];
+        let window = last.iter().filter(|it| **it).count();
+        let is_shown = |at: usize| at % time <= at / time && at / time < at % time + window;
+        let is_causal = window > 0 && (0..time * time).all(|at| shown[at] == is_shown(at));
+        is_causal.then_some((scores, true, Some(window).filter(|it| *it < time)))
     }
 
     /// The value of shape (T, T) that this repeats.
@@ -140,20 +111,56 @@ impl Var {
         (is_last(self) && is_last(&square) && count == time * time).then_some(square)
     }
 
-    /// Whether this counts 0, 1, 2 and so on along the last two axes, which have these lengths.
-    fn counts(&self, lengths: [usize; 2]) -> bool {
-        let mut of = self.clone();
-        while let Op::Reshape = of.op() {
-            of = of.inputs().pop().unwrap_or(of);
+    /// Its elements, if they follow from numbers alone.
+    fn elements(&self) -> Option<Vec<f64>> {
+        let shape = self.shape();
+        match self.op() {
+            Op::Constant(value) => Some(vec![value]),
+            Op::Numbers(values) => Some(values.to_vec()),
+            Op::Stop | Op::Reshape => self.inputs().pop()?.elements(),
+            Op::Expand => self.inputs().pop()?.repeated(&shape),
+            Op::Slice(axis, start, step) => {
+                let of = self.inputs().pop()?;
+                let (all, length) = (of.elements()?, of.size(axis as isize));
+                let inner: usize = shape[axis + 1..].iter().product();
+                let count = shape.iter().product();
+                let from = |at: usize| {
+                    let (outer, place) = (at / inner / shape[axis], at / inner % shape[axis]);
+                    (outer * length + start + place * step) * inner + at % inner
+                };
+                Some((0..count).map(|at| all[from(at)]).collect())
+            }
+            Op::Apply(function) => {
+                let inputs = self.inputs().into_iter();
+                let all: Option<Vec<_>> = inputs.map(|it| it.repeated(&shape)).collect();
+                let all = all?;
+                let of = |at: usize| [0, 1, 2].map(|it| all.get(it).map_or(0.0, |it| it[at]));
+                let count = shape.iter().product();
+                (0..count).map(|at| applied(function, of(at))).collect()
+            }
+            _ => None,
         }
-        let own = self.shape();
-        let (before, last) = own.split_at(own.len().saturating_sub(2));
-        let is_row = lengths[0] == 1 && own == lengths[1..];
-        let is_shaped = (before.iter().all(|it| *it == 1) && last == lengths) || is_row;
-        let Op::Numbers(values) = of.op() else {
-            return false;
+    }
+
+    /// Its elements, if they follow from numbers alone, broadcast to this shape.
+    fn repeated(&self, shape: &[usize]) -> Option<Vec<f64>> {
+        let (all, own) = (self.elements()?, self.shape());
+        let Some((&columns, before)) = shape.split_last().filter(|_| own != shape) else {
+            return Some(all);
         };
-        is_shaped && values.iter().enumerate().all(|(at, it)| at as f64 == *it)
+        let own_columns = own.last().copied().unwrap_or(1);
+        let mut repeated = Vec::new();
+        for row in 0..before.iter().product() {
+            let (mut rest, mut from, mut stride) = (row, 0, own_columns);
+            let own_before = own.iter().rev().skip(1);
+            for (own, length) in own_before.zip(before.iter().rev()) {
+                from += rest % length % own * stride;
+                (rest, stride) = (rest / length, stride * own);
+            }
+            let row = &all[from..from + own_columns];
+            repeated.extend(row.iter().cycle().take(columns));
+        }
+        Some(repeated)
     }
 
     /// Scores before they are multiplied by a number, and that number.
@@ -212,4 +219,21 @@ impl Var {
             _ => Var::concatenate(&[&parts[0], &parts[1], &parts[2]], -1),
         }
     }
+}
+
+/// A function of numbers, of those that make masks.
+fn applied(function: Function, [a, b, c]: [f64; 3]) -> Option<f64> {
+    Some(match function {
+        Function::Add => a + b,
+        Function::Sub => a - b,
+        Function::Mul => a * b,
+        Function::Div => a / b,
+        Function::Less => f64::from(a < b),
+        Function::LessEqual => f64::from(a <= b),
+        Function::Equal => f64::from(a == b),
+        Function::Where => [b, c][usize::from(a == 0.0)],
+        Function::Neg => -a,
+        Function::Abs => a.abs(),
+        _ => return None,
+    })
 }
