@@ -7,9 +7,11 @@
 use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+use ddp_kernels::panics;
 
 use crate::error::{Error, Problem, RankList, Result};
 use crate::identity::{RANKS_MAX, host_name};
@@ -80,6 +82,18 @@ pub fn is_rank_0() -> bool {
 /// From now on this process is rank 0, or is not.
 pub(crate) fn set_rank_0(is: bool) {
     IS_RANK_0.store(if is { 1 } else { 2 }, Ordering::Relaxed);
+}
+
+/// By rank, the numbers with which the ranks of this process's world were started.
+static JOB_RANKS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+pub(crate) fn set_job_ranks(ranks: &[usize]) {
+    *panics::lock(&JOB_RANKS) = ranks.to_vec();
+}
+
+/// A rank's number in the job, which people know.
+pub(crate) fn job_rank(rank: usize) -> usize {
+    panics::lock(&JOB_RANKS).get(rank).copied().unwrap_or(rank)
 }
 
 /// `rank 1 on node7: ` by the launcher's variables, or nothing for a process that is alone: for

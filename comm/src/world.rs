@@ -4,8 +4,8 @@
 //! `generations.rs`, in elastic jobs once for each generation; ranks of other launchers meet over
 //! MPI (`over_mpi.rs`) or TCP. `star.rs` is a meeting over sockets, `meeting.rs` what both kinds
 //! have in common, and `bootstrap.rs` connects the ranks once they have met. `groups.rs` makes
-//! groups of all ranks, `links.rs` their implementations, `options.rs` holds the settings, and
-//! `ending.rs` is how the process stops and fails.
+//! groups of all ranks, `links.rs` has what a world starts with, `options.rs` holds the settings,
+//! and `ending.rs` is how the process stops and fails.
 
 mod allocation;
 mod bootstrap;

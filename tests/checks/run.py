@@ -19,7 +19,7 @@ BUILD_S, CHECKS_S, KERNELS_S = 350, 800, 300
 UNIT_TESTS_BUILT = "build and clippy, unit tests of libraries"
 # Other orders of the work that CUDA leaves open.
 ORDERS = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")]
-# How many checks there are of which each commit runs one (`once_more`), and the one that is the simulator's unit tests.
+# How many checks `once_more` has; the one that is the simulator's unit tests.
 ONCE_MORE, SIMULATOR = 86, 17
 # A test that skips itself for want of GPUs fails.
 ENOUGH = {"DDP_TEST_ENOUGH_GPUS": "1"}
@@ -130,8 +130,8 @@ class Checks:
             beside(f"kernels, through the compiler for {which}, part {part}", ["launch/check-kernels", f"--for={which}", f"--part={part}"])
         # One of the eight entries of tests/checks/wheels.py; but in five of six commits one of the first two, the driver's headers:
         # others have up to 600 MB.
-        for which, sixth in (divmod(turn, 6) for turn in self.selected("unit tests", 48)):
-            which = which if sixth == 5 else sixth % 2
+        turns = (divmod(turn, 6) for turn in self.selected("unit tests", 48))
+        for which in sorted({which if sixth == 5 else sixth % 2 for which, sixth in turns}):
             beside(f"signatures and layouts of NVIDIA's releases, part {which + 1} of 8", ["launch/check-kernels", f"--releases={which}"])
         beside("checkpoints, read by numpy and safetensors", ["tests/checks/checkpoints"])
         for which in self.selected("python", 10):
@@ -209,7 +209,7 @@ class Checks:
         print(f"{plural(len(made), 'kernel')} are launched by tests of operations")
 
     def once_more(self, which):
-        """One of the checks of which each commit runs one: most run once more what others run, in another way."""
+        """Each commit runs one of these. Most repeat another check in another order or on other devices."""
         beside, some, on_gpus = self.steps.beside, self.programs.some_on_gpus, self.programs.on_gpus
         if which < 12:
             # Races that come late in a launch are only seen so.

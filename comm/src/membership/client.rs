@@ -123,11 +123,11 @@ impl Heard {
     }
 
     /// Why what this rank does with those of its generation ends, as far as the launcher says so.
-    /// None if the job ends with 0, too: ranks then end by themselves.
+    /// None for a job that ends with 0 and has lost no rank: ranks then end by themselves.
     pub fn calls_end(&self) -> Option<CallsEnd> {
         match self.ends {
-            Some(code) => (code != 0).then_some(CallsEnd::Job(code)),
-            None => self.is_over().then_some(CallsEnd::Generation),
+            Some(code) if code != 0 => Some(CallsEnd::Job(code)),
+            _ => self.is_over().then_some(CallsEnd::Generation),
         }
     }
 }
@@ -145,11 +145,11 @@ pub(crate) struct Client {
     has_thread: AtomicBool,
     /// The last sign of progress that was shown.
     shown: AtomicU64,
-    /// Ends the calls of the current generation.
+    /// Ends the calls of the current generation, once.
     end_calls: Mutex<Option<EndCalls>>,
 }
 
-type EndCalls = Box<dyn Fn(&Cause) + Send>;
+type EndCalls = Box<dyn FnOnce(&Cause) + Send>;
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,23 +201,22 @@ impl Client {
         }
         let goes_on = message.is_some();
         self.heard().hear(message);
-        self.end_calls();
+        self.end_calls_if_told();
         self.changed.notify_all();
         goes_on
     }
 
     /// `end` ends the calls of the current generation: when the launcher says that it is over, or
     /// that the job ends. At once if it has said so.
-    pub(crate) fn set_end_calls(&self, end: impl Fn(&Cause) + Send + 'static) {
+    pub(crate) fn set_end_calls(&self, end: impl FnOnce(&Cause) + Send + 'static) {
         *panics::lock(&self.end_calls) = Some(Box::new(end));
-        self.end_calls();
+        self.end_calls_if_told();
     }
 
-    fn end_calls(&self) {
-        if let Some(cause) = self.ended()
-            && let Some(end) = panics::lock(&self.end_calls).take()
-        {
-            end(&cause);
+    fn end_calls_if_told(&self) {
+        if let Some(cause) = self.ended() {
+            let end = panics::lock(&self.end_calls).take();
+            end.into_iter().for_each(|end| end(&cause));
         }
     }
 

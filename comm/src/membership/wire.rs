@@ -70,6 +70,8 @@ pub struct Generation {
     pub hosts: Vec<usize>,
     /// Since the generation before.
     pub change: Change,
+    /// For how long that one has been over.
+    pub over_for: Duration,
 }
 
 /// A rank of a generation.

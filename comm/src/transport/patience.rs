@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ddp_kernels::heartbeat::{self, Work};
 
+use crate::launcher;
 use crate::say::print_line;
 use crate::waited::Waited;
 
@@ -114,7 +115,7 @@ impl Patience {
     /// Tells the user what this rank, `me`, waits for. `name` gives global ranks.
     pub(crate) fn tell(&self, me: usize, name: impl Fn(usize) -> usize) {
         let of = |(awaited, _): &(Awaited, Duration)| {
-            let rank = name(awaited.rank);
+            let rank = launcher::job_rank(name(awaited.rank));
             match awaited.work {
                 Some(work) => format!("rank {rank}, which {work}"),
                 None => format!("rank {rank}"),
@@ -127,7 +128,7 @@ impl Patience {
             tracing::info!("{text}");
         } else {
             // Other ranks log errors only, and rank 0, which is missing, cannot report.
-            print_line(&format!("rank {me}: {text}\n"));
+            print_line(&format!("rank {}: {text}\n", launcher::job_rank(me)));
         }
     }
 }

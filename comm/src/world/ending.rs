@@ -181,9 +181,9 @@ impl World {
 
     /// From now on this process ends within a second after any rank of its host has ended without
     /// reporting an error, or any rank of the job has failed, whatever it is doing; in an elastic
-    /// job its generation does. It also tells
-    /// other hosts that this one works: without it, a rank that works longer than the timeout is
-    /// missing to them. Does nothing for ranks of one process.
+    /// job the launcher ends the generation's calls. It also tells other hosts that this one works:
+    /// without it, a rank that works longer than the timeout is missing to them. Does nothing for
+    /// ranks of one process.
     pub fn watch(&self) -> Result<()> {
         let mut watch = panics::lock(&self.watch);
         if watch.is_none() && self.of_processes {

@@ -85,6 +85,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
         job_ranks: vec![client.rank],
         client,
         change: Change::default(),
+        over_since: None,
         latest: Arc::default(),
     };
     if is_newcomer {
@@ -101,7 +102,7 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
 impl Elastic {
     /// Waits for the next generation until its ranks share memory.
     pub(super) fn next(&self) -> Result<(Start, Elastic)> {
-        let (mut after, mut before) = (self.number, Change::default());
+        let (mut after, mut before, mut over_since) = (self.number, Change::default(), None);
         let mut failures = Vec::new();
         loop {
             let (listener, port) = listen()?;
@@ -111,6 +112,7 @@ impl Elastic {
                 MeetingOutcome::JobEnds(code) => std::process::exit(i32::from(code)),
             };
             after = generation.number;
+            over_since = over_since.or(Instant::now().checked_sub(generation.over_for));
             if generation.change != Change::default() {
                 failures.clear();
             } else if failures.len() == ATTEMPTS_MAX {
@@ -120,7 +122,16 @@ impl Elastic {
             before.extend(std::mem::take(&mut generation.change));
             generation.change = before.clone();
             match start(&self.client, &generation, listener, &self.options) {
-                Ok(start) => return Ok(self.of(generation, start)),
+                Ok(start) => {
+                    let elastic = Elastic {
+                        number: after,
+                        job_ranks: start.failure.job_ranks.clone(),
+                        change: generation.change,
+                        over_since,
+                        ..self.clone()
+                    };
+                    return Ok((start, elastic));
+                }
                 Err(error) if error.is_rank_lost() => {}
                 Err(mut error) => {
                     if let Error::Timeout { missing, .. } = &mut error {
@@ -132,17 +143,6 @@ impl Elastic {
                 }
             }
         }
-    }
-
-    /// This process in `generation`, whose ranks are connected.
-    fn of(&self, generation: Generation, start: Start) -> (Start, Elastic) {
-        let elastic = Elastic {
-            number: generation.number,
-            job_ranks: start.failure.job_ranks.clone(),
-            change: generation.change,
-            ..self.clone()
-        };
-        (start, elastic)
     }
 }
 
@@ -188,9 +188,10 @@ fn start(
         Star::on_one_host((rank, members.len()), sockets, meets_again.clone(), options)?
     };
     let mut start = bootstrap::join(options, Launcher::Own, &mut meeting, limits)?;
+    let order = meeting.order().iter();
+    start.failure.job_ranks = order.map(|&it| members[it].rank).collect();
+    launcher::set_job_ranks(&start.failure.job_ranks);
     if let Some(client) = &meets_again {
-        let order = meeting.order().iter();
-        start.failure.job_ranks = order.map(|&it| members[it].rank).collect();
         launcher::set_rank_0(rank == 0);
         let board = start.failure.board.clone();
         client.set_end_calls(move |cause| _ = board.fail(cause));
@@ -220,6 +221,12 @@ impl World {
     pub fn change(&self) -> Change {
         let elastic = self.elastic.as_ref();
         elastic.map(|it| it.change.clone()).unwrap_or_default()
+    }
+
+    /// Since when the generation before is over; None in the first one.
+    pub fn over_since(&self) -> Option<Instant> {
+        let elastic = self.elastic.as_ref().filter(|it| it.number > 1);
+        elastic.and_then(|it| it.over_since)
     }
 
     /// A rank's number in the job, which is the same in all generations.
@@ -278,8 +285,8 @@ impl World {
 
     /// Meets the ranks that are left and those that came, after [`Error::is_rank_lost`], after
     /// `why`, a call that timed out, or because all ranks have agreed to. All groups of this world
-    /// are useless from now on. Ranks are numbered anew, in the order of their numbers in the job.
-    /// A rank that makes no progress is killed.
+    /// are useless from now on. Ranks are numbered anew, host by host, and on each host in the
+    /// order of their numbers in the job. A rank that makes no progress is killed.
     ///
     /// If the job ends meanwhile, this ends the process.
     pub fn next_generation(&self, why: Option<&Error>) -> Result<World> {

@@ -1,7 +1,7 @@
-//! The implementations of a world's groups.
+//! What a world starts with: the implementations of its groups, and its part in an elastic job.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::background::Background;
 use crate::collective::Collective;
@@ -117,6 +117,8 @@ pub(super) struct Elastic {
     /// The numbers with which the ranks of this generation were started.
     pub(super) job_ranks: Vec<usize>,
     pub(super) change: Change,
+    /// Since when the generation before is over.
+    pub(super) over_since: Option<Instant>,
     /// How its latest generation fails.
     pub(super) latest: Arc<Mutex<Option<Arc<Failure>>>>,
 }

@@ -59,9 +59,11 @@ impl<'a> Decoder<'a> {
     /// Refuses a model that mixes tokens otherwise than by the attention that finds earlier ones.
     fn check(&mut self) -> Result<()> {
         let vocabulary = self.next(&[0])?.len() as i64;
-        // Formulas may compare tokens, often with 0: once with a 0, once without.
-        for tokens in [[1, 2, 0], [3, 1, 2]] {
-            let tokens = &tokens.map(|token| token % vocabulary)[..self.cache.room.min(3)];
+        // Formulas may compare tokens, often with 0: once with a 0, once without. They may combine
+        // tokens that are some apart; more would take long with a large model.
+        for tokens in [&[1, 2, 0, 4, 5][..], &[3, 1, 2]] {
+            let tokens: Vec<i64> = tokens.iter().map(|token| token % vocabulary).collect();
+            let tokens = &tokens[..self.cache.room.min(tokens.len())];
             self.restart();
             let mut one_by_one = Vec::new();
             for token in tokens {
@@ -198,17 +200,19 @@ mod tests {
     fn a_model_that_mixes_tokens_without_attention_is_refused() {
         let model = Model::new(Box::new(Mean), &[6], DType::F32, Device::Cpu, 1, &|_| false);
         let model = model.unwrap();
-        let error = Decoder::new(&model, 6).unwrap_err().to_string();
-        assert!(error.contains("let only SelfAttention"), "{error}");
-        // Of one token nothing is mixed.
-        Decoder::new(&model, 1).unwrap();
+        for room in [1, 6] {
+            let error = Decoder::new(&model, room).unwrap_err().to_string();
+            assert!(error.contains("combine tokens only by"), "{error}");
+        }
     }
 
     /// A transformer's layer and a last linear one, which gives the logits of all its tokens.
     #[derive(Debug)]
     enum Attends {
-        ByLayer,
-        ByFormula(Mask),
+        Layer(Option<usize>),
+        Formula(Mask),
+        /// And multiplies the third token and later ones by other numbers.
+        Place,
     }
 
     /// Of scores among so many tokens.
@@ -236,11 +240,19 @@ mod tests {
             let (rows, time) = (tokens.size(0), tokens.size(1));
             let x = m.embedding("tokens", tokens, 5, 4);
             let mixed = match self {
-                Attends::ByLayer => {
-                    let attention = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
+                Attends::Layer(window) => {
+                    let all = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
+                    let attention = match window {
+                        Some(window) => all.windowed(*window),
+                        None => all,
+                    };
                     m.layer("attention", &x, attention)
                 }
-                Attends::ByFormula(mask) => {
+                Attends::Place => {
+                    let places: Vec<f64> = (0..time).map(|at| at.max(2) as f64).collect();
+                    &x * m.numbers(&places, &[time, 1])
+                }
+                Attends::Formula(mask) => {
                     let parts = m.linear("attention.qkv", &x, 12).split(-1, &[4; 3]);
                     let of_heads =
                         |it: &Var| it.reshape(&[rows, time, 2, 2]).permute(&[0, 2, 1, 3]);
@@ -266,10 +278,13 @@ mod tests {
     #[test]
     fn a_model_that_ends_in_any_linear_layer_and_ones_with_attention_by_a_formula_generate() {
         let ways = [
-            Attends::ByLayer,
-            Attends::ByFormula(|m, x, time| near(m, &x, time, 9)),
-            Attends::ByFormula(|m, x, time| near(m, &x, time, 2)),
-            Attends::ByFormula(|m, x, time| near(m, &x, time, 5)),
+            Attends::Layer(None),
+            Attends::Formula(|m, x, time| near(m, &x, time, 9)),
+            Attends::Formula(|m, x, time| near(m, &x, time, 2)),
+            Attends::Formula(|m, x, time| near(m, &x, time, 5)),
+            Attends::Layer(Some(9)),
+            Attends::Layer(Some(2)),
+            Attends::Layer(Some(5)),
         ];
         let texts = ways.map(|how| {
             let model = attends(how);
@@ -286,6 +301,7 @@ mod tests {
             one_by_one
         });
         assert_eq!(texts[0], texts[1]);
+        assert_eq!(texts[1..4], texts[4..]);
         // A window differs from where it is full.
         for (text, window) in [(&texts[2], 2), (&texts[3], 5)] {
             assert_eq!(text[..window], texts[0][..window]);
@@ -295,8 +311,8 @@ mod tests {
 
     /// Some look causal among few tokens.
     #[test]
-    fn a_model_with_another_mask_is_refused() {
-        let others = "let only SelfAttention";
+    fn a_model_with_another_mask_or_numbers_by_place_is_refused() {
+        let others = "combine tokens only by";
         let masks: [(&str, Mask); 4] = [
             ("causal: expected true", |_, x, _| x),
             (others, |m, x, time| near(m, &(x / time as f64), time, 9)),
@@ -305,10 +321,12 @@ mod tests {
             (others, |m, x, time| near(m, &x, time, 9) + but(m, time, 4)),
         ];
         for (expected, mask) in masks {
-            let model = attends(Attends::ByFormula(mask));
+            let model = attends(Attends::Formula(mask));
             let error = Decoder::new(&model, 6).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+        let error = Decoder::new(&attends(Attends::Place), 3).unwrap_err();
+        assert!(error.to_string().contains(others), "{error}");
     }
 
     const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];

@@ -91,8 +91,8 @@ pub(crate) struct Traced {
     rows: RefCell<Option<FewRows>>,
     /// The shape of a row of the module's input.
     row_shape: Vec<usize>,
-    /// The attention of such a row, once tokens are decoded.
-    attends: OnceCell<Vec<Attention>>,
+    /// What tells such a row's forward from others, once tokens are decoded.
+    of_whole: OnceCell<Vec<Op>>,
 }
 
 /// A forward for a few rows.
@@ -127,8 +127,8 @@ struct Planned {
 }
 
 /// The help where a model cannot generate.
-pub(crate) const COMBINES_TOKENS: &str = "let only SelfAttention, m.attention and causal attention \
-    whose formula is recognised (docs/adding-a-model.md) combine tokens";
+pub(crate) const COMBINES_TOKENS: &str = "combine tokens only by SelfAttention, m.attention or \
+    written-out causal attention (docs/adding-a-model.md)";
 
 /// How many plans are kept for training, and as many for all other modes.
 const PLANS_MAX: usize = 64;
@@ -149,7 +149,7 @@ impl Traced {
             plans: RefCell::default(),
             rows: RefCell::default(),
             row_shape: row_shape.to_vec(),
-            attends: OnceCell::new(),
+            of_whole: OnceCell::new(),
         };
         let of_few = traced.rows_of(PassMode::Training, row_shape, Some(declarations))?;
         let of = &of_few.reference;
@@ -222,7 +222,7 @@ impl Traced {
             plans: RefCell::default(),
             rows: RefCell::default(),
             row_shape: self.row_shape.clone(),
-            attends: OnceCell::new(),
+            of_whole: OnceCell::new(),
         };
         (traced, declarations)
     }
@@ -289,48 +289,51 @@ impl Traced {
         })
     }
 
-    /// Lets new tokens attend as in a whole row, of which they may not fill a window. Refuses
-    /// attention that differs otherwise: among few tokens other masks look causal.
-    fn attend_as_whole(&self, output: &Var) -> Result<()> {
-        if self.attends.get().is_none() {
+    /// Lets new tokens attend as in a whole row, of which they may not fill a window. Refuses a
+    /// forward whose numbers or attention differ otherwise: among few tokens other masks look
+    /// causal, and tokens do not count from the first one.
+    fn decode_as_whole(&self, output: &Var) -> Result<()> {
+        if self.of_whole.get().is_none() {
             let whole = [&[1], &self.row_shape[..]].concat();
             let [_, whole] = self.trace(&whole, PassMode::Evaluation, None)?;
             let trace = whole.trace.borrow();
-            let all = trace.nodes.iter().filter_map(|it| match it.op {
-                Op::Attention(attention) => Some(attention),
-                _ => None,
-            });
-            _ = self.attends.set(all.collect());
+            let telling = trace.telling(whole.id).into_iter();
+            let ops = telling.map(|id| trace.nodes[id].op.clone());
+            _ = self.of_whole.set(ops.collect());
         }
-        let mut whole = self.attends.get().into_iter().flatten();
-        let mut trace = output.trace.borrow_mut();
-        let mut takes = |own: &mut Attention| {
-            let Some(&whole) = whole.next() else {
-                return false;
-            };
-            let time = own.time;
-            let fills = |window: &usize| *window < time;
-            let window = whole.window.filter(fills);
-            let is_same = *own
-                == Attention {
+        let of_whole = self.of_whole.get().into_iter().flatten();
+        let trace = &mut *output.trace.borrow_mut();
+        let telling = trace.telling(output.id);
+        let is_as_long = of_whole.clone().count() == telling.len();
+        let mut pairs = of_whole.zip(telling);
+        let is_same = pairs.all(|(whole, id)| match (whole, &mut trace.nodes[id].op) {
+            (Op::Constant(whole), Op::Constant(own)) => whole.to_bits() == own.to_bits(),
+            (Op::Numbers(whole), Op::Numbers(own)) => {
+                // Alike for all tokens, or not of tokens.
+                let all = whole.iter().chain(&own[..]).map(|it| it.to_bits());
+                let first = own.first().map(|it| it.to_bits());
+                whole == own || all.clone().all(|it| Some(it) == first)
+            }
+            (Op::Attention(whole), Op::Attention(own)) => {
+                let time = own.time;
+                let filled = |it: &Attention| it.window.filter(|window| *window < time);
+                let [of_whole, of_own] = [*whole, *own].map(|it| Attention {
                     time,
-                    window,
-                    ..whole
-                };
-            *own = Attention { time, ..whole };
-            is_same
-        };
-        let is_same = trace.nodes.iter_mut().all(|it| match &mut it.op {
-            Op::Attention(own) => takes(own),
-            _ => true,
+                    window: filled(&it),
+                    ..it
+                });
+                *own = Attention { time, ..*whole };
+                of_whole == of_own
+            }
+            _ => false,
         });
-        if is_same && whole.next().is_none() {
+        if is_as_long && is_same {
             return Ok(());
         }
         Err(Error::model(
             "model",
-            "the same attention among new tokens as in a whole row",
-            "another",
+            "the same numbers and attention for new tokens as in a whole row",
+            "others",
             COMBINES_TOKENS,
         ))
     }
@@ -338,7 +341,7 @@ impl Traced {
     /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
     fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
         if mode == PassMode::Decoding {
-            return self.attend_as_whole(output);
+            return self.decode_as_whole(output);
         }
         let Some((&rows, row_shape)) = shape.split_first() else {
             return Ok(());

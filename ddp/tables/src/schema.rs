@@ -255,6 +255,7 @@ impl Settling<'_> {
         }
         let named = self.files.named_columns();
         let label = self.label_of(&named.iter().flatten().map(String::as_str).collect())?;
+        // What the user named is checked before what columns hold.
         let wanted = TableRequest {
             label,
             ..TableRequest::default()

@@ -60,7 +60,9 @@ fn a_rank_between_those_of_one_host_is_the_one_that_is_named_and_lost() {
     let job = folder.started_on("--hosts far:1,off:1,ann@far:1", "", &words);
     let ended = job.env("DDP_TEST_FAULT", "1:forward:14:hang").run();
     assert_eq!(lost(&folder.metrics_log()), [1], "{ended}");
-    assert!(ended.stderr.contains("rank 1 "), "{ended}");
+    assert!(ended.stderr.contains("waiting for rank 1"), "{ended}");
+    assert!(ended.stderr.contains("rank 1 did not arrive"), "{ended}");
+    assert!(!ended.stderr.contains("rank 2 did not"), "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::children::{Children, cannot_start};
+use super::children::{Children, RankNews, cannot_start};
 use super::lease::{AgentLease, give_up};
 use super::signals::Signals;
 use super::task::{PERIOD, VERSION};
@@ -299,12 +299,15 @@ impl HostRanks {
 
     /// Passes on what ranks have said, and tells which have ended. Whether the last one has.
     fn tell_of_ends(&mut self) -> bool {
-        let ended = self.children.collect();
-        let is_last = !ended.is_empty() && self.children.is_empty();
-        for (rank, process, said) in self.children.words() {
-            tell(&News::Said(rank, process, said));
-        }
-        for (rank, process, status) in ended {
+        let was_empty = self.children.is_empty();
+        for (rank, process, news) in self.children.news() {
+            let status = match news {
+                RankNews::Said(said) => {
+                    tell(&News::Said(rank, process, said));
+                    continue;
+                }
+                RankNews::Ended(status) => status,
+            };
             let signal = status.signal().map(of_signal);
             self.last_code = signal.unwrap_or(status.code().unwrap_or_default() as u8);
             // What it has printed comes first.
@@ -312,7 +315,7 @@ impl HostRanks {
             printers.for_each(|(_, printer)| _ = printer.join());
             tell(&News::Ended(rank, process, status.into_raw()));
         }
-        is_last
+        !was_empty && self.children.is_empty()
     }
 }
 

@@ -20,7 +20,13 @@ use crate::process::is_stopped;
 const LOOKED_EVERY: Duration = Duration::from_millis(250);
 
 /// What a process of a rank has said: rank, process, what.
-pub(super) type Word = (usize, u32, ToLauncher);
+type Word = (usize, u32, ToLauncher);
+
+/// What a process of a rank has done.
+pub(super) enum RankNews {
+    Said(ToLauncher),
+    Ended(ExitStatus),
+}
 
 /// The ranks that this process has started and that run.
 pub(super) struct Children {
@@ -102,11 +108,6 @@ impl Children {
         self.running.is_empty()
     }
 
-    /// What they have said since the last call.
-    pub(super) fn words(&self) -> Vec<Word> {
-        self.words.try_iter().collect()
-    }
-
     fn find(&mut self, rank: usize, process: u32) -> Option<&mut RunningRank> {
         let mut all = self.running.iter_mut();
         all.find(|it| (it.rank, it.process) == (rank, process))
@@ -160,8 +161,22 @@ impl Children {
         self.running.iter_mut().filter_map(look).collect()
     }
 
-    /// Those that have ended since the last call, and how. `words` has all that they have said.
-    pub(super) fn collect(&mut self) -> Vec<(usize, u32, ExitStatus)> {
+    /// What they have said, and which have ended, since the last call. Which ranks they miss comes
+    /// last: those may have ended.
+    pub(super) fn news(&mut self) -> Vec<(usize, u32, RankNews)> {
+        let ended = self.collect();
+        let names_missing = |word: &Word| matches!(word.2, ToLauncher::Misses { .. });
+        let (last, first): (Vec<Word>, Vec<Word>) = self.words.try_iter().partition(names_missing);
+        let said = |(rank, process, said)| (rank, process, RankNews::Said(said));
+        let ended = ended.into_iter();
+        let ended = ended.map(|(rank, process, how)| (rank, process, RankNews::Ended(how)));
+        let first = first.into_iter().map(said).chain(ended);
+        first.chain(last.into_iter().map(said)).collect()
+    }
+
+    /// Those that have ended since the last call, and how. `words` then has all that they have
+    /// said.
+    fn collect(&mut self) -> Vec<(usize, u32, ExitStatus)> {
         let has_ended = |it: &mut RunningRank| matches!(it.child.try_wait(), Ok(Some(_)));
         let ended = self.running.extract_if(.., |it| has_ended(it));
         let ended = ended.filter_map(|mut it| {

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use super::agent::{AgentOrder, Greeting, News};
-use super::children::{Children, Word};
+use super::children::{Children, RankNews};
 use super::hosts::ListedHost;
 use super::listener::{Agent, AgentListener};
 use super::remote::Remote;
@@ -296,16 +296,11 @@ impl Job {
     /// Takes note of what has happened. Whether any ranks are left.
     pub(super) fn goes_on(&mut self) -> bool {
         self.now = self.waited.after(PERIOD);
-        let ended = self.here.collect();
-        // What others say of a process that has ended comes after its end.
-        let has_ended = |(_, process, _): &Word| ended.iter().any(|it| it.1 == *process);
-        let (last, others): (Vec<_>, Vec<_>) = self.here.words().into_iter().partition(has_ended);
-        let said = |(rank, process, said)| JobEvent::Said(rank, process, said);
-        let end = |(rank, process, status)| JobEvent::Ended(rank, process, end_of(status));
-        let last = last.into_iter().map(said);
-        let all = last.chain(ended.iter().copied().map(end));
-        for event in all.chain(others.into_iter().map(said)) {
-            self.happens_later(event);
+        for (rank, process, news) in self.here.news() {
+            self.happens_later(match news {
+                RankNews::Said(said) => JobEvent::Said(rank, process, said),
+                RankNews::Ended(status) => JobEvent::Ended(rank, process, end_of(status)),
+            });
         }
         for (rank, process, is_stopped) in self.here.stopped(self.now) {
             self.happens_later(JobEvent::Stopped(rank, process, is_stopped));

@@ -34,6 +34,7 @@ pub(crate) fn generation(number: u32, ranks: &[usize]) -> Generation {
         members: ranks.iter().map(member).collect(),
         hosts: vec![0; 3],
         change: Change::default(),
+        over_for: Duration::ZERO,
     }
 }
 
@@ -114,6 +115,14 @@ fn a_generation_that_is_over_ends_its_calls_and_no_later_ones() {
         heard(u64::from(2 * number));
         assert_eq!(ends.try_iter().any(|of_it| of_it), ended, "{number}");
         assert_eq!(rank.ended().is_some(), ended, "{number}");
+    }
+    // So it does where the job has done its work.
+    launcher.send(&ToRank::Ends(0), true);
+    launcher.send(&ToRank::Formed(generation(4, &[0, 1])), true);
+    launcher.send(&ToRank::Over(4), true);
+    launcher.send(&ToRank::Alive(Duration::ZERO), true);
+    while rank.heard().signs < 7 {
+        std::thread::yield_now();
     }
     // What it has heard before counts, too.
     rank.set_end_calls(move |cause| sender.send(cause.ends_generation()).unwrap());

@@ -7,6 +7,9 @@ use super::{Decision, ENDING, EXIT_STOPPED, End, JobAction, STOPS, of_signal};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 use crate::membership::wire::ToRank;
 
+pub(super) const NO_RANK_LEFT: &str =
+    "no rank is left; help: resume the run from its last checkpoint";
+
 impl Decision<'_> {
     /// Asks the ranks to save and end.
     pub(super) fn stop(&mut self, signal: c_int) {
@@ -47,7 +50,7 @@ impl Decision<'_> {
         let is_killed = signal.is_some_and(|it| !STOPS.contains(&it));
         if self.state.rules.is_elastic && self.state.ends.is_none() && is_killed {
             code = EXIT_PEER_LOST;
-            self.print("no rank is left; help: resume the run from its last checkpoint".into());
+            self.print(NO_RANK_LEFT.into());
         }
         self.end_within(match code {
             0 => self.state.rules.timeout,

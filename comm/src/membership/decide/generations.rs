@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::ending::NO_RANK_LEFT;
 use super::silence::NO_PROGRESS;
 use super::{Decision, EXIT_DISAGREES, EXIT_STOPPED, End, NOT_HEARD, STOPS};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
@@ -26,6 +27,9 @@ impl Decision<'_> {
         // Those that are killed at the end are not a cause.
         if self.state.has_killed {
             return;
+        }
+        if end != End::Code(0) {
+            self.end_done();
         }
         if self.state.rules.is_elastic && self.state.ends.is_none() && end != End::Code(0) {
             // One that was asked to stop and had nothing to save: so is the job.
@@ -117,6 +121,9 @@ impl Decision<'_> {
             if !is_ending {
                 self.start(rank, "its last process was lost");
             } else if !self.state.goes_on() && !self.state.is_done() {
+                if self.state.failure.or(self.state.ends).is_none() {
+                    self.print(NO_RANK_LEFT.into());
+                }
                 let said = self.state.ends.unwrap_or(EXIT_PEER_LOST);
                 self.state.failure.get_or_insert(said);
             }
@@ -255,6 +262,13 @@ impl Decision<'_> {
         self.tell_members(&ToRank::Over(self.state.generation), why);
     }
 
+    /// A rank of a job that is done was lost: the others wait for it no more.
+    pub(super) fn end_done(&mut self) {
+        if self.state.is_done() && self.state.over_since.is_none() {
+            self.end_generation("a rank was lost after the last step");
+        }
+    }
+
     pub(super) fn form_of(&mut self, next: Vec<usize>) {
         self.state.generation += 1;
         let (number, now) = (self.state.generation, self.now);
@@ -290,13 +304,15 @@ impl Decision<'_> {
             });
         }
         self.state.members = members;
-        (self.state.formed, self.state.over_since) = (now, None);
+        let over_since = self.state.over_since.take();
+        self.state.formed = now;
         self.state.announced_newcomers = false;
         let formed = Generation {
             number,
             members: described,
             hosts: self.state.hosts_of_ranks(),
             change,
+            over_for: over_since.map_or(Duration::ZERO, |since| now - since),
         };
         self.tell_members(&ToRank::Formed(formed), "all that live wait for it");
     }

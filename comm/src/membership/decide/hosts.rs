@@ -98,6 +98,7 @@ impl Decision<'_> {
             }
             self.remove(rank, CUT_OFF.into());
         }
+        self.end_done();
         if self.state.rules.is_elastic {
             if self.state.ends.is_none() {
                 self.replace(&name, lost);

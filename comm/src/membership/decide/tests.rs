@@ -188,6 +188,27 @@ fn ranks_that_are_left_and_ranks_that_come_form_the_next_generation() {
 }
 
 #[test]
+fn a_generation_is_told_for_how_long_the_one_before_was_over() {
+    let mut job = trains(&[0, 0, 0]);
+    job.at(1000);
+    job.ends(0, KILLED);
+    job.at(1500);
+    job.waits(1);
+    job.at(3500);
+    job.waits(2);
+    let over_for = |it: &JobAction| match it {
+        JobAction::Tell {
+            message: ToRank::Formed(formed),
+            ..
+        } => Some(formed.over_for),
+        _ => None,
+    };
+    let all = job.done(over_for);
+    assert_eq!(all.last(), Some(&Duration::from_millis(2500)));
+    assert_eq!(all[0], Duration::ZERO);
+}
+
+#[test]
 fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
     let mut job = trains(&[0, 1, 1]);
     job.stops(1, true);

@@ -25,7 +25,7 @@ use crate::waited::{Waited, wait_until};
 /// How often the watch looks.
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long an error of NCCL waits for a better reason: when a rank ends, NCCL may say that a
-/// connection is closed before the watch of processes says which rank it was.
+/// connection is closed before the launcher or the watch of processes says which rank it was.
 const FAULT_GRACE: Duration = Duration::from_secs(1);
 
 /// The watches of a world. They outlive their groups, whose calls graphs may hold.

@@ -113,7 +113,8 @@ pub(super) fn write(
         if !message["role"].is_string() {
             bail!("message {number}: expected an object with a role, got {message}");
         }
-        if contents.iter().all(|name| message[name].is_null()) {
+        let is_missing = |it: &Value| it.is_null() || it.as_array().is_some_and(Vec::is_empty);
+        if contents.iter().all(|name| is_missing(&message[name])) {
             bail!(
                 "message {number}: expected content, tool_calls or reasoning_content, got {message}; help: write \
                  \"content\": \"\" for an empty message, or leave the message out"

@@ -282,7 +282,7 @@ impl TextFile<'_> {
 
 fn not_utf_8() -> String {
     format!(
-        "expected UTF-8, got other bytes; help: convert the file (of Latin-1: iconv -f latin1 -t utf8), \
+        "expected UTF-8, got other bytes; help: convert the file (if it is Latin-1: iconv -f latin1 -t utf8), \
                          or make its tokens with tokenize and {LOSSY}, which replaces them by U+FFFD"
     )
 }

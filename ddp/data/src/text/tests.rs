@@ -227,7 +227,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "d.jsonl",
             b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}",
-            "byte 24: expected UTF-8, got other bytes; help: convert the file (of Latin-1: iconv -f latin1",
+            "byte 24: expected UTF-8, got other bytes; help: convert the file (if it is Latin-1: iconv -f latin1",
         ),
     ];
     for (name, bytes, part) in cases {

@@ -62,7 +62,7 @@ impl Limits {
                 format!("a number from {least} to {most}"),
             ),
             (Limits::BelowOne, Number::Real(number)) => {
-                let percent = format!(" ({number}% is {})", number / 100.0);
+                let percent = format!(" ({number}% is {})", (number * 1e10).round() / 1e12);
                 let percent = Some(percent).filter(|_| number > 1.0 && number < 100.0);
                 let expected = "a number, at least 0 and less than 1".to_string();
                 let expected = expected + &percent.unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What a process that trains does from its start to the end of the job, while ranks are lost and
 //! come. [`run`] is the rank's part of the time line in docs/elastic.md.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ddp_comm::membership::agreement::{Act, RankReport, Regroup};
 use ddp_comm::{Change, World};
@@ -93,6 +93,8 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
             }
             SessionState::Recovering => {
                 session.unlogged.change.extend(world.change());
+                let noticed = &mut session.unlogged.noticed;
+                *noticed = noticed.or(world.over_since());
                 match in_phase(Phase::Setup, || trains.recover(world, &mut session)) {
                     Ok(ready) => Ok(ready.map_or(SessionState::Ending, SessionState::Training)),
                     Err(error) => session.leave(error, world),
@@ -156,7 +158,7 @@ pub(crate) struct Session {
 pub(crate) struct Unlogged {
     /// Who was lost and came.
     pub(crate) change: Change,
-    /// When this rank noticed that the ranks have to meet again.
+    /// Since when it is known that the ranks have to meet again.
     pub(crate) noticed: Option<Instant>,
     /// The last generation that it tells of; None before the first one trains.
     pub(crate) logged: Option<u64>,
@@ -172,8 +174,6 @@ struct Said {
     logged: Option<u64>,
     change: Change,
     has_begun: Option<bool>,
-    /// For how long it has known that the ranks have to meet again.
-    noticed: Option<Duration>,
 }
 
 /// Exit codes: no memory, and a file that cannot be read or written.
@@ -216,7 +216,6 @@ impl Session {
         if let Some(Err(error)) = halted {
             world.leave(&error, EXIT_LOST);
         }
-        self.unlogged.noticed.get_or_insert_with(Instant::now);
         Ok(SessionState::Meeting(Some(error)))
     }
 
@@ -262,7 +261,6 @@ impl Session {
             logged: self.unlogged.logged,
             change: self.unlogged.change.clone(),
             has_begun: self.has_begun,
-            noticed: self.unlogged.noticed.map(|it| it.elapsed()),
         };
         let all = exchange::gather(world, &mine)?;
         let reports: Vec<_> = all.iter().map(|said| said.report).collect();
@@ -275,10 +273,6 @@ impl Session {
         let most = all.iter().max_by_key(known);
         let known = most.filter(|_| !all[0].has_log).unwrap_or(&all[0]);
         (self.unlogged.logged, self.unlogged.change) = (known.logged, known.change.clone());
-        // A new rank 0 tells of what the others noticed.
-        let noticed = all.iter().filter_map(|said| said.noticed).max();
-        let earliest = noticed.and_then(|it| Instant::now().checked_sub(it));
-        self.unlogged.noticed = self.unlogged.noticed.or(earliest);
         // Ranks open data together.
         self.data.take_if(|_| all.iter().any(|said| !said.has_data));
         Ok(Some(plan))

@@ -265,7 +265,7 @@ pub struct RanksEvent {
     pub lost: Vec<LostRank>,
     /// Who came.
     pub joined: Vec<usize>,
-    /// Seconds since rank 0 noticed.
+    /// Seconds since the launcher noticed.
     pub seconds: f64,
 }
 

@@ -199,7 +199,7 @@ impl<'a> RunFolder<'a> {
         if !run.continues {
             self.write_tokenizer()?;
             tracing::info!("{}", shown(&run.data.description));
-            log_places(&run.places);
+            log_places(&run.places, self.world);
             self.log_plan();
             self.warn_of_evaluations();
         }
@@ -353,7 +353,7 @@ impl<'a> RunFolder<'a> {
     }
 }
 
-fn log_places(places: &[String]) {
+fn log_places(places: &[String], world: &World) {
     if let Some(count) = matmuls::multiprocessors() {
         tracing::info!("matmuls plan for {count} multiprocessors (DDP_MATMUL_MULTIPROCESSORS)");
     }
@@ -364,7 +364,7 @@ fn log_places(places: &[String]) {
         }
         _ => {
             for (rank, place) in places.iter().enumerate() {
-                tracing::info!("rank {rank} trains on {place}");
+                tracing::info!("rank {} trains on {place}", world.job_rank(rank));
             }
         }
     }

@@ -58,8 +58,6 @@ pub(super) struct TrainingRun<'a> {
     rank_run: &'a mut RankRun,
     /// On rank 0.
     metrics_log: &'a mut Option<MetricsLog>,
-    /// When this rank noticed that the ranks have to meet again.
-    noticed: &'a mut Option<Instant>,
     task: Box<dyn Task>,
     schedule: Schedule,
     saver: Saver,
@@ -142,7 +140,6 @@ impl<'a> TrainingRun<'a> {
             run,
             rank_run,
             metrics_log: log,
-            noticed: &mut unlogged.noticed,
         })
     }
 }
@@ -242,7 +239,6 @@ impl TrainingRun<'_> {
 
     /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.
     fn leave(self, why: Option<Error>) -> Next {
-        *self.noticed = Some(Instant::now());
         let of_ranks = why.as_ref().and_then(Error::of_ranks);
         self.world.end_generation(of_ranks);
         if let Err(error) = self.rank_run.halt(self.run.loader.sampler()) {
@@ -255,8 +251,8 @@ impl TrainingRun<'_> {
     /// ends.
     fn train_steps(&mut self) -> Result<AfterStep> {
         let taken = self.rank_run.totals.steps;
-        // A stop may have been requested during set-up. Asked before `give_state`: the others do
-        // not wait for that.
+        // A stop may have been requested during set-up. Asked before `give_state`, so that
+        // the others need not wait until new ranks have the state.
         let asked = if self.is_over() {
             None
         } else {

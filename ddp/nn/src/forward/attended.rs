@@ -69,7 +69,7 @@ impl Var {
 
     /// Scores before a mask, whether it is causal, and its window. None for another mask.
     fn unmasked(self, time: usize) -> Option<(Var, bool, Option<usize>)> {
-        let (scores, shown): (Var, Vec<bool>) = match self.op() {
+        let (scores, mask, shows) = match self.op() {
             Op::Apply(Function::Where) => {
                 let [condition, yes, no] = <[Var; 3]>::try_from(self.inputs()).ok()?;
                 let hides = |it: &Var| it.number_of().is_some_and(|it| it <= HIDDEN);
@@ -79,24 +79,29 @@ impl Var {
                 } else {
                     Some(no).filter(|_| hides(&yes))?
                 };
-                let mask = condition.square_of(time)?.elements()?;
-                let shown = mask.iter().map(|it| (*it != 0.0) == shows);
-                (scores, shown.collect())
+                (scores, condition.square_of(time)?, Some(shows))
             }
             Op::Apply(Function::Add) => {
-                let of = |it: &Var| it.square_of(time)?.elements();
+                let of = |it: &Var| it.square_of(time).filter(|it| it.run(0, 1).is_some());
                 let (scores, mask) = self.operands(Function::Add, of)?;
-                if !mask.iter().all(|it| *it == 0.0 || *it <= HIDDEN) {
-                    return None;
-                }
-                (scores, mask.iter().map(|it| *it == 0.0).collect())
+                (scores, mask, None)
             }
             _ => return Some((self, false, None)),
         };
-        let last = &shown[time * (time - 1)..];
-        let window = last.iter().filter(|it| **it).count();
-        let is_shown = |at: usize| at % time <= at / time && at / time < at % time + window;
-        let is_causal = window > 0 && (0..time * time).all(|at| shown[at] == is_shown(at));
+        let is_shown = |value: &f64| match shows {
+            Some(shows) => Some((*value != 0.0) == shows),
+            None if *value == 0.0 => Some(true),
+            None => (*value <= HIDDEN).then_some(false),
+        };
+        let row = |own: usize| -> Option<Vec<bool>> {
+            mask.run(own * time, time)?.iter().map(is_shown).collect()
+        };
+        let window = row(time - 1)?.into_iter().filter(|it| *it).count();
+        let is_causal = (0..time).all(|own| {
+            let in_window = |other: usize| other <= own && own < other + window;
+            row(own).is_some_and(|row| row.into_iter().eq((0..time).map(in_window)))
+        });
+        let is_causal = window > 0 && is_causal;
         is_causal.then_some((scores, true, Some(window).filter(|it| *it < time)))
     }
 
@@ -111,56 +116,58 @@ impl Var {
         (is_last(self) && is_last(&square) && count == time * time).then_some(square)
     }
 
-    /// Its elements, if they follow from numbers alone.
-    fn elements(&self) -> Option<Vec<f64>> {
+    /// So many elements from one on, in row-major order, all in one row, if they follow from
+    /// numbers alone.
+    fn run(&self, from: usize, count: usize) -> Option<Vec<f64>> {
         let shape = self.shape();
+        let columns = shape.last().copied().unwrap_or(1);
+        let (row, column) = (from / columns, from % columns);
+        if column + count > columns {
+            return None;
+        }
         match self.op() {
-            Op::Constant(value) => Some(vec![value]),
-            Op::Numbers(values) => Some(values.to_vec()),
-            Op::Stop | Op::Reshape => self.inputs().pop()?.elements(),
-            Op::Expand => self.inputs().pop()?.repeated(&shape),
+            Op::Constant(value) => Some(vec![value; count]),
+            Op::Numbers(values) => Some(values[from..from + count].to_vec()),
+            Op::Stop | Op::Reshape => self.inputs().pop()?.run(from, count),
+            Op::Expand => self.inputs().pop()?.run_of(&shape, from, count),
             Op::Slice(axis, start, step) => {
                 let of = self.inputs().pop()?;
-                let (all, length) = (of.elements()?, of.size(axis as isize));
-                let inner: usize = shape[axis + 1..].iter().product();
-                let count = shape.iter().product();
-                let from = |at: usize| {
-                    let (outer, place) = (at / inner / shape[axis], at / inner % shape[axis]);
-                    (outer * length + start + place * step) * inner + at % inner
-                };
-                Some((0..count).map(|at| all[from(at)]).collect())
+                let whole = of.shape();
+                if axis + 1 == shape.len() {
+                    let from = row * whole[axis] + start + column;
+                    return (step == 1).then(|| of.run(from, count))?;
+                }
+                let inner: usize = shape[axis + 1..shape.len() - 1].iter().product();
+                let (outer, place) = (row / inner / shape[axis], row / inner % shape[axis]);
+                let row = (outer * whole[axis] + start + place * step) * inner + row % inner;
+                of.run(row * columns + column, count)
             }
             Op::Apply(function) => {
                 let inputs = self.inputs().into_iter();
-                let all: Option<Vec<_>> = inputs.map(|it| it.repeated(&shape)).collect();
+                let all: Option<Vec<_>> = inputs.map(|it| it.run_of(&shape, from, count)).collect();
                 let all = all?;
                 let of = |at: usize| [0, 1, 2].map(|it| all.get(it).map_or(0.0, |it| it[at]));
-                let count = shape.iter().product();
                 (0..count).map(|at| applied(function, of(at))).collect()
             }
             _ => None,
         }
     }
 
-    /// Its elements, if they follow from numbers alone, broadcast to this shape.
-    fn repeated(&self, shape: &[usize]) -> Option<Vec<f64>> {
-        let (all, own) = (self.elements()?, self.shape());
-        let Some((&columns, before)) = shape.split_last().filter(|_| own != shape) else {
-            return Some(all);
+    /// The same of this broadcast to a shape.
+    fn run_of(&self, shape: &[usize], from: usize, count: usize) -> Option<Vec<f64>> {
+        let own = self.shape();
+        let (Some((&columns, before)), true) = (shape.split_last(), own != shape) else {
+            return self.run(from, count);
         };
-        let own_columns = own.last().copied().unwrap_or(1);
-        let mut repeated = Vec::new();
-        for row in 0..before.iter().product() {
-            let (mut rest, mut from, mut stride) = (row, 0, own_columns);
-            let own_before = own.iter().rev().skip(1);
-            for (own, length) in own_before.zip(before.iter().rev()) {
-                from += rest % length % own * stride;
-                (rest, stride) = (rest / length, stride * own);
-            }
-            let row = &all[from..from + own_columns];
-            repeated.extend(row.iter().cycle().take(columns));
+        let (mut rest, mut row, mut rows) = (from / columns, 0, 1);
+        for (own, length) in own.iter().rev().skip(1).zip(before.iter().rev()) {
+            row += rest % length % own * rows;
+            (rest, rows) = (rest / length, rows * own);
         }
-        Some(repeated)
+        match own.last() {
+            Some(&own) if own == columns => self.run(row * columns + from % columns, count),
+            _ => Some(vec![self.run(row, 1)?[0]; count]),
+        }
     }
 
     /// Scores before they are multiplied by a number, and that number.

@@ -198,6 +198,21 @@ fn is_users(line: &Location<'_>) -> bool {
 }
 
 impl Trace {
+    /// The numbers and the attention on which `output` depends.
+    pub(super) fn telling(&self, output: usize) -> Vec<usize> {
+        let mut is_used = vec![false; output + 1];
+        is_used[output] = true;
+        for id in (0..=output).rev() {
+            if is_used[id] {
+                let inputs = self.nodes[id].inputs.iter();
+                inputs.for_each(|&input| is_used[input] = true);
+            }
+        }
+        let tells = |op: &Op| matches!(op, Op::Constant(_) | Op::Numbers(_) | Op::Attention(_));
+        let all = (0..=output).filter(|&id| is_used[id] && tells(&self.nodes[id].op));
+        all.collect()
+    }
+
     /// The caller's line; if that is in this crate or in `core`, the last line outside them.
     #[track_caller]
     fn users_line(&self) -> &'static Location<'static> {

@@ -47,6 +47,32 @@ fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 0));
 }
 
+/// Ranks wait for each other before they end.
+#[test]
+fn ranks_that_have_done_their_work_do_not_wait_for_one_that_is_lost() {
+    let lost: [fn(&mut Job); 2] = [
+        |job| job.ends(0, KILLED),
+        |job| {
+            let why = "it does not answer".into();
+            job.happens(JobEvent::HostRefused { host: 1, why });
+        },
+    ];
+    for lose in lost {
+        let mut job = trains(&[1, 0, 0]);
+        job.says(1, ToLauncher::Ends(0));
+        job.ends(2, End::Code(0));
+        let is_told = |job: &Job| {
+            let mut all = job.actions.iter();
+            let over = ToRank::Over(1);
+            all.any(|it| matches!(it, JobAction::Tell { rank: 1, message, .. } if *message == over))
+        };
+        assert!(!is_told(&job));
+        lose(&mut job);
+        assert!(is_told(&job));
+        assert!(job.state.is_done() && job.state.goes_on());
+    }
+}
+
 #[test]
 fn a_job_of_which_no_rank_is_left_ends_with_77() {
     let mut job = trains(&[0, 0]);
@@ -87,4 +113,21 @@ fn a_signal_to_one_rank_stops_the_job_and_none_is_started_again() {
         job.ends(0, End::Code(EXIT_STOPPED));
         assert_eq!(job.state.exit_code(), EXIT_STOPPED);
     }
+}
+
+/// It ended without a word.
+#[test]
+fn a_job_that_is_asked_to_stop_when_no_rank_is_left_says_so() {
+    let mut job = trains(&[0, 0]);
+    [0, 1].iter().for_each(|&rank| job.ends(rank, KILLED));
+    assert!(job.state.goes_on());
+    job.happens(JobEvent::Signal(libc::SIGTERM));
+    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+    let printed = |it: &JobAction| match it {
+        JobAction::Print(line) => Some(line.clone()),
+        _ => None,
+    };
+    let said = job.done(printed);
+    let last = said.last().map_or("", String::as_str);
+    assert!(last.starts_with("no rank is left; "), "{said:?}");
 }
