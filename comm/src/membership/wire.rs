@@ -70,7 +70,7 @@ pub struct Generation {
     pub hosts: Vec<usize>,
     /// Since the generation before.
     pub change: Change,
-    /// For how long that one has been over.
+    /// For how long the generation before has been over.
     pub over_for: Duration,
 }
 

@@ -112,7 +112,8 @@ impl Elastic {
                 MeetingOutcome::JobEnds(code) => std::process::exit(i32::from(code)),
             };
             after = generation.number;
-            over_since = over_since.or(Instant::now().checked_sub(generation.over_for));
+            let since = Instant::now().checked_sub(generation.over_for);
+            over_since = over_since.or(since.filter(|_| after > 1));
             if generation.change != Change::default() {
                 failures.clear();
             } else if failures.len() == ATTEMPTS_MAX {
@@ -188,10 +189,10 @@ fn start(
         Star::on_one_host((rank, members.len()), sockets, meets_again.clone(), options)?
     };
     let mut start = bootstrap::join(options, Launcher::Own, &mut meeting, limits)?;
-    let order = meeting.order().iter();
-    start.failure.job_ranks = order.map(|&it| members[it].rank).collect();
-    launcher::set_job_ranks(&start.failure.job_ranks);
     if let Some(client) = &meets_again {
+        let order = meeting.order().iter();
+        start.failure.job_ranks = order.map(|&it| members[it].rank).collect();
+        launcher::set_job_ranks(&start.failure.job_ranks);
         launcher::set_rank_0(rank == 0);
         let board = start.failure.board.clone();
         client.set_end_calls(move |cause| _ = board.fail(cause));
@@ -225,8 +226,7 @@ impl World {
 
     /// Since when the generation before is over; None in the first one.
     pub fn over_since(&self) -> Option<Instant> {
-        let elastic = self.elastic.as_ref().filter(|it| it.number > 1);
-        elastic.and_then(|it| it.over_since)
+        self.elastic.as_ref()?.over_since
     }
 
     /// A rank's number in the job, which is the same in all generations.

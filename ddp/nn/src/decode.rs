@@ -202,15 +202,18 @@ mod tests {
         let model = model.unwrap();
         for room in [1, 6] {
             let error = Decoder::new(&model, room).unwrap_err().to_string();
-            assert!(error.contains("combine tokens only by"), "{error}");
+            assert!(
+                error.contains("combine tokens only by attention"),
+                "{error}"
+            );
         }
     }
 
-    /// A transformer's layer and a last linear one, which gives the logits of all its tokens.
+    /// Layers of a transformer and a last linear one, which gives the logits of all its tokens.
     #[derive(Debug)]
     enum Attends {
-        Layer(Option<usize>),
-        Formula(Mask),
+        Layers(Vec<Option<usize>>),
+        Formulas(Vec<Mask>),
         /// And multiplies the third token and later ones by other numbers.
         Place,
     }
@@ -228,6 +231,12 @@ mod tests {
         shows.select(scores, &scores.number(f64::NEG_INFINITY))
     }
 
+    /// Hides later tokens.
+    fn later(m: &mut Scope<'_>, time: usize) -> Var {
+        let at = m.indices(time);
+        at.reshape(&[time, 1]).less(&at) * -1e9
+    }
+
     /// Hides the token that is so far before each.
     fn but(m: &mut Scope<'_>, time: usize, before: usize) -> Var {
         let at = m.indices(time);
@@ -239,31 +248,38 @@ mod tests {
         fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
             let (rows, time) = (tokens.size(0), tokens.size(1));
             let x = m.embedding("tokens", tokens, 5, 4);
-            let mixed = match self {
-                Attends::Layer(window) => {
-                    let all = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
-                    let attention = match window {
-                        Some(window) => all.windowed(*window),
-                        None => all,
-                    };
-                    m.layer("attention", &x, attention)
+            let mut x = x;
+            match self {
+                Attends::Layers(windows) => {
+                    for (index, window) in windows.iter().enumerate() {
+                        let all = SelfAttention::causal(4, 2, 2, [&Linear::new; 2]);
+                        let layer = match window {
+                            Some(window) => all.windowed(*window),
+                            None => all,
+                        };
+                        x = &x + m.layer(&index.to_string(), &x, layer);
+                    }
+                }
+                Attends::Formulas(masks) => {
+                    for (index, mask) in masks.iter().enumerate() {
+                        let qkv = m.linear(&format!("{index}.qkv"), &x, 12);
+                        let parts = qkv.split(-1, &[4; 3]);
+                        let of_heads =
+                            |it: &Var| it.reshape(&[rows, time, 2, 2]).permute(&[0, 2, 1, 3]);
+                        let [q, k, v] = [0, 1, 2].map(|at| of_heads(&parts[at]));
+                        let scores = q.matmul(&k.transpose(-1, -2)) / 2f64.sqrt();
+                        let scores = mask(m, scores, time);
+                        let mixed = scores.softmax(-1).matmul(&v).permute(&[0, 2, 1, 3]);
+                        let mixed = mixed.reshape(&[rows, time, 4]);
+                        x = &x + m.linear(&format!("{index}.out"), &mixed, 4);
+                    }
                 }
                 Attends::Place => {
                     let places: Vec<f64> = (0..time).map(|at| at.max(2) as f64).collect();
-                    &x * m.numbers(&places, &[time, 1])
+                    x = &x * m.numbers(&places, &[time, 1]);
                 }
-                Attends::Formula(mask) => {
-                    let parts = m.linear("attention.qkv", &x, 12).split(-1, &[4; 3]);
-                    let of_heads =
-                        |it: &Var| it.reshape(&[rows, time, 2, 2]).permute(&[0, 2, 1, 3]);
-                    let [q, k, v] = [0, 1, 2].map(|at| of_heads(&parts[at]));
-                    let scores = q.matmul(&k.transpose(-1, -2)) / 2f64.sqrt();
-                    let scores = mask(m, scores, time);
-                    let mixed = scores.softmax(-1).matmul(&v).permute(&[0, 2, 1, 3]);
-                    m.linear("attention.out", &mixed.reshape(&[rows, time, 4]), 4)
-                }
-            };
-            m.layer("out", &(&x + mixed), Linear::new(5).without_bias())
+            }
+            m.layer("out", &x, Linear::new(5).without_bias())
         }
 
         fn input_dtype(&self) -> Option<DType> {
@@ -277,14 +293,19 @@ mod tests {
 
     #[test]
     fn a_model_that_ends_in_any_linear_layer_and_ones_with_attention_by_a_formula_generate() {
+        let all: Mask = |m, x, time| near(m, &x, time, 9);
+        let two: Mask = |m, x, time| near(m, &x, time, 2);
+        let five: Mask = |m, x, time| near(m, &x, time, 5);
         let ways = [
-            Attends::Layer(None),
-            Attends::Formula(|m, x, time| near(m, &x, time, 9)),
-            Attends::Formula(|m, x, time| near(m, &x, time, 2)),
-            Attends::Formula(|m, x, time| near(m, &x, time, 5)),
-            Attends::Layer(Some(9)),
-            Attends::Layer(Some(2)),
-            Attends::Layer(Some(5)),
+            Attends::Layers(vec![None]),
+            Attends::Formulas(vec![all]),
+            Attends::Formulas(vec![two]),
+            Attends::Formulas(vec![five]),
+            Attends::Layers(vec![Some(9)]),
+            Attends::Layers(vec![Some(2)]),
+            Attends::Layers(vec![Some(5)]),
+            Attends::Formulas(vec![all, two, five, two]),
+            Attends::Layers(vec![None, Some(2), Some(5), Some(2)]),
         ];
         let texts = ways.map(|how| {
             let model = attends(how);
@@ -301,7 +322,8 @@ mod tests {
             one_by_one
         });
         assert_eq!(texts[0], texts[1]);
-        assert_eq!(texts[1..4], texts[4..]);
+        assert_eq!(texts[1..4], texts[4..7]);
+        assert_eq!(texts[7], texts[8]);
         // A window differs from where it is full.
         for (text, window) in [(&texts[2], 2), (&texts[3], 5)] {
             assert_eq!(text[..window], texts[0][..window]);
@@ -312,21 +334,23 @@ mod tests {
     /// Some look causal among few tokens.
     #[test]
     fn a_model_with_another_mask_or_numbers_by_place_is_refused() {
-        let others = "combine tokens only by";
+        let others = "the same attention among new tokens";
+        let place = "expected numbers that depend neither on the place of a token";
         let masks: [(&str, Mask); 4] = [
             ("causal: expected true", |_, x, _| x),
-            (others, |m, x, time| near(m, &(x / time as f64), time, 9)),
-            // Without the one before, and without the one four before.
-            (others, |m, x, time| near(m, &x, time, 9) + but(m, time, 1)),
-            (others, |m, x, time| near(m, &x, time, 9) + but(m, time, 4)),
+            (place, |m, x, time| near(m, &(x / time as f64), time, 9)),
+            // Without the one before, and without the one four before: causal for one token, or
+            // four.
+            (place, |m, x, time| x + later(m, time) + but(m, time, 1)),
+            (others, |m, x, time| x + (later(m, time) + but(m, time, 4))),
         ];
         for (expected, mask) in masks {
-            let model = attends(Attends::Formula(mask));
+            let model = attends(Attends::Formulas(vec![mask]));
             let error = Decoder::new(&model, 6).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         let error = Decoder::new(&attends(Attends::Place), 3).unwrap_err();
-        assert!(error.to_string().contains(others), "{error}");
+        assert!(error.to_string().contains(place), "{error}");
     }
 
     const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];

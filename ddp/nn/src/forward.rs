@@ -91,7 +91,7 @@ pub(crate) struct Traced {
     rows: RefCell<Option<FewRows>>,
     /// The shape of a row of the module's input.
     row_shape: Vec<usize>,
-    /// What tells such a row's forward from others, once tokens are decoded.
+    /// Numbers and attention of such a row's forward, once tokens are decoded.
     of_whole: OnceCell<Vec<Op>>,
 }
 
@@ -289,7 +289,7 @@ impl Traced {
         })
     }
 
-    /// Lets new tokens attend as in a whole row, of which they may not fill a window. Refuses a
+    /// Lets new tokens attend as in a whole row: they alone may be fewer than a window. Refuses a
     /// forward whose numbers or attention differ otherwise: among few tokens other masks look
     /// causal, and tokens do not count from the first one.
     fn decode_as_whole(&self, output: &Var) -> Result<()> {
@@ -305,11 +305,10 @@ impl Traced {
         let trace = &mut *output.trace.borrow_mut();
         let telling = trace.telling(output.id);
         let is_as_long = of_whole.clone().count() == telling.len();
-        let mut pairs = of_whole.zip(telling);
-        let is_same = pairs.all(|(whole, id)| match (whole, &mut trace.nodes[id].op) {
+        let is_same = |whole: &Op, own: &mut Op| match (whole, own) {
             (Op::Constant(whole), Op::Constant(own)) => whole.to_bits() == own.to_bits(),
             (Op::Numbers(whole), Op::Numbers(own)) => {
-                // Alike for all tokens, or not of tokens.
+                // Not of tokens, or the same number for all of them.
                 let all = whole.iter().chain(&own[..]).map(|it| it.to_bits());
                 let first = own.first().map(|it| it.to_bits());
                 whole == own || all.clone().all(|it| Some(it) == first)
@@ -319,6 +318,7 @@ impl Traced {
                 let filled = |it: &Attention| it.window.filter(|window| *window < time);
                 let [of_whole, of_own] = [*whole, *own].map(|it| Attention {
                     time,
+                    causal: it.causal || time == 1,
                     window: filled(&it),
                     ..it
                 });
@@ -326,16 +326,26 @@ impl Traced {
                 of_whole == of_own
             }
             _ => false,
-        });
-        if is_as_long && is_same {
-            return Ok(());
-        }
-        Err(Error::model(
-            "model",
-            "the same numbers and attention for new tokens as in a whole row",
-            "others",
-            COMBINES_TOKENS,
-        ))
+        };
+        let mut pairs = of_whole.zip(&telling);
+        let other = pairs.find(|(whole, id)| !is_same(whole, &mut trace.nodes[**id].op));
+        let other = other.map(|(_, id)| &trace.nodes[*id]);
+        let (expected, help) = match other {
+            None if is_as_long => return Ok(()),
+            Some(node) if !matches!(node.op, Op::Attention(_)) => {
+                let help = "have positions from Embedding::with_positions or Rope, and combine \
+                    tokens only by attention";
+                let text = "numbers that depend neither on the place of a token nor on how many \
+                    there are, in a model that generates";
+                let text = format!("expected {text}, got others for new tokens; help: {help}");
+                return Err(Error::Usage(node.error(&text)));
+            }
+            _ => (
+                "the same attention among new tokens as in a whole row",
+                COMBINES_TOKENS,
+            ),
+        };
+        Err(Error::model("model", expected, "another", help))
     }
 
     /// Refuses a forward that differs from that for a few rows in more than lengths along rows.

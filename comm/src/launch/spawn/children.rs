@@ -23,6 +23,7 @@ const LOOKED_EVERY: Duration = Duration::from_millis(250);
 type Word = (usize, u32, ToLauncher);
 
 /// What a process of a rank has done.
+#[derive(Debug, PartialEq)]
 pub(super) enum RankNews {
     Said(ToLauncher),
     Ended(ExitStatus),
@@ -161,17 +162,10 @@ impl Children {
         self.running.iter_mut().filter_map(look).collect()
     }
 
-    /// What they have said, and which have ended, since the last call. Which ranks they miss comes
-    /// last: those may have ended.
+    /// What they have said, and which have ended, since the last call.
     pub(super) fn news(&mut self) -> Vec<(usize, u32, RankNews)> {
         let ended = self.collect();
-        let names_missing = |word: &Word| matches!(word.2, ToLauncher::Misses { .. });
-        let (last, first): (Vec<Word>, Vec<Word>) = self.words.try_iter().partition(names_missing);
-        let said = |(rank, process, said)| (rank, process, RankNews::Said(said));
-        let ended = ended.into_iter();
-        let ended = ended.map(|(rank, process, how)| (rank, process, RankNews::Ended(how)));
-        let first = first.into_iter().map(said).chain(ended);
-        first.chain(last.into_iter().map(said)).collect()
+        in_order(self.words.try_iter().collect(), ended)
     }
 
     /// Those that have ended since the last call, and how. `words` then has all that they have
@@ -196,6 +190,31 @@ impl Drop for Children {
             _ = it.child.wait();
         }
     }
+}
+
+/// The ends come before what others say, who may miss a rank that has ended. What the ended have
+/// said comes before their own ends, and whom they miss after the ends of others.
+fn in_order(words: Vec<Word>, ended: Vec<(usize, u32, ExitStatus)>) -> Vec<(usize, u32, RankNews)> {
+    let has_ended = |word: &Word| ended.iter().any(|it| (it.0, it.1) == (word.0, word.1));
+    let (of_ended, others): (Vec<Word>, Vec<Word>) = words.into_iter().partition(has_ended);
+    let is_miss = |word: &Word| matches!(word.2, ToLauncher::Misses { .. });
+    let (misses, first): (Vec<Word>, Vec<Word>) = of_ended.into_iter().partition(is_miss);
+    let misses_some = |end: &(usize, u32, ExitStatus)| misses.iter().any(|it| it.1 == end.1);
+    let (late, early): (Vec<_>, Vec<_>) = ended.into_iter().partition(misses_some);
+    let said = |(rank, process, said)| (rank, process, RankNews::Said(said));
+    let end = |(rank, process, status)| (rank, process, RankNews::Ended(status));
+    let first = first
+        .into_iter()
+        .map(said)
+        .chain(early.into_iter().map(end));
+    let then = misses
+        .into_iter()
+        .map(said)
+        .chain(late.into_iter().map(end));
+    first
+        .chain(then)
+        .chain(others.into_iter().map(said))
+        .collect()
 }
 
 pub(super) fn cannot_start(rank: usize, size: usize, error: &io::Error) -> Error {

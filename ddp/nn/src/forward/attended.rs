@@ -3,10 +3,12 @@
 
 use ddp_kernels::ops::{Attention, Function};
 
-use super::trace::{Kind, Op, Var};
+use super::trace::{Kind, KnownMask, Op, Var};
 
 /// A score of at most this has the weight 0.
 const HIDDEN: f64 = -1e4;
+/// The most operations of a mask's formula.
+const FORMULA_MAX: usize = 64;
 /// The widest head of the operation.
 const HEAD_SIZE_MAX: usize = 256;
 
@@ -20,9 +22,11 @@ impl Var {
         if !fits || self.shape() != [batch, heads, time, time] {
             return None;
         }
-        let (scores, causal, window) = self.softmax_of()?.unmasked(time)?;
+        let (scores, mask) = self.softmax_of()?.unmasked(time)?;
         let (product, scale) = scores.unscaled();
         let [queries, keys] = product.factors(of)?;
+        let causal = mask.is_some();
+        let window = mask.map_or(Some(time), |mask| mask.window(time))?;
         let all = [&queries, &keys, values].map(|it| {
             let by_token = it.permute(&[0, 2, 1, 3]);
             by_token.reshape(&[batch, time, heads * head_size])
@@ -35,7 +39,7 @@ impl Var {
             head_size,
             causal,
             scale: Some(scale),
-            window,
+            window: Some(window).filter(|it| *it < time),
             cap: None,
         };
         let shape = vec![batch, time, heads * head_size];
@@ -67,9 +71,14 @@ impl Var {
         (exp.id == summed.id && scores.id == of.id).then_some(scores)
     }
 
-    /// Scores before a mask, whether it is causal, and its window. None for another mask.
-    fn unmasked(self, time: usize) -> Option<(Var, bool, Option<usize>)> {
-        let (scores, mask, shows) = match self.op() {
+    /// Scores before a mask, and the mask. None for one that is not made of numbers alone.
+    fn unmasked(self, time: usize) -> Option<(Var, Option<Mask>)> {
+        let of_numbers = |it: &Var| {
+            let square = it.square_of(time)?;
+            let is_short = square.is_shorter(&mut FORMULA_MAX.clone());
+            square.run(0, 1).filter(|_| is_short).map(|_| square)
+        };
+        let (scores, square, shows) = match self.op() {
             Op::Apply(Function::Where) => {
                 let [condition, yes, no] = <[Var; 3]>::try_from(self.inputs()).ok()?;
                 let hides = |it: &Var| it.number_of().is_some_and(|it| it <= HIDDEN);
@@ -79,41 +88,49 @@ impl Var {
                 } else {
                     Some(no).filter(|_| hides(&yes))?
                 };
-                (scores, condition.square_of(time)?, Some(shows))
+                (scores, of_numbers(&condition)?, Some(shows))
             }
             Op::Apply(Function::Add) => {
-                let of = |it: &Var| it.square_of(time).filter(|it| it.run(0, 1).is_some());
-                let (scores, mask) = self.operands(Function::Add, of)?;
-                (scores, mask, None)
+                let (scores, square) = self.operands(Function::Add, of_numbers)?;
+                (scores, square, None)
             }
-            _ => return Some((self, false, None)),
+            _ => return Some((self, None)),
         };
-        let is_shown = |value: &f64| match shows {
-            Some(shows) => Some((*value != 0.0) == shows),
-            None if *value == 0.0 => Some(true),
-            None => (*value <= HIDDEN).then_some(false),
-        };
-        let row = |own: usize| -> Option<Vec<bool>> {
-            mask.run(own * time, time)?.iter().map(is_shown).collect()
-        };
-        let window = row(time - 1)?.into_iter().filter(|it| *it).count();
-        let is_causal = (0..time).all(|own| {
-            let in_window = |other: usize| other <= own && own < other + window;
-            row(own).is_some_and(|row| row.into_iter().eq((0..time).map(in_window)))
-        });
-        let is_causal = window > 0 && is_causal;
-        is_causal.then_some((scores, true, Some(window).filter(|it| *it < time)))
+        Some((scores, Some(Mask { square, shows })))
     }
 
     /// The value of shape (T, T) that this repeats.
     fn square_of(&self, time: usize) -> Option<Var> {
         let mut square = self.clone();
-        while let Op::Reshape | Op::Expand = square.op() {
+        let is_last = |it: &Var| it.shape().ends_with(&[time, time]);
+        while is_last(&square)
+            && let Op::Reshape | Op::Expand = square.op()
+        {
             square = square.inputs().pop()?;
         }
-        let is_last = |it: &Var| it.shape().ends_with(&[time, time]);
         let count: usize = square.shape().iter().product();
-        (is_last(self) && is_last(&square) && count == time * time).then_some(square)
+        (is_last(&square) && count == time * time).then_some(square)
+    }
+
+    /// Whether its formula, written out, has at most so many operations.
+    fn is_shorter(&self, left: &mut usize) -> bool {
+        *left = left.saturating_sub(1);
+        *left > 0 && self.inputs().iter().all(|it| it.is_shorter(left))
+    }
+
+    /// Whether both are the same formula of the same numbers.
+    fn is_alike(&self, other: &Var) -> bool {
+        let is_same = match (self.op(), other.op()) {
+            (Op::Numbers(own), Op::Numbers(other)) => own == other,
+            (Op::Constant(own), Op::Constant(other)) => own.to_bits() == other.to_bits(),
+            (Op::Apply(own), Op::Apply(other)) => own == other,
+            (Op::Slice(a, b, c), Op::Slice(x, y, z)) => [a, b, c] == [x, y, z],
+            (Op::Stop, Op::Stop) | (Op::Reshape, Op::Reshape) | (Op::Expand, Op::Expand) => true,
+            _ => false,
+        };
+        let (inputs, others) = (self.inputs(), other.inputs());
+        let mut pairs = inputs.iter().zip(&others);
+        is_same && self.shape() == other.shape() && pairs.all(|(one, other)| one.is_alike(other))
     }
 
     /// So many elements from one on, in row-major order, all in one row, if they follow from
@@ -228,6 +245,53 @@ impl Var {
     }
 }
 
+/// What hides scores.
+struct Mask {
+    /// Of shape (T, T), made of numbers.
+    square: Var,
+    /// Whether it is not 0 for scores that are shown, or for hidden ones; None if it is added.
+    shows: Option<bool>,
+}
+
+impl Mask {
+    /// How many tokens the last one sees, if each sees so many at most, itself and those right
+    /// before it. Layers have the same mask.
+    fn window(&self, time: usize) -> Option<usize> {
+        let known = self.square.trace.borrow().masks.clone();
+        let is_it = |it: &&KnownMask| {
+            it.shows == self.shows && self.square.at(it.square).is_alike(&self.square)
+        };
+        if let Some(known) = known.iter().find(is_it) {
+            return known.window;
+        }
+        let window = self.computed_window(time);
+        self.square.trace.borrow_mut().masks.push(KnownMask {
+            square: self.square.id,
+            shows: self.shows,
+            window,
+        });
+        window
+    }
+
+    fn computed_window(&self, time: usize) -> Option<usize> {
+        let is_shown = |value: &f64| match self.shows {
+            Some(shows) => Some((*value != 0.0) == shows),
+            None if *value == 0.0 => Some(true),
+            None => (*value <= HIDDEN).then_some(false),
+        };
+        let row = |own: usize| -> Option<Vec<bool>> {
+            let row = self.square.run(own * time, time)?;
+            row.iter().map(is_shown).collect()
+        };
+        let window = row(time - 1)?.into_iter().filter(|it| *it).count();
+        let is_causal = (0..time).all(|own| {
+            let in_window = |other: usize| other <= own && own < other + window;
+            row(own).is_some_and(|row| row.into_iter().eq((0..time).map(in_window)))
+        });
+        (window > 0 && is_causal).then_some(window)
+    }
+}
+
 /// A function of numbers, of those that make masks.
 fn applied(function: Function, [a, b, c]: [f64; 3]) -> Option<f64> {
     Some(match function {
@@ -235,6 +299,8 @@ fn applied(function: Function, [a, b, c]: [f64; 3]) -> Option<f64> {
         Function::Sub => a - b,
         Function::Mul => a * b,
         Function::Div => a / b,
+        Function::Min => a.min(b),
+        Function::Max => a.max(b),
         Function::Less => f64::from(a < b),
         Function::LessEqual => f64::from(a <= b),
         Function::Equal => f64::from(a == b),

@@ -140,6 +140,8 @@ pub(super) struct Trace {
     pub(super) line: Option<&'static Location<'static>>,
     /// Whether the input is tokens.
     pub(super) input_is_tokens: bool,
+    /// Masks of attention.
+    pub(super) masks: Vec<KnownMask>,
     /// Where documents begin, once that is known.
     pub(super) begins: Option<usize>,
     /// The last layer, if any loss may run it.
@@ -164,6 +166,7 @@ impl Default for Trace {
             place: "model".into(),
             line: None,
             input_is_tokens: false,
+            masks: Vec::new(),
             begins: None,
             head: None,
         }
@@ -195,6 +198,17 @@ impl TraceNode {
 fn is_users(line: &Location<'_>) -> bool {
     let (file, own) = (line.file(), file!().trim_end_matches("forward/trace.rs"));
     !file.starts_with(own) && !file.contains("/library/core/")
+}
+
+/// A mask of attention.
+#[derive(Clone, Debug)]
+pub(super) struct KnownMask {
+    /// The value of shape (T, T).
+    pub(super) square: usize,
+    /// Whether it is not 0 for scores that are shown, or for hidden ones; None if it is added.
+    pub(super) shows: Option<bool>,
+    /// How many tokens each sees at most; None if it is not causal.
+    pub(super) window: Option<usize>,
 }
 
 impl Trace {

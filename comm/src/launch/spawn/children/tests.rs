@@ -70,66 +70,52 @@ fn ranks_that_are_stopped_and_go_on_are_seen_once() {
     assert_eq!(ranks.running.len(), 2);
 }
 
-/// A rank that says this in a row, and ends.
-fn saying(words: &[ToLauncher]) -> Command {
-    let mut script = "exec {out}>&${DDP_JOB#*:};".to_string();
-    for said in words {
-        let said = serde_json::to_string(said).unwrap();
-        script += &format!(" printf '%s' '{said}' >&$out;");
-    }
-    let mut command = Command::new("bash");
-    command.args(["-c", &(script + " exit 9")]);
-    command
-}
-
 #[test]
-fn what_a_rank_has_said_comes_before_its_end_and_whom_it_misses_after_it() {
+fn what_a_rank_has_said_is_there_when_its_end_is_seen() {
     let mut ranks = Children::new(false);
-    let misses = ToLauncher::Misses {
-        generation: 1,
-        ranks: vec![2],
-        have_met: true,
-    };
-    let words = [misses, ToLauncher::Ends(65)];
-    ranks.start((0, 7, 1), saying(&words)).unwrap();
+    let mut command = Command::new("bash");
+    let script = r#"exec {out}>&${DDP_JOB#*:}; printf '{"Ends":65}' >&$out; exit 9"#;
+    command.args(["-c", script]);
+    ranks.start((0, 7, 1), command).unwrap();
     let mut all = Vec::new();
     until(|| {
         all.extend(ranks.news());
-        let has_ended = |it: &(usize, u32, RankNews)| matches!(it.2, RankNews::Ended(_));
-        all.iter().any(has_ended).then_some(())
+        matches!(all.last(), Some((.., RankNews::Ended(_)))).then_some(())
     });
-    // What came before the end was seen may be in another turn.
-    let place = |is_it: fn(&RankNews) -> bool| all.iter().position(|it| is_it(&it.2)).unwrap();
-    let says_end = place(|it| matches!(it, RankNews::Said(ToLauncher::Ends(65))));
-    let ended = place(|it| matches!(it, RankNews::Ended(status) if status.code() == Some(9)));
-    assert!(says_end < ended, "{}", all.len());
-    assert_eq!(all.len(), 3);
-    assert!(all.iter().all(|it| (it.0, it.1) == (0, 7)));
+    let said = RankNews::Said(ToLauncher::Ends(65));
+    let ended = RankNews::Ended(ExitStatus::from_raw(9 << 8));
+    assert_eq!(all, [(0, 7, said), (0, 7, ended)]);
 }
 
-/// A rank that has died may be missed before its end is seen.
 #[test]
-fn an_end_comes_before_what_another_rank_misses() {
-    let mut ranks = Children::new(false);
-    let misses = ToLauncher::Misses {
+fn ends_come_before_what_others_say_and_words_of_a_rank_stay_in_order() {
+    let misses = || ToLauncher::Misses {
         generation: 1,
         ranks: vec![1],
         have_met: true,
     };
-    ranks.start((0, 7, 2), saying(&[misses])).unwrap();
-    ranks.start((1, 8, 2), sleeper()).unwrap();
-    ranks.kill(1, 8);
-    let pids: Vec<u32> = ranks.running.iter().map(|it| it.child.id()).collect();
-    let has_ended = |pid: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.contains(") Z")
-    };
-    until(|| pids.iter().all(has_ended).then_some(()));
-    let kinds = ranks.news().into_iter().map(|it| match it.2 {
-        RankNews::Ended(_) => "ended",
-        RankNews::Said(_) => "said",
-    });
-    assert_eq!(kinds.collect::<Vec<_>>(), ["ended", "ended", "said"]);
+    let waits = ToLauncher::Waits { after: 1, port: 0 };
+    let words = vec![
+        (0, 7, misses()),
+        (2, 9, misses()),
+        (0, 7, waits.clone()),
+        (1, 8, ToLauncher::Progress(3)),
+        (2, 9, ToLauncher::Ends(77)),
+    ];
+    let killed = ExitStatus::from_raw(9);
+    let all = in_order(words, vec![(2, 9, killed), (1, 8, killed)]);
+    let said = RankNews::Said;
+    let ended = || RankNews::Ended(killed);
+    let expected = [
+        (1, 8, said(ToLauncher::Progress(3))),
+        (2, 9, said(ToLauncher::Ends(77))),
+        (1, 8, ended()),
+        (2, 9, said(misses())),
+        (2, 9, ended()),
+        (0, 7, said(misses())),
+        (0, 7, said(waits)),
+    ];
+    assert_eq!(all, expected);
 }
 
 #[test]

@@ -247,6 +247,7 @@ fn records_that_cannot_be_learned_from_are_refused() {
     for content in [json!(null), json!("")] {
         let mut other = two_turns();
         other["messages"][1]["content"] = content.clone();
+        other["messages"][1]["tool_calls"] = json!([]);
         let is_refused = shown(CHATML, &other, LossOn::All)
             .is_err_and(|error| error.starts_with("message 2: expected content, tool_calls or"));
         assert_eq!(is_refused, content.is_null());
