@@ -292,7 +292,7 @@ impl Traced {
     /// Lets new tokens attend as in a whole row: they alone may be fewer than a window. Refuses a
     /// forward whose numbers or attention differ otherwise: among few tokens other masks look
     /// causal, and tokens do not count from the first one.
-    fn decode_as_whole(&self, output: &Var) -> Result<()> {
+    fn decode_as_whole(&self, output: &Var, time: usize) -> Result<()> {
         if self.of_whole.get().is_none() {
             let whole = [&[1], &self.row_shape[..]].concat();
             let [_, whole] = self.trace(&whole, PassMode::Evaluation, None)?;
@@ -314,7 +314,6 @@ impl Traced {
                 whole == own || all.clone().all(|it| Some(it) == first)
             }
             (Op::Attention(whole), Op::Attention(own)) => {
-                let time = own.time;
                 let filled = |it: &Attention| it.window.filter(|window| *window < time);
                 let [of_whole, of_own] = [*whole, *own].map(|it| Attention {
                     time,
@@ -322,36 +321,43 @@ impl Traced {
                     window: filled(&it),
                     ..it
                 });
-                *own = Attention { time, ..*whole };
-                of_whole == of_own
+                let is_same = whole.causal && own.time == time && of_whole == of_own;
+                if is_same {
+                    *own = Attention { time, ..*whole };
+                }
+                is_same
             }
             _ => false,
         };
         let mut pairs = of_whole.zip(&telling);
         let other = pairs.find(|(whole, id)| !is_same(whole, &mut trace.nodes[**id].op));
-        let other = other.map(|(_, id)| &trace.nodes[*id]);
-        let (expected, help) = match other {
+        let other = match other {
             None if is_as_long => return Ok(()),
-            Some(node) if !matches!(node.op, Op::Attention(_)) => {
-                let help = "have positions from Embedding::with_positions or Rope, and combine \
-                    tokens only by attention";
-                let text = "numbers that depend neither on the place of a token nor on how many \
-                    there are, in a model that generates";
-                let text = format!("expected {text}, got others for new tokens; help: {help}");
-                return Err(Error::Usage(node.error(&text)));
-            }
-            _ => (
-                "the same attention among new tokens as in a whole row",
-                COMBINES_TOKENS,
-            ),
+            None => output.id,
+            Some((_, id)) => *id,
         };
-        Err(Error::model("model", expected, "another", help))
+        let node = &trace.nodes[other];
+        let text = match node.op {
+            Op::Attention(own) if own.time == time => {
+                "expected attention of a model that generates to have a mask that hides all later \
+                 tokens and, of the earlier ones, only those beyond a window, got another; help: "
+            }
+            _ => {
+                "expected numbers that depend neither on the place of a token nor on how many there \
+                 are, in a model that generates, got others for new tokens; help: have positions \
+                 from Embedding::with_positions or Rope; if these are of a mask, its attention was \
+                 not recognised; "
+            }
+        };
+        Err(Error::Usage(
+            node.error(&format!("{text}{COMBINES_TOKENS}")),
+        ))
     }
 
     /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
     fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
         if mode == PassMode::Decoding {
-            return self.decode_as_whole(output);
+            return self.decode_as_whole(output, shape.get(1).copied().unwrap_or(1));
         }
         let Some((&rows, row_shape)) = shape.split_first() else {
             return Ok(());

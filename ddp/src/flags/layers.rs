@@ -52,7 +52,8 @@ impl FromArgMatches for SettingFlags {
 
 /// Makes all messages of this process write the names of settings as flags.
 pub(crate) fn spell_settings_as_flags() {
-    spell_settings(|name| format!("--{name}"));
+    // A family of one's own may have names with underscores.
+    spell_settings(|name| format!("--{}", name.replace('_', "-")));
 }
 
 /// The help of a setting, with flags in place of the names in backquotes of other settings.

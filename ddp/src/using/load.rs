@@ -297,19 +297,15 @@ fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device
     let file = opened.files.iter().find(|entry| entry.name == MODEL_FILE);
     let bytes = file.map_or(0, |entry| entry.bytes);
     let claimed = match &config.lora {
-        _ if opened.is_foreign() => Ok(0),
-        Some(lora) => lora.count(&config.model, shape),
-        None => config.model.parameter_count(shape).map_err(Error::from),
+        _ if opened.is_foreign() => 0,
+        Some(lora) => lora.count(&config.model, shape)?,
+        None => config.model.parameter_count(shape)?,
     };
-    if !claimed
-        .as_ref()
-        .is_ok_and(|elements| elements * 4 <= u128::from(bytes))
-    {
+    if claimed * 4 > u128::from(bytes) {
         return Err(Error::Data(format!(
-            "{}: expected a model of {} parameters, as {STATE_FILE} says, got a file of {bytes} \
-             bytes; help: the checkpoint is damaged: use another",
+            "{}: expected a model of {claimed} parameters, as {STATE_FILE} says, got a file of \
+             {bytes} bytes; help: the checkpoint is damaged: use another",
             opened.model_file().display(),
-            claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
         )));
     }
     // From here on, as it was trained.
