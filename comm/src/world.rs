@@ -355,7 +355,8 @@ impl World {
             return Ok(assign(visible, per_rank, share));
         };
         // As if all places on these hosts were taken: each keeps its GPUs, whoever else is lost.
-        let (ranks, host_of) = (&elastic.job_ranks, |rank| elastic.client.host_of(rank));
+        let ranks = &self.failure.job_ranks;
+        let host_of = |rank| elastic.client.host_of(rank);
         let seen_from = |rank: usize| {
             let own = ranks.iter().position(|&it| it == rank);
             let near = || ranks.iter().position(|&it| host_of(it) == host_of(rank));

@@ -82,7 +82,8 @@ impl Failure {
         }
     }
 
-    fn job_rank(&self, rank: usize) -> usize {
+    /// A rank's number in the job.
+    pub(crate) fn job_rank(&self, rank: usize) -> usize {
         self.job_ranks.get(rank).copied().unwrap_or(rank)
     }
 

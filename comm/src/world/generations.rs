@@ -82,7 +82,6 @@ pub(super) fn connect(options: &Options, client: Arc<Client>) -> Result<(Option<
         _progress: Arc::new(progress),
         options: options.clone(),
         number: 0,
-        job_ranks: vec![client.rank],
         client,
         change: Change::default(),
         over_since: None,
@@ -126,7 +125,6 @@ impl Elastic {
                 Ok(start) => {
                     let elastic = Elastic {
                         number: after,
-                        job_ranks: start.failure.job_ranks.clone(),
                         change: generation.change,
                         over_since,
                         ..self.clone()
@@ -156,7 +154,7 @@ fn start(
 ) -> Result<Start> {
     let (members, own) = (&generation.members, client.rank);
     let rank = members.iter().position(|it| it.rank == own);
-    let rank = rank.expect("a rank is told of its own generations");
+    let rank = rank.expect("the launcher tells a rank only of generations that it belongs to");
     let host_of = |rank: usize| generation.hosts[rank];
     let here = members.iter().filter(|it| host_of(it.rank) == host_of(own));
     // Ranks that meet again need what two generations need.
@@ -231,9 +229,7 @@ impl World {
 
     /// A rank's number in the job, which is the same in all generations.
     pub fn job_rank(&self, rank: usize) -> usize {
-        let elastic = self.elastic.as_ref();
-        let job_rank = elastic.and_then(|it| it.job_ranks.get(rank).copied());
-        job_rank.unwrap_or(rank)
+        self.failure.job_rank(rank)
     }
 
     /// The most ranks that any of its generations can have.

@@ -114,8 +114,6 @@ pub(super) struct Elastic {
     pub(super) options: Options,
     /// The number of this generation; 0 for a process that waits to be taken in.
     pub(super) number: u32,
-    /// The numbers with which the ranks of this generation were started.
-    pub(super) job_ranks: Vec<usize>,
     pub(super) change: Change,
     /// Since when the generation before is over.
     pub(super) over_since: Option<Instant>,

@@ -59,8 +59,9 @@ impl<'a> Decoder<'a> {
     /// Refuses a model that mixes tokens otherwise than by the attention that finds earlier ones.
     fn check(&mut self) -> Result<()> {
         let vocabulary = self.next(&[0])?.len() as i64;
-        // Formulas may compare tokens, often with 0: once with a 0, once without. They may combine
-        // tokens that are some apart; more would take long with a large model.
+        // A formula may compare tokens, often with 0: one text has a 0, the other none. It may
+        // combine a token with one four before it. Longer texts would delay the start of a large
+        // model.
         for tokens in [&[1, 2, 0, 4, 5][..], &[3, 1, 2]] {
             let tokens: Vec<i64> = tokens.iter().map(|token| token % vocabulary).collect();
             let tokens = &tokens[..self.cache.room.min(tokens.len())];

@@ -289,9 +289,9 @@ impl Traced {
         })
     }
 
-    /// Lets new tokens attend as in a whole row: they alone may be fewer than a window. Refuses a
-    /// forward whose numbers or attention differ otherwise: among few tokens other masks look
-    /// causal, and tokens do not count from the first one.
+    /// Compares the forward of new tokens with that of a whole row. Their attention becomes that of
+    /// the row, since a few tokens do not fill a window. Refuses other differences: a mask that is
+    /// not causal may look so among few tokens, and new tokens do not know their places.
     fn decode_as_whole(&self, output: &Var, time: usize) -> Result<()> {
         if self.of_whole.get().is_none() {
             let whole = [&[1], &self.row_shape[..]].concat();

@@ -55,7 +55,7 @@ pub(crate) struct PredictFlags {
     #[arg(long)]
     pub logits: bool,
     /// Columns of the input to write before the predictions, separated by commas; all for all. A
-    /// name with a comma only alone
+    /// name that contains a comma must be the only one
     #[arg(id = "kept", long = "keep", value_name = "COLUMNS")]
     pub keep: Option<String>,
     /// Replace an existing file

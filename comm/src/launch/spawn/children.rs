@@ -192,8 +192,9 @@ impl Drop for Children {
     }
 }
 
-/// The ends come before what others say, who may miss a rank that has ended. What the ended have
-/// said comes before their own ends, and whom they miss after the ends of others.
+/// Orders news of one moment. A rank may miss one that has ended: the launcher must hear of the end
+/// first. What an ended rank has said comes before its own end, and what it misses after other
+/// ends.
 fn in_order(words: Vec<Word>, ended: Vec<(usize, u32, ExitStatus)>) -> Vec<(usize, u32, RankNews)> {
     let has_ended = |word: &Word| ended.iter().any(|it| (it.0, it.1) == (word.0, word.1));
     let (of_ended, others): (Vec<Word>, Vec<Word>) = words.into_iter().partition(has_ended);

@@ -11,12 +11,12 @@ use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
 use crate::membership::state::GenerationRank;
 use crate::membership::wire::{self, Change, Generation, LostRank, ToLauncher, ToRank};
 
-/// How often a rank may be started in a row without taking part for a while, the first start
-/// included, and by how much the third start is put off; each later one by more than twice as much.
+/// How often a rank is started in a row, the first start included, if it never takes part for as
+/// long as `TOOK_PART`: so a rank that fails in every step is not restarted without end.
 const TRIES_MAX: u32 = 10;
-const PUT_OFF: Duration = Duration::from_millis(20);
-/// That while: one that fails in every step is not started for ever.
 const TOOK_PART: Duration = Duration::from_secs(5);
+/// By how much the third of these starts is put off; each later one more than twice as long.
+const PUT_OFF: Duration = Duration::from_millis(20);
 
 impl Decision<'_> {
     pub(super) fn has_ended(&mut self, rank: usize, process: u32, end: End) {
@@ -262,7 +262,8 @@ impl Decision<'_> {
         self.tell_members(&ToRank::Over(self.state.generation), why);
     }
 
-    /// A rank of a job that is done was lost: the others wait for it no more.
+    /// In a job that has done its work, a rank was lost: ends the calls in which others wait for
+    /// it.
     pub(super) fn end_done(&mut self) {
         if self.state.is_done() && self.state.over_since.is_none() {
             self.end_generation("a rank was lost after the last step");
