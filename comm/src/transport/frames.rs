@@ -1,12 +1,16 @@
-//! Messages over a stream socket between two processes: a length of four bytes, then that many
-//! bytes. Nothing blocks: callers wait with a deadline.
+//! Messages over a stream socket between two processes: a length of four bytes, a MAC once both
+//! know each other (`seal.rs`), then that many bytes. Nothing blocks: callers wait with a deadline.
+
+mod seal;
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Cursor, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use self::seal::MAC_BYTES;
+pub(crate) use self::seal::{Seal, SealedReader, SealedWriter, Seals};
 use crate::waited::Waited;
 
 /// Bytes of the length before each message.
@@ -31,6 +35,8 @@ pub(crate) struct Frames {
     /// How many bytes were sent and dropped from `outgoing`.
     sent_before: u64,
     is_closed: bool,
+    /// None until both ends know each other, and between processes that one launcher connects.
+    seals: Option<Seals>,
 }
 
 impl Frames {
@@ -48,14 +54,28 @@ impl Frames {
             sent: 0,
             sent_before: 0,
             is_closed: false,
+            seals: None,
         })
     }
 
-    /// The socket, which blocks from now on, and what it has received after the last message.
-    pub(crate) fn into_parts(self) -> io::Result<(File, Vec<u8>)> {
+    /// Both directions of the socket as streams of bytes, which block and are made of frames.
+    pub(crate) fn into_streams(self) -> io::Result<(impl Read + use<>, SealedWriter<File>)> {
         let socket = UnixStream::from(OwnedFd::from(self.socket));
         socket.set_nonblocking(false)?;
-        Ok((File::from(OwnedFd::from(socket)), self.received))
+        let input = File::from(OwnedFd::from(socket.try_clone()?));
+        let seals = self.seals.ok_or(ErrorKind::NotConnected)?;
+        let output = SealedWriter(File::from(OwnedFd::from(socket)), seals.sent);
+        let input = Cursor::new(self.received).chain(input);
+        Ok((SealedReader::new(input, seals.received), output))
+    }
+
+    /// From now on messages of both ends have a MAC.
+    pub(crate) fn seal(&mut self, seals: Seals) {
+        self.seals = Some(seals);
+    }
+
+    fn mac_bytes(&self) -> usize {
+        self.seals.as_ref().map_or(0, |_| MAC_BYTES)
     }
 
     /// Adds a message to those that are sent by `advance`.
@@ -67,8 +87,12 @@ impl Frames {
     pub(crate) fn queue_parts(&mut self, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         assert!(length <= self.bytes_max);
-        let length = length as u32;
-        self.outgoing.extend_from_slice(&length.to_le_bytes());
+        self.outgoing
+            .extend_from_slice(&(length as u32).to_le_bytes());
+        if let Some(seals) = &mut self.seals {
+            let mac = seals.sent.next(length, parts);
+            self.outgoing.extend_from_slice(seal::cut(&mac));
+        }
         parts
             .iter()
             .for_each(|part| self.outgoing.extend_from_slice(part));
@@ -107,7 +131,7 @@ impl Frames {
     }
 
     fn receive(&mut self) -> io::Result<()> {
-        while self.received.len() < LENGTH_BYTES + self.bytes_max {
+        while self.received.len() < LENGTH_BYTES + self.mac_bytes() + self.bytes_max {
             match self.socket.read(&mut self.piece) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.received.extend_from_slice(&self.piece[..count]),
@@ -119,17 +143,26 @@ impl Frames {
         Ok(())
     }
 
-    /// The next message that has come as a whole. One that is too long closes this end.
+    /// The next message that has come as a whole. One that is too long, or whose MAC is wrong,
+    /// closes this end.
     pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
         let (length, rest) = self.received.split_first_chunk::<LENGTH_BYTES>()?;
         let length = u32::from_le_bytes(*length) as usize;
-        if length > self.bytes_max {
+        let (mut is_genuine, mut header_bytes) = (length <= self.bytes_max, LENGTH_BYTES);
+        let mut message = rest;
+        if let (Some(seals), true) = (&mut self.seals, is_genuine) {
+            let mac;
+            (mac, message) = rest.split_first_chunk::<MAC_BYTES>()?;
+            is_genuine = seals.received.accepts(message.get(..length)?, mac);
+            header_bytes += MAC_BYTES;
+        }
+        if !is_genuine {
             self.is_closed = true;
             self.received.clear();
             return None;
         }
-        let message = rest.get(..length)?.to_vec();
-        self.received.drain(..LENGTH_BYTES + length);
+        let message = message.get(..length)?.to_vec();
+        self.received.drain(..header_bytes + length);
         Some(message)
     }
 

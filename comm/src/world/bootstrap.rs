@@ -100,7 +100,7 @@ pub(super) fn join(
         _ => meeting.messages(&placement, &names).map(Some),
     };
     let comms = messages()?.zip(messages()?);
-    Ok(start(options, launcher, &infos, placement, segment, comms))
+    start(options, launcher, &infos, placement, segment, comms)
 }
 
 /// What the world of ranks that have met starts with. `segment` is the memory of this host's ranks,
@@ -112,9 +112,10 @@ fn start(
     placement: Placement,
     segment: Segment,
     comms: Option<(Comm, Comm)>,
-) -> Start {
+) -> Result<Start> {
     let board = Board::new(&segment);
     board.show_beats(placement.local_rank);
+    let peers = peers(&placement, &board)?;
     let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
     let masks: Vec<Cores> = here.iter().map(|&rank| infos[rank].cores.clone()).collect();
     let (alerts, base) = comms.unzip();
@@ -129,7 +130,7 @@ fn start(
         },
         board,
         remedy_text: options.remedy_text,
-        peers: peers(&placement, infos),
+        peers,
         launcher: Process::parent().filter(|_| launcher.stays()),
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
@@ -144,7 +145,7 @@ fn start(
         client: None,
         job_ranks: Vec::new(),
     };
-    Start {
+    Ok(Start {
         host_count: placement.hosts.len(),
         links: Links::Processes(ProcessRank {
             timeout: options.timeout,
@@ -160,7 +161,7 @@ fn start(
         #[cfg(feature = "mpi")]
         job: None,
         mesh: None,
-    }
+    })
 }
 
 /// What the ranks are, and this rank's number once ranks are numbered host by host: sums add in
@@ -174,13 +175,27 @@ fn by_host(meeting: &mut dyn Meeting, infos: Vec<RankInfo>) -> Result<(Vec<RankI
     Ok((infos, meeting.rank()))
 }
 
-fn peers(placement: &Placement, infos: &[RankInfo]) -> Vec<Peer> {
+/// The other ranks of this host, whose processes have opened its memory: only these are killed
+/// when they do not end.
+fn peers(placement: &Placement, board: &Board) -> Result<Vec<Peer>> {
     let all = placement.here().iter().enumerate();
     let others = all.filter(|(local_rank, _)| *local_rank != placement.local_rank);
-    let peer = |(local_rank, &rank): (usize, &usize)| Peer {
-        rank,
-        local_rank,
-        process: Process::open(infos[rank].pid),
+    let peer = |(local_rank, &rank): (usize, &usize)| {
+        let pid = board.pid(local_rank).ok_or_else(|| {
+            let reason =
+                format!("rank {rank} says that it is on this host, and has not opened its memory");
+            Error::setup(
+                ACTION,
+                reason,
+                "run the same build of this program on all ranks",
+            )
+        })?;
+        let process = Process::open(pid);
+        Ok(Peer {
+            rank,
+            local_rank,
+            process,
+        })
     };
     others.map(peer).collect()
 }
@@ -191,7 +206,6 @@ struct RankInfo {
     host: String,
     /// Ranks with equal keys can share memory.
     key: String,
-    pid: u32,
     /// The cores that it may run on.
     cores: Cores,
 }
@@ -204,7 +218,7 @@ fn exchange_infos(meeting: &mut dyn Meeting, lookup: Lookup<'_>) -> Result<Vec<R
     // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
     let user = unsafe { libc::geteuid() };
     let key = format!("{host} {} {} {user}", boot.trim(), namespace.display());
-    let infos = meeting.exchange(&json!([host, key, std::process::id(), cores::own_cores()]))?;
+    let infos = meeting.exchange(&json!([host, key, cores::own_cores()]))?;
     let info = |info| serde_json::from_value(info).unwrap_or_default();
     Ok(infos.into_iter().map(info).collect())
 }
@@ -223,12 +237,15 @@ fn share_memory(
         .as_ref()
         .and_then(|made| made.as_ref().ok())
         .map(Segment::fd);
-    let fds = meeting.exchange(&json!([fd.unwrap_or(-1)]))?;
+    let fds = meeting.exchange(&json!([std::process::id(), fd.unwrap_or(-1)]))?;
     let segment = made.unwrap_or_else(|| {
-        let fd = fds[leader][0].as_i64().unwrap_or(-1) as i32;
-        Segment::open(infos[leader].pid, fd, local_size)
+        let [pid, fd] = [0, 1].map(|at| fds[leader][at].as_i64().unwrap_or(-1) as i32);
+        Segment::open(pid as u32, fd, local_size)
     });
     let segment = limits.and(segment);
+    if let Ok(segment) = &segment {
+        Board::new(segment).enrol(placement.local_rank);
+    }
     let problem = segment.as_ref().err();
     let is_limit = matches!(problem, Some(Error::Limit(_)));
     let problems = meeting.exchange(&json!([problem.map(ToString::to_string), is_limit]))?;

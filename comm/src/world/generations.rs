@@ -17,7 +17,7 @@ use super::star::Star;
 use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::launch::limits;
-use crate::launcher::{self, HOST_ADDRESSES, Launcher};
+use crate::launcher::{self, HOST_ADDRESSES, JOB_NUMBER, Launcher};
 use crate::membership::Change;
 use crate::membership::client::{Client, MeetingOutcome};
 use crate::membership::lease::RankWatch;
@@ -176,7 +176,12 @@ fn start(
             local_size: None,
             host: host.unwrap_or_default(),
             ports: vec![first.port],
-            job: format!("generation {}", generation.number),
+            // Jobs with the same secret do not meet.
+            job: format!(
+                "job {} generation {}",
+                lookup(JOB_NUMBER).unwrap_or_default(),
+                generation.number
+            ),
             is_of_torchrun: false,
         };
         let listener = Some(listener).filter(|_| rank == 0);

@@ -3,13 +3,16 @@
 //! standard output.
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ddp_kernels::panics;
 use serde::{Deserialize, Serialize};
 
 use super::children::{Children, RankNews, cannot_start};
@@ -19,10 +22,13 @@ use super::task::{PERIOD, VERSION};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::identity::program_name;
 use crate::launch::stop::STOPS;
+use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::membership::decide::of_signal;
 use crate::membership::lease::LAUNCHER_MAX;
 use crate::membership::wire::{ToLauncher, ToRank};
 use crate::say::print_line;
+use crate::transport::frames::SealedWriter;
+use crate::transport::tcp::SECRET;
 use crate::waited::Waited;
 
 /// How long an agent without ranks stays, because a launcher that cannot be reached does not end
@@ -39,7 +45,7 @@ pub(super) enum AgentOrder {
     /// The first one.
     Prepare(Setup),
     /// Start this process of this rank, with these variables.
-    Start(usize, u32, Vec<(String, String)>),
+    Start(usize, u32, RankVariables),
     /// Kill this process of this rank.
     Kill(usize, u32),
     /// Tell this process of this rank something.
@@ -50,12 +56,43 @@ pub(super) enum AgentOrder {
     Heard(u64),
 }
 
+/// The variables that ranks get from their launcher. There is no way to set others.
+#[derive(Clone, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RankVariables {
+    pub(super) job_number: Option<String>,
+    pub(super) host_addresses: Option<String>,
+    /// Over ssh, which encrypts it.
+    pub(super) secret: Option<String>,
+}
+
+impl RankVariables {
+    pub(super) fn pairs(self) -> impl Iterator<Item = (&'static str, String)> {
+        let names = [JOB_NUMBER, HOST_ADDRESSES, SECRET];
+        let values = [self.job_number, self.host_addresses, self.secret];
+        let pairs = names.into_iter().zip(values);
+        pairs.filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
+/// How an agent and its launcher are connected.
+pub(super) enum Channel {
+    /// By ssh, as the same user, whose environment the launcher passes on.
+    Ssh,
+    /// By a socket, to which news go. The launcher does not get the signals that this process gets.
+    Socket(SealedWriter<File>),
+}
+
+/// Where news go; unset for standard output.
+static NEWS: OnceLock<Mutex<SealedWriter<File>>> = OnceLock::new();
+
 /// What all ranks of a host have in common.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Setup {
     pub(super) version: String,
     pub(super) directory: String,
     pub(super) arguments: Vec<String>,
+    /// Over ssh. What starts other agents gives each its own.
     pub(super) environment: Vec<(String, String)>,
     /// How many ranks the job has.
     pub(super) size: usize,
@@ -99,14 +136,18 @@ pub(super) struct Greeting {
 
 /// Serves a launcher until it is gone. Call it while the process has one thread.
 pub fn serve() {
-    serve_from(stdin(), false);
+    serve_from(stdin(), Channel::Ssh);
 }
 
-/// Serves the launcher of these orders until it is gone. Returns the exit code. `has_signals`: the
-/// launcher does not get the signals that this process gets.
-pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) -> u8 {
+/// Serves the launcher of these orders until it is gone. Returns the exit code.
+pub(super) fn serve_from(orders: impl Read + Send + 'static, channel: Channel) -> u8 {
+    let has_signals = match channel {
+        Channel::Ssh => false,
+        Channel::Socket(news) => NEWS.set(Mutex::new(news)).is_ok(),
+    };
     let orders = read_orders(orders);
-    let Ok(Some(AgentOrder::Prepare(setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX) else {
+    let Ok(Some(AgentOrder::Prepare(mut setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX)
+    else {
         if has_signals {
             print_line(&format!(
                 "{}: the launcher has ended, or has taken another process with this number; help: \
@@ -116,6 +157,9 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
         }
         return EXIT_PEER_LOST;
     };
+    if has_signals {
+        setup.environment.clear();
+    }
     if let Err(why) = prepare(&setup) {
         tell(&News::Refused(why));
         return EXIT_PEER_LOST;
@@ -281,7 +325,7 @@ impl HostRanks {
         &mut self,
         setup: &Setup,
         (rank, process): (usize, u32),
-        variables: Vec<(String, String)>,
+        variables: RankVariables,
     ) -> Result<()> {
         let program = std::env::current_exe();
         let program = program.map_err(|error| cannot_start(rank, setup.size, &error))?;
@@ -289,7 +333,7 @@ impl HostRanks {
         command.args(&setup.arguments).stdout(Stdio::piped());
         command
             .envs(setup.environment.iter().cloned())
-            .envs(variables);
+            .envs(variables.pairs());
         let place = (rank, process, setup.size);
         let output = self.children.start(place, command)?;
         let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
@@ -327,7 +371,13 @@ fn pass_on(output: ChildStdout) {
 
 /// Tells the launcher. If it is gone, the end of the orders says so.
 fn tell(news: &News) {
-    let text = serde_json::to_string(news).expect("news are JSON");
+    let text = serde_json::to_string(news).expect("news are JSON") + "\n";
+    if let Some(socket) = NEWS.get() {
+        _ = panics::lock(socket).write_all(text.as_bytes());
+        return;
+    }
     let mut stdout = stdout().lock();
-    _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    _ = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
 }

@@ -12,7 +12,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use super::agent::{AgentOrder, Greeting, News};
+use super::agent::{AgentOrder, Greeting, News, RankVariables};
 use super::children::{Children, RankNews};
 use super::hosts::ListedHost;
 use super::listener::{Agent, AgentListener};
@@ -26,7 +26,7 @@ use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, JobState, Rules};
 use crate::membership::wire::ToRank;
 use crate::say::print_line;
-use crate::transport::tcp::{self, SECRET};
+use crate::transport::tcp;
 use crate::waited::Waited;
 
 /// How long other hosts may take to say their last words once their ranks have ended.
@@ -50,7 +50,7 @@ pub(super) struct Job {
     task: RankCommand,
     pub(super) state: JobState,
     /// By host, the variables of its ranks.
-    variables: Vec<Vec<(String, String)>>,
+    variables: Vec<RankVariables>,
     /// By rank of a generation, what it needs to meet the others, until it is told.
     sockets: Vec<Vec<OwnedFd>>,
     /// The ranks of this host.
@@ -146,21 +146,20 @@ impl Job {
     }
 
     /// By host, the variables of its ranks.
-    fn variables_by_host(&self) -> Result<Vec<Vec<(String, String)>>> {
+    fn variables_by_host(&self) -> Result<Vec<RankVariables>> {
         let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
-        let (secret, number) = (tcp::job_secret()?, tcp::nonce()?);
-        let of_host = |from| {
-            let mut variables = Vec::new();
-            if self.task.losses.is_some() {
-                variables.push((JOB_NUMBER.into(), number.clone()));
-            }
-            if self.has_others() {
-                let places = hosts().map(|host| self.address_of(host, from));
-                let addresses = places.collect::<Vec<_>>().join(",");
-                variables.push((HOST_ADDRESSES.into(), addresses));
-                variables.push((SECRET.into(), secret.clone()));
-            }
-            variables
+        let number = tcp::nonce()?;
+        // Agents that others start have it already: their connection is not encrypted.
+        let is_over_ssh = self.has_others() && self.task.place.is_none();
+        let secret = is_over_ssh.then(|| tcp::job_secret(&number)).transpose()?;
+        let addresses = |from| {
+            let places = hosts().map(|host| self.address_of(host, from));
+            places.collect::<Vec<_>>().join(",")
+        };
+        let of_host = |from| RankVariables {
+            job_number: self.task.losses.map(|_| number.clone()),
+            host_addresses: self.has_others().then(|| addresses(from)),
+            secret: secret.clone(),
         };
         Ok(hosts().map(of_host).collect())
     }
@@ -176,7 +175,7 @@ impl Job {
         let mut command = self.task.command();
         // This process may be of another job.
         command.env_remove(JOB_NUMBER).env_remove(HOST_ADDRESSES);
-        command.envs(variables);
+        command.envs(variables.pairs());
         self.here.start((rank, process, size), command)?;
         Ok(())
     }

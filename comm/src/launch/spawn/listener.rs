@@ -3,17 +3,17 @@
 //! it over TCP. An agent that is started again keeps its number.
 
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::agent;
+use super::agent::{self, Channel};
 use super::place::JobPlace;
 use crate::error::{Error, Result};
 use crate::launch::stop;
 use crate::rendezvous::Rendezvous;
-use crate::transport::frames::Frames;
+use crate::transport::frames::{Frames, SealedWriter};
 use crate::transport::tcp::{self, Acceptor};
 
 /// The most bytes of a message of the hello.
@@ -32,10 +32,8 @@ pub fn serve_at(place: &JobPlace, limit: Duration) -> Result<u8> {
     let (at, key) = (place.0.address(), place.key()?);
     let joined = tcp::connect(0, addresses, &at, &key, BYTES_MAX, limit)?;
     let lost = |error| Error::setup("serve the launcher", error, "start this process again");
-    let (socket, received) = joined.frames.into_parts().map_err(lost)?;
-    // SAFETY: both descriptors are open; what standard output was before is not used again.
-    unsafe { libc::dup2(socket.as_raw_fd(), libc::STDOUT_FILENO) };
-    Ok(agent::serve_from(Cursor::new(received).chain(socket), true))
+    let (orders, news) = joined.frames.into_streams().map_err(lost)?;
+    Ok(agent::serve_from(orders, Channel::Socket(news)))
 }
 
 /// Where the launcher lets agents in.
@@ -48,7 +46,8 @@ pub(super) struct AgentListener {
 pub(super) struct Agent {
     /// The number of its process.
     pub(super) number: usize,
-    pub(super) socket: File,
+    pub(super) news: Box<dyn Read + Send>,
+    pub(super) orders: SealedWriter<File>,
     pub(super) address: IpAddr,
 }
 
@@ -84,12 +83,13 @@ impl AgentListener {
 
 impl Agent {
     fn of(number: usize, frames: Frames) -> std::io::Result<Agent> {
-        let (socket, _) = frames.into_parts()?;
-        let stream = TcpStream::from(OwnedFd::from(socket));
+        let (news, orders) = frames.into_streams()?;
+        let stream = TcpStream::from(OwnedFd::from(orders.0.try_clone()?));
         let address = stream.peer_addr()?.ip().to_canonical();
         Ok(Agent {
             number,
-            socket: File::from(OwnedFd::from(stream)),
+            news: Box::new(news),
+            orders,
             address,
         })
     }

@@ -2,10 +2,10 @@
 //! meet.
 
 use super::hosts::ListedHost;
-use crate::error::Result;
+use crate::error::{Error, Problem, Result};
 use crate::launcher::{Launch, Launcher};
 use crate::rendezvous::{Lookup, Rendezvous};
-use crate::transport::tcp::{JobKey, Secret};
+use crate::transport::tcp::{JobKey, SECRET, Secret};
 
 /// Which process of such a job this one is, and where they meet.
 #[derive(Clone, Debug)]
@@ -70,9 +70,21 @@ impl JobPlace {
         (0..self.0.size).map(host).collect()
     }
 
-    /// What these processes recognise each other by.
+    /// What these processes recognise each other by. Agents start what their launcher orders, so
+    /// they need a secret on every network.
     pub(super) fn key(&self) -> Result<JobKey> {
         let secret = Secret::read(&|name| std::env::var(name).ok())?;
+        if secret.is_open() {
+            let reason = format!("{SECRET}=none would let anybody on the network give them orders");
+            let help = format!(
+                "give all processes the same {SECRET}, such as `openssl rand -hex 32` prints"
+            );
+            return Err(Error::Launch(Problem::new(
+                "start ranks with --min-ranks",
+                reason,
+                help,
+            )));
+        }
         let (job, rank, size) = (format!("agents {}", self.0.job), self.0.rank, self.0.size);
         Ok(JobKey::new(&job, secret, rank, size))
     }

@@ -1,7 +1,6 @@
 //! Another host, as the launcher sees it: an agent that starts ranks there, at the other end of an
 //! ssh session or of a connection that the agent made.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write, stdout};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
@@ -93,12 +92,14 @@ impl Remote {
     ) -> Result<Remote> {
         let address = agent.address.to_string();
         let mut remote = Remote::absent(address.clone(), number);
-        let output = agent.socket.try_clone();
-        let output = output.map_err(|error| Error::setup(remote.action(), error, "see dmesg"))?;
-        remote.write_to(agent.socket)?;
+        let socket = agent.orders.0.try_clone();
+        let socket = socket.map_err(|error| Error::setup(remote.action(), error, "see dmesg"))?;
+        // A thread reads the same socket.
+        let end = move || _ = TcpStream::from(OwnedFd::from(socket)).shutdown(Shutdown::Write);
+        remote.write_to(agent.orders, end)?;
         remote.reached = Some([address, launcher]);
-        let words = Arc::clone(&remote.words);
-        remote.read(move || listen(output, number, &sender, &words))?;
+        let (news, words) = (agent.news, Arc::clone(&remote.words));
+        remote.read(move || listen(news, number, &sender, &words))?;
         remote.send(&AgentOrder::Prepare(setup));
         Ok(remote)
     }
@@ -129,7 +130,7 @@ impl Remote {
         let orders = ssh.stdin.take();
         remote.ssh = Some(ssh);
         if let Some(orders) = orders {
-            remote.write_to(File::from(OwnedFd::from(orders)))?;
+            remote.write_to(orders, || ())?;
         }
         if let (Some(output), Some(errors)) = (output, errors) {
             let [words, shown] = [(); 2].map(|()| Arc::clone(&remote.words));
@@ -147,13 +148,17 @@ impl Remote {
         Ok(())
     }
 
-    fn write_to(&mut self, mut host: File) -> Result<()> {
+    /// Sends orders to `host`, and calls `end` after the last one.
+    fn write_to(
+        &mut self,
+        mut host: impl Write + Send + 'static,
+        end: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
         let (orders, queue) = mpsc::channel::<String>();
         let write = move || {
             let mut orders = queue.iter();
             _ = orders.try_for_each(|order| host.write_all(order.as_bytes()));
-            // A thread reads the same socket. A pipe is closed by being dropped.
-            _ = TcpStream::from(OwnedFd::from(host)).shutdown(Shutdown::Write);
+            end();
         };
         let thread = Builder::new().name("orders".into()).spawn(write);
         thread.map_err(|error| Error::no_thread("orders", &error))?;
@@ -341,13 +346,17 @@ fn show(errors: ChildStderr, words: &Words) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::spawn::agent::RankVariables;
 
     #[test]
     fn a_host_that_reads_nothing_does_not_stall_the_launcher() {
         let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut host = Remote::absent("far".into(), 0);
-        host.write_to(File::from(OwnedFd::from(ours))).unwrap();
-        let variables = vec![("A".to_string(), "x".repeat(1 << 20))];
+        host.write_to(ours, || ()).unwrap();
+        let variables = RankVariables {
+            host_addresses: Some("x".repeat(1 << 20)),
+            ..RankVariables::default()
+        };
         (0..8).for_each(|rank| host.send(&AgentOrder::Start(rank, 1, variables.clone())));
         assert!(host.orders.is_some());
         host.leave();

@@ -32,8 +32,9 @@ const HOSTS_AT: usize = CAUSES_TAKEN_AT + LINE_BYTES;
 const HOST_WORDS: usize = 256;
 const _: () = assert!(HOSTS_AT + 8 * HOST_WORDS <= PAGE_BYTES);
 
-/// A rank's page: whether it has left, where its threads sleep, its signs of progress, its calls.
+/// A rank's page: whether it has left, its process, where its threads sleep, its signs of progress, its calls.
 const LEFT_AT: usize = 4;
+const PID_AT: usize = 8;
 const ASLEEP_AT: usize = 256;
 const BEATS_AT: usize = ASLEEP_AT + 8 * CHANNELS;
 const RECORDS_AT: usize = 1024;
@@ -233,6 +234,18 @@ impl Board {
         let ranks = 0..self.segment.local_size();
         let own = ranks.map(|rank| self.beats(rank).own.load(Ordering::Relaxed) >> 8);
         own.fold(0, u64::wrapping_add)
+    }
+
+    /// Records which process this rank is. Only processes that have opened this memory can say so.
+    pub(crate) fn enrol(&self, local_rank: usize) {
+        self.u32_at(local_rank, PID_AT)
+            .store(std::process::id(), Ordering::Release);
+    }
+
+    /// The process of a rank; None if it has not opened this memory.
+    pub(crate) fn pid(&self, local_rank: usize) -> Option<u32> {
+        let pid = self.u32_at(local_rank, PID_AT).load(Ordering::Acquire);
+        (pid != 0).then_some(pid)
     }
 
     /// Records that a rank ends in order: it makes no more calls, and its end is not a failure.

@@ -1,8 +1,9 @@
 //! Memory that processes share: an unnamed file in memory, mapped.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -77,6 +78,16 @@ pub(crate) fn memfd(bytes: usize) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     Ok(OwnedFd::from(file))
+}
+
+/// Whether the file is a memfd that this user has made and whose length cannot change.
+pub(crate) fn is_own(file: &File, found: &Metadata) -> bool {
+    // SAFETY: a descriptor of ours; the call takes no further argument.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    found.uid() == user && seals >= 0 && seals & needed == needed
 }
 
 /// Maps the file, or memory of this process alone.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::layout::Layout;
-use super::mapping::{Mapping, map, memfd};
+use super::mapping::{self, Mapping, map, memfd};
 use crate::error::{Error, Result};
 
 /// The first word of a segment, written last. Its last byte is the version of the layout.
@@ -67,6 +67,10 @@ impl Segment {
             .open(&path)
             .map_err(refused)?;
         let found = file.metadata().map_err(refused)?;
+        if !mapping::is_own(&file, &found) {
+            let reason = "it is not sealed memory of this user".to_string();
+            return Err(failed(reason, "start all ranks of the job as one user"));
+        }
         let wrong = |what: String| failed(what, "run the same build of this program on all ranks");
         if !found.is_file() || found.len() != layout.bytes() as u64 {
             let (found, expected) = (found.len(), layout.bytes());

@@ -1,19 +1,29 @@
 //! How two ranks that have just connected recognise each other. The one that called names the job
 //! and both ranks; each proves that it has the job's secret by an answer that depends on a number
-//! the other has just made up. What does not follow this is dropped.
+//! the other has just made up. The caller proves it first: whoever only calls learns nothing from
+//! which a secret could be guessed. From then on each message has a MAC. What does not follow this
+//! is dropped.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::secret::{SECRET, Secret, nonce};
+use super::secret::{KEY_FILE, SECRET, Secret, SecretSource, nonce};
 use crate::error::Result;
 use crate::membership::client::Client;
+use crate::transport::frames::{Seal, Seals};
 
 /// The program and the version of this protocol.
-const MAGIC: &str = "ddp-train ranks 1";
+const MAGIC: &str = "ddp-train ranks 2";
 /// The most bytes of one of these messages.
 pub(super) const HELLO_BYTES_MAX: usize = 1024;
+/// The called rank's last word to one that it takes in.
+pub(super) const WELCOME: &str = "welcome";
+/// To a process with the number of a rank that has joined.
+pub(super) const TAKEN: &str = "taken";
+/// To a process whose proof is wrong. Without a proof: it is only for the user.
+const REFUSED: &str = "refused";
 
 /// By what a rank recognises others of its job.
 #[derive(Clone, Debug)]
@@ -29,11 +39,14 @@ pub(crate) struct JobKey {
     pub(super) client: Option<Arc<Client>>,
 }
 
-/// What the rank that was called knows about the one that called.
+/// What both ends of a connection know once each has named itself.
 #[derive(Debug)]
-pub(super) struct CallingRank {
+pub(super) struct Exchange {
+    /// The calling rank.
     pub(super) rank: usize,
+    ranks: String,
     numbers: [String; 2],
+    covers_all: bool,
 }
 
 /// What to do with a message.
@@ -45,8 +58,43 @@ pub(super) enum Answer<T> {
     Stranger,
     /// A rank of another job. Other addresses may have one of this job.
     Elsewhere(String),
-    /// A rank of this job, as it says, with another secret: why.
-    Refused(String),
+    /// A rank of this job, as it says, with another secret.
+    Refused(Difference),
+}
+
+/// How the secrets of two ranks differ.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Difference {
+    /// The other rank, as it says.
+    pub(super) rank: usize,
+    own: SecretSource,
+    other: SecretSource,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use SecretSource::{KeyFile, TrustedNetwork, Variable};
+        match (self.own, self.other) {
+            (KeyFile, KeyFile) => write!(f, "it has another ~/{KEY_FILE}"),
+            (Variable, Variable) | (TrustedNetwork, TrustedNetwork) => {
+                write!(f, "it has another {SECRET}")
+            }
+            (Variable, KeyFile) => write!(f, "it has no {SECRET}, and this rank has one"),
+            (KeyFile, Variable) => write!(f, "it has a {SECRET}, and this rank has none"),
+            (TrustedNetwork, _) => write!(f, "this rank has {SECRET}=none, and it has not"),
+            (_, TrustedNetwork) => write!(f, "it has {SECRET}=none, and this rank has not"),
+        }
+    }
+}
+
+impl Difference {
+    /// What makes the secrets equal. `host` is the other rank's.
+    pub(super) fn help(&self, host: impl fmt::Display) -> String {
+        if (self.own, self.other) == (SecretSource::KeyFile, SecretSource::KeyFile) {
+            return format!("copy its key to this host: scp {host}:{KEY_FILE} ~/{KEY_FILE}");
+        }
+        format!("give all ranks the same {SECRET}, or unset it on all")
+    }
 }
 
 impl JobKey {
@@ -72,181 +120,157 @@ impl JobKey {
         }
     }
 
-    fn words<'a>(
-        &'a self,
-        side: &'a str,
-        ranks: &'a str,
-        numbers: &'a [String; 2],
-    ) -> [&'a str; 5] {
-        [side, &self.job, ranks, &numbers[0], &numbers[1]]
+    fn words<'a>(&'a self, what: &'a str, exchange: &'a Exchange) -> [&'a str; 6] {
+        let [calling, called] = &exchange.numbers;
+        let covered = if exchange.covers_all { "all" } else { "small" };
+        [what, &self.job, &exchange.ranks, calling, called, covered]
+    }
+
+    fn proof(&self, what: &str, exchange: &Exchange) -> String {
+        let proof = self.secret.proof(&self.words(what, exchange));
+        proof.to_hex().to_string()
+    }
+
+    /// The difference to `rank`, whose secret comes from `source`, if that already tells one.
+    fn difference(&self, rank: usize, source: &Value) -> Option<Difference> {
+        let own = self.secret.source;
+        let other = serde_json::from_value(source.clone()).ok()?;
+        (own != other).then_some(Difference { rank, own, other })
+    }
+
+    /// Another secret from the same source.
+    fn other_secret(&self, rank: usize) -> Difference {
+        let (own, other) = (self.secret.source, self.secret.source);
+        Difference { rank, own, other }
+    }
+
+    /// The keys of a connection whose ends have proven that they have the secret.
+    pub(super) fn seals(&self, exchange: &Exchange) -> Seals {
+        let seal = |from| {
+            let key = self.secret.proof(&self.words(from, exchange));
+            Seal::new(*key.as_bytes(), exchange.covers_all)
+        };
+        let (calling, called) = (seal("frames of calling"), seal("frames of called"));
+        match exchange.rank == self.rank {
+            true => Seals {
+                sent: calling,
+                received: called,
+            },
+            false => Seals {
+                sent: called,
+                received: calling,
+            },
+        }
     }
 
     /// What the calling rank says first, and its number.
     pub(super) fn call(&self, to: usize) -> Result<(String, Vec<u8>)> {
         let number = nonce()?;
-        let is_set = self.secret.is_set();
-        let call = json!([MAGIC, self.job, self.rank, to, number, is_set, self.size]);
+        let (source, all) = (self.secret.source, self.secret.covers_all);
+        let call = json!([
+            MAGIC, self.job, self.rank, to, number, source, self.size, all
+        ]);
         Ok((number, call.to_string().into_bytes()))
     }
 
     /// The called rank's answer to the first message, and what it has learnt.
-    pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<CallingRank>, Vec<u8>)> {
+    pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<Exchange>, Vec<u8>)> {
         let call: Value = serde_json::from_slice(call).unwrap_or_default();
         let is_rank = call[0] == MAGIC;
         let (true, Some(rank), Some(theirs)) = (is_rank, call[2].as_u64(), call[4].as_str()) else {
             return Ok((Answer::Stranger, Vec::new()));
         };
-        if call[1] != self.job || call[3] != self.rank {
+        if call[1] != self.job || call[3] != self.rank || rank == self.rank as u64 {
             // Not this job's name: who has it may join.
             let said = json!([MAGIC, null, self.size]).to_string();
             let reason = format!("it is rank {rank} of {}", self.other_job(&call[6]));
             return Ok((Answer::Elsewhere(reason), said.into_bytes()));
         }
-        let (number, is_set) = (nonce()?, self.secret.is_set());
-        let numbers = [theirs.to_string(), number];
-        let ranks = format!("{rank} {}", self.rank);
-        let proof = self.secret.proof(&self.words("called", &ranks, &numbers));
-        let said = json!([MAGIC, self.job, numbers[1], proof, is_set]).to_string();
-        let answer = if call[5] == is_set {
-            Answer::Known(CallingRank {
-                rank: rank as usize,
-                numbers,
-            })
-        } else {
-            Answer::Refused(as_it_says(rank, &difference(is_set)))
+        let (number, source) = (nonce()?, self.secret.source);
+        let exchange = Exchange {
+            rank: rank as usize,
+            ranks: format!("{rank} {}", self.rank),
+            numbers: [theirs.to_string(), number],
+            covers_all: self.secret.covers_all || call[7] == true,
+        };
+        let (number, all) = (&exchange.numbers[1], exchange.covers_all);
+        let said = json!([MAGIC, self.job, number, source, all]).to_string();
+        let answer = match self.difference(exchange.rank, &call[5]) {
+            Some(difference) => Answer::Refused(difference),
+            None => Answer::Known(exchange),
         };
         Ok((answer, said.into_bytes()))
     }
 
     /// The calling rank's second message, which answers the called rank's first.
-    pub(super) fn prove(&self, to: usize, number: &str, answer: &[u8]) -> Answer<Vec<u8>> {
+    pub(super) fn prove(
+        &self,
+        to: usize,
+        number: &str,
+        answer: &[u8],
+    ) -> Answer<(Exchange, Vec<u8>)> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         if answer[0] == MAGIC && answer[1] != self.job {
             return Answer::Elsewhere(format!("{} listens there", self.other_job(&answer[2])));
         }
-        let (true, Some(theirs), Some(proof)) =
-            (answer[0] == MAGIC, answer[2].as_str(), answer[3].as_str())
-        else {
+        let (true, Some(theirs)) = (answer[0] == MAGIC, answer[2].as_str()) else {
             return Answer::Stranger;
         };
-        if answer[4] != self.secret.is_set() {
-            return Answer::Refused(difference(self.secret.is_set()));
+        if let Some(difference) = self.difference(to, &answer[3]) {
+            return Answer::Refused(difference);
         }
-        let numbers = [number.to_string(), theirs.to_string()];
-        let ranks = format!("{} {to}", self.rank);
-        if !self
-            .secret
-            .accepts(&self.words("called", &ranks, &numbers), proof)
-        {
-            return Answer::Refused(format!("it has another {SECRET}"));
-        }
-        let proof = self.secret.proof(&self.words("calling", &ranks, &numbers));
-        Answer::Known(json!([proof]).to_string().into_bytes())
+        let exchange = Exchange {
+            rank: self.rank,
+            ranks: format!("{} {to}", self.rank),
+            numbers: [number.to_string(), theirs.to_string()],
+            covers_all: self.secret.covers_all || answer[4] == true,
+        };
+        let proof = json!([self.proof("calling", &exchange)]).to_string();
+        Answer::Known((exchange, proof.into_bytes()))
     }
 
-    /// Whether the calling rank's second message is right. It is empty where the answer was not.
-    pub(super) fn check(&self, caller: &CallingRank, proof: &[u8]) -> Answer<()> {
+    /// Whether the calling rank's second message is right.
+    pub(super) fn check(&self, exchange: &Exchange, proof: &[u8]) -> Answer<()> {
         let proof: Value = serde_json::from_slice(proof).unwrap_or_default();
-        let proof = proof[0].as_str().unwrap_or("none");
-        let ranks = format!("{} {}", caller.rank, self.rank);
-        let words = self.words("calling", &ranks, &caller.numbers);
+        let proof = proof[0].as_str().unwrap_or_default();
+        let words = self.words("calling", exchange);
         if self.secret.accepts(&words, proof) {
             return Answer::Known(());
         }
-        let reason = format!("it has another {SECRET}");
-        Answer::Refused(as_it_says(caller.rank as u64, &reason))
+        Answer::Refused(self.other_secret(exchange.rank))
     }
-}
 
-fn as_it_says(rank: u64, reason: &str) -> String {
-    format!("rank {rank}, as it says: {reason}")
-}
-
-fn difference(is_set: bool) -> String {
-    if is_set {
-        return format!("it has no {SECRET}, and this rank has one");
+    /// The called rank's second message: WELCOME or TAKEN, with the proof that it has the secret.
+    pub(super) fn verdict(&self, exchange: &Exchange, verdict: &str) -> Vec<u8> {
+        let proof = self.proof(verdict, exchange);
+        json!([verdict, proof]).to_string().into_bytes()
     }
-    format!("it has a {SECRET}, and this rank has none")
+
+    /// The called rank's second message to a rank whose proof is wrong.
+    pub(super) fn refusal() -> Vec<u8> {
+        json!([REFUSED]).to_string().into_bytes()
+    }
+
+    /// Which of the two the called rank has said.
+    pub(super) fn hear(
+        &self,
+        to: usize,
+        exchange: &Exchange,
+        message: &[u8],
+    ) -> Answer<&'static str> {
+        let message: Value = serde_json::from_slice(message).unwrap_or_default();
+        let proof = message[1].as_str().unwrap_or_default();
+        let verdicts = [WELCOME, TAKEN].into_iter();
+        let mut said = verdicts.filter(|&verdict| message[0] == verdict);
+        match said.next() {
+            Some(verdict) if self.secret.accepts(&self.words(verdict, exchange), proof) => {
+                Answer::Known(verdict)
+            }
+            None if message[0] != REFUSED => Answer::Stranger,
+            _ => Answer::Refused(self.other_secret(to)),
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(rank: usize, job: &str, secret: Option<&str>) -> JobKey {
-        JobKey::new(job, Secret::new(secret), rank, 3)
-    }
-
-    /// What rank 0 and rank 2 make of each other.
-    fn meet(zero: &JobKey, two: &JobKey) -> Result<(), String> {
-        let (number, call) = two.call(0).unwrap();
-        let (caller, answer) = zero.answer(&call).unwrap();
-        let caller = match caller {
-            Answer::Known(caller) => caller,
-            other => return Err(format!("{other:?}")),
-        };
-        assert_eq!(caller.rank, 2);
-        let proof = match two.prove(0, &number, &answer) {
-            Answer::Known(proof) => proof,
-            other => return Err(format!("{other:?}")),
-        };
-        match zero.check(&caller, &proof) {
-            Answer::Known(()) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    }
-
-    #[test]
-    fn ranks_of_one_job_recognise_each_other_and_no_others() {
-        for secret in [None, Some("a secret")] {
-            let (zero, two) = (key(0, "job", secret), key(2, "job", secret));
-            meet(&zero, &two).unwrap();
-            let other = JobKey::new("other", Secret::new(secret), 2, 4);
-            let error = meet(&zero, &other).unwrap_err();
-            let expected = "it is rank 2 of another job (of 4 ranks, not 3)";
-            assert_eq!(error, format!("Elsewhere({expected:?})"));
-            let (number, call) = other.call(0).unwrap();
-            let (_, answer) = zero.answer(&call).unwrap();
-            let there = format!("{:?}", other.prove(0, &number, &answer));
-            assert!(there.contains("another job (of 3 ranks, not 4)"), "{there}");
-        }
-        for (ours, theirs, reason) in [
-            (Some("a"), Some("b"), "another DDP_JOB_SECRET"),
-            (Some("a"), None, "it has no DDP_JOB_SECRET"),
-            (None, Some("b"), "it has a DDP_JOB_SECRET"),
-        ] {
-            let error = meet(&key(0, "job", ours), &key(2, "job", theirs)).unwrap_err();
-            assert!(error.contains(reason), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_repeated_proof_is_worth_nothing() {
-        let (zero, two) = (key(0, "job", Some("a")), key(2, "job", Some("a")));
-        let (number, call) = two.call(0).unwrap();
-        let (_, answer) = zero.answer(&call).unwrap();
-        let Answer::Known(proof) = two.prove(0, &number, &answer) else {
-            panic!("they know each other");
-        };
-        let (Answer::Known(caller), _) = zero.answer(&call).unwrap() else {
-            panic!("the call is the same");
-        };
-        assert!(matches!(zero.check(&caller, &proof), Answer::Refused(_)));
-    }
-
-    #[test]
-    fn garbage_is_a_stranger() {
-        let zero = key(0, "job", None);
-        for bytes in [
-            &b""[..],
-            b"GET / HTTP/1.1",
-            b"[]",
-            b"{\"a\":1}",
-            b"\xff\xfe",
-        ] {
-            assert!(matches!(zero.answer(bytes).unwrap().0, Answer::Stranger));
-            assert!(matches!(zero.prove(1, "", bytes), Answer::Stranger));
-        }
-        assert!(key(0, &"é".repeat(5000), None).call(1).unwrap().1.len() <= HELLO_BYTES_MAX);
-    }
-}
+mod tests;

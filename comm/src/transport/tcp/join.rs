@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use super::hello::{Answer, CallingRank, HELLO_BYTES_MAX, JobKey};
+use super::hello::{Answer, Difference, Exchange, HELLO_BYTES_MAX, JobKey, TAKEN, WELCOME};
 use crate::error::{Cause, Error, RankList, Result, Seconds};
 use crate::launcher::stopped_note;
 use crate::membership::client;
@@ -15,9 +15,6 @@ use crate::transport::frames::{Frames, wait, wait_for};
 use crate::waited::Waited;
 
 const ACTION: &str = "bring the ranks together";
-const WELCOME: &[u8] = b"welcome";
-/// To a process with the number of a rank that has joined.
-const TAKEN: &[u8] = b"taken";
 /// How long another process may take for its part of the hello.
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long one connection may take to be made.
@@ -122,7 +119,7 @@ struct NewConnection {
     local: IpAddr,
     remote: IpAddr,
     since: Instant,
-    caller: Option<CallingRank>,
+    caller: Option<Exchange>,
 }
 
 impl Acceptor {
@@ -276,7 +273,8 @@ impl Acceptor {
                 candidate.caller = Some(caller);
                 self.candidates.push(candidate);
             }
-            Answer::Refused(reason) | Answer::Elsewhere(reason) => self.refuse(&candidate, &reason),
+            Answer::Refused(how) => self.refuse_secret(&candidate, &how),
+            Answer::Elsewhere(reason) => self.refuse(&candidate, &reason),
             Answer::Stranger => {}
         }
         Ok(())
@@ -285,33 +283,39 @@ impl Acceptor {
     fn admit(
         &mut self,
         mut candidate: NewConnection,
-        caller: &CallingRank,
+        caller: &Exchange,
         proof: &[u8],
         expected: &[usize],
     ) {
         let rank = caller.rank;
-        match self.key.check(caller, proof) {
-            Answer::Stranger | Answer::Elsewhere(_) => {}
-            Answer::Refused(reason) => self.refuse(&candidate, &reason),
-            Answer::Known(()) if !expected.contains(&rank) => {
-                self.refuse(&candidate, &format!("it says that it is rank {rank}"));
-            }
-            Answer::Known(()) if self.joined.iter().any(|joined| joined.rank == rank) => {
-                candidate.frames.queue(TAKEN);
-                candidate.frames.advance();
-                self.refuse(&candidate, &format!("rank {rank} had joined before"));
-            }
-            Answer::Known(()) => {
-                candidate.frames.queue(WELCOME);
-                candidate.frames.set_limit(self.bytes_max);
-                candidate.frames.advance();
-                self.joined.push(Joined {
-                    rank,
-                    frames: candidate.frames,
-                    address: candidate.local,
-                });
-            }
+        if let Answer::Refused(how) = self.key.check(caller, proof) {
+            candidate.frames.queue(&JobKey::refusal());
+            candidate.frames.advance();
+            return self.refuse_secret(&candidate, &how);
         }
+        if !expected.contains(&rank) {
+            return self.refuse(&candidate, &format!("it says that it is rank {rank}"));
+        }
+        let is_taken = self.joined.iter().any(|joined| joined.rank == rank);
+        let verdict = if is_taken { TAKEN } else { WELCOME };
+        candidate.frames.queue(&self.key.verdict(caller, verdict));
+        candidate.frames.advance();
+        if is_taken {
+            return self.refuse(&candidate, &format!("rank {rank} had joined before"));
+        }
+        candidate.frames.seal(self.key.seals(caller));
+        candidate.frames.set_limit(self.bytes_max);
+        self.joined.push(Joined {
+            rank,
+            frames: candidate.frames,
+            address: candidate.local,
+        });
+    }
+
+    fn refuse_secret(&mut self, candidate: &NewConnection, how: &Difference) {
+        let help = how.help(candidate.remote.to_canonical());
+        let reason = format!("rank {}, as it says: {how}; help: {help}", how.rank);
+        self.refuse(candidate, &reason);
     }
 
     fn refuse(&mut self, candidate: &NewConnection, reason: &str) {
@@ -340,12 +344,21 @@ pub(crate) fn connect(
     let mut waited = Waited::new();
     // What the first process to answer said; until then, why there was none.
     let (mut answer, mut silent) = (None, "its name has no address".to_string());
+    let mut refused = None;
     loop {
         client::check(&key.client)?;
         for address in addresses() {
             match attempt(address, to, key, bytes_max)? {
                 Attempt::Joined(joined) => return Ok(joined),
                 Attempt::Answered(why) => _ = answer.get_or_insert(why),
+                // Whoever holds the port may be a stranger: this rank goes on, and warns at once.
+                Attempt::Refused(why) => {
+                    let why = format!("rank {to} at {address}: {why}");
+                    if refused.as_ref() != Some(&why) {
+                        tracing::warn!("{why}");
+                        refused = Some(why);
+                    }
+                }
                 Attempt::Failed(why) => silent = why,
             }
             if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
@@ -355,7 +368,7 @@ pub(crate) fn connect(
         std::thread::sleep(RETRY);
         if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
             let within = Seconds(limit);
-            let why = answer.unwrap_or(silent);
+            let why = refused.or(answer).unwrap_or(silent);
             let text = format!("rank {to} did not answer at {place} within {within}: {why}");
             return Err(Error::too_late(ACTION, text + &stopped_note()));
         }
@@ -367,6 +380,8 @@ enum Attempt {
     Joined(Joined),
     /// Another process than the rank answered: what it is.
     Answered(String),
+    /// A process answered that has another secret: how they differ.
+    Refused(String),
     /// No process answered: why.
     Failed(String),
 }
@@ -380,38 +395,46 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
     let (Ok(local), Ok(mut frames)) = (local, frames_of(stream)) else {
         return Ok(Attempt::Failed("the connection was lost".into()));
     };
-    let stranger = || "what listens there does not answer as a rank".to_string();
-    let refused = |reason: String, help: &str| {
-        let reason = format!("rank {to} at {address}: {reason}");
-        Err(Error::setup(ACTION, reason, help))
+    let stranger = || {
+        Ok(Attempt::Answered(
+            "what listens there does not answer as a rank".into(),
+        ))
+    };
+    let refused = |how: Difference| {
+        let help = how.help(address.ip().to_canonical());
+        Ok(Attempt::Refused(format!("{how}; help: {help}")))
     };
     let (number, call) = key.call(to)?;
     let Some(answer) = ask(&mut frames, &call) else {
-        return Ok(Attempt::Answered(stranger()));
+        return stranger();
     };
-    let proof = match key.prove(to, &number, &answer) {
+    let (exchange, proof) = match key.prove(to, &number, &answer) {
         Answer::Known(proof) => proof,
-        Answer::Stranger => return Ok(Attempt::Answered(stranger())),
+        Answer::Stranger => return stranger(),
         Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
-        Answer::Refused(reason) => {
-            // No proof: that rank tells its user, too.
-            frames.queue(b"");
-            frames.advance();
-            return refused(reason, "give all ranks the same secret");
-        }
+        Answer::Refused(how) => return refused(how),
     };
-    match ask(&mut frames, &proof).as_deref() {
-        Some(WELCOME) => {}
-        Some(TAKEN) => {
-            let reason = format!("another process is rank {} already", key.rank);
-            return refused(reason, "give each rank a number of its own");
+    let Some(verdict) = ask(&mut frames, &proof) else {
+        let reason = format!("rank {to} did not take this rank in");
+        return Ok(Attempt::Answered(reason));
+    };
+    match key.hear(to, &exchange, &verdict) {
+        Answer::Known(TAKEN) => {
+            let reason = format!(
+                "rank {to} at {address}: another process is rank {} already",
+                key.rank
+            );
+            return Err(Error::setup(
+                ACTION,
+                reason,
+                "give each rank a number of its own",
+            ));
         }
-        _ => {
-            return Ok(Attempt::Answered(format!(
-                "rank {to} did not take this rank in"
-            )));
-        }
+        Answer::Known(_) => {}
+        Answer::Refused(how) => return refused(how),
+        Answer::Stranger | Answer::Elsewhere(_) => return stranger(),
     }
+    frames.seal(key.seals(&exchange));
     frames.set_limit(bytes_max);
     Ok(Attempt::Joined(Joined {
         rank: to,

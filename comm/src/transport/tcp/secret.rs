@@ -1,20 +1,52 @@
-//! The secret that the ranks of a job may share, by which they recognise each other.
+//! The secret that the ranks of a job share, by which they recognise each other and each other's
+//! messages: `DDP_JOB_SECRET`, or else a key that this user's processes make and share.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Problem, Result};
 use crate::rendezvous::Lookup;
 
 /// The variable with the secret.
 pub(crate) const SECRET: &str = "DDP_JOB_SECRET";
+/// What the variable says on a network where everybody is trusted.
+const TRUSTED_NETWORK: &str = "none";
+/// A shorter secret could be guessed from a proof, which whoever holds a port can collect.
+const SECRET_BYTES_MIN: usize = 16;
+/// The variable that says whether MACs cover long payloads of sums, too: `all`.
+const MACS: &str = "DDP_JOB_MAC";
+/// Where this user's key is, below the home folder.
+pub(super) const KEY_FILE: &str = ".config/ddp-train/key";
 
 const ACTION: &str = "recognise the other ranks";
+const CONTEXT: &str = "ddp-train 2026 ranks of a job recognise each other";
 
-/// A key made of the secret; None without one.
+pub(crate) type Key = [u8; blake3::KEY_LEN];
+
+/// Where a rank's secret comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(super) enum SecretSource {
+    /// `DDP_JOB_SECRET`.
+    Variable,
+    /// The key of this user.
+    KeyFile,
+    /// `DDP_JOB_SECRET=none`: whoever reaches the ports is trusted.
+    TrustedNetwork,
+}
+
+/// A key made of the secret.
 #[derive(Clone)]
-pub(crate) struct Secret(Option<[u8; blake3::KEY_LEN]>);
+pub(crate) struct Secret {
+    pub(super) source: SecretSource,
+    key: Key,
+    /// Whether MACs cover long payloads, too. On a connection they do if one end wants it.
+    pub(super) covers_all: bool,
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,80 +56,176 @@ impl fmt::Debug for Secret {
 
 impl Secret {
     pub(crate) fn read(lookup: Lookup<'_>) -> Result<Secret> {
-        match lookup(SECRET) {
-            Some(text) if text.is_empty() => {
-                let reason = format!("{SECRET}: expected a text, got an empty one");
-                let help = "give all ranks the same text, or unset it on all";
-                Err(Error::Launch(Problem::new(ACTION, reason, help)))
+        let covers_all = match lookup(MACS).as_deref() {
+            None => false,
+            Some("all") => true,
+            Some(other) => {
+                let reason = format!("{MACS}: expected all, got {other:?}");
+                return Err(Error::Launch(Problem::new(
+                    ACTION,
+                    reason,
+                    "unset it, or use all",
+                )));
             }
-            text => Ok(Secret::new(text.as_deref())),
+        };
+        let secret = Secret::find(lookup)?;
+        Ok(Secret {
+            covers_all,
+            ..secret
+        })
+    }
+
+    fn find(lookup: Lookup<'_>) -> Result<Secret> {
+        let refused = |reason: String| {
+            let help = format!(
+                "give all ranks the same text, such as `openssl rand -hex 32` prints, or unset {SECRET} on all"
+            );
+            Err(Error::Launch(Problem::new(ACTION, reason, help)))
+        };
+        match lookup(SECRET).as_deref() {
+            None => Secret::of_user(lookup),
+            Some(TRUSTED_NETWORK) => Ok(Secret::of(
+                SecretSource::TrustedNetwork,
+                TRUSTED_NETWORK.as_bytes(),
+            )),
+            Some(text) if text.len() < SECRET_BYTES_MIN => refused(format!(
+                "{SECRET}: expected at least {SECRET_BYTES_MIN} bytes, got {}",
+                text.len()
+            )),
+            Some(text) => Ok(Secret::of(SecretSource::Variable, text.as_bytes())),
         }
     }
 
-    pub(super) fn new(text: Option<&str>) -> Secret {
-        const CONTEXT: &str = "ddp-train 2026 ranks of a job recognise each other";
-        Secret(text.map(|text| blake3::derive_key(CONTEXT, text.as_bytes())))
+    fn of_user(lookup: Lookup<'_>) -> Result<Secret> {
+        let home = lookup("HOME").filter(|home| Path::new(home).is_absolute());
+        let path = home.map(|home| Path::new(&home).join(KEY_FILE));
+        let missing = || io::Error::new(ErrorKind::NotFound, "HOME names no folder");
+        let key = path.as_deref().ok_or_else(missing).and_then(key_at);
+        let key = key.map_err(|error| {
+            let path = path.unwrap_or_else(|| PathBuf::from("~").join(KEY_FILE));
+            let reason = format!("the key {}: {error}", path.display());
+            let help = format!(
+                "make this possible, or give all ranks the same {SECRET}, such as `openssl rand -hex 32` prints"
+            );
+            Error::Launch(Problem::new(ACTION, reason, help))
+        })?;
+        Ok(Secret::of(SecretSource::KeyFile, &key))
     }
 
-    pub(super) fn is_set(&self) -> bool {
-        self.0.is_some()
+    pub(super) fn of(source: SecretSource, bytes: &[u8]) -> Secret {
+        let key = blake3::derive_key(CONTEXT, bytes);
+        let covers_all = false;
+        Secret {
+            source,
+            key,
+            covers_all,
+        }
     }
 
-    /// What only a holder of the secret can say about these words; empty without a secret.
-    pub(super) fn proof(&self, words: &[&str]) -> String {
-        let Some(key) = &self.0 else {
-            return String::new();
-        };
-        let mut hasher = blake3::Hasher::new_keyed(key);
+    /// Whether anybody who reaches a port is taken for a rank.
+    pub(crate) fn is_open(&self) -> bool {
+        self.source == SecretSource::TrustedNetwork
+    }
+
+    /// What only a holder of the secret can say about these words.
+    pub(super) fn proof(&self, words: &[&str]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
         for word in words {
             hasher.update(&(word.len() as u64).to_le_bytes());
             hasher.update(word.as_bytes());
         }
-        hasher.finalize().to_hex().to_string()
+        hasher.finalize()
     }
 
     /// Whether `proof` is that of these words, in a time that does not depend on it.
     pub(super) fn accepts(&self, words: &[&str], proof: &str) -> bool {
-        let hash = |text: &str| blake3::Hash::from_hex(text).ok();
-        if self.is_set() {
-            return hash(proof).is_some_and(|proof| hash(&self.proof(words)) == Some(proof));
-        }
-        proof.is_empty()
+        let proof = blake3::Hash::from_hex(proof);
+        proof.is_ok_and(|proof| proof == self.proof(words))
     }
 }
 
-/// The secret of a job that this process starts: what the user has set, or a new one.
-pub(crate) fn job_secret() -> Result<String> {
-    std::env::var(SECRET).or_else(|_| nonce())
+/// The key in this file, which is made if there is none.
+fn key_at(path: &Path) -> io::Result<Key> {
+    match read_key(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        read => return read,
+    }
+    let folder = path.parent().unwrap_or(path);
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    // The key appears whole: other ranks may look for it at this moment, and make one, too.
+    let whole = folder.join(format!(".key-{}", random()?.to_hex()));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&whole)?;
+    let made = file
+        .write_all(random()?.as_bytes())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::hard_link(&whole, path));
+    fs::remove_file(&whole)?;
+    match made {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => read_key(path),
+    }
+}
+
+/// Only a file that this user alone can read and write is believed.
+fn read_key(path: &Path) -> io::Result<Key> {
+    // A pipe must not make this wait for a writer.
+    let mut file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    let found = file.metadata()?;
+    // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let length = blake3::KEY_LEN as u64;
+    let wrong = if !found.is_file() || found.len() != length {
+        format!("expected a file of {length} bytes; remove it, and a new one is made")
+    } else if found.uid() != user {
+        format!(
+            "expected a file of this user ({user}), got one of user {}",
+            found.uid()
+        )
+    } else if found.mode() & 0o077 != 0 {
+        format!(
+            "others may read or write it (mode {:o}); use chmod 600",
+            found.mode() & 0o777
+        )
+    } else {
+        let mut key = Key::default();
+        return file.read_exact(&mut key).map(|()| key);
+    };
+    Err(io::Error::other(wrong))
+}
+
+/// The secret of the job with this number, which this process starts: made of what the user has
+/// set, or a new one.
+pub(crate) fn job_secret(number: &str) -> Result<String> {
+    let lookup = |name: &str| std::env::var(name).ok();
+    match lookup(SECRET) {
+        None => nonce(),
+        Some(text) if text == TRUSTED_NETWORK => Ok(text),
+        Some(_) => Ok(Secret::find(&lookup)?.proof(&[number]).to_hex().to_string()),
+    }
 }
 
 /// A text that is never used twice.
 pub(crate) fn nonce() -> Result<String> {
-    let mut bytes = [0u8; blake3::OUT_LEN];
-    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     let help = "make /dev/urandom readable";
-    read.map_err(|error| Error::setup("read random bytes", error, help))?;
-    Ok(blake3::Hash::from_bytes(bytes).to_hex().to_string())
+    let bytes = random().map_err(|error| Error::setup("read random bytes", error, help))?;
+    Ok(bytes.to_hex().to_string())
+}
+
+fn random() -> io::Result<blake3::Hash> {
+    let mut bytes = Key::default();
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(blake3::Hash::from_bytes(bytes))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_same_secret_accepts_a_proof_and_only_of_the_same_words() {
-        let [one, other, none] = [Some("a secret"), Some("another"), None].map(Secret::new);
-        let proof = one.proof(&["client", "1"]);
-        assert!(one.accepts(&["client", "1"], &proof));
-        for words in [&["client", "2"][..], &["server", "1"], &["client1"]] {
-            assert!(!one.accepts(words, &proof), "{words:?}");
-        }
-        assert!(!other.accepts(&["client", "1"], &proof));
-        assert!(!none.accepts(&["client", "1"], &proof) && none.accepts(&["x"], ""));
-        assert!(!one.accepts(&["client", "1"], "") && !one.accepts(&[], "garbage"));
-        assert_ne!(nonce().unwrap(), nonce().unwrap());
-        assert_eq!(format!("{one:?}"), "Secret");
-        let empty = Secret::read(&|_| Some(String::new())).unwrap_err();
-        assert!(empty.to_string().ends_with("or unset it on all"), "{empty}");
-    }
-}
+mod tests;

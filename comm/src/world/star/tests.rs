@@ -108,7 +108,8 @@ fn meets(rank: usize, (generation, secret): (u32, &str), at: &Meetings) -> Resul
         ..Options::default()
     };
     let listener = (rank == 0).then(|| at.listener.try_clone().unwrap());
-    let secret = Secret::read(&|_| Some(secret.into()))?;
+    let text = format!("a secret, and which: {secret}");
+    let secret = Secret::read(&|name| (name == "DDP_JOB_SECRET").then(|| text.clone()))?;
     let client = Some(Arc::clone(&at.client));
     Star::over_tcp(place, listener, (secret, client), &options)
 }
@@ -179,7 +180,7 @@ fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let old = meets(1, (1, "a"), &late).unwrap_err().to_string();
         assert!(old.contains("another job"), "{old}");
-        let wrong = meets(1, (2, "b"), &at).unwrap_err().to_string();
+        let wrong = meets(1, (2, "b"), &late).unwrap_err().to_string();
         assert!(wrong.contains("another DDP_JOB_SECRET"), "{wrong}");
         assert!(!first.is_finished());
         let second = meets(1, (2, "a"), &at).unwrap();

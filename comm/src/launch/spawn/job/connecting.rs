@@ -10,8 +10,7 @@ use crate::launch::spawn::remote::{Remote, text_of};
 use crate::launch::spawn::task::VERSION;
 use crate::membership::decide::hosts::{ANSWER_MAX, refused};
 use crate::membership::decide::{JobEvent, silence};
-use crate::say::{print_line, warn};
-use crate::transport::tcp::SECRET;
+use crate::say::print_line;
 
 /// How long agents that others start may take to come, at least.
 const GATHERING_MAX: Duration = Duration::from_secs(60);
@@ -24,13 +23,6 @@ impl Job {
     pub(in crate::launch::spawn) fn connect(&mut self) -> Result<()> {
         let place = self.task.place.as_ref();
         self.listener = place.map(AgentListener::open).transpose()?;
-        if self.listener.is_some() && std::env::var_os(SECRET).is_none() {
-            let text = format!(
-                "MASTER_PORT stays open for the whole job, and whoever reaches it can take the \
-                 place of a lost process; help: give all processes the same {SECRET}"
-            );
-            warn(&self.program, &text);
-        }
         let names = self.state.hosts[1..].iter().map(|host| host.name.clone());
         let names: Vec<String> = names.collect();
         self.connections = names.len();

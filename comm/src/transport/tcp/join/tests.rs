@@ -70,14 +70,12 @@ fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
 fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
     for (ours, theirs, reason) in [
         (Some("a"), Some("b"), "another DDP_JOB_SECRET"),
-        (
-            Some("a"),
-            None,
-            "it has a DDP_JOB_SECRET, and this rank has none",
-        ),
+        (Some("a"), None, "this rank has DDP_JOB_SECRET=none"),
     ] {
         let (mut listener, address) = host(ours);
-        let caller = std::thread::spawn(move || call(address, &key(1, theirs), LONG));
+        // It asks until this time is over, at least once.
+        let limit = Duration::from_secs(2);
+        let caller = std::thread::spawn(move || call(address, &key(1, theirs), limit));
         serve(&mut listener, &[1], |_| caller.is_finished());
         let gathered = listener.gather(&[1], Duration::from_millis(500), "here");
         let text = gathered.unwrap_err().to_string();
@@ -87,9 +85,60 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
         );
         let told = "127.0.0.1 was refused: rank 1, as it says: it has ";
         assert!(text.contains(told), "{text}");
-        let error = caller.join().unwrap().unwrap_err();
-        assert!(error.to_string().contains(reason), "{error}");
+        let text = caller.join().unwrap().unwrap_err().to_string();
+        let told = "rank 0 did not answer at there within 2 s: rank 0 at 127.0.0.1:";
+        assert!(text.contains(told) && text.contains(reason), "{text}");
+        let help = "give all ranks the same DDP_JOB_SECRET, or unset it on all";
+        assert!(text.contains(help), "{text}");
     }
+}
+
+/// A stranger that holds the port until a rank has warned of it.
+#[test]
+fn who_holds_the_port_with_another_secret_does_not_end_a_rank() {
+    let (mut stranger, address) = host(Some("stranger"));
+    let caller = std::thread::spawn(move || call(address, &key(1, Some("a")), LONG));
+    serve(&mut stranger, &[1], |stranger| !stranger.notes.is_empty());
+    drop(stranger);
+    // Connections of the stranger may hold the port for a moment.
+    let listener = loop {
+        if let Ok(listener) = TcpListener::bind(address) {
+            break listener;
+        }
+        std::thread::yield_now();
+    };
+    let mut listener = Acceptor::new(listener, key(0, Some("a")), 1 << 16).unwrap();
+    listener.gather(&[1], LONG, "here").unwrap();
+    assert_eq!(caller.join().unwrap().unwrap().rank, 0);
+}
+
+/// A socket between a rank and rank 0, in whose frames a stranger changes something.
+#[test]
+fn a_frame_that_a_stranger_adds_is_not_taken() {
+    let (mut listener, address) = host(Some("a"));
+    let caller = std::thread::spawn(move || call(address, &key(1, Some("a")), LONG).unwrap());
+    listener.gather(&[1], LONG, "here").unwrap();
+    let (mut zero, one) = (
+        listener.joined.remove(0).frames,
+        caller.join().unwrap().frames,
+    );
+    let (_, mut writer) = one.into_streams().unwrap();
+    writer.write_all(b"genuine").unwrap();
+    // As the launcher's order of a stranger would come: with a length, and without the key.
+    let forged = br#"{"Start":[1,77,[["LD_PRELOAD","/tmp/x.so"]]]}"#;
+    let mut frame = (forged.len() as u32).to_le_bytes().to_vec();
+    frame.extend([0; 16]);
+    frame.extend(forged);
+    writer.0.write_all(&frame).unwrap();
+    writer.write_all(b"later").unwrap();
+    let mut taken = Vec::new();
+    wait_for(LONG, std::slice::from_mut(&mut zero), |frames| {
+        taken.extend(frames[0].take());
+        frames[0].is_closed().then_some(())
+    })
+    .unwrap();
+    assert_eq!(taken, [b"genuine"]);
+    assert_eq!(zero.take(), None);
 }
 
 #[test]
