@@ -114,8 +114,8 @@ fn start(
     comms: Option<(Comm, Comm)>,
 ) -> Result<Start> {
     let board = Board::new(&segment);
-    board.show_beats(placement.local_rank);
     let peers = peers(&placement, &board)?;
+    board.show_beats(placement.local_rank);
     let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
     let masks: Vec<Cores> = here.iter().map(|&rank| infos[rank].cores.clone()).collect();
     let (alerts, base) = comms.unzip();
@@ -302,3 +302,6 @@ pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
     let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
     Ok(OwnedFd::from(socket))
 }
+
+#[cfg(test)]
+mod tests;

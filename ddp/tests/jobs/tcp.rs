@@ -1,8 +1,8 @@
 //! Ranks that meet over TCP by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, without MPI:
 //! they train as under `mpirun`, and one that fails, is missing or has another secret is named.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::support::job::{FAR, Folder, Job, QUICK, free_port, host};
@@ -159,7 +159,7 @@ fn a_missing_rank_is_named_by_rank_0() {
 #[test]
 fn a_rank_with_another_secret_is_refused_and_says_so() {
     let folder = Folder::new("tcp-secret");
-    let secret = |rank: usize| format!("DDP_JOB_SECRET=secret{}", rank / 2);
+    let secret = |rank: usize| format!("DDP_JOB_SECRET=secret-of-16-bytes-{}", rank / 2);
     let ended = ranks(
         &folder,
         3,
@@ -179,6 +179,133 @@ fn a_rank_with_another_secret_is_refused_and_says_so() {
     );
     // In the log at once, and in the error.
     assert_eq!(ended.stderr.matches(told).count(), 2, "{ended}");
+    let warned = ended
+        .stderr
+        .matches("it has another DDP_JOB_SECRET; help: give all");
+    assert_eq!(warned.count(), 4, "{ended}");
+}
+
+/// Each rank has its own home folder, as hosts may have.
+#[test]
+fn ranks_whose_keys_differ_say_how_to_copy_one_and_train_once_it_is_copied() {
+    let folder = Folder::new("tcp-keys");
+    let home = |rank: usize| format!("HOME=$PWD/home{rank}");
+    let words = format!("{QUICK} --timeout-s {MISSING_S}");
+    let ended = ranks(&folder, 2, &words, &home).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let line = "scp 127.0.0.1:.config/ddp-train/key ~/.config/ddp-train/key";
+    for cause in ended.causes() {
+        assert!(cause.contains("it has another ~/.config"), "{ended}");
+        assert!(cause.contains(line), "{ended}");
+    }
+    let key = |rank: usize| {
+        folder
+            .path()
+            .join(format!("home{rank}/.config/ddp-train/key"))
+    };
+    std::fs::copy(key(0), key(1)).unwrap();
+    ranks(&folder, 2, QUICK, &home).run().assert_well();
+}
+
+/// Whoever answers at MASTER_ADDR:MASTER_PORT could be the launcher of an agent.
+#[test]
+fn a_stranger_who_is_no_launcher_starts_nothing_on_an_agent() {
+    let folder = Folder::new("tcp-no-launcher");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let ran = folder.path().join("ran");
+    let program = folder.script("evil", &format!("#!/bin/sh\ntouch '{}'\n", ran.display()));
+    let job = folder.alone(&format!("{QUICK} --min-ranks 1"));
+    let job = job
+        .env("RANK", "1")
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_PORT", &port);
+    let job = job.env("MASTER_ADDR", "127.0.0.1");
+    let agent = job
+        .env("HOME", &folder.path().display().to_string())
+        .start();
+    for _ in 0..2 {
+        let (mut socket, _) = listener.accept().unwrap();
+        let call: serde_json::Value = serde_json::from_slice(&frame_from(&mut socket)).unwrap();
+        // The answers of a rank 0 that does not know the secret.
+        let number = "0".repeat(64);
+        let said = serde_json::json!([call[0], call[1], number, call[5], false]);
+        frame_to(&mut socket, said.to_string().as_bytes());
+        let proof = String::from_utf8(frame_from(&mut socket)).unwrap();
+        let proof: serde_json::Value = serde_json::from_str(&proof).unwrap();
+        let said = serde_json::json!(["welcome", proof[0]]);
+        frame_to(&mut socket, said.to_string().as_bytes());
+        let version = env!("CARGO_PKG_VERSION");
+        let setup = serde_json::json!({"Prepare": {
+            "version": version, "directory": folder.path(), "arguments": [], "size": 2,
+            "environment": [["LD_PRELOAD", program]],
+            "grace": {"secs": 1, "nanos": 0}, "silence": {"secs": 60, "nanos": 0},
+        }});
+        let start = serde_json::json!({"Start": [1, 1, [["LD_PRELOAD", program]]]});
+        for order in [setup, start] {
+            // As lines, and as frames: the agent reads neither, and closes.
+            _ = socket.write_all(format!("{order}\n").as_bytes());
+        }
+        _ = socket.read_to_end(&mut Vec::new());
+    }
+    agent.wait_for_said("it has another ~/.config/ddp-train/key");
+    agent.signal("TERM");
+    let ended = agent.wait();
+    assert!(
+        !ended.stderr.contains("rank 1 "),
+        "no rank was started: {ended}"
+    );
+    assert!(!ran.exists(), "{ended}");
+}
+
+fn frame_from(socket: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    socket.read_exact(&mut length).unwrap();
+    let mut message = vec![0; u32::from_le_bytes(length) as usize];
+    socket.read_exact(&mut message).unwrap();
+    message
+}
+
+fn frame_to(socket: &mut TcpStream, message: &[u8]) {
+    let length = (message.len() as u32).to_le_bytes();
+    socket.write_all(&[&length, message].concat()).unwrap();
+}
+
+#[test]
+fn agents_refuse_to_work_without_a_secret() {
+    let folder = Folder::new("tcp-agents-open");
+    for rank in ["0", "1"] {
+        let job = folder.alone(&format!("{QUICK} --min-ranks 1"));
+        let job = job
+            .env("RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_PORT", "9");
+        let job = job.env("MASTER_ADDR", "127.0.0.1");
+        let ended = job.env("DDP_JOB_SECRET", "none").run();
+        let cause = ended.assert_fails(2);
+        let told = "DDP_JOB_SECRET=none would let anybody on the network give them orders";
+        assert!(cause.contains(told), "{ended}");
+    }
+}
+
+#[test]
+fn a_trusted_network_needs_no_key_and_one_rank_makes_macs_cover_all() {
+    let folder = Folder::new("tcp-open");
+    let open = |rank: usize| {
+        let all = ["", "DDP_JOB_MAC=all"][rank];
+        format!("HOME=/nowhere DDP_JOB_SECRET=none {all} {}", on_hosts(rank))
+    };
+    ranks(&folder, 2, QUICK, &open).run().assert_well();
+    let folder = Folder::new("tcp-no-home");
+    let ended = ranks(&folder, 2, QUICK, &|_| "HOME=/proc".into()).run();
+    assert_eq!(ended.exit_code(), Some(2), "{ended}");
+    for cause in ended.causes() {
+        assert!(
+            cause.contains("the key /proc/.config/ddp-train/key: "),
+            "{ended}"
+        );
+        assert!(cause.contains("openssl rand -hex 32"), "{ended}");
+    }
 }
 
 #[test]
@@ -244,7 +371,7 @@ fn variables_that_make_no_sense_end_the_process_with_2() {
         (
             "DDP_JOB_SECRET",
             "",
-            "DDP_JOB_SECRET: expected a text, got an empty one",
+            "DDP_JOB_SECRET: expected at least 16 bytes, got 0",
         ),
     ] {
         let job = folder.alone(QUICK).env("RANK", "0").env("WORLD_SIZE", "2");
