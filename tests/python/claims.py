@@ -4,6 +4,7 @@ import ast
 import doctest
 import fcntl
 import glob
+import html.parser
 import importlib.util
 import json
 import os
@@ -718,6 +719,62 @@ def notebooks_show_a_curve_and_restart_without_ranks():
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def a_log_puts_no_html_into_a_notebook_and_no_escapes_into_a_terminal():
+    """Every value of a log that another wrote, replaced by what a browser or a terminal would obey."""
+    attack = "\x1b]0;x\x07</b><script>alert(1)</script><img src=x onerror='alert(1)'>\"><svg onload=alert(1)>"
+    events = [
+        {"event": "start", "time_unix_s": 1.0, "steps": 9, "steps_per_epoch": 3, "data": "label: y", "config": {"steps": 9, "epochs": 3}},
+        {"event": "step", "step": 1, "loss": 2.5, "accuracy": 0.5, "rmse": 1.0},
+        {"event": "step", "step": 2, "loss": 1.5, "accuracy": 0.6, "rmse": 1.0},
+        {"event": "eval", "step": 2, "loss": 1.5, "perplexity": 2.0, "r2": 0.5, "auc": 0.5, "best_by": "r2"},
+        {"event": "resume", "time_unix_s": 2.0, "step": 2},
+        {"event": "end", "outcome": "failed", "reason": "why", "exit_code": 76, "steps": 2},
+    ]
+    tags = {"div", "b", "progress", "small", "span", "br", "svg", "text", "tspan", "polyline"}
+    found = []
+
+    class Page(html.parser.HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            found.append((tag, *sorted(name for name, _ in attributes)))
+
+    def parsed(page):
+        found.clear()
+        Page().feed(page)
+        return set(found)
+
+    def look(changed):
+        with open("run/metrics.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(event) + "\n" for event in changed)
+        run = ddp_train.Run("run")
+        assert "\x1b" not in repr(run) and "\x07" not in repr(run), repr(run)
+        try:
+            run.wait(show=False)
+        except ddp_train.Error as error:
+            assert "\x1b" not in str(error), repr(str(error))
+        return parsed(run._repr_html_())
+
+    os.mkdir("run")
+    harmless = look(events)
+    assert {it[0] for it in harmless} == tags, harmless
+    for event in events:
+        for place in (event, event.get("config", {})):
+            for key, old in place.items():
+                place[key] = attack
+                assert look(events) <= harmless, (event, key)
+                place[key] = old
+    with open("run/config.toml", "w", encoding="utf-8") as file:
+        file.write(f"steps = {json.dumps(attack)}\nepochs = {json.dumps(attack)}\n")
+    for event in events:
+        event.update({name: attack for name in event if name not in ("event", "config")})
+    events[0]["config"].update(steps=attack, epochs=attack)
+    assert look(events) <= harmless
+    # Nor from the name of its folder.
+    os.makedirs(attack.replace("/", ""))
+    shutil.copy("run/metrics.jsonl", attack.replace("/", ""))
+    run = ddp_train.Run(attack.replace("/", ""))
+    assert parsed(run._repr_html_()) <= harmless and "\x1b" not in repr(run)
 
 
 def a_notebook_runs_from_its_first_cell_to_its_last():

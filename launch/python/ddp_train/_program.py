@@ -25,7 +25,7 @@ class Error(RuntimeError):
         self.message, self.code = message, code
 
     def __str__(self) -> str:
-        return f"{self.message} (exit code {self.code})"
+        return visible(f"{self.message} (exit code {self.code})")
 
 
 class SettingError(Error, ValueError):
@@ -57,6 +57,11 @@ PREFIX = f"ddp-train-{os.getuid()}-"
 def without_folder(text: str) -> str:
     """A message with the names of such files without their folder, which says nothing."""
     return re.sub(rf"[^\s'\"]*/{PREFIX}\w+/", "", text)
+
+
+def visible(text: str) -> str:
+    """A text from a file, without the escape sequences that a terminal would obey."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda it: repr(it[0])[1:-1], text)
 
 
 def shell() -> Any:

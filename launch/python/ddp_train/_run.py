@@ -215,7 +215,7 @@ class Run:
         code = self._process.returncode if self._process is not None else None
         # A process that ignores SIGCHLD sees 0 of every child.
         if end and code in (None, 0, end.exit_code):
-            return end.outcome
+            return end.outcome if end.outcome in ("done", "early", "stopped") else "failed"
         return "stopped" if code == STOPPED else "failed"
 
     def _events(self) -> list[Event]:

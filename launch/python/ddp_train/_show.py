@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
-from ._program import shell, without_folder
+from ._program import shell, visible, without_folder
 
 if TYPE_CHECKING:
     from ._run import Event, Run
@@ -20,10 +19,15 @@ REDRAW_S = 0.5
 COLORS = {"training": "#3b82c4", "held out": "#d9730d"}
 
 
-def curves(events: list[Event]) -> dict[str, list[tuple[int, float]]]:
+def number(value: Any) -> Optional[float]:
+    """A finite number as it is, None for anything else: others may have written the log."""
+    return value if isinstance(value, (int, float)) and abs(value) < 1e300 else None
+
+
+def curves(events: list[Event]) -> dict[str, list[tuple[float, float]]]:
     """The losses in training and on held-out rows."""
-    of = lambda kind: [(event["step"], event["loss"]) for event in events if event.event == kind and event.loss is not None]
-    found = {"training": of("step"), "held out": of("eval")}
+    of = lambda kind: [(number(event.step), number(event.loss)) for event in events if event.event == kind]
+    found = {name: [point for point in of(kind) if None not in point] for name, kind in (("training", "step"), ("held out", "eval"))}
     return {name: points for name, points in found.items() if points}
 
 
@@ -33,19 +37,21 @@ def figures(events: list[Event]) -> dict[str, str]:
     for kind, prefix in (("step", ""), ("eval", "held-out ")):
         last = next((event for event in reversed(events) if event.event == kind), None)
         for name in ("loss", "accuracy", "perplexity", "rmse", "r2", "auc"):
-            if last is not None and last.get(name) is not None and not (prefix == "" and name == "perplexity"):
-                shown[prefix + name] = f"{last[name]:.1%}" if name == "accuracy" else f"{last[name]:.4g}"
+            value = number(last.get(name)) if last is not None else None
+            if value is not None and not (prefix == "" and name == "perplexity"):
+                shown[prefix + name] = f"{value:.1%}" if name == "accuracy" else f"{value:.4g}"
     return shown
 
 
 def progress(run: Run, events: list[Event]) -> tuple[int, int]:
     """Steps taken, and of how many."""
-    taken = max((event.step or event.steps or 0 for event in events if event.event in ("step", "eval", "end", "checkpoint")), default=0)
+    of = lambda fields, name: int(number(fields.get(name)) or 0) if isinstance(fields, dict) else 0
+    taken = max((of(event, "step") or of(event, "steps") for event in events if event.event in ("step", "eval", "end", "checkpoint")), default=0)
     start = next((event for event in events if event.event == "start"), None)
-    total = (start.steps or start.config.get("steps") or 0) if start else 0
+    total = of(start, "steps") or of(start.config, "steps") if start else 0
     if start and any(event.event == "resume" for event in events):
         told = run._config()
-        total = told.get("steps") or told.get("epochs", 0) * (start.steps_per_epoch or 0)
+        total = of(told, "steps") or of(told, "epochs") * of(start, "steps_per_epoch")
     return taken, max(total, taken)
 
 
@@ -58,11 +64,14 @@ def line(run: Run, events: list[Event], width: int = 16) -> str:
     spark = "".join(BARS[int(7 * (value - low) / ((high - low) or 1))] for value in values)
     bar = "━" * int(10 * taken / (total or 1))
     parts = [f"{os.path.relpath(run.folder)}: {run.outcome}, step {taken} of {total} {bar:·<10}", spark, ", ".join(f"{name} {value}" for name, value in figures(events).items())]
-    return " ".join(part for part in parts if part)
+    return visible(" ".join(part for part in parts if part))
 
 
 def page(run: Run, events: list[Event]) -> str:
-    """A run as HTML without scripts, which notebooks show as it is: the head of its report, and its curve."""
+    """A run as HTML without scripts, which notebooks show as it is: the head of its report, and its curve.
+
+    Whatever comes from the log is a number or escaped.
+    """
     taken, total = progress(run, events)
     outcome, data = run.outcome, next((event.data for event in events if event.event == "start"), "")
     end = next((event for event in reversed(events) if event.event == "end"), None)
@@ -70,14 +79,14 @@ def page(run: Run, events: list[Event]) -> str:
     cell = "<span style='display:inline-block;margin-right:1.5em'><small>{}</small><br><b>{}</b></span>"
     cells = "".join(cell.format(name, value) for name, value in figures(events).items())
     return (
-        f"<div style='max-width:48em'><b>{html.escape(os.path.relpath(run.folder))}</b> · {outcome} · step {taken} of {total} "
+        f"<div style='max-width:48em'><b>{html.escape(os.path.relpath(run.folder))}</b> · {html.escape(outcome)} · step {taken} of {total} "
         f"<progress value='{taken}' max='{max(total, 1)}'></progress>{reason}"
         f"<div><small>{html.escape(without_folder(str(data)))}</small></div>{cells}{_chart(curves(events))}</div>"
     )
 
 
-def _chart(lines: dict[str, list[tuple[int, float]]]) -> str:
-    points = [point for line in lines.values() for point in line if math.isfinite(point[1])]
+def _chart(lines: dict[str, list[tuple[float, float]]]) -> str:
+    points = [point for line in lines.values() for point in line]
     if not points:
         return ""
     (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points))
