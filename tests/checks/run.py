@@ -90,7 +90,7 @@ class Checks:
         # In one of three commits, whose unit tests take less.
         if {2, 5}.intersection(sixths):
             beside("tests/launch: slurm", ["tests/launch/run", "slurm"], waits=True)
-        beside("tests/launch: kubernetes gpu-check", ["tests/launch/run", "kubernetes", "gpu-check"], waits=True)
+        beside("tests/launch: kubernetes gpu-check trust", ["tests/launch/run", "kubernetes", "gpu-check", "trust"], waits=True)
         for which in self.selected("hosts", 6):
             beside(f"tests/hosts, part {which + 1} of 6", ["tests/hosts/run", f"{which + 1}/6"], waits=True)
         for package, target in self.programs.slow():

@@ -45,7 +45,8 @@ PROBE = thing(
     tcpSocket=thing(["port"], port=PORT), initialDelaySeconds=COUNT, periodSeconds=POSITIVE, timeoutSeconds=POSITIVE,
     successThreshold=POSITIVE, failureThreshold=POSITIVE,
 )
-SECURITY = dict(runAsUser=COUNT, runAsGroup=COUNT, runAsNonRoot=FLAG, seccompProfile=named(TEXT))
+SECURITY = dict(runAsUser=COUNT, runAsGroup=COUNT, runAsNonRoot=FLAG,
+                seccompProfile=thing(["type"], type=one_of("RuntimeDefault", "Unconfined", "Localhost"), localhostProfile=TEXT))
 HOOK = thing(["exec"], exec=thing(["command"], command=many(TEXT)))
 CONTAINER = thing(
     ["name", "image"],
@@ -79,7 +80,7 @@ METADATA = thing(name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-
 POD_FIELDS = dict(
     containers=many(CONTAINER), initContainers=many(CONTAINER), volumes=many(VOLUME), restartPolicy=one_of("Always", "OnFailure", "Never"),
     terminationGracePeriodSeconds=COUNT, securityContext=thing(**SECURITY, fsGroup=COUNT), nodeSelector=named(TEXT), tolerations=many(named({})),
-    affinity=named({}), serviceAccountName=TEXT, priorityClassName=TEXT, schedulerName=TEXT, imagePullSecrets=many(thing(["name"], name=TEXT)),
+    affinity=named({}), serviceAccountName=TEXT, automountServiceAccountToken=FLAG, priorityClassName=TEXT, schedulerName=TEXT, imagePullSecrets=many(thing(["name"], name=TEXT)),
 )
 TEMPLATE = thing(["spec"], metadata=METADATA, spec=thing(["containers"], **POD_FIELDS))
 
@@ -118,6 +119,15 @@ JOB = thing(
     metadata=METADATA,
     spec=thing(["template"], template=TEMPLATE, backoffLimit=COUNT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=POSITIVE,
                completions=POSITIVE, parallelism=COUNT, suspend=FLAG, podFailurePolicy=thing(["rules"], rules=many(RULE))),
+)
+SELECTOR = thing(["matchLabels"], matchLabels=named(TEXT))
+POLICY = thing(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion=one_of("networking.k8s.io/v1"),
+    kind=one_of("NetworkPolicy"),
+    metadata=METADATA,
+    spec=thing(["podSelector"], podSelector=SELECTOR, policyTypes=many(one_of("Ingress", "Egress")),
+               ingress=many(thing(**{"from": many(thing(podSelector=SELECTOR, namespaceSelector=SELECTOR))}))),
 )
 
 
@@ -190,7 +200,48 @@ def wrong_in_pod(what, pod):
                 yield f"{where}: ddp-train starts no ranks with {', '.join(unknown)}"
 
 
+def not_restricted(what, pod):
+    """What a namespace that enforces Kubernetes' pod security standard "restricted" would refuse, and a token that nobody needs.
+
+    Other fields that it limits, as hostNetwork, hostPath and procMount, the schema does not know.
+    """
+    if pod.get("automountServiceAccountToken") is not False:
+        yield f"{what}: it has a token for Kubernetes' API"
+    for container in pod["containers"] + pod.get("initContainers", []):
+        where, security = f"{what}, container {container['name']}", container.get("securityContext", {})
+        whole = {**pod.get("securityContext", {}), **security}
+        if whole.get("runAsNonRoot") is not True:
+            yield f"{where}: runAsNonRoot is not true"
+        if whole.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield f"{where}: seccompProfile is not RuntimeDefault"
+        if security.get("allowPrivilegeEscalation") is not False:
+            yield f"{where}: allowPrivilegeEscalation is not false"
+        if security.get("capabilities", {}).get("drop") != ["ALL"] or security["capabilities"].get("add"):
+            yield f"{where}: it has capabilities"
+        if security.get("privileged"):
+            yield f"{where}: it is privileged"
+
+
+def wrong_in_policy(policy, templates):
+    """Who else may connect to these pods."""
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    for template in templates:
+        if not selected.items() <= template.get("metadata", {}).get("labels", {}).items():
+            yield "the NetworkPolicy is not about all pods of the job"
+    if "Ingress" not in policy["spec"].get("policyTypes", []):
+        yield "the NetworkPolicy does not limit who connects"
+    wanted = [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}] if len(templates) > 1 else []
+    if policy["spec"].get("ingress", []) != wanted:
+        yield f"the NetworkPolicy admits others: {policy['spec'].get('ingress')}"
+
+
 def wrong_in_mpi_job(job):
+    yield from wrong_in_roles(job)
+    for kind, role in job["spec"]["mpiReplicaSpecs"].items():
+        yield from not_restricted(kind, role["template"]["spec"])
+
+
+def wrong_in_roles(job):
     spec = job["spec"]
     launcher, worker = (spec["mpiReplicaSpecs"][kind]["template"]["spec"] for kind in ("Launcher", "Worker"))
     yield from wrong_in_pod("Launcher", launcher)
@@ -240,7 +291,7 @@ def wrong_in_ending(spec, launcher, worker):
 
 def wrong_with_rdma(job):
     """What is wrong of the file with its lines for RDMA."""
-    yield from mistakes(job, MPI_JOB) or wrong_in_mpi_job(job)
+    yield from mistakes(job, MPI_JOB) or wrong_in_roles(job)
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][kind]["template"]["spec"]["containers"][0] for kind in ("Launcher", "Worker"))
     if not any(name.startswith("rdma/") for name in worker["resources"]["limits"]):
         yield "workers do not ask for /dev/infiniband"
@@ -258,6 +309,7 @@ def stop_hook(pod):
 def wrong_in_job(job):
     pod = job["spec"]["template"]["spec"]
     yield from wrong_in_pod("Job", pod)
+    yield from not_restricted("Job", pod)
     container = pod["containers"][0]
     ranks, gpus = option(container["command"], "--ranks"), container["resources"]["limits"]["nvidia.com/gpu"]
     if ranks != str(gpus):
@@ -289,7 +341,7 @@ def changed(document, *path_and_value):
     return document
 
 
-def planted(mpi_job, job):
+def planted(policy, mpi_job, job):
     """Mistakes that must be found: a name, the document, who finds it."""
     worker = ("spec", "mpiReplicaSpecs", "Worker", "template", "spec")
     launcher = ("spec", "mpiReplicaSpecs", "Launcher", "template", "spec")
@@ -318,6 +370,24 @@ def planted(mpi_job, job):
     yield "a pod that starts again by itself", changed(job, "spec", "template", "spec", "restartPolicy", "OnFailure"), alone
     yield "75 counted", changed(job, "spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values", [76]), alone
     yield "no template", changed(job, "spec", "template", None), alone
+    pod = ("spec", "template", "spec")
+    security = (*pod, "containers", 0, "securityContext")
+    yield "root", changed(job, *security, "runAsNonRoot", None), alone
+    yield "every system call", changed(job, *security, "seccompProfile", "type", "Unconfined"), alone
+    yield "no filter of system calls", changed(job, *security, "seccompProfile", None), alone
+    yield "setuid programs", changed(job, *security, "allowPrivilegeEscalation", None), alone
+    yield "capabilities", changed(job, *security, "capabilities", "drop", ["NET_RAW"]), alone
+    yield "a capability", changed(mpi_job, *worker, "containers", 0, "securityContext", "capabilities", "add", ["IPC_LOCK"]), both
+    yield "a privileged container", changed(job, *security, "privileged", True), alone
+    yield "a token", changed(mpi_job, *launcher, "automountServiceAccountToken", None), both
+    yield "the host's network", changed(job, *pod, "hostNetwork", True), alone
+    templates = [role["template"] for role in mpi_job["spec"]["mpiReplicaSpecs"].values()]
+    among = lambda document: mistakes(document, POLICY) or list(wrong_in_policy(document, templates))
+    yield "a policy of other pods", changed(policy, "spec", "podSelector", "matchLabels", "app.kubernetes.io/instance", "other"), among
+    yield "a policy that admits all", changed(policy, "spec", "ingress", 0, "from", None), among
+    yield "a policy that admits a namespace", changed(policy, "spec", "ingress", 0, "from", 0, "podSelector", None), among
+    yield "a policy of what goes out", changed(policy, "spec", "policyTypes", ["Egress"]), among
+    yield "a policy that admits someone to a lonely pod", policy, lambda document: list(wrong_in_policy(document, [job["spec"]["template"]]))
 
 
 # ---- what a worker does before it stops ----
@@ -364,23 +434,40 @@ def ranks_save_before_a_worker_stops(job):
     return "" if said == "at its end 2 have saved" else said or "nothing was said"
 
 
+def wrong_in_secret():
+    """docs/elastic.md: the secret that the command makes is the one that the pods read, and it is in no file."""
+    page = text("docs/elastic.md")
+    made = re.search(r"^openssl rand -hex 32 \| tr -d '\\n' \| kubectl create secret generic (\S+) --from-file=(\w+)=/dev/stdin$", page, re.MULTILINE)
+    read = re.search(r"name: DDP_JOB_SECRET\n +valueFrom: \{secretKeyRef: \{name: (\S+), key: (\w+)\}\}", page)
+    if not made or not read or made.groups() != read.groups():
+        yield f"the secret is made as {made and made.groups()}, and read as {read and read.groups()}"
+
+
 def main():
-    documents = {}
+    documents = []
     failed = False
     for path, schema, rules in [("launch/kubernetes/mpijob.yaml", MPI_JOB, wrong_in_mpi_job), ("launch/kubernetes/pod.yaml", JOB, wrong_in_job)]:
-        documents[path] = yaml.load(text(path), Loader)
-        found = mistakes(documents[path], schema) or list(rules(documents[path]))
+        policy, job = yaml.load_all(text(path), Loader)
+        templates = [it["template"] for it in job["spec"].get("mpiReplicaSpecs", {"Job": job["spec"]}).values()]
+        documents += [policy, job]
+        found = mistakes(policy, POLICY) or mistakes(job, schema) or [*wrong_in_policy(policy, templates), *rules(job)]
         for mistake in found:
             print(f"    FAILED: {path}: {mistake}", file=sys.stderr)
         failed = failed or bool(found)
         print(f"    {path}")
+    for mistake in wrong_in_secret():
+        print(f"    FAILED: docs/elastic.md: {mistake}", file=sys.stderr)
+        failed = True
+    if failed:
+        return 1
+    policy, mpi_job, _, job = documents
     of_rdma = re.sub("#rdma ", "", text("launch/kubernetes/mpijob.yaml"))
-    for mistake in wrong_with_rdma(yaml.load(of_rdma, Loader)):
+    for mistake in wrong_with_rdma(list(yaml.load_all(of_rdma, Loader))[1]):
         print(f"    FAILED: launch/kubernetes/mpijob.yaml with its lines for RDMA: {mistake}", file=sys.stderr)
         failed = True
     if failed:
         return 1
-    wrong = ranks_save_before_a_worker_stops(documents["launch/kubernetes/mpijob.yaml"])
+    wrong = ranks_save_before_a_worker_stops(mpi_job)
     if wrong:
         print(f"    FAILED: before a worker stops its ranks save: {wrong}", file=sys.stderr)
         failed = True
@@ -389,7 +476,7 @@ def main():
     else:
         print("    before a worker stops its ranks save")
     count = 0
-    for name, document, finds in planted(*documents.values()):
+    for name, document, finds in planted(policy, mpi_job, job):
         found = finds(document)
         count += 1
         if not found:
