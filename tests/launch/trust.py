@@ -6,6 +6,7 @@ Each check also finds planted mistakes.
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,13 @@ def wrong_in_package(script):
             yield f"{line}: expected pip to check hashes"
 
 
+SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+def has_sshd():
+    return bool(shutil.which("sshd", path=SBIN) and shutil.which("setpriv"))
+
+
 # Slurm's programs: ranks write down what they see. The command line of each process is readable for every user.
 SRUN = """#!/bin/bash
 case $* in *--mpi=list*) echo none; exit ;; esac
@@ -81,6 +89,31 @@ def wrong_in_batch(script):
         yield "the secret is on a command line"
 
 
+def wrong_in_host_keys(config):
+    """Of two ssh servers, started as in a container, one has another key than the job."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        os.mkdir(f"{folder}/.ssh")
+        for name in (".ssh/id_rsa", "other"):
+            # Of the type that the MPI operator makes.
+            subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", f"{folder}/{name}"], check=True)
+        with open(f"{folder}/config", "w", encoding="utf-8") as file:
+            file.write(config.replace("%d/", f"{folder}/"))
+        # As root it would need a folder outside.
+        user = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups"] if os.getuid() == 0 else []
+        if user:
+            subprocess.run(["chown", "-R", "1000:1000", f"{folder}/.ssh", f"{folder}/other"], check=True)
+        said = {}
+        for name in (".ssh/id_rsa", "other"):
+            server = [*user, shutil.which("sshd", path=SBIN), "-i", "-f", os.path.abspath("docker/sshd_config"), "-o", f"HostKey={folder}/{name}"]
+            words = ["ssh", "-F", f"{folder}/config", "-o", "BatchMode=yes", "-i", "/dev/null", "-o", f"ProxyCommand={' '.join(server)}", "ddp@node7", "true"]
+            said[name] = subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    if "Host key verification failed" in said[".ssh/id_rsa"] or "Permission denied" not in said[".ssh/id_rsa"]:
+        yield f"a host with the job's key is refused: {said['.ssh/id_rsa']}"
+    if "Host key verification failed" not in said["other"]:
+        yield f"a host with another key is accepted: {said['other']}"
+
+
 def planted():
     """Mistakes that must be found: who finds it, the file, what is replaced and by what."""
     workflow = ".github/workflows/test.yml"
@@ -95,6 +128,9 @@ def planted():
     yield wrong_in_requirements, "launch/python/requirements.txt", "maturin==", "maturin>="
     yield wrong_in_package, "launch/package", " --require-hashes", ""
     yield wrong_in_package, "launch/package", " --no-deps", ""
+    if has_sshd():
+        yield wrong_in_host_keys, "docker/ssh_config", "StrictHostKeyChecking yes", "StrictHostKeyChecking no"
+        yield wrong_in_host_keys, "docker/ssh_config", "KnownHostsCommand.*", ""
     batch = "launch/slurm/train.sbatch"
     yield wrong_in_batch, batch, "export DDP_JOB_SECRET=", "unused="
     yield wrong_in_batch, batch, r"\$\(od [^)]*\)", "$SLURM_JOB_ID"
@@ -110,6 +146,10 @@ def main():
         wrong_in_package: ["launch/package"],
         wrong_in_batch: ["launch/slurm/train.sbatch"],
     }
+    if has_sshd():
+        places[wrong_in_host_keys] = ["docker/ssh_config"]
+    else:
+        print("    skipped: keys of hosts: no sshd (SETUP_FOR=launching launch/setup installs it)")
     for finds, paths in places.items():
         for path in paths:
             print(f"    {path}")
