@@ -56,6 +56,14 @@ def use():
     else:
         raise AssertionError("Trainer took a setting that does not exist")
     pandas = __import__("pandas")
+    # Settings that name columns, of frames without texts, and of arrays.
+    numbers = pandas.DataFrame({"id": numpy.arange(200), "town": numpy.where(x[:, 0] > 0, 7, numpy.arange(200) % 2 * 9)})
+    how = {"task": "classification", "epochs": 20, "batch_size": 16, "lr": 0.02, "threads": 1, "drop": ["id"]}
+    model = ddp_train.Trainer(categorical=["town"], **how).fit(numbers, y)
+    assert model.score(numbers, y) == 1 and (model.predict(numbers.to_numpy()) == y).all()
+    numbered = numbers.rename(columns={"id": 0, "town": 1})
+    for rows in (numbered, numbers.to_numpy()):
+        assert ddp_train.Trainer(categorical=["c1"], **{**how, "drop": ["c0"]}).fit(rows, y).score(rows, y) == 1
     frame = pandas.DataFrame({"town": ["a", "b"] * 100, "x": x[:, 0]})
     told = ddp_train.Trainer(categorical="auto", epochs=1).fit(frame, y).predict(frame)
     assert set(told) <= {"yes", "no"}

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError(f"ddp_train.Trainer needs scikit-learn 1.6 or later: {error}; help: pip install -U scikit-learn, or use ddp_train.train") from None
 
-from ._data import frame_of
+from ._data import frame_of, library
 from ._program import keywords, with_settings
 from ._run import predict, train
 
@@ -74,17 +74,24 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _rows(self, x: Any, is_new: bool, **y: Any) -> Any:
-        """Rows, checked: as an array, or as a frame if it has columns of text."""
+        """Rows, checked: as an array; as a frame if it has columns of text, or a setting names columns."""
         frame = frame_of(x) if hasattr(x, "columns") else None
-        if frame is not None and not all(kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb" for kind in frame.dtypes):
+        is_numeric = lambda kind: kind.is_numeric() if hasattr(kind, "is_numeric") else getattr(kind, "kind", "O") in "iufb"
+        if frame is not None and not all(map(is_numeric, frame.dtypes)):
             validate_data(self, frame, reset=is_new, skip_check_array=True)
             return frame
         finite = True if self.missing in (None, "error") else "allow-nan"
         kinds = {"dtype": [numpy.float64, numpy.float32], "ensure_all_finite": finite}
-        if not y:
-            return validate_data(self, x, reset=is_new, **kinds)
-        kinds.update(y_numeric=self._is_classifier is False, multi_output=self._is_classifier is False)
-        return validate_data(self, x, y["y"], reset=is_new, **kinds)
+        if y:
+            kinds.update(y=y["y"], y_numeric=self._is_classifier is False, multi_output=self._is_classifier is False)
+        found = validate_data(self, x, reset=is_new, **kinds)
+        if self.categorical is None and self.drop is None:
+            return found
+        if frame is None:
+            rows = found[0] if y else found
+            names = getattr(self, "feature_names_in_", [f"c{number}" for number in range(rows.shape[1])])
+            frame = library().DataFrame(dict(zip(names, rows.T)))
+        return (frame, found[1]) if y else frame
 
     def fit(self, X: Any, y: Any) -> Trainer:
         """Trains on rows `X` with labels `y`."""
