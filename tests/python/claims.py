@@ -538,6 +538,33 @@ def state_is_mapped_and_changes_stay_in_memory():
     assert not (run.state_dict()["0.bias"] == 9).any()
 
 
+def a_model_is_used_while_its_run_removes_checkpoints():
+    """Whoever looks at a checkpoint finds it gone, as when the run saves the next one just then."""
+    run = ddp_train.train(X, numpy.where(Y, "a", "b"), steps=40, schedule="constant", checkpoint_every=10, keep=4, threads=1, out="run").wait()
+    names, looked = sorted(os.listdir("run/checkpoints")), _run.Run.checkpoint.fget
+
+    def look(run):
+        found = looked(run)
+        if removed[0]:
+            removed[0] = False
+            os.rename(found, f"{found}.gone")
+        return found
+
+    def output(*words, **how):
+        # As another checkpoint comes, this one goes.
+        if len(os.listdir("run/checkpoints")) > 1:
+            shutil.rmtree(looked(run))
+        return _program.output(*words, **how)
+
+    for use in (lambda: run.classes, run.state_dict, lambda: run.predict(X), lambda: run.evaluate(X, numpy.where(Y, "a", "b"))):
+        removed = [True]
+        with unittest.mock.patch.object(_run.Run, "checkpoint", property(look)), unittest.mock.patch.object(_run, "output", output):
+            assert len(use()) > 0
+        for gone in glob.glob("run/checkpoints/*.gone"):
+            os.rename(gone, gone[: -len(".gone")])
+    assert len(names) == 4 and len(os.listdir("run/checkpoints")) == 2
+
+
 def warnings_of_the_program_are_warnings():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from ._data import frame_of, library
 from ._program import keywords, with_settings
-from ._run import predict, train
+from ._run import predict, read_state, train
 
 
 def _init(self: Trainer, **settings: Any) -> None:
@@ -132,7 +132,7 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         with tempfile.TemporaryDirectory() as folder:
             for name, contents in self.checkpoint_.items():
                 pathlib.Path(folder, name).write_bytes(contents)
-            return predict(folder, x, probabilities, False, settings)
+            return predict(folder, read_state(folder), x, probabilities, False, settings)
 
     def predict(self, X: Any) -> Any:
         """The class or numbers of each row."""

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, TypeVar
 
 from ._data import Files, _are_names, frame_of, has, in_memory, library, memory_file
 from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, shell, warn
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
+T = TypeVar("T")
 # Seconds between looks at a metrics log.
 PERIOD_S = 0.1
 STOPPED = 75
@@ -383,6 +384,17 @@ class Run:
         name = f"step-{best['step']:08}" if best else names[-1]
         return os.path.join(folder, name if name in names else names[-1])
 
+    def _look(self, does: Callable[[str], T]) -> T:
+        """What `does` finds in the checkpoint; in a later one if the run removes it meanwhile."""
+        for _ in range(20):
+            with contextlib.suppress(FileNotFoundError):
+                return does(self.checkpoint)
+            time.sleep(PERIOD_S / 5)
+        return does(self.checkpoint)
+
+    def _state(self) -> dict[str, Any]:
+        return self._look(read_state)
+
     def state_dict(self) -> dict[str, Any]:
         """The model's parameters by name, as NumPy arrays mapped from the file.
 
@@ -393,13 +405,11 @@ class Run:
         """
         import numpy
 
-        path = os.path.join(self.checkpoint, "model.safetensors")
-        with open(path, "rb") as file:
-            start = 8 + int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(start - 8))
+        mapped = self._look(lambda folder: numpy.memmap(os.path.join(folder, "model.safetensors"), mode="c"))
+        start = 8 + int.from_bytes(mapped[:8], "little")
+        header = json.loads(bytes(mapped[8:start]))
         header.pop("__metadata__", None)
         kinds = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
-        mapped = numpy.memmap(path, mode="c")
         arrays = {}
         for name, entry in header.items():
             first, end = (start + offset for offset in entry["data_offsets"])
@@ -415,12 +425,12 @@ class Run:
         >>> ddp_train.Run("made").predict("synthetic:classification,rows=2000", probabilities=True).shape
         (2000, 10)
         """
-        return predict(self.checkpoint, data, probabilities, logits, settings)
+        return predict(self.folder, self._state(), data, probabilities, logits, settings)
 
     @property
     def classes(self) -> Optional[list[Any]]:
         """The names of its classes in their order: texts or numbers; None of a model of numbers."""
-        return classes_of(self.checkpoint)
+        return classes_of(self._state())
 
     def evaluate(self, data: Any, labels: Any = None, **settings: Any) -> Fields:
         """The figures of `ddp-train eval` for these rows: loss, accuracy, scores of each class, errors.
@@ -428,11 +438,11 @@ class Run:
         >>> ddp_train.Run("made").evaluate("synthetic:classification,rows=2000").rows
         2000
         """
-        return Fields(json.loads(_use("eval", self.checkpoint, Files(), data, labels, settings, "--json")))
+        return Fields(json.loads(_use("eval", self.folder, self._state(), Files(), data, labels, settings, "--json")))
 
     def generate(self, prompt: str, **settings: Any) -> str:
         """What a transformer makes of `prompt`: `max_tokens`, `temperature` and so on as flags of `ddp-train generate`."""
-        return output("generate", *flags({"checkpoint": self.checkpoint, "prompt": prompt}, settings))
+        return output("generate", *flags({"checkpoint": self.folder, "prompt": prompt}, settings))
 
     def __repr__(self) -> str:
         return f"<ddp_train.Run {line(self, self._events())}>"
@@ -441,24 +451,25 @@ class Run:
         return page(self, self._events())
 
 
-def _state(checkpoint: str) -> dict[str, Any]:
+def read_state(checkpoint: str) -> dict[str, Any]:
+    """What a checkpoint says of its model."""
     with open(os.path.join(checkpoint, "state.json"), encoding="utf-8") as file:
         return json.load(file)
 
 
-def _use(command: str, checkpoint: str, files: Files, data: Any, labels: Any, settings: dict[str, Any], *more: str) -> str:
-    """What a command that uses a model prints about these rows."""
+def _use(command: str, folder: str, state: dict[str, Any], files: Files, data: Any, labels: Any, settings: dict[str, Any], *more: str) -> str:
+    """What a command that uses a model prints about these rows. In the folder of a run it finds the best one, and holds it."""
     frame = frame_of(data)
     # A model that was trained on an array knows no names of columns.
-    rows = data if frame is None or _state(checkpoint)["columns"] else frame.to_numpy()
+    rows = data if frame is None or state["columns"] else frame.to_numpy()
     given = files.settings("data", rows, labels)
     given.pop("task", None)
-    return output(command, *flags({"checkpoint": checkpoint}, given, settings), *more, inherited=files.write())
+    return output(command, *flags({"checkpoint": folder}, given, settings), *more, inherited=files.write())
 
 
-def classes_of(checkpoint: str) -> Optional[list[Any]]:
+def classes_of(state: dict[str, Any]) -> Optional[list[Any]]:
     """The names of a model's classes in their order; None of a model of numbers."""
-    task = _state(checkpoint)["task"].get("classification")
+    task = state["task"].get("classification")
     if task is None:
         return None
     names = task["names"] or list(range(task["classes"]))
@@ -466,7 +477,7 @@ def classes_of(checkpoint: str) -> Optional[list[Any]]:
     return [int(name) for name in names] if are_whole else names
 
 
-def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, settings: dict[str, Any]) -> Any:
+def predict(folder: str, state: dict[str, Any], data: Any, probabilities: bool, logits: bool, settings: dict[str, Any]) -> Any:
     """See `Run.predict`."""
     import numpy
 
@@ -476,11 +487,11 @@ def predict(checkpoint: str, data: Any, probabilities: bool, logits: bool, setti
     if "ranks" not in settings and getattr(data, "nbytes", 0) > 1 << 28:
         settings = {**settings, "ranks": "auto"}
     kinds = [f"--{name}" for name, is_wanted in (("probabilities", probabilities), ("logits", logits)) if is_wanted]
-    _use("predict", checkpoint, files, data, None, {"out": path, **settings}, *kinds)
+    _use("predict", folder, state, files, data, None, {"out": path, **settings}, *kinds)
     found = numpy.load(path)
     if found.ndim == 2 and found.shape[1] == 1 and not kinds:
         return found[:, 0]
-    names = classes_of(checkpoint)
+    names = classes_of(state)
     is_index = names is not None and isinstance(names[0], str) and not kinds
     return numpy.array(names)[found] if is_index else found
 
