@@ -698,6 +698,29 @@ def a_first_interrupt_saves_and_a_second_one_returns():
     assert process.returncode == 0 and ddp_train.Run("run9").outcome == "stopped", (process.returncode, said, ddp_train.Run("run9"))
 
 
+def an_interrupted_fit_keeps_the_model_so_far():
+    need("sklearn")
+    script = """
+        import ddp_train, numpy, signal, threading, time
+        wait, waits = ddp_train.Run.wait, threading.Event()
+        ddp_train.Run.wait = lambda *it, **how: (waits.set(), wait(*it, **how))
+        def tell():
+            waits.wait()
+            while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                time.sleep(0.01)
+            print("trains", flush=True)
+        threading.Thread(target=tell).start()
+        x = numpy.random.default_rng(1).normal(size=(200, 4))
+        model = ddp_train.Trainer(task="classification", epochs=10**6, threads=1, hidden="8").fit(x, x[:, 0] > 0)
+        print(model.predict(x).shape)
+    """
+    process = python(script)
+    assert process.stdout.readline() == "trains\n", process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=PATIENCE_S)
+    assert said[0] == "(200,)\n" and "interrupted by the user: the model so far is kept" in said[1], said
+
+
 def no_rank_outlives_a_killed_process_unless_detached():
     script = "import ddp_train, os, time; run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, epochs=10**6, ranks=2, detach=%s, out=os.path.abspath('%s')); print(run.is_running, flush=True); time.sleep(600)"
     for detach in (False, True):

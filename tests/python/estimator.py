@@ -1,6 +1,7 @@
 """`ddp_train.Trainer` and scikit-learn: its own checks, and what people do with estimators."""
 
 import pickle
+import unittest.mock
 import warnings
 from unittest import SkipTest
 
@@ -55,6 +56,7 @@ def use():
         assert "epoch" in str(error)
     else:
         raise AssertionError("Trainer took a setting that does not exist")
+    as_others_do(x, y)
     pandas = __import__("pandas")
     # Settings that name columns, of frames without texts, and of arrays.
     numbers = pandas.DataFrame({"id": numpy.arange(200), "town": numpy.where(x[:, 0] > 0, 7, numpy.arange(200) % 2 * 9)})
@@ -67,3 +69,34 @@ def use():
     frame = pandas.DataFrame({"town": ["a", "b"] * 100, "x": x[:, 0]})
     told = ddp_train.Trainer(categorical="auto", epochs=1).fit(frame, y).predict(frame)
     assert set(told) <= {"yes", "no"}
+
+
+def as_others_do(x, y):
+    """What scikit-learn's and XGBoost's users give to fit."""
+    how = {"task": "classification", "batch_size": 16, "lr": 0.01, "hidden": "16", "threads": 1}
+    model = ddp_train.Trainer(epochs=50, stop_after=2, **how).fit(x, y, eval_set=[(x[:50], y[:50])], sample_weight=None)
+    assert model.best_.accuracy > 0.9 and model.best_.step < 50 * 13
+    same = [ddp_train.Trainer(epochs=1, **{name: seed}, **how).fit(x, y).predict_proba(x) for name, seed in (("random_state", 7), ("seed", 7), ("random_state", 8))]
+    assert (same[0] == same[1]).all() and (same[0] != same[2]).any()
+    states = [numpy.random.RandomState(1) for _ in range(2)]
+    same = [ddp_train.Trainer(epochs=1, random_state=state, **how).fit(x, y).predict_proba(x) for state in states]
+    assert (same[0] == same[1]).all()
+    with unittest.mock.patch.object(ddp_train.Run, "wait", autospec=True, side_effect=ddp_train.Run.wait) as wait:
+        for verbose in (None, True):
+            ddp_train.Trainer(epochs=1, verbose=verbose, **how).fit(x, y)
+    assert [call.kwargs["show"] for call in wait.call_args_list] == [False, True]
+    number = ddp_train.Trainer(task="regression", epochs=1, threads=1).fit(x, x[:, 0], eval_set=(x, x[:, 0]))
+    assert number.best_.rmse > 0
+    for part, wrong, given in [
+        ("class_weights=", {}, {"sample_weight": numpy.ones(200)}),
+        ("no argument 'early_stopping_rounds'", {}, {"early_stopping_rounds": 3}),
+        ("one pair", {}, {"eval_set": [(x, y), (x, y)]}),
+        ("got 'maybe'", {}, {"eval_set": [(x[:1], ["maybe"])]}),
+        ("seed and random_state", {"seed": 1, "random_state": 1}, {}),
+    ]:
+        try:
+            ddp_train.Trainer(**how, **wrong).fit(x, y, **given)
+        except (TypeError, ValueError) as error:
+            assert part in str(error), error
+        else:
+            raise AssertionError(f"Trainer took {wrong} {given}")

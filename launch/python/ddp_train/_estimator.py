@@ -7,13 +7,14 @@ import os
 import pathlib
 import tempfile
 import warnings
+from numbers import Integral
 from typing import Any, Optional
 
 try:
     import numpy
     from sklearn.base import BaseEstimator
     from sklearn.metrics import accuracy_score, r2_score
-    from sklearn.utils import ClassifierTags, RegressorTags
+    from sklearn.utils import ClassifierTags, RegressorTags, check_random_state
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -33,7 +34,8 @@ def _init(self: Trainer, **settings: Any) -> None:
         setattr(self, name, settings.get(name))
 
 
-NAMES = sorted(keywords())
+# Two are as in other estimators: the rest are the program's.
+NAMES = sorted([*keywords(), "random_state", "verbose"])
 _PARAMETERS = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
 _init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_PARAMETERS])  # type: ignore[attr-defined]
 
@@ -43,7 +45,8 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
 
     `task="classification"` or `"regression"` says what it learns; without it floats are numbers to
     predict, and whole numbers and texts are classes. Frames may have columns of text, with
-    `categorical`. The fitted model is part of the object, which can be pickled.
+    `categorical`. The fitted model is part of the object, which can be pickled. An interrupt of `fit`
+    keeps the model so far. `random_state` is another name of `seed`; with `verbose=True` fit shows its progress.
 
     >>> import numpy, ddp_train
     >>> x = numpy.random.default_rng(1).normal(size=(200, 3))
@@ -93,10 +96,13 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
             frame = library().DataFrame(dict(zip(names, rows.T)))
         return (frame, found[1]) if y else frame
 
-    def fit(self, X: Any, y: Any) -> Trainer:
-        """Trains on rows `X` with labels `y`."""
+    def fit(self, X: Any, y: Any, *, eval_set: Any = None, **others: Any) -> Trainer:
+        """Trains on rows `X` with labels `y`. `eval_set=[(X, y)]` are rows to evaluate on, for `best` and `stop_after`."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        for name in (name for name, value in others.items() if value is not None):
+            help = "give class_weights=, or repeat rows: numpy.repeat(X, counts, axis=0)" if name == "sample_weight" else "help(ddp_train.Trainer) lists all settings"
+            raise TypeError(f"Trainer.fit: no argument {name!r}: expected X, y and eval_set; help: {help}")
         found = self._rows(X, True, y=y)
         x, y = found if isinstance(found, tuple) else (found, numpy.asarray(y))
         is_class = self._is_classifier if self.task is not None else y.dtype.kind != "f"
@@ -111,19 +117,44 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         else:
             y = numpy.asarray(y, dtype=numpy.float64)
         # The best evaluation is saved, and the end: its folder goes, so that nothing else helps.
-        settings = {**self.get_params(), "task": self.task_}
+        settings = {**self.get_params(), "task": self.task_, **self._held_out(eval_set)}
         settings["checkpoint_every"] = self.checkpoint_every or 0
+        state, is_shown = settings.pop("random_state"), bool(settings.pop("verbose"))
+        if state is not None:
+            if self.seed is not None:
+                raise ValueError("seed and random_state: expected one of them, got both")
+            settings["seed"] = state if isinstance(state, Integral) else check_random_state(state).randint(2**31)
         if isinstance(self.class_weights, dict) and is_class:
             settings["class_weights"] = {list(self.classes_).index(name): weight for name, weight in self.class_weights.items()}
         with tempfile.TemporaryDirectory() as folder:
             run = train(x, y, out=os.path.join(folder, "run"), **settings)
             try:
-                run.wait(show=False)
+                run.wait(show=is_shown)
+            except KeyboardInterrupt:
+                # A second interrupt does not wait for the model.
+                if run.outcome != "stopped":
+                    raise
+                warnings.warn("Trainer: interrupted by the user: the model so far is kept", stacklevel=2)
             finally:
                 run.stop()
             self.best_ = run.best
             self.checkpoint_ = {path.name: path.read_bytes() for path in pathlib.Path(run.checkpoint).iterdir()}
         return self
+
+    def _held_out(self, eval_set: Any) -> dict[str, Any]:
+        """The settings for rows to evaluate on, once the classes are known."""
+        if eval_set is None:
+            return {}
+        pairs = [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+        if [len(pair) for pair in pairs] != [2]:
+            raise ValueError(f"eval_set: expected one pair of rows and labels, as [(X, y)], got lengths {[len(pair) for pair in pairs]}")
+        x, y = self._rows(pairs[0][0], False), numpy.asarray(pairs[0][1])
+        if self.task_ == "regression":
+            return {"val_data": x, "val_labels": y.astype(numpy.float64)}
+        unknown = numpy.setdiff1d(y, self.classes_)
+        if unknown.size:
+            raise ValueError(f"eval_set: expected the classes of y, got {unknown.tolist()[0]!r}")
+        return {"val_data": x, "val_labels": numpy.searchsorted(self.classes_, y)}
 
     def _predict(self, X: Any, probabilities: bool) -> Any:
         check_is_fitted(self, "checkpoint_")
