@@ -271,6 +271,14 @@ def models_of_arrays_take_frames_and_the_other_way():
     raises(ddp_train.DataError, "data.bin#features: expected 4 features", of_frame.predict, X[:, :3])
 
 
+def predict_has_every_row_and_no_file():
+    run = ddp_train.train(X, Y, val_split=0.2, out="run", **SHORT).wait()
+    for name, value, part in [("held_out", True, "evaluate(data, labels, held_out=True)"), ("out", "answers.npy", "save what"), ("keep", "a", "add what")]:
+        error = raises(ddp_train.SettingError, part, run.predict, X, **{name: value})
+        assert name in str(error) and "predictions" not in str(error), error
+    assert run.predict(X, held_out=False).shape == (200,) and run.evaluate(X, Y, held_out=True).rows == 40
+
+
 def several_numbers_are_learned_together():
     run = ddp_train.train(X, X[:, :2] * 2, out="run", **SHORT).wait()
     assert run.predict(X).shape == (200, 2) and run.classes is None

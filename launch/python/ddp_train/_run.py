@@ -481,6 +481,9 @@ def predict(folder: str, state: dict[str, Any], data: Any, probabilities: bool, 
     """See `Run.predict`."""
     import numpy
 
+    for name, instead in (("held_out", "evaluate(data, labels, held_out=True) has the figures of these rows"), ("out", "save what predict returns"), ("keep", "add what predict returns to the frame")):
+        if settings.get(name):
+            raise SettingError(f"predict: {name}={settings[name]!r}: expected no such setting, since predict returns an array with every row; help: {instead}", 2)
     files = Files()
     path = os.path.join(files.folder, "predictions.npy")
     # Several GPUs share large arrays; on the CPU one rank takes all cores.
