@@ -419,10 +419,11 @@ fn strangers_that_call_ranks_while_they_meet_disturb_nothing() {
             continue;
         }
         asked += 1;
-        // With another secret.
+        // With another secret. Rank 0 may have closed: it has met rank 2.
         _ = socket.write_all(&framed(br#"["00"]"#));
         let said = answer(&mut socket);
-        assert_eq!(said, Some(serde_json::json!(["refused"])));
+        let refused = serde_json::json!(["refused"]);
+        assert!(said.as_ref().is_none_or(|it| *it == refused), "{said:?}");
     }
     running.go_on(0);
     running.go_on(8);

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::hello::{Answer, Difference, Exchange, HELLO_BYTES_MAX, JobKey, TAKEN, WELCOME};
 use crate::error::{Cause, Error, RankList, Result, Seconds};
-use crate::launcher::stopped_note;
+use crate::identity::program_name;
+use crate::launcher::{rank_on_host, stopped_note};
 use crate::membership::client;
 use crate::rendezvous::Rendezvous;
+use crate::say::{print_line, warn};
 use crate::transport::frames::{Frames, wait, wait_for};
 use crate::waited::Waited;
 
@@ -111,6 +113,8 @@ pub(crate) struct Acceptor {
     pub(crate) joined: Vec<Joined>,
     /// Why processes were refused, the first ones.
     notes: Vec<String>,
+    /// What helps those that have another secret.
+    help: Option<String>,
 }
 
 /// A process that has connected and is not known to be a rank yet.
@@ -133,6 +137,7 @@ impl Acceptor {
             candidates: Vec::new(),
             joined: Vec::new(),
             notes: Vec::new(),
+            help: None,
         })
     }
 
@@ -196,7 +201,10 @@ impl Acceptor {
         for note in &self.notes {
             reason += &format!("; {note}");
         }
-        Error::too_late(ACTION, reason)
+        match &self.help {
+            Some(help) => Error::setup(ACTION, reason, help),
+            None => Error::too_late(ACTION, reason),
+        }
     }
 
     /// An error if a rank that has joined is gone. Where the job continues the others meet again.
@@ -314,8 +322,8 @@ impl Acceptor {
 
     fn refuse_secret(&mut self, candidate: &NewConnection, how: &Difference) {
         let help = how.help(candidate.remote.to_canonical());
-        let reason = format!("rank {}, as it says: {how}; help: {help}", how.rank);
-        self.refuse(candidate, &reason);
+        self.help.get_or_insert(help);
+        self.refuse(candidate, &format!("rank {}, as it says: {how}", how.rank));
     }
 
     fn refuse(&mut self, candidate: &NewConnection, reason: &str) {
@@ -326,7 +334,7 @@ impl Acceptor {
     /// Warns at once: the error, which also says it, may come much later.
     fn note(&mut self, note: String) {
         if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
-            tracing::warn!("{note}");
+            warn(&program_name(), &note);
             self.notes.push(note);
         }
     }
@@ -352,13 +360,15 @@ pub(crate) fn connect(
                 Attempt::Joined(joined) => return Ok(joined),
                 Attempt::Answered(why) => _ = answer.get_or_insert(why),
                 // Whoever holds the port may be a stranger: this rank goes on, and warns at once.
-                Attempt::Refused(why) => {
-                    let why = format!("rank {to} at {address}: {why}");
-                    if refused.as_ref() != Some(&why) {
-                        tracing::warn!("{why}");
-                        refused = Some(why);
-                    }
+                Attempt::Refused(how) if refused.is_none() => {
+                    let help = how.help(address.ip().to_canonical());
+                    let (program, own) = (program_name(), rank_on_host());
+                    let why = format!("rank {to} at {address}: {how}");
+                    // Ranks other than the first show no log.
+                    print_line(&format!("{program}: warning: {own}{why}; help: {help}\n"));
+                    refused = Some((why, help));
                 }
+                Attempt::Refused(_) => {}
                 Attempt::Failed(why) => silent = why,
             }
             if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
@@ -368,9 +378,14 @@ pub(crate) fn connect(
         std::thread::sleep(RETRY);
         if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
             let within = Seconds(limit);
-            let why = refused.or(answer).unwrap_or(silent);
-            let text = format!("rank {to} did not answer at {place} within {within}: {why}");
-            return Err(Error::too_late(ACTION, text + &stopped_note()));
+            let text = format!("rank {to} did not answer at {place} within {within}: ");
+            return Err(match refused {
+                Some((why, help)) => Error::setup(ACTION, text + &why, help),
+                None => {
+                    let why = answer.unwrap_or(silent);
+                    Error::too_late(ACTION, text + &why + &stopped_note())
+                }
+            });
         }
     }
 }
@@ -381,7 +396,7 @@ enum Attempt {
     /// Another process than the rank answered: what it is.
     Answered(String),
     /// A process answered that has another secret: how they differ.
-    Refused(String),
+    Refused(Difference),
     /// No process answered: why.
     Failed(String),
 }
@@ -400,10 +415,6 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
             "what listens there does not answer as a rank".into(),
         ))
     };
-    let refused = |how: Difference| {
-        let help = how.help(address.ip().to_canonical());
-        Ok(Attempt::Refused(format!("{how}; help: {help}")))
-    };
     let (number, call) = key.call(to)?;
     let Some(answer) = ask(&mut frames, &call) else {
         return stranger();
@@ -412,7 +423,7 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
         Answer::Known(proof) => proof,
         Answer::Stranger => return stranger(),
         Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
-        Answer::Refused(how) => return refused(how),
+        Answer::Refused(how) => return Ok(Attempt::Refused(how)),
     };
     let Some(verdict) = ask(&mut frames, &proof) else {
         let reason = format!("rank {to} did not take this rank in");
@@ -431,7 +442,7 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
             ));
         }
         Answer::Known(_) => {}
-        Answer::Refused(how) => return refused(how),
+        Answer::Refused(how) => return Ok(Attempt::Refused(how)),
         Answer::Stranger | Answer::Elsewhere(_) => return stranger(),
     }
     frames.seal(key.seals(&exchange));
