@@ -204,4 +204,19 @@ mod tests {
             assert!(!host(other).is_here(), "{other}");
         }
     }
+
+    proptest::proptest! {
+        /// Lists and files that anybody may have written.
+        #[test]
+        fn any_text_is_a_list_of_hosts_or_an_error(
+            text in "(?s)([a-z@.:\\[\\]0-9 ,#=\n-]|slots=|.){0,40}",
+        ) {
+            for list in [text.parse::<HostList>(), HostList::of_file(&text)].into_iter().flatten() {
+                let total: usize = list.0.iter().map(|host| host.ranks).sum();
+                proptest::prop_assert!((1..=RANKS_MAX).contains(&total));
+                // ssh would take it for an option.
+                proptest::prop_assert!(list.0.iter().all(|host| !host.name.starts_with('-')));
+            }
+        }
+    }
 }

@@ -1,5 +1,6 @@
 mod ending;
 mod ordinary;
+mod others;
 mod progress;
 mod returning;
 

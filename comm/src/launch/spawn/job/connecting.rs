@@ -9,7 +9,7 @@ use crate::launch::spawn::listener::AgentListener;
 use crate::launch::spawn::remote::{Remote, text_of};
 use crate::launch::spawn::task::VERSION;
 use crate::membership::decide::hosts::{ANSWER_MAX, refused};
-use crate::membership::decide::{JobEvent, silence};
+use crate::membership::decide::{JobEvent, STOPS, silence};
 use crate::say::print_line;
 
 /// How long agents that others start may take to come, at least.
@@ -121,7 +121,9 @@ impl Job {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(refused(&other.name, &why))),
                 News::Alive(time) => other.send(&AgentOrder::Heard(time)),
-                News::Signal(signal) => self.asked = Some(signal),
+                News::Signal(signal) => {
+                    self.asked = Some(signal).filter(|it| STOPS.contains(it)).or(self.asked);
+                }
                 News::Gone if self.listener.is_some() => self.agent_is_gone(index),
                 News::Gone if other.answer.is_none() => {
                     other.answer = Some(Err(other.why_no_answer(&self.task)));
