@@ -203,6 +203,7 @@ def what_cannot_be_given_is_refused_with_the_way_out():
             return X
 
     train = ddp_train.train
+    gap = numpy.where(numpy.arange(800).reshape(200, 4) == 13, numpy.nan, X)
     for kind, part, x, y in [
         (TypeError, "cpu()", Cuda(), Y),
         (TypeError, "toarray()", Sparse(), Y),
@@ -219,7 +220,7 @@ def what_cannot_be_given_is_refused_with_the_way_out():
         (ValueError, "expected an array", X, 4),
         (TypeError, "texts and None", X[:3], ["a", "b", None]),
         (ddp_train.SettingError, "expected labels", X, None),
-        (ddp_train.DataError, "row 3", numpy.where(numpy.arange(800).reshape(200, 4) == 13, numpy.nan, X), Y),
+        (ddp_train.DataError, 'row 3, feature 1: expected a finite f32, got NaN (rows and features are counted from 0); help: give missing="mean", leave out', gap, Y),
         (ddp_train.DataError, "expected a finite f32", X.astype("f8") * 1e300, Y),
         (ddp_train.DataError, "NaN", X, Y * numpy.nan),
         (FileNotFoundError, "metrics.jsonl", None, None),
@@ -230,6 +231,10 @@ def what_cannot_be_given_is_refused_with_the_way_out():
             raises(kind, part, train, x, y, out="run", **SHORT)
     assert not os.path.exists("run/checkpoints")
     assert not glob.glob(f"{tempfile.gettempdir()}/{_data.PREFIX}*/data*")
+    # As advised; and a model that was trained without gaps takes none.
+    assert train(gap, Y, missing="mean", out="filled", **SHORT).wait().predict(gap).shape == (200,)
+    error = raises(ddp_train.DataError, "help: leave out such rows", train(X, Y, out="whole", **SHORT).wait().predict, gap)
+    assert "missing" not in str(error), error
 
 
 def tensors_arrive_through_dlpack():
@@ -371,10 +376,26 @@ def categories_are_the_same_beside_gaps_and_new_ones_are_warned_of():
     assert len(caught) == 1 and "not trained on" in str(caught[0].message) and caught[0].filename == __file__, [str(it) for it in caught]
 
 
+def advice_is_in_words_of_python():
+    pandas = need("pandas")
+    frame = pandas.DataFrame({"id": [f"n{number}" for number in range(200)], "home town": ["a", "b"] * 100, "x": X[:, 0], "free text": [f"t{number}" for number in range(200)], "y": Y})
+    frame.loc[3, "x"] = numpy.nan
+    error = raises(ddp_train.DataError, "help", ddp_train.train, frame, "y", out="run")
+    assert 'give categorical=["home town"], drop=["id", "free text"], missing="mean"; if' in str(error), error
+    raises(ddp_train.SettingError, "give val_split=0.2", ddp_train.train, X, Y, stop_after=3, out="run")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp_train.train(frame.assign(id=numpy.arange(200)), "y", categorical=["home town"], drop=["free text"], missing="mean", out="run", **SHORT).wait()
+    said = [str(it.message) for it in caught]
+    assert any('leave them out: drop=["id"]' in it for it in said) and any('set normalize="standard"' in it for it in said), said
+    if importlib.util.find_spec("sklearn"):
+        raises(ValueError, 'give missing="mean"', ddp_train.Trainer(task="classification").fit, frame[["x"]], Y)
+
+
 def frames_that_are_refused_say_why():
     pandas = need("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
-    raises(ddp_train.DataError, "give categorical b", ddp_train.train, frame, "y", out="run")
+    raises(ddp_train.DataError, 'give categorical=["b"]', ddp_train.train, frame, "y", out="run")
     raises(ddp_train.Error, "nothing", ddp_train.train, frame, "nothing", out="run")
     raises(ValueError, "shape (0, 3)", ddp_train.train, frame[:0], "y", out="run")
     assert "a" not in ddp_train.train(frame, frame["a"], categorical="b", out="series", **SHORT).wait()._last("start").data.split("features:")[1]
@@ -525,6 +546,24 @@ def two_runs_do_not_write_into_one_folder():
     os.mkdir("elsewhere")
     os.chdir("elsewhere")
     assert [os.path.basename(run.wait().folder) for run in (first, second)] == ["out", "out-2"]
+
+
+def a_run_is_overwritten_once_the_next_one_trains():
+    ddp_train.train(X, Y, detach=True, out="run", **SHORT).wait()
+    with open("run/mine.txt", "w", encoding="utf-8") as file:
+        file.write("stays")
+    before = sorted(os.listdir("run"))
+    raises(ddp_train.SettingError, "overwrite=True to remove that run", ddp_train.train, X, Y, out="run", **SHORT)
+    # What is refused leaves the run as it was.
+    raises(ddp_train.SettingError, "lr -1", ddp_train.train, X, Y, out="run", overwrite=True, lr=-1)
+    raises(ddp_train.DataError, "NaN", ddp_train.train, X, Y * numpy.nan, out="run", overwrite=True)
+    assert sorted(os.listdir("run")) == before and ddp_train.Run("run").predict(X).shape == (200,)
+    run = ddp_train.train(X, Y, out="run", overwrite=True, epochs=10**6, threads=1)
+    raises(ddp_train.SettingError, ".stop()", ddp_train.train, X, Y, out="run", overwrite=True)
+    assert run.stop().outcome == "stopped" and sorted(os.listdir("run")) == [name for name in before if name != "data"]
+    for _ in range(2):
+        assert ddp_train.train(X, Y, overwrite=True, **SHORT).wait().outcome == "done"
+    assert glob.glob("out*") == ["out"]
 
 
 def runs_compare():

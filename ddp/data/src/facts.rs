@@ -214,7 +214,8 @@ impl Scan<'_> {
         let found = scan::features(shape, &read, &is_trained_on, &self.same, bytes_max)?;
         // From a rank that sees it, should files differ between hosts.
         let columns = self.source.columns.as_deref();
-        let nonfinite = |(row, column)| rows.nonfinite(row, column as usize, columns);
+        let has_model = self.model.is_some() || self.request.trained.is_some();
+        let nonfinite = |(row, at)| rows.nonfinite((row, at as usize), columns, has_model);
         agree(&self.same, found.bad.map(nonfinite).map_or(Ok(()), Err))?;
         self.must_match("features", found.hash)?;
         let part = if found.is_complete {

@@ -69,7 +69,7 @@ impl FileData {
         if self.facts.has_unread_features
             && let Some(column) = first_nonfinite(x)
         {
-            return Err(features.nonfinite(row, column, None));
+            return Err(features.nonfinite((row, column), None, true));
         }
         if let Some(normalization) = &self.model.normalization {
             normalization.apply(x, features.width);

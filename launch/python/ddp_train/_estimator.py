@@ -87,7 +87,13 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         kinds = {"dtype": [numpy.float64, numpy.float32], "ensure_all_finite": finite}
         if y:
             kinds.update(y=y["y"], y_numeric=self._is_classifier is False, multi_output=self._is_classifier is False)
-        found = validate_data(self, x, reset=is_new, **kinds)
+        try:
+            found = validate_data(self, x, reset=is_new, **kinds)
+        except ValueError as error:
+            if finite is True and "contains NaN" in str(error):
+                # scikit-learn would advise another estimator.
+                raise ValueError(f'{str(error).splitlines()[0]} help: give missing="mean" or "zero", or leave such rows out') from None
+            raise
         if self.categorical is None and self.drop is None:
             return found
         if frame is None:

@@ -69,9 +69,35 @@ def shell() -> Any:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
+# Advice of the program to give settings, after whose last value the clause ends: `give --drop 'id,home town' --missing mean;`.
+_ADVICE = re.compile(r"\b(give|set|out:)((?: --[a-z][a-z0-9-]* (?:'[^']*'|-?[\w.,+-]*\w)(?=[,;:.)\n]|$| --))+)|\b(set)( --[a-z][a-z0-9-]* to [\w-]+)")
+# Settings whose value is a list of names of columns.
+_LISTS = ("drop", "categorical")
+
+
 def as_keywords(text: str) -> str:
-    """A text of the program with its flags as keywords: `batch_size` for `--batch-size`."""
-    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), text)
+    """A text of the program with its flags as keywords, and advice as a call has it.
+
+    >>> ddp_train._program.as_keywords("--lr -1: expected more; help: give --drop 'id,home town' --missing mean, or leave --lr out")
+    'lr -1: expected more; help: give drop=["id", "home town"], missing="mean", or leave lr out'
+    """
+
+    def call(found: re.Match[str]) -> str:
+        verb, settings = filter(None, found.groups())
+        given = re.findall(r" --([a-z0-9-]+) (?:to )?('[^']*'|[^\s']+)", settings)
+        return f"{verb} " + ", ".join(f"{name.replace('-', '_')}={_written(name, value.strip(chr(39)))}" for name, value in given)
+
+    text = text.replace("--resume auto to continue that run", "overwrite=True to remove that run, or ddp_train.resume to continue it")
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), _ADVICE.sub(call, text))
+
+
+def _written(name: str, value: str) -> str:
+    """A value of a setting in Python; capitals stand for one."""
+    if name in _LISTS and value not in ("auto", "none"):
+        return json.dumps(value.split(","), ensure_ascii=False)
+    if value in ("true", "false"):
+        return value.title()
+    return value if re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?|[A-Z]+", value) else json.dumps(value, ensure_ascii=False)
 
 
 def warn(said: str, after: int = 0) -> Iterator[int]:

@@ -501,7 +501,7 @@ def predict(folder: str, state: dict[str, Any], data: Any, probabilities: bool, 
 
 def train(
     data: Any = None, labels: Any = None, *, val_data: Any = None, val_labels: Any = None,
-    out: Optional[str | os.PathLike[str]] = None, detach: bool = False, **settings: Unpack[Settings],
+    out: Optional[str | os.PathLike[str]] = None, overwrite: bool = False, detach: bool = False, **settings: Unpack[Settings],
 ) -> Run:
     """Starts a run, and returns when it trains; `wait` waits for its end.
 
@@ -510,8 +510,9 @@ def train(
     `labels` are an array, the name of a column, or several for numbers. By their type whole numbers and
     texts are classes, floats are numbers to predict, unless `task` says otherwise.
 
-    `out` is a new folder for the run (by default out, out-2, …). The run stops, and saves, when
-    this process ends, unless `detach`, which keeps arrays in OUT/data and leaves the run alone.
+    `out` is a new folder for the run (by default out, out-2, …); with `overwrite` it may hold another
+    run, which is removed. The run stops, and saves, when this process ends, unless `detach`, which keeps
+    arrays in OUT/data and leaves the run alone.
 
     >>> import numpy, ddp_train
     >>> x = numpy.random.default_rng(1).normal(size=(300, 4))
@@ -521,18 +522,45 @@ def train(
 
     Every setting of ddp-train is a keyword; what is left out, or None, has its default:
     """
-    folder = os.fspath(out) if out is not None else _free("out")
+    folder = os.fspath(out) if out is not None else "out" if overwrite else _free("out")
     try:
         files, given = _files(settings, detach, folder, data, labels, val_data, val_labels)
         if labels is None and "cache_dir" in given[0]:
             raise ValueError("labels: expected the name of a column of the frame, several, or an array")
         words = ["train", *flags({"progress": "never"}, *given, settings, {"out": folder})]
-        return Run._begin(folder, words, files, detach)
+        with _replaced(folder) if overwrite else contextlib.nullcontext():
+            return Run._begin(folder, words, files, detach)
     finally:
         if out is None:
             # It is empty if the run was refused.
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
+
+
+# What a run writes into its folder (docs/outputs.md), and what `detach` does.
+WRITTEN = ("metrics.jsonl", "config.toml", "checkpoints", "report.html", "trace.json", "tensorboard", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "data")
+
+
+@contextlib.contextmanager
+def _replaced(folder: str) -> Iterator[None]:
+    """Puts the files of a run aside, until another one has begun in its folder. If that is refused, they are back."""
+    earlier = Run.__new__(Run)
+    earlier.folder = os.path.abspath(folder)
+    if earlier._writer() is not None:
+        raise SettingError(f"{folder}: overwrite: expected no run that still trains in it; help: ddp_train.Run({folder!r}).stop()", 2)
+    names = [name for name in WRITTEN if os.path.exists(os.path.join(folder, name))]
+    aside = tempfile.mkdtemp(prefix=".overwritten-", dir=folder) if names else ""
+    for name in names:
+        os.rename(os.path.join(folder, name), os.path.join(aside, name))
+    try:
+        yield
+    finally:
+        log = os.path.join(folder, "metrics.jsonl")
+        if not os.path.exists(log) or os.path.getsize(log) == 0:
+            for name in names:
+                os.rename(os.path.join(aside, name), os.path.join(folder, name))
+        if aside:
+            shutil.rmtree(aside)
 
 
 def resume(

@@ -13,6 +13,7 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::setting::Choice;
 
 use crate::error::{Error, Result, bail, ensure};
+use crate::setting::MISSING;
 use crate::words::shown_number;
 
 /// Bytes converted at a time: a piece stays in the L1 cache.
@@ -444,8 +445,14 @@ impl Rows {
         Ok(numbers[column])
     }
 
-    /// The error of a non-finite number; `columns` are the names of features.
-    pub(crate) fn nonfinite(&self, row: u64, column: usize, columns: Option<&[String]>) -> Error {
+    /// The error of a non-finite number; `columns` are the names of features. Without a model NaN
+    /// may be filled in.
+    pub(crate) fn nonfinite(
+        &self,
+        (row, column): (u64, usize),
+        columns: Option<&[String]>,
+        has_model: bool,
+    ) -> Error {
         let place = self.place(row);
         let number = match self.number(row, column) {
             Ok(number) if !(number as f32).is_finite() => number,
@@ -456,9 +463,13 @@ impl Rows {
         };
         let name = columns.and_then(|columns| columns.get(column));
         let name = name.map_or(String::new(), |name| format!(" ({name})"));
+        let may_fill = number.is_nan() && !has_model;
+        let fill = may_fill
+            .then(|| format!("give {MISSING} mean, "))
+            .unwrap_or_default();
         format!(
             "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
-             leave out such rows, or replace the number",
+             {fill}leave out such rows, or replace the number",
             shown_number(number)
         )
         .into()
