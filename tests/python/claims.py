@@ -392,6 +392,30 @@ def advice_is_in_words_of_python():
         raises(ValueError, 'give missing="mean"', ddp_train.Trainer(task="classification").fit, frame[["x"]], Y)
 
 
+def texts_that_count_as_missing_are_named():
+    pandas = need("pandas")
+    with open(f"{ROOT}/ddp/data/src/words.rs", encoding="utf-8") as file:
+        words = re.search(r"const MISSING: .* = \[(.*)\];", file.read())[1]
+    assert {*json.loads(f"[{words}]"), "nan"} == set(_data.MISSING)
+    country = numpy.array(["NA", "CH", "None", "NO", None], object)[numpy.arange(200) % 5]
+    frames = [pandas.DataFrame({"country": country, "x": X[:, 0], "y": Y})]
+    frames.append(frames[0].astype({"country": "category"}))
+    if importlib.util.find_spec("polars"):
+        frames.append(need("polars").DataFrame({"country": country.tolist(), "x": X[:, 0], "y": Y}))
+    for number, frame in enumerate(frames):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = ddp_train.train(frame, "y", categorical="auto", missing="mean", out=f"run{number}", **SHORT).wait()
+            run.predict(frame)
+        said = sorted(str(it.message) for it in caught if it.filename == __file__ and "missing" in str(it.message))
+        assert len(said) == 2 and all("column 'country'" in it and "'NA'" in it and "'None'" in it for it in said), said
+    # Cells that are missing in the frame, and other texts, are as they were.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = frames[0].assign(country=numpy.where(numpy.isin(country, ["NA", "None"]), "Namibia", country))
+        ddp_train.train(whole, "y", categorical="auto", missing="mean", out="whole", **SHORT).wait()
+
+
 def frames_that_are_refused_say_why():
     pandas = need("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})

@@ -22,7 +22,7 @@ import zlib
 from numbers import Number
 from typing import Any, BinaryIO, Callable, Optional
 
-from ._program import PREFIX, listed
+from ._program import PREFIX, caution, listed
 
 # As the flat format names them.
 ELEMENTS = {f"{kind}{bytes}": f"{kind}{8 * int(bytes)}" for kind in "iuf" for bytes in "1248" if kind + bytes != "f1"}
@@ -282,11 +282,25 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+# Texts that the program takes for missing, in any case (words.rs in the data crate), beside NaN.
+MISSING = ("na", "n/a", "#n/a", "nan", "null", "nil", "none", "?", "-")
+
+
+def _warn_of_missing(name: str, frame: Any, labels: list[str]) -> None:
+    """Warns of texts of features that are no longer told from missing cells, as the country NA."""
+    for column, kind in zip(frame.columns, frame.dtypes):
+        if str(kind).lower().startswith(("object", "str", "categor", "enum")) and column not in labels:
+            texts = [it for it in frame[column].unique() if isinstance(it, str) and it.strip().lower() in MISSING]
+            if texts:
+                caution(f"{name}: column {column!r}: {', '.join(map(repr, texts))} counts as missing; help: if this is a value, give it another name")
+
+
 def _write_frame(files: Files, name: str, frame: Any, labels: list[str]) -> tuple[str, dict[str, bool]]:
     """The path of a table, and which columns are of floats."""
     for column, kind in zip(frame.columns, frame.dtypes):
         if str(kind).startswith(("complex", "Sparse", "List", "Array", "Struct", "Object", "Binary", "list", "struct")):
             raise TypeError(f"{name}: expected numbers or texts in column {column!r}, got {kind}; help: make it dense, or several columns of numbers")
+    _warn_of_missing(name, frame, labels)
     if hasattr(frame, "write_csv"):
         import polars
 

@@ -100,16 +100,20 @@ def _written(name: str, value: str) -> str:
     return value if re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?|[A-Z]+", value) else json.dumps(value, ensure_ascii=False)
 
 
-def warn(said: str, after: int = 0) -> Iterator[int]:
-    """Passes the warnings of a program that has said this on; skips so many; yields how many it has passed on."""
-    found = re.findall(r"^ *[\d.]+ s  WARN (.*)", said, re.MULTILINE)
-    # The line that called this package.
+def caution(text: str) -> None:
+    """A warning at the line that called this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back and os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
         level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def warn(said: str, after: int = 0) -> Iterator[int]:
+    """Passes the warnings of a program that has said this on; skips so many; yields how many it has passed on."""
+    found = re.findall(r"^ *[\d.]+ s  WARN (.*)", said, re.MULTILINE)
     for number, text in enumerate(found[after:], after + 1):
         yield number  # first: a warning may be an error
-        warnings.warn(without_folder(as_keywords(text)), stacklevel=level)
+        caution(without_folder(as_keywords(text)))
 
 
 def find_program() -> str:
