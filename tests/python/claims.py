@@ -25,7 +25,7 @@ import numpy
 
 import ddp_train
 import estimator
-from ddp_train import _data, _program, _run
+from ddp_train import _data, _program, _run, _show
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 PACKAGE = os.path.dirname(ddp_train.__file__)
@@ -819,8 +819,13 @@ def notebooks_show_a_curve_and_restart_without_ranks():
         client.execute_interactive(train % (2, "nb"), timeout=PATIENCE_S, output_hook=shown.append)
         kinds = [message["msg_type"] for message in shown]
         pages = [message["content"]["data"]["text/html"] for message in shown if "text/html" in message["content"].get("data", {})]
-        assert "display_data" in kinds and "update_display_data" in kinds and "execute_result" in kinds, kinds
+        # Once, though the run is also the cell's value.
+        assert kinds.count("display_data") == 1 and "update_display_data" in kinds and "execute_result" not in kinds, kinds
         assert "<svg" in pages[-1] and "done" in pages[-1] and "<script" not in pages[-1], pages[-1]
+        shown.clear()
+        client.execute_interactive("run", timeout=PATIENCE_S, output_hook=shown.append)
+        [value] = [message["content"]["data"] for message in shown if message["msg_type"] == "execute_result"]
+        assert "<svg" in value["text/html"] and "done" in value["text/plain"], value
         # Interrupt: the cell ends, and the run is saved.
         shown.clear()
         client.execute(train % (10**6, "stopped"))
@@ -896,6 +901,14 @@ def a_log_puts_no_html_into_a_notebook_and_no_escapes_into_a_terminal():
     shutil.copy("run/metrics.jsonl", attack.replace("/", ""))
     run = ddp_train.Run(attack.replace("/", ""))
     assert parsed(run._repr_html_()) <= harmless and "\x1b" not in repr(run)
+
+
+def numbers_fit_beside_the_curve():
+    for low, high in [(-1.234e-5, 1.234e-5), (-1.23e-30, 1), (1234567, 12345678)]:
+        chart = _show._chart({"training": [(1, high), (2, low)]})
+        texts = re.findall(r"<text x='(\d+)' y='\d+'>([^<]*)", chart)[:2]
+        # Digits of 11 px take 6.2 px, and end at x.
+        assert len(texts) == 2 and all(6.2 * len(text) <= int(x) for x, text in texts), texts
 
 
 def a_notebook_runs_from_its_first_cell_to_its_last():

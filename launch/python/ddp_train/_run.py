@@ -116,6 +116,8 @@ class Run:
         self._ended, self._said, self._warned, self._start = threading.Event(), -1, 0, 0
         self._seen, self._must_stop = ((0, 0), (0, b"")), False
         self._failed: Optional[BaseException] = None
+        # The number of the cell of a notebook that has followed it.
+        self._shown_in: Optional[int] = None
 
     @classmethod
     def _begin(cls, folder: str, words: list[str], files: Files, detach: bool) -> Run:
@@ -446,6 +448,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<ddp_train.Run {line(self, self._events())}>"
+
+    def _ipython_display_(self) -> None:
+        """Shows nothing below a cell that has followed it to here; else notebooks take what is below."""
+        if self._shown_in is None or self._shown_in != shell().execution_count:
+            raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return page(self, self._events())

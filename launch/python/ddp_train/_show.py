@@ -90,16 +90,17 @@ def _chart(lines: dict[str, list[tuple[float, float]]]) -> str:
     if not points:
         return ""
     (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points))
-    x = lambda step: 40 + 550 * (step - left) / ((right - left) or 1)
+    # Left of the curves there is room for the longest number.
+    x = lambda step: 64 + 526 * (step - left) / ((right - left) or 1)
     y = lambda loss: 150 - 140 * (loss - low) / ((high - low) or 1)
-    texts = f"<text x='36' y='14'>{high:.3g}</text><text x='36' y='152'>{low:.3g}</text><text x='590' y='170'>step {right}</text>"
+    texts = f"<text x='60' y='14'>{high:.3g}</text><text x='60' y='152'>{low:.3g}</text><text x='590' y='170'>step {right}</text>"
     drawn, legend = "", ""
     for name, line in lines.items():
         thinned = line[:: max(1, len(line) // 300)] + line[-1:]
         path = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in thinned)
         drawn += f"<polyline points='{path}' fill='none' stroke='{COLORS[name]}' stroke-width='2'/>"
         legend += f"<tspan fill='{COLORS[name]}'>■</tspan> {name}  "
-    legend = f"<text x='40' y='170' style='text-anchor:start'>loss: {legend}</text>"
+    legend = f"<text x='64' y='170' style='text-anchor:start'>loss: {legend}</text>"
     style = "width:100%;font:11px sans-serif;fill:currentColor;text-anchor:end"
     return f"<svg viewBox='0 0 600 176' style='{style}'>{texts}{legend}{drawn}</svg>"
 
@@ -121,6 +122,7 @@ class Live:
     def _in_notebook(self, run: Run, events: list[Event], is_last: bool) -> None:
         from IPython.display import HTML, display
 
+        run._shown_in = shell().execution_count
         shown = HTML(page(run, events))
         if self._handle is None:
             self._handle = display(shown, display_id=True)
