@@ -80,7 +80,12 @@ fn length(run: &Rehearsal) -> String {
         0 => "not evaluated (no rows are held out)".into(),
         _ => every("evaluated", plan.eval_every),
     };
-    let saved = every("saved", plan.checkpoint_every);
+    let best = if run.held_out_rows > 0 {
+        ", and at each best evaluation"
+    } else {
+        ""
+    };
+    let saved = every("saved", plan.checkpoint_every) + best;
     let done = done.unwrap_or_default();
     format!("{steps} steps{done}, {epoch} an epoch; warm-up {warmup}; {evaluated}, {saved}")
 }

@@ -6,7 +6,7 @@ use crate::support::metrics_log::model_bytes;
 
 /// Steps of some milliseconds, without end.
 pub(crate) const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
-                       --log-every 1 --checkpoint-every 0 --threads 1 --out OUT";
+                       --log-every 1 --eval-every 0 --checkpoint-every 0 --threads 1 --out OUT";
 
 #[cfg(feature = "mpi")]
 #[test]

@@ -63,7 +63,9 @@ fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
         "{ended}"
     );
     assert!(step < STEPS, "it came in the middle: {ended}");
-    assert_eq!(folder.checkpoints(), [format!("step-{step:08}")], "{ended}");
+    // The best one before it may be another.
+    let last = folder.checkpoints().pop();
+    assert_eq!(last, Some(format!("step-{step:08}")), "{ended}");
     let log = folder.metrics_log();
     assert_eq!(log.of_steps("step").last(), Some(&(step as f64)), "{ended}");
     let end = log.end().unwrap_or_else(|| panic!("{log:?}"));
@@ -374,10 +376,7 @@ fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
                 && end["reason"].as_str().unwrap().contains("by SIGTERM"),
             "{end}: {ended}"
         );
-        assert_eq!(
-            folder.checkpoints(),
-            [format!("step-{:08}", end["steps"].as_u64().unwrap())],
-            "{ended}"
-        );
+        let last = format!("step-{:08}", end["steps"].as_u64().unwrap());
+        assert_eq!(folder.checkpoints().last(), Some(&last), "{ended}");
     });
 }

@@ -65,6 +65,28 @@ pub(super) fn classes_of(spec: &str) -> Vec<i64> {
     classes.to_vec().unwrap()
 }
 
+/// The line named a folder that did not exist, and `eval` used the last model.
+#[test]
+fn the_best_model_is_saved_and_used_without_checkpoints_between() {
+    let words = GLYPHS.replace("--epochs 2 --lr 0.01", "--steps 40 --lr 3 --eval-every 2");
+    let folder = Folder::new("using-best");
+    let ended = folder.alone(&format!("{words} --checkpoint-every 0")).run();
+    ended.assert_well();
+    let log = folder.metrics_log();
+    let evals = log.all("eval").into_iter();
+    let all = evals.map(|it| (number(it, "loss"), number(it, "step") as u64));
+    let (loss, step) = all.min_by(|one, other| one.0.total_cmp(&other.0)).unwrap();
+    assert!(step < 40, "a later one is worse: {ended}");
+    let told = format!(
+        "best on held-out rows {}, loss",
+        folder.checkpoint(step).display()
+    );
+    assert!(ended.stderr.contains(&told), "{told}: {ended}");
+    let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
+    assert_eq!(found["step"], step);
+    assert_eq!(number(&found, "loss").to_bits(), loss.to_bits());
+}
+
 #[test]
 fn an_evaluation_has_the_bits_of_trainings_own() {
     let weights = "--label-smoothing 0.1 --class-weights 1,2,1,1,1,1,1,1,0.5,1";

@@ -145,7 +145,7 @@ class Settings(TypedDict, total=False):
     """Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     code 77 [default: 600]"""
     checkpoint_every: Value
-    """Steps between checkpoints; 0 for one at the end only [default: an epoch]"""
+    """Steps between checkpoints; 0 for the best and the last only [default: an epoch]"""
     keep: Value
     """Number of newest checkpoints to keep; the best by validation is kept as well [default: 3]"""
     override: Optional[bool]

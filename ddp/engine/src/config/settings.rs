@@ -381,7 +381,7 @@ settings! {
     Rank timeout_s "S" [eval predict mlp gpt addmm allreduce]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
-    /// Steps between checkpoints; 0 for one at the end only [default: an epoch]
+    /// Steps between checkpoints; 0 for the best and the last only [default: an epoch]
     Job checkpoint_every "N": Option<u64> = None;
     /// Number of newest checkpoints to keep; the best by validation is kept as well
     Job keep "N": u64 = 3, COUNT;

@@ -25,7 +25,7 @@ pub struct Plan {
     pub warmup_steps: u64,
     /// Steps between evaluations; 0 for one at the end only.
     pub eval_every: u64,
-    /// Steps between checkpoints; 0 for one at the end only.
+    /// Steps between checkpoints; 0 for the best and the last only.
     pub checkpoint_every: u64,
 }
 

@@ -350,8 +350,7 @@ impl TrainingRun<'_> {
                 .best
                 .is_some_and(|best| best.step == number);
         let is_lost = std::mem::take(&mut self.lost_checkpoint);
-        let saves = self.run.plan.checkpoint_every > 0
-            && (is_multiple(self.run.plan.checkpoint_every) || is_best || is_lost);
+        let saves = is_multiple(self.run.plan.checkpoint_every) || is_best || is_lost;
         if saves {
             self.save(number)?;
         }

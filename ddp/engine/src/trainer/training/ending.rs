@@ -90,7 +90,10 @@ fn describe_best(out: &Path, best: Best) -> String {
     let folder = checkpoint::folder(out, best.step);
     let (by, figure) = best.by();
     let figure = by.text(figure);
-    format!("best on held-out rows {}, {figure}", folder.display())
+    // Resuming an older checkpoint may have removed it.
+    let is_gone = checkpoint::is_gone(&folder);
+    let gone = if is_gone { ", which is gone" } else { "" };
+    format!("best on held-out rows {}, {figure}{gone}", folder.display())
 }
 
 #[cfg(test)]
@@ -107,12 +110,12 @@ mod tests {
         };
         assert_eq!(
             describe_best(Path::new("out"), best),
-            "best on held-out rows out/checkpoints/step-00000012, loss 0.0004812"
+            "best on held-out rows out/checkpoints/step-00000012, loss 0.0004812, which is gone"
         );
         best.by = Some((BestBy::Balanced, 0.7125));
         let text = describe_best(Path::new("out"), best);
         assert!(
-            text.ends_with("step-00000012, balanced accuracy 71.25%"),
+            text.ends_with("step-00000012, balanced accuracy 71.25%, which is gone"),
             "{text}"
         );
     }
