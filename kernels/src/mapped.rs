@@ -12,12 +12,12 @@
 use std::cell::Cell;
 use std::ffi::CString;
 use std::fmt;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
@@ -26,6 +26,7 @@ use std::sync::{Mutex, OnceLock};
 use libc::{c_int, c_void, siginfo_t};
 
 use crate::Element;
+use crate::files::open_ordinary;
 use crate::panics::lock;
 
 /// A file mapped for reading. Never gives out slices, because other programs may write to the file.
@@ -70,16 +71,8 @@ impl Mapped {
     /// Maps the file at `path`, which must be a regular one. Closes the file again, so thousands of
     /// shards need no descriptors.
     pub fn open(path: &Path) -> io::Result<Mapped> {
-        // Opening a FIFO would wait for its other end.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)?;
-        let metadata = file.metadata()?;
-        if let Some(refusal) = refusal(&metadata) {
-            return Err(io::Error::new(ErrorKind::InvalidInput, refusal));
-        }
-        let identity = Identity::of(&metadata);
+        let file = open_ordinary(path)?;
+        let identity = Identity::of(&file.metadata()?);
         let bytes = usize::try_from(identity.bytes).map_err(|_| {
             io::Error::new(
                 ErrorKind::FileTooLarge,
@@ -198,19 +191,6 @@ impl fmt::Debug for Mapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mapped({:?}, {} bytes)", self.path, self.len())
     }
-}
-
-/// Why a file is not a regular one, in words for an error.
-pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
-    let kind = metadata.file_type();
-    let what = match kind {
-        _ if kind.is_file() => return None,
-        _ if kind.is_dir() => "a directory",
-        _ if kind.is_fifo() => "a pipe (FIFO)",
-        _ if kind.is_socket() => "a socket",
-        _ => "a device",
-    };
-    Some(format!("it is {what}; expected an ordinary file"))
 }
 
 /// The pages of a file, read-only and shared with its writers.

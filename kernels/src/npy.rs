@@ -208,7 +208,7 @@ fn replace(path: &Path, parts: &[&[u8]]) -> Result<()> {
 
 /// Refuses what is not a regular file.
 fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
-    crate::mapped::refusal(metadata).map_or(Ok(()), |refusal| Err(bad(path, refusal)))
+    crate::files::refusal(metadata).map_or(Ok(()), |refusal| Err(bad(path, refusal)))
 }
 
 fn bad(path: &Path, problem: String) -> Error {

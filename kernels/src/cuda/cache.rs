@@ -1,7 +1,8 @@
 //! Compiled kernels on disk, named by a hash of what they were made from.
 //!
-//! The folder is `DDP_KERNEL_CACHE`, else `ddp-train` in the user's cache folder (`XDG_CACHE_HOME`,
-//! `~/.cache`); `off` disables the cache. Only a complete file with the right key is used; any
+//! The folder is `DDP_KERNEL_CACHE`, else `ddp-train/kernels` in the user's cache folder
+//! (`XDG_CACHE_HOME`, `~/.cache`); `off` disables the cache. Folder and files are used only if this
+//! user or root owns them and no other user may write to them. Only a complete file with the right key is used; any
 //! other is made again and replaced. Files appear by a rename, so readers see all of a file or
 //! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
 //! at any time.
@@ -9,9 +10,9 @@
 //! A file is a hash of its key and image, then the image: what NVRTC made.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, TryLockError};
-use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -108,7 +109,11 @@ impl CacheEntry {
         let path = self.path.as_deref()?;
         make_folder(path.parent()?).ok()?;
         let path = path.with_extension("lock");
-        let file = File::create(&path).ok()?;
+        // Neither through a link nor emptied: it may be another file's name.
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false);
+        let options = options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(&path).ok()?;
         let start = Instant::now();
         loop {
             match file.try_lock() {
@@ -154,19 +159,15 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         None => set("XDG_CACHE_HOME")
             .filter(|folder| folder.is_absolute())
             .or_else(|| set("HOME").map(|home| home.join(".cache")))
-            .map(|folder| folder.join("ddp-train")),
+            .map(|folder| folder.join("ddp-train/kernels")),
     }
 }
 
 fn read_image(path: &Path, key: u128) -> io::Result<Vec<u8>> {
     let damaged = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_string());
-    let mut bytes = Vec::new();
-    let file = File::open(path)?;
-    // Reading a pipe or device might never end.
-    if !file.metadata()?.is_file() {
-        return Err(damaged("it is not a file"));
-    }
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    trusted(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    let bytes = files::read_opened(trusted(path)?, FILE_BYTES_MAX)?;
+    let mut bytes = bytes.ok_or_else(|| damaged("it is too long"))?;
     match bytes.split_at_checked(HEADER_BYTES) {
         Some((header, image)) if header == header_of(key, image) => {}
         _ => return Err(damaged("it is damaged, or of another kind")),
@@ -181,12 +182,26 @@ fn header_of(key: u128, image: &[u8]) -> [u8; HEADER_BYTES] {
 
 /// Code from this folder is run, so only this user may write to it.
 fn make_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    trusted(folder).map(drop)
+}
+
+/// Opens a folder or file that only this user or root can have written.
+fn trusted(path: &Path) -> io::Result<File> {
+    files::open_trusted(path, 0)
 }
 
 fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
     make_folder(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-    let written = files::replace_with(path, &[&header_of(key, image), image].concat());
+    let written = files::replace_file(path, |file| {
+        let written = file.set_permissions(Permissions::from_mode(0o644));
+        let written = written.and_then(|()| file.write_all(&header_of(key, image)));
+        let written = written.and_then(|()| file.write_all(image));
+        written.map_err(files::failed("write", path))
+    });
     written.map_err(|error| error.source)
 }
 

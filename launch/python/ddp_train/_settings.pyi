@@ -47,7 +47,7 @@ class Settings(TypedDict, total=False):
     auto]"""
     cache_dir: Value
     """Folder for converted copies of files that cannot be memory-mapped [default: beside the files,
-    else ~/.cache/ddp-train/data]"""
+    else ~/.cache/ddp-train/copies]"""
     batch_size: Value
     """Global batch size: rows per step, summed over all ranks [default: 128]"""
     batch_tokens: Value

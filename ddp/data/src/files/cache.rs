@@ -1,8 +1,8 @@
 //! Converted copies of files that cannot be mapped, kept so that each file is converted once.
 //!
-//! The folder is the one asked for, else `.ddp-cache` beside the file, else, where that cannot be
-//! written, `ddp-train/data` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). It may be
-//! deleted at any time.
+//! The folder is the one asked for, else `.ddp-cache` beside the file; where that cannot be used,
+//! `ddp-train/copies` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). It may be deleted
+//! at any time.
 //!
 //! ```text
 //! train.csv-KEY/data.bin     the copy; KEY is xxh3-128 of the source's content and of the request
@@ -11,14 +11,19 @@
 //! .unfinished-PID-N          an entry being made; renamed once it is on the disk
 //! ```
 //!
+//! Folders, entries and notes count only if no user but this one, the source's owner and root can
+//! have written them. What is made here may be read by those who may read the source, and written by
+//! this user alone; new folders that are not beside the source are for this user alone.
+//!
 //! A checksum is trusted while inode, size and times of the file are unchanged, and recomputed
 //! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
 //! slowly. Two processes may convert the same file at the same time: the second one uses the entry
 //! of the first.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,12 +32,14 @@ use ddp_kernels::mapped::Identity;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
-use super::io::{read_up_to, reading, refuse, writing};
+use super::io::{reading, refuse, writing};
 use crate::error::{Error, Result};
-use ddp_kernels::files::{first_free, replace_file, sync_folder};
+use ddp_kernels::files::{
+    first_free, open_ordinary, open_trusted, read_opened, replace_file, sync_folder,
+};
 
 /// Part of every key: entries of older versions are not found.
-const VERSION: &[u8] = b"ddp cache 3";
+const VERSION: &[u8] = b"ddp cache 4";
 /// The note in an entry.
 const ENTRY: &str = "entry.json";
 /// Smaller files are compared with their own checksums each time.
@@ -44,6 +51,71 @@ const ABANDONED: Duration = Duration::from_secs(6 * 3600);
 
 /// The name of the copy in its entry.
 const COPY: &str = "data.bin";
+/// The folder beside a file.
+const BESIDE: &str = ".ddp-cache";
+
+/// Who may have made what is found, and who may read what is made: as of the source.
+#[derive(Clone, Copy)]
+struct Access {
+    owner: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl Access {
+    fn of(source: &Path) -> io::Result<Access> {
+        let about = fs::metadata(source)?;
+        Ok(Access {
+            owner: about.uid(),
+            group: about.gid(),
+            // A file without a name is in the memory of processes, and no other user may read it.
+            mode: if about.nlink() == 0 { 0 } else { about.mode() },
+        })
+    }
+
+    /// An error unless `folder` is there and may be trusted.
+    fn check(self, folder: &Path) -> io::Result<()> {
+        let is_folder = open_trusted(folder, self.owner)?.metadata()?.is_dir();
+        let refused = || ErrorKind::NotADirectory.into();
+        is_folder.then_some(()).ok_or_else(refused)
+    }
+
+    /// Makes the folder if it is not there. An error if it cannot be trusted.
+    fn make_folder(self, folder: &Path, source: &Path) -> io::Result<()> {
+        if let Some(above) = folder.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Ok(()) if folder.parent() == source.parent() => self.give(folder)?,
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        self.check(folder)
+    }
+
+    /// Lets read what is at `path` who may read the source; its group if both have the same.
+    fn give(self, path: &Path) -> io::Result<()> {
+        let about = fs::metadata(path)?;
+        let others = self.mode & 0o004;
+        let is_same = about.gid() == self.group;
+        let group = if is_same {
+            self.mode & 0o040
+        } else {
+            others << 3
+        };
+        let mode = 0o600 | group | others;
+        let enter = if about.is_dir() {
+            (mode & 0o444) >> 2
+        } else {
+            0
+        };
+        match fs::set_permissions(path, Permissions::from_mode(mode | enter)) {
+            // Some file systems have one mode for all files.
+            Err(error) if about.mode() & 0o066 & !mode != 0 => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// A copy that is wanted.
 struct WantedCopy<'a> {
@@ -84,14 +156,15 @@ pub(super) fn checked(
         source: path,
         request: "its own checksums",
     };
+    let access = Access::of(path).map_err(reading(path))?;
     let (folders, seen) = (usual_folders(path, cache_dir), wanted.seen_name());
-    if Note::find(&folders, &seen, &identity).is_some() {
+    if Note::find(&folders, &seen, &identity, access).is_some() {
         return Ok(());
     }
     check()?;
-    let can_be_written = |folder: &&PathBuf| fs::create_dir_all(folder).is_ok();
-    if let Some(folder) = folders.iter().find(can_be_written) {
-        Note::of_checksum(String::new(), &identity).keep(&folder.join(&seen));
+    let can_be_used = |folder: &&PathBuf| access.make_folder(folder, path).is_ok();
+    if let Some(folder) = folders.iter().find(can_be_used) {
+        Note::of_checksum(String::new(), &identity).keep(&folder.join(&seen), access);
     }
     Ok(())
 }
@@ -104,26 +177,63 @@ fn find_or_make(
 ) -> Result<PathBuf> {
     let source = wanted.source;
     let before = identity_of(source).map_err(reading(source))?;
+    let access = Access::of(source).map_err(reading(source))?;
     let seen = wanted.seen_name();
-    let note = match Note::find(folders, &seen, &before) {
+    let note = match Note::find(folders, &seen, &before, access) {
         Some(note) => note,
         None => Note::of(source).map_err(reading(source))?,
     };
     let key = wanted.hash(note.xxh3.as_bytes());
+    let (mut usable, mut refused) = (Vec::new(), None);
     for folder in folders {
-        if let Some(found) = wanted.find(folder, &key) {
-            note.keep(&folder.join(seen));
-            return Ok(found);
+        match access
+            .check(folder)
+            .and_then(|()| wanted.find(folder, &key, access))
+        {
+            Ok(Some(found)) => {
+                note.keep(&folder.join(seen), access);
+                return Ok(found);
+            }
+            Ok(None) => usable.push(&**folder),
+            Err(error) if error.kind() == ErrorKind::NotFound => usable.push(&**folder),
+            Err(error) => pass_over(folder, error, &mut refused),
         }
     }
-    let (folder, aside) = new_folder(folders)?;
+    let new = |folder: &Path| {
+        access.make_folder(folder, source)?;
+        let private = |path: &Path| DirBuilder::new().mode(0o700).create(path);
+        first_free(folder, private)
+    };
+    let found = usable.into_iter().find_map(|folder| match new(folder) {
+        Ok(((), aside)) => Some((folder, aside)),
+        Err(error) => {
+            pass_over(folder, error, &mut refused);
+            None
+        }
+    });
+    let Some((folder, aside)) = found else {
+        let none = || Error::Internal("a cache without folders".into());
+        return Err(refused.unwrap_or_else(none));
+    };
     remove_abandoned(folder);
-    let made = wanted.make(folder, &aside, &key, &before, make);
+    let made = wanted.make(folder, &aside, &key, (&before, access), make);
     // After a success it has been renamed.
     let _ = fs::remove_dir_all(&aside);
     let made = made?;
-    note.keep(&folder.join(seen));
+    note.keep(&folder.join(seen), access);
     Ok(made)
+}
+
+/// Says why a folder is not used, and keeps the first error.
+fn pass_over(folder: &Path, error: io::Error, first: &mut Option<Error>) {
+    let text = format!("{} cannot be used as a cache: {error}", folder.display());
+    // Data in a folder that may only be read are usual.
+    if folder.ends_with(BESIDE) && error.raw_os_error().is_some() {
+        tracing::info!("{text}");
+    } else {
+        tracing::warn!("{text}");
+    }
+    first.get_or_insert_with(|| writing(folder)(error));
 }
 
 impl WantedCopy<'_> {
@@ -151,18 +261,18 @@ impl WantedCopy<'_> {
         folder.join(format!("{name}-{key}"))
     }
 
-    /// The copy in the entry of this key, if there is one. A damaged entry is removed.
-    fn find(&self, folder: &Path, key: &str) -> Option<PathBuf> {
+    /// The copy in the entry of this key, if there is one. A damaged entry is removed, also one that
+    /// others may have written; an error if it stays.
+    fn find(&self, folder: &Path, key: &str, access: Access) -> io::Result<Option<PathBuf>> {
         let entry = self.entry(folder, key);
         let path = entry.join(COPY);
-        match check_entry(&entry, &path) {
-            Ok(()) => Some(path),
-            Err(error) if error.kind() == ErrorKind::NotFound && !entry.exists() => None,
+        match check_entry(&entry, &path, access) {
+            Ok(()) => Ok(Some(path)),
+            Err(_) if fs::symlink_metadata(&entry).is_err() => Ok(None),
             Err(error) => {
                 let (path, source) = (path.display(), self.source.display());
                 tracing::warn!("{path}: {error}; converting {source} again");
-                let _ = fs::remove_dir_all(&entry);
-                None
+                fs::remove_dir_all(&entry).map(|()| None)
             }
         }
     }
@@ -173,11 +283,12 @@ impl WantedCopy<'_> {
         folder: &Path,
         aside: &Path,
         key: &str,
-        before: &Identity,
+        (before, access): (&Identity, Access),
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let (path, entry) = (aside.join(COPY), self.entry(folder, key));
         make(&path)?;
+        access.give(&path).map_err(writing(&path))?;
         if identity_of(self.source).map_err(reading(self.source))? != *before {
             return Err(refuse(
                 self.source,
@@ -185,11 +296,12 @@ impl WantedCopy<'_> {
             ));
         }
         let note = Note::of(&path).map_err(writing(&path))?;
-        note.write(&aside.join(ENTRY))?;
+        note.write(&aside.join(ENTRY), access)?;
+        access.give(aside).map_err(writing(aside))?;
         sync_folder(aside)?;
         match fs::rename(aside, &entry) {
             // Another process has made it since.
-            Err(_) if self.find(folder, key).is_some() => {}
+            Err(_) if matches!(self.find(folder, key, access), Ok(Some(_))) => {}
             renamed => renamed.map_err(writing(&entry))?,
         }
         sync_folder(folder)?;
@@ -197,20 +309,23 @@ impl WantedCopy<'_> {
     }
 }
 
-/// An error unless the copy at `path` is what was made.
-fn check_entry(entry: &Path, path: &Path) -> io::Result<()> {
+/// An error unless the copy at `path` is what was made, by someone who is trusted.
+fn check_entry(entry: &Path, path: &Path, access: Access) -> io::Result<()> {
     let damaged = |why: &str| io::Error::new(ErrorKind::InvalidData, why.to_string());
-    let identity = identity_of(path)?;
+    access.check(entry)?;
+    let file = open_trusted(path, access.owner)?;
+    let identity = Identity::of(&file.metadata()?);
     let note = entry.join(ENTRY);
-    let said = Note::read(&note).ok_or_else(|| damaged("its entry.json is missing or damaged"))?;
+    let said = Note::read(&note, access);
+    let said = said.ok_or_else(|| damaged("its entry.json is missing or damaged"))?;
     if said.describes(&identity) {
         return Ok(());
     }
-    let now = Note::of(path)?;
+    let now = Note::of_opened(file)?;
     if now.xxh3 != said.xxh3 {
         return Err(damaged("its checksum is wrong"));
     }
-    now.keep(&note);
+    now.keep(&note, access);
     Ok(())
 }
 
@@ -220,34 +335,16 @@ fn folders(
     cache_dir: Option<&Path>,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<PathBuf> {
-    if let Some(asked) = cache_dir {
-        return vec![asked.to_path_buf()];
-    }
-    let beside = source.parent().unwrap_or(Path::new("")).join(".ddp-cache");
+    let beside = || source.parent().unwrap_or(Path::new("")).join(BESIDE);
+    let first = cache_dir.map_or_else(beside, Path::to_path_buf);
     let absolute = |name: &str| {
         let path = variable(name).map(PathBuf::from);
         path.filter(|folder| folder.is_absolute())
     };
     let user = absolute("XDG_CACHE_HOME");
     let user = user.or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    let user = user.map(|user| user.join("ddp-train/data"));
-    std::iter::once(beside).chain(user).collect()
-}
-
-/// A new folder for an entry, in the first of `folders` that can be written.
-fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
-    let mut first_error = None;
-    for folder in folders {
-        let new = || first_free(folder, |path| fs::create_dir(path));
-        match fs::create_dir_all(folder).and_then(|()| new()) {
-            Ok(((), aside)) => return Ok((folder, aside)),
-            Err(error) => {
-                tracing::info!("{} cannot be used as a cache: {error}", folder.display());
-                first_error.get_or_insert_with(|| writing(folder)(error));
-            }
-        }
-    }
-    Err(first_error.unwrap_or_else(|| Error::Internal("a cache without folders".into())))
+    let user = user.map(|user| user.join("ddp-train/copies"));
+    std::iter::once(first).chain(user).collect()
 }
 
 /// Removes unfinished entries that killed processes left.
@@ -290,8 +387,12 @@ struct Note {
 impl Note {
     /// Reads the file.
     fn of(path: &Path) -> io::Result<Note> {
-        let identity = identity_of(path)?;
-        let xxh3 = format!("{:032x}", hash_of(path)?);
+        Note::of_opened(open_ordinary(path)?)
+    }
+
+    fn of_opened(file: File) -> io::Result<Note> {
+        let identity = Identity::of(&file.metadata()?);
+        let xxh3 = format!("{:032x}", hash_of(file)?);
         Ok(Note::of_checksum(xxh3, &identity))
     }
 
@@ -311,34 +412,36 @@ impl Note {
     }
 
     /// The note of this name in one of the folders that describes a file.
-    fn find(folders: &[PathBuf], name: &str, identity: &Identity) -> Option<Note> {
+    fn find(folders: &[PathBuf], name: &str, identity: &Identity, access: Access) -> Option<Note> {
         let folders = folders.iter();
-        let mut notes = folders.filter_map(|folder| Note::read(&folder.join(name)));
+        let trusted = folders.filter(|folder| access.check(folder).is_ok());
+        let mut notes = trusted.filter_map(|folder| Note::read(&folder.join(name), access));
         notes.find(|note| note.describes(identity))
     }
 
-    /// The note at `path`, if it is complete.
-    fn read(path: &Path) -> Option<Note> {
-        serde_json::from_slice(&read_up_to(path, 1 << 16).ok()??).ok()
+    /// The note at `path`, if it is complete and may be trusted.
+    fn read(path: &Path, access: Access) -> Option<Note> {
+        let file = open_trusted(path, access.owner).ok()?;
+        serde_json::from_slice(&read_opened(file, 1 << 16).ok()??).ok()
     }
 
-    fn write(&self, path: &Path) -> Result<()> {
+    fn write(&self, path: &Path, access: Access) -> Result<()> {
         let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
-        replace_file(path, |file| file.write_all(&json).map_err(writing(path)))
+        replace_file(path, |file| file.write_all(&json).map_err(writing(path)))?;
+        access.give(path).map_err(writing(path))
     }
 
     /// Writes the note if it is worth it. Without it the file is read again the next time.
-    fn keep(&self, path: &Path) {
-        let is_new = || Note::read(path).is_none_or(|note| note.identity != self.identity);
+    fn keep(&self, path: &Path, access: Access) {
+        let is_new = || Note::read(path, access).is_none_or(|note| note.identity != self.identity);
         if self.identity.is_some() && is_new() {
-            let _ = self.write(path);
+            let _ = self.write(path, access);
         }
     }
 }
 
 /// xxh3-128 of a file's content.
-fn hash_of(path: &Path) -> io::Result<u128> {
-    let mut file = File::open(path)?;
+fn hash_of(mut file: File) -> io::Result<u128> {
     let (mut hash, mut buffer) = (XxHash3_128::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer) {

@@ -54,13 +54,6 @@ fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> E
     })
 }
 
-/// The content of a file; `None` if it has more than `most` bytes.
-pub(crate) fn read_up_to(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
-}
-
 /// Appends all that `from` gives to the file at `path`, and returns how many bytes that is. `bad`
 /// makes the error of what cannot be read.
 pub(super) fn append(

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
-use crate::files::io::{self, read_up_to, reading};
+use crate::files::io::{self, reading};
 use crate::setting::OUT;
 use ddp_kernels::files as disk;
 
@@ -169,7 +169,7 @@ pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
     if !path.is_file() {
         return Ok(());
     }
-    let text = read_up_to(&path, CONTENTS_BYTES_MAX).map_err(reading(&path))?;
+    let text = disk::read_up_to(&path, CONTENTS_BYTES_MAX).map_err(reading(&path))?;
     let said: Side = serde_json::from_slice(&text.unwrap_or_default())
         .map_err(|error| io::refuse(&path, format!("{error}; help: {AGAIN}")))?;
     let names = (0..said.shards).map(shard_name);

@@ -5,12 +5,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use ddp_kernels::files::read_up_to;
 use serde::Deserialize;
 use serde_json::Value;
 use twox_hash::XxHash3_128;
 
 use crate::error::{Result, bail, ensure};
-use crate::files::io::{read_up_to, reading, refuse};
+use crate::files::io::{reading, refuse};
 use crate::setting::{END_TOKEN, TOKENIZER};
 use crate::task::TOKENS_MAX;
 

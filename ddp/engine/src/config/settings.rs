@@ -272,7 +272,7 @@ settings! {
     /// Whether several conversations share a row; auto: if the model has rotary positions
     Run packing "WHEN" [show_tokens]: Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
-    /// [default: beside the files, else ~/.cache/ddp-train/data]
+    /// [default: beside the files, else ~/.cache/ddp-train/copies]
     Rank cache_dir "DIR" [eval predict show_tokens]: Option<PathBuf> = None;
 
     ["Batches and length"]

@@ -16,7 +16,7 @@ impl Folder {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder =
             std::env::temp_dir().join(format!("ddp-kernel-cache-{}-{count}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        make_folder(&folder).unwrap();
         Folder(folder)
     }
 
@@ -166,15 +166,15 @@ fn the_environment_names_the_folder_or_turns_it_off() {
     assert_eq!(with(&[("DDP_KERNEL_CACHE", "off"), ("HOME", "/h")]), None);
     assert_eq!(
         with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]),
-        Some("/x/ddp-train".into())
+        Some("/x/ddp-train/kernels".into())
     );
     assert_eq!(
         with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]),
-        Some("/h/.cache/ddp-train".into())
+        Some("/h/.cache/ddp-train/kernels".into())
     );
     assert_eq!(
         with(&[("DDP_KERNEL_CACHE", ""), ("HOME", "/h")]),
-        Some("/h/.cache/ddp-train".into())
+        Some("/h/.cache/ddp-train/kernels".into())
     );
     assert_eq!(with(&[]), None);
 }
@@ -196,4 +196,51 @@ fn the_parts_of_a_key_cannot_run_into_each_other() {
     ];
     keys.sort_unstable();
     assert!(keys.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
+#[test]
+fn what_others_may_write_to_is_not_run() {
+    let set_mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let folder = Folder::new();
+    let entry = folder.entry(1);
+    entry.write(&image());
+    let file = entry.path.clone().unwrap();
+    for path in [&folder.0, &file] {
+        for mode in [0o775, 0o757, 0o1777] {
+            set_mode(path, mode);
+            assert_eq!(entry.read(), None, "{} {mode:o}", path.display());
+        }
+        set_mode(path, 0o755);
+        assert_eq!(entry.read(), Some(image()));
+    }
+    // Nothing is written there either.
+    set_mode(&folder.0, 0o775);
+    folder.entry(2).write(&image());
+    assert!(folder.entry(2).turn().is_none());
+    assert_eq!(folder.files(), [file.clone()]);
+    set_mode(&folder.0, 0o755);
+    if std::os::unix::fs::chown(&file, Some(65_534), None).is_err() {
+        return ddp_slice::skip("only root can give files to another user");
+    }
+    assert_eq!(entry.read(), None, "another user's file");
+}
+
+#[test]
+fn a_lock_neither_follows_links_nor_empties_files() {
+    let folder = Folder::new();
+    let entry = folder.entry(1);
+    let (lock, other) = (
+        entry.path.clone().unwrap().with_extension("lock"),
+        folder.0.join("notes.txt"),
+    );
+    fs::write(&other, "kept").unwrap();
+    std::os::unix::fs::symlink(&other, &lock).unwrap();
+    assert!(entry.turn().is_none());
+    assert_eq!(fs::read(&other).unwrap(), b"kept");
+    fs::remove_file(&lock).unwrap();
+    fs::hard_link(&other, &lock).unwrap();
+    assert!(entry.turn().is_some());
+    assert_eq!(fs::read(&other).unwrap(), b"kept");
 }

@@ -136,8 +136,10 @@ fn a_source_that_is_known_is_not_read_again() {
     };
     // The note is believed: with another checksum the entry of this content is not found.
     let xxh3 = format!("{:032x}", 7);
-    let believed = Note::read(note).unwrap();
-    Note { xxh3, ..believed }.write(note).unwrap();
+    let access = Access::of(&bench.source()).unwrap();
+    let believed = Note::read(note, access).unwrap();
+    let changed = Note { xxh3, ..believed };
+    changed.write(note, access).unwrap();
     assert_ne!(bench.capitals("capitals"), first);
     assert_eq!(bench.times_made(), 2);
     // A damaged note counts as none.
@@ -210,7 +212,8 @@ fn a_damaged_entry_is_made_again() {
     // Long after it was checked too.
     settle();
     bench.capitals("capitals");
-    let said = Note::read(&entry).unwrap();
+    let access = Access::of(&bench.source()).unwrap();
+    let said = Note::read(&entry, access).unwrap();
     assert!(said.describes(&identity_of(&path).unwrap()));
     assert_eq!(bench.times_made(), 6);
     flip(&path, &entry);
@@ -324,18 +327,21 @@ fn the_folder_is_the_one_asked_for_or_beside_or_the_users() {
     };
     let found =
         |path: &str, asked, home, cache| folders(Path::new(path), asked, variable(home, cache));
+    let user = Path::new("/home/me/.cache/ddp-train/copies");
     assert_eq!(
         found("a/b.csv", Some(Path::new("c")), "/home/me", ""),
-        [Path::new("c")]
+        [Path::new("c"), user]
     );
-    let user = Path::new("/home/me/.cache/ddp-train/data");
     assert_eq!(
         found("a/b.csv", None, "/home/me", ""),
         [Path::new("a/.ddp-cache"), user]
     );
     assert_eq!(
         found("b.csv", None, "", "/tmp/x"),
-        [Path::new(".ddp-cache"), Path::new("/tmp/x/ddp-train/data")]
+        [
+            Path::new(".ddp-cache"),
+            Path::new("/tmp/x/ddp-train/copies")
+        ]
     );
     // The standard says that a relative one is to be ignored.
     assert_eq!(found("b.csv", None, "", "x"), [Path::new(".ddp-cache")]);
@@ -447,4 +453,148 @@ fn a_large_file_is_compared_with_its_checksums_once_until_it_changes() {
         ((true, 4), (true, 5)),
         "small ones are, always"
     );
+}
+
+fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+/// An entry whose copy says something else, and whose note agrees with it; and a second folder.
+fn planted() -> (Bench, PathBuf, PathBuf) {
+    let bench = Bench::new("abc");
+    let copy = bench.capitals("capitals");
+    fs::write(&copy, "XYZ").unwrap();
+    let access = Access::of(&bench.source()).unwrap();
+    let note = Note::of(&copy).unwrap();
+    note.write(&copy.with_file_name(ENTRY), access).unwrap();
+    assert_eq!(fs::read(bench.capitals("capitals")).unwrap(), b"XYZ");
+    let user = bench.scratch.path().join("home/user");
+    (bench, copy, user)
+}
+
+impl Bench {
+    fn capitals_in(&self, folders: &[PathBuf]) -> Vec<u8> {
+        let wanted = WantedCopy {
+            source: &self.source(),
+            request: "capitals",
+        };
+        let made = find_or_make(folders, &wanted, |to| self.make_capitals(to));
+        fs::read(made.unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn a_planted_cache_of_another_user_is_not_used() {
+    let another = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None);
+    let (bench, _, user) = planted();
+    if another(&bench.cache()).is_err() {
+        return ddp_slice::skip("only root can give files to another user");
+    }
+    let folders = [bench.cache(), user.clone()];
+    assert_eq!(bench.capitals_in(&folders), b"ABC", "another user's folder");
+    assert!(user.exists());
+    // Parts of it, in a folder of this user.
+    for depth in 0..3 {
+        let (bench, copy, _) = planted();
+        let entry = copy.parent().unwrap();
+        let parts = [entry.into(), copy.clone(), entry.join(ENTRY)];
+        another(&parts[depth]).unwrap();
+        assert_eq!(bench.capitals_in(&[bench.cache()]), b"ABC", "{depth}");
+    }
+    // A link of another user to a folder of this one.
+    let (bench, _, user) = planted();
+    fs::rename(bench.cache(), bench.scratch.path().join("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", bench.cache()).unwrap();
+    std::os::unix::fs::lchown(bench.cache(), Some(65_534), None).unwrap();
+    assert_eq!(bench.capitals_in(&[bench.cache(), user]), b"ABC");
+    // The owner of the data could change the data, too.
+    let (bench, copy, _) = planted();
+    let entry = copy.parent().unwrap();
+    let parts = [
+        &*bench.cache(),
+        &*bench.source(),
+        entry,
+        &*copy,
+        &*entry.join(ENTRY),
+    ];
+    parts.iter().for_each(|path| another(path).unwrap());
+    assert_eq!(bench.capitals_in(&[bench.cache()]), b"XYZ");
+}
+
+#[test]
+fn a_planted_note_about_a_source_is_not_believed() {
+    let bench = Bench::new("abc");
+    bench.set_modified(SystemTime::now() - Duration::from_secs(3600));
+    settle();
+    let (source, access) = (bench.source(), Access::of(&bench.source()).unwrap());
+    let wanted = WantedCopy {
+        source: &source,
+        request: "capitals",
+    };
+    bench.capitals("capitals");
+    let seen = bench.cache().join(wanted.seen_name());
+    let finds = || {
+        let identity = identity_of(&source).unwrap();
+        Note::find(&[bench.cache()], &wanted.seen_name(), &identity, access).is_some()
+    };
+    assert!(finds());
+    for path in [&seen, &bench.cache()] {
+        let mode = mode_of(path);
+        set_mode(path, 0o777);
+        assert!(!finds(), "{}", path.display());
+        set_mode(path, mode);
+    }
+    assert!(finds());
+}
+
+#[test]
+fn a_folder_that_others_may_write_to_is_not_used_and_the_next_one_is() {
+    for mode in [0o775, 0o757, 0o1777] {
+        let (bench, _, user) = planted();
+        set_mode(&bench.cache(), mode);
+        let folders = [bench.cache(), user.clone()];
+        assert_eq!(bench.capitals_in(&folders), b"ABC", "{mode:o}");
+        assert_eq!(mode_of(&user), 0o700);
+        let error = find_or_make(
+            &[bench.cache()],
+            &WantedCopy {
+                source: &bench.source(),
+                request: "capitals",
+            },
+            |_| Ok(()),
+        );
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("chmod go-w"), "{text}");
+    }
+    let (bench, copy, _) = planted();
+    set_mode(copy.parent().unwrap(), 0o775);
+    assert_eq!(bench.capitals_in(&[bench.cache()]), b"ABC", "an entry");
+}
+
+#[test]
+fn a_copy_may_be_read_by_those_who_may_read_the_source() {
+    for (source, folder, file) in [
+        (0o600, 0o700, 0o600),
+        (0o400, 0o700, 0o600),
+        (0o640, 0o750, 0o640),
+        (0o666, 0o755, 0o644),
+    ] {
+        let bench = Bench::new("abc");
+        set_mode(&bench.source(), source);
+        let copy = bench.capitals("capitals");
+        let entry = copy.parent().unwrap();
+        let modes = [&copy, &entry.join(ENTRY)].map(|path| mode_of(path));
+        assert_eq!(modes, [file; 2], "{source:o}");
+        assert_eq!([entry, &bench.cache()].map(mode_of), [folder; 2]);
+    }
+    // What was made is found again, whatever this process leaves out of the modes of its files.
+    let bench = Bench::new("abc");
+    set_mode(&bench.source(), 0o664);
+    bench.capitals("capitals");
+    bench.capitals("capitals");
+    assert_eq!(bench.times_made(), 1);
 }
