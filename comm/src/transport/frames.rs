@@ -9,12 +9,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use self::seal::MAC_BYTES;
+use self::seal::{LENGTH_BYTES, MAC_BYTES};
 pub(crate) use self::seal::{Seal, SealedReader, SealedWriter, Seals};
 use crate::waited::Waited;
 
-/// Bytes of the length before each message.
-const LENGTH_BYTES: usize = 4;
 /// How much is read at once.
 const READ_BYTES: usize = 64 << 10;
 /// Sent bytes are dropped when there are this many, or nothing else.

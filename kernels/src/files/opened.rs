@@ -29,8 +29,8 @@ pub fn read_opened(file: File, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Opens an ordinary file or a folder if only this user, root or the user `owner` can have written
-/// it: one of them owns it, and a link to it, and neither its group nor others may write to it. Root
-/// is trusted because it can change whatever this user reads.
+/// it: one of them owns it, and a link to it, and neither its group nor others may write to it.
+/// Root is trusted because it can change whatever this user reads.
 pub fn open_trusted(path: &Path, owner: u32) -> io::Result<File> {
     let file = open(path)?;
     let (about, link) = (file.metadata()?, fs::symlink_metadata(path)?);

@@ -80,7 +80,7 @@ impl JobPlace {
                 "give all processes the same {SECRET}, such as `openssl rand -hex 32` prints"
             );
             return Err(Error::Launch(Problem::new(
-                "start ranks with --min-ranks",
+                "connect agents to their launcher",
                 reason,
                 help,
             )));

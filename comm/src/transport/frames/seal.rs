@@ -3,14 +3,15 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Bytes of the MAC before each message.
+/// Bytes of the length, and of the MAC, before each message.
+pub(super) const LENGTH_BYTES: usize = 4;
 pub(super) const MAC_BYTES: usize = 16;
 /// The most bytes of a message whose MAC covers all of it in any case.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
 /// The first bytes of a message, which its MAC always covers: the header of the mesh.
 pub(crate) const ALWAYS_BYTES: usize = 8;
 /// Bytes of the length and the MAC.
-const HEADER_BYTES: usize = super::LENGTH_BYTES + MAC_BYTES;
+const HEADER_BYTES: usize = LENGTH_BYTES + MAC_BYTES;
 
 /// One direction of a connection.
 pub(crate) struct Seal {
@@ -119,7 +120,7 @@ impl<R: Read> SealedReader<R> {
             return Ok(false);
         }
         self.input.read_exact(&mut header[1..])?;
-        let (length, mac) = header.split_at(super::LENGTH_BYTES);
+        let (length, mac) = header.split_at(LENGTH_BYTES);
         let length = length
             .iter()
             .rev()

@@ -32,7 +32,8 @@ const HOSTS_AT: usize = CAUSES_TAKEN_AT + LINE_BYTES;
 const HOST_WORDS: usize = 256;
 const _: () = assert!(HOSTS_AT + 8 * HOST_WORDS <= PAGE_BYTES);
 
-/// A rank's page: whether it has left, its process, where its threads sleep, its signs of progress, its calls.
+/// A rank's page: whether it has left, its process, where its threads sleep, its signs of progress,
+/// its calls.
 const LEFT_AT: usize = 4;
 const PID_AT: usize = 8;
 const ASLEEP_AT: usize = 256;

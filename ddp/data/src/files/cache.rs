@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Folders, entries and notes count only if no user but this one, the source's owner and root can
-//! have written them. What is made here may be read by those who may read the source, and written by
-//! this user alone; new folders that are not beside the source are for this user alone.
+//! have written them. What is made here may be read by those who may read the source, and written
+//! by this user alone; new folders that are not beside the source are for this user alone.
 //!
 //! A checksum is trusted while inode, size and times of the file are unchanged, and recomputed
 //! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
@@ -261,8 +261,8 @@ impl WantedCopy<'_> {
         folder.join(format!("{name}-{key}"))
     }
 
-    /// The copy in the entry of this key, if there is one. A damaged entry is removed, also one that
-    /// others may have written; an error if it stays.
+    /// The copy in the entry of this key, if there is one. A damaged entry is removed, also one
+    /// that others may have written; an error if it stays.
     fn find(&self, folder: &Path, key: &str, access: Access) -> io::Result<Option<PathBuf>> {
         let entry = self.entry(folder, key);
         let path = entry.join(COPY);
