@@ -3,9 +3,9 @@
 //! The folder is `DDP_KERNEL_CACHE`, else `ddp-train/kernels` in the user's cache folder
 //! (`XDG_CACHE_HOME`, `~/.cache`); `off` disables the cache. Folder and files are used only if this
 //! user or root owns them and no other user may write to them. Only a complete file with the right
-//! key is used; any other is made again and replaced. Files appear by a rename, so readers see all of a file or
-//! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
-//! at any time.
+//! key is used; any other is made again and replaced. Files appear by a rename, so readers see all
+//! of a file or none. Errors here are logged at debug level and change nothing else. The folder may
+//! be deleted at any time.
 //!
 //! A file is a hash of its key and image, then the image: what NVRTC made.
 
