@@ -731,6 +731,33 @@ def a_script_waits_for_its_runs_and_an_error_stops_them():
     assert process.wait(PATIENCE_S) == 3 and ddp_train.Run("left").outcome == "stopped", process.stderr.read()
 
 
+def a_script_whose_run_dies_without_its_knowledge_says_so_and_ends_with_1():
+    # Handlers that were there before the package, and what is printed last, are not lost.
+    script = """
+        import atexit, os, signal, sys
+        atexit.register(lambda: print("handled"))
+        import ddp_train
+        run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, steps=10**7, checkpoint_every=0, out="%s")
+        %s
+        print("ends")
+    """
+    dies = "os.kill(run._process.pid, signal.SIGKILL)"
+    caught = "try:\n            run.wait()\n        except ddp_train.Error:\n            pass"
+    cases = [
+        ("dies", dies, 1, True),
+        ("died", f"{dies}; run._ended.wait()", 1, True),
+        ("told", f"{dies}\n        {caught}", 0, False),
+        ("asked", f"{dies}; run._ended.wait(); run.outcome", 0, False),
+        ("stopped", "run.stop()", 0, False),
+    ]
+    for name, does, code, is_said in cases:
+        process = python(script % (name, does))
+        said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code and said[0] == "ends\nhandled\n", (name, process.returncode, said)
+        told = f"ddp_train: {os.path.abspath(name)}: ddp-train: killed by signal 9, without a message (exit code 137)\n"
+        assert (told in said[1]) == is_said, (name, said)
+
+
 def a_first_interrupt_saves_and_a_second_one_returns():
     script = """
         import ddp_train, os, signal, threading, time

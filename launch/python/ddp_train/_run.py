@@ -34,8 +34,12 @@ T = TypeVar("T")
 # Seconds between looks at a metrics log.
 PERIOD_S = 0.1
 STOPPED = 75
+# This process; those that it forks inherit what is below.
+_PROCESS = os.getpid()
 # Runs of this process that have not ended.
 _running: set[Run] = set()
+# Why runs of this process failed of which nobody was told yet, by folder.
+_untold: dict[str, Error] = {}
 
 
 class Fields(dict):  # type: ignore[type-arg]
@@ -126,6 +130,7 @@ class Run:
         run = cls.__new__(cls)
         run.folder = os.path.abspath(folder)
         run._attach(files, detach)
+        _untold.pop(run.folder, None)
         before = run._beginning()
         try:
             output(*words, "--print-config")
@@ -162,7 +167,9 @@ class Run:
             self._process = subprocess.Popen([find_program(), *words], env=environment(not self._is_detached), start_new_session=True, pass_fds=inherited, **how)
             if self._must_stop:
                 self._ask_to_stop()
-            self._process.wait()
+            code = self._process.wait()
+            if code not in (0, STOPPED):
+                _untold[self.folder] = failure(code, self.log)
         except Exception as error:
             self._failed = error
         finally:
@@ -214,6 +221,7 @@ class Run:
         """`running`, `done`, `early` (stop_after), `stopped` (can be resumed), or `failed`."""
         if self.is_running:
             return "running"
+        _untold.pop(self.folder, None)
         end = self._last("end")
         code = self._process.returncode if self._process is not None else None
         # A process that ignores SIGCHLD sees 0 of every child.
@@ -229,6 +237,7 @@ class Run:
 
     def _raise(self) -> None:
         """The error of a run that has failed."""
+        _untold.pop(self.folder, None)
         self._warn()
         if self._failed is not None:
             raise self._failed
@@ -638,9 +647,28 @@ def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] 
 def _at_exit() -> None:
     """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
     is_interactive = hasattr(sys, "ps1") or shell() is not None
+    untold = _untold if os.getpid() == _PROCESS else {}
     for run in [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]:
-        # Errors and warnings were for those who wait; an interrupt has stopped it.
-        with contextlib.suppress(KeyboardInterrupt, Exception):
+        # Warnings were for those who wait; an interrupt has stopped it.
+        try:
             if is_interactive or hasattr(sys, "last_value"):
                 run.stop(wait=False)
             run.wait(show=False)
+        except Error as error:
+            untold[run.folder] = error
+        except (KeyboardInterrupt, Exception):
+            pass
+    for folder, error in untold.items():
+        print(f"ddp_train: {folder}: {error}", file=sys.stderr)
+    if untold and not is_interactive:
+        globals()["_last"] = _Exit()
+
+
+class _Exit:
+    """Ends this process with 1 when Python drops it, at its very end: from other places it would skip what still follows."""
+
+    def __init__(self) -> None:
+        self._exit = os._exit
+
+    def __del__(self) -> None:
+        self._exit(1)
