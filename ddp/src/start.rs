@@ -2,7 +2,7 @@
 //! several, without MPI.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ddp_comm::print_line;
@@ -10,6 +10,7 @@ pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
     HostList, JobPlace, ListedHost, Losses, RankCommand, Spawner, StartedBy, serve_at, started_by,
 };
+use ddp_engine::checkpoint;
 use ddp_kernels::device::discover;
 
 use crate::about::about;
@@ -93,19 +94,28 @@ pub(crate) fn start(
             Ok(code) => *code,
             Err(error) => error.exit_code(),
         };
-        let is_lost = OF_LOST_RANKS.contains(&code) && !spawner.was_stopped();
-        // Such a job has started its ranks again one by one.
-        let is_lost = is_lost && task.losses.is_none();
+        // An elastic job has started its ranks again one by one.
+        let is_lost = OF_LOST_RANKS.contains(&code) && task.losses.is_none();
         if !is_lost || restart == ranks.restarts {
+            if let Command::Train(config) = command
+                && spawner.lost_all()
+                && code > 0
+            {
+                print_line(&format!("{}: {}\n", about().name, saved(&config.out)));
+            }
             return Ok(Some(ended?));
         }
         let (program, number, of) = (about().name, restart + 1, ranks.restarts);
         if let Err(error) = ended {
             print_line(&format!("{program}: {error}\n"));
         }
-        let again = "starting again with --resume auto";
+        let follows = if spawner.was_stopped() {
+            "it was asked to stop, and is not started again; help: --resume auto continues".into()
+        } else {
+            format!("starting again with --resume auto ({number} of {of})")
+        };
         print_line(&format!(
-            "{program}: the job ended with {code}: {again} ({number} of {of})\n"
+            "{program}: the job ended with {code}: {follows}\n"
         ));
         task.arguments = resuming(task.arguments);
         if let Some(code) = spawner.pause(PAUSE) {
@@ -113,6 +123,20 @@ pub(crate) fn start(
         }
     }
     unreachable!("the loop ends at the last restart")
+}
+
+/// What of a run in `out` is saved.
+fn saved(out: &Path) -> String {
+    match checkpoint::newest_folder(out) {
+        Some(newest) => format!(
+            "the newest checkpoint is {}; help: continue with the same command and --resume auto",
+            newest.display()
+        ),
+        None => format!(
+            "{} holds no checkpoint; help: run the same command again",
+            out.display()
+        ),
+    }
 }
 
 /// Refuses variables such as `DDP_RANKS` if no launcher has started this process: nothing reads

@@ -47,6 +47,8 @@ pub struct Spawner {
     stopped_by: Option<c_int>,
     /// Whether ranks were started before: what they did can be resumed.
     has_run: bool,
+    /// Whether all ranks of the last job were killed.
+    lost_all: bool,
 }
 
 /// Who started this process.
@@ -84,12 +86,18 @@ impl Spawner {
             signals: Signals::block(),
             stopped_by: None,
             has_run: false,
+            lost_all: false,
         }
     }
 
     /// Whether a signal has asked the job to stop.
     pub fn was_stopped(&self) -> bool {
         self.stopped_by.is_some()
+    }
+
+    /// Whether all ranks of the last job were killed, so that none said what is saved.
+    pub fn lost_all(&self) -> bool {
+        self.lost_all
     }
 
     /// Waits for `duration`. If a signal has asked the job to stop by then, returns the exit code.
@@ -138,6 +146,7 @@ impl Spawner {
             }
         }
         self.stopped_by = job.state.stop;
+        self.lost_all = job.state.ranks.iter().all(|it| it.killed_by.is_some());
         Ok(job.state.exit_code())
     }
 

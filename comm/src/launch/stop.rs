@@ -6,14 +6,15 @@
 //! watch (`world/watch.rs`) catches it too, to find out why before the process ends. A signal that
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 
 use ddp_kernels::named;
 use ddp_kernels::panics;
 
+use crate::membership::client::REQUESTED;
 /// The numbers of these signals.
 pub(crate) use crate::membership::decide::STOPS;
 use crate::say;
@@ -52,10 +53,9 @@ impl Signal {
 
 /// How many [`StopSignals`] live in this process: one a rank where ranks are threads.
 static CATCHING: AtomicUsize = AtomicUsize::new(0);
-/// The number of the signal that came first while some lived; 0 for none.
-static REQUESTED: AtomicI32 = AtomicI32::new(0);
-/// Whether Ctrl-C came while some lived.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Whether Ctrl-C came while some lived: from what started this process, and from elsewhere. A
+/// launcher passes on one that may have reached this process, too.
+static INTERRUPTED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 /// What the first and the second Ctrl-C print; null for nothing.
 static SAID: AtomicPtr<[&str; 2]> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether a [`Termination`] lives.
@@ -72,7 +72,7 @@ impl StopSignals {
         let _handlers = handlers();
         if CATCHING.fetch_add(1, SeqCst) == 0 {
             REQUESTED.store(0, SeqCst);
-            INTERRUPTED.store(false, SeqCst);
+            INTERRUPTED.iter().for_each(|it| it.store(false, SeqCst));
             Signal::ALL
                 .into_iter()
                 .for_each(|signal| _ = catch(signal.number()));
@@ -114,7 +114,7 @@ pub(crate) fn requested() -> Option<Signal> {
 
 /// Whether Ctrl-C came while [`StopSignals`] lived.
 pub(crate) fn is_interrupted() -> bool {
-    INTERRUPTED.load(SeqCst)
+    INTERRUPTED.iter().any(|it| it.load(SeqCst))
 }
 
 /// SIGTERM, caught for the watch. Released when dropped.
@@ -211,7 +211,7 @@ pub(crate) fn ignore_suspension() {
     set(libc::SIGTSTP, libc::SIG_IGN);
 }
 
-extern "C" fn on_signal(signal: c_int) {
+extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     if signal == libc::SIGTERM {
         TERMINATED.store(true, SeqCst);
     }
@@ -222,9 +222,15 @@ extern "C" fn on_signal(signal: c_int) {
     if signal != libc::SIGINT {
         return;
     }
-    let is_second = INTERRUPTED.swap(true, SeqCst);
+    // SAFETY: the kernel gives this handler a description of the signal, since `set` asks for it.
+    let is_of_parent = unsafe { (*info).si_pid() == libc::getppid() };
+    let was_interrupted = is_interrupted();
+    let is_second = INTERRUPTED[usize::from(is_of_parent)].swap(true, SeqCst);
     // SAFETY: null, or from a reference that is valid for the whole program.
-    if let Some(texts) = unsafe { SAID.load(SeqCst).as_ref() } {
+    if let Some(texts) = unsafe { SAID.load(SeqCst).as_ref() }
+        // Not for the copy that the launcher passes on.
+        && was_interrupted == is_second
+    {
         // SAFETY: errno belongs to this thread. The code that this handler interrupts keeps it.
         unsafe {
             let errno = *libc::__errno_location();
@@ -276,7 +282,7 @@ fn set(signal: c_int, handler: libc::sighandler_t) {
     unsafe {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_RESTART;
+        action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
         libc::sigaction(signal, &action, std::ptr::null_mut());
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
@@ -14,6 +14,9 @@ use ddp_kernels::panics;
 use super::packets::Packets;
 use super::wire::{Generation, ToLauncher, ToRank};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
+
+/// The signal that first asked this process to stop; 0 for none. `launch/stop.rs` catches it.
+pub(crate) static REQUESTED: AtomicI32 = AtomicI32::new(0);
 
 /// What a rank has been told.
 #[derive(Clone, Debug, Default)]
@@ -145,6 +148,8 @@ pub(crate) struct Client {
     has_thread: AtomicBool,
     /// The last sign of progress that was shown.
     shown: AtomicU64,
+    /// The signal to stop of which it has told.
+    told: AtomicI32,
     /// Ends the calls of the current generation, once.
     end_calls: Mutex<Option<EndCalls>>,
 }
@@ -169,6 +174,7 @@ impl Client {
             sockets: Mutex::default(),
             has_thread: AtomicBool::new(false),
             shown: AtomicU64::new(0),
+            told: AtomicI32::new(0),
             end_calls: Mutex::default(),
         });
         // How the job is: what this process does first depends on it. An agent may have said before
@@ -262,8 +268,20 @@ impl Client {
         is_first
     }
 
+    /// Tells that this process was asked to stop, once it was.
+    pub(crate) fn tell_if_asked(&self) {
+        let signal = REQUESTED.load(Ordering::SeqCst);
+        if signal > 0
+            && self.told.load(Ordering::Relaxed) != signal
+            && self.socket.send(&ToLauncher::Asked(signal), false)
+        {
+            self.told.store(signal, Ordering::Relaxed);
+        }
+    }
+
     /// Tells of a number that changes with each sign of progress of this process.
     pub(crate) fn show_progress(&self, number: u64) {
+        self.tell_if_asked();
         // A launcher that does not listen must not stop this rank.
         if self.shown.swap(number, Ordering::Relaxed) != number {
             self.socket.send(&ToLauncher::Progress(number), false);

@@ -57,7 +57,7 @@ pub enum JobEvent {
     Stopped(usize, u32, bool),
     /// The launcher has got a signal that asks the job to stop.
     Signal(c_int),
-    /// A rank or an agent has got such a signal.
+    /// An agent has got such a signal.
     Asked(c_int),
     /// An agent has come that something else has started, for the first time or again.
     AgentCame {
@@ -102,6 +102,14 @@ pub enum End {
 }
 
 impl End {
+    /// The signal that ended it.
+    pub fn signal(self) -> Option<c_int> {
+        match self {
+            End::Signal(signal) => Some(signal),
+            End::Code(_) => None,
+        }
+    }
+
     /// As shells say it.
     pub fn code(self) -> u8 {
         match self {
@@ -227,11 +235,7 @@ impl Decision<'_> {
                 }
             }
             JobEvent::Signal(signal) => self.stop(signal),
-            JobEvent::Asked(signal) => {
-                if self.state.stop.is_none() {
-                    self.stop(signal);
-                }
-            }
+            JobEvent::Asked(signal) => self.asked(signal),
             JobEvent::AgentCame {
                 host,
                 connection,

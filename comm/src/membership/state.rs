@@ -42,6 +42,8 @@ pub struct JobState {
     pub ends: Option<u8>,
     /// The first signal that asked the job to stop.
     pub stop: Option<c_int>,
+    /// Whether the launcher has got a Ctrl-C.
+    pub interrupted: bool,
     /// When a stopped process continued last.
     pub continued: Duration,
     /// When ranks that are left are killed, and how long they had by then.
@@ -65,6 +67,8 @@ pub struct Rank {
     pub host: usize,
     /// What runs.
     pub process: Option<RankProcess>,
+    /// The signal that ended its last process, unless the launcher sent it or it asks to stop.
+    pub killed_by: Option<c_int>,
     /// When it is to be started again.
     pub due: Option<Duration>,
     /// How many processes were started since one last took part for a while.
@@ -151,6 +155,7 @@ impl JobState {
             over_since: Some(Duration::ZERO),
             ends: None,
             stop: None,
+            interrupted: false,
             continued: Duration::ZERO,
             end_by: None,
             has_killed: false,

@@ -26,6 +26,9 @@ pub enum ToLauncher {
         /// Whether all ranks of the generation had connected.
         have_met: bool,
     },
+    /// It was asked to stop by this signal: the job stops, also if this rank is lost before the
+    /// others know.
+    Asked(i32),
     /// The job ends with this exit code.
     Ends(u8),
 }

@@ -62,6 +62,8 @@ pub(crate) struct Failure {
     pub(crate) alerts: Option<alerts::Alerts>,
     /// In an elastic job.
     pub(crate) client: Option<Arc<Client>>,
+    /// The connection to what started this rank, in any job that the program itself has started.
+    pub(crate) link: Option<Arc<Client>>,
     /// The numbers with which its ranks were started, which people know.
     pub(crate) job_ranks: Vec<usize>,
 }
@@ -78,6 +80,7 @@ impl Failure {
             must_kill: false,
             alerts: None,
             client: None,
+            link: None,
             job_ranks: Vec::new(),
         }
     }
@@ -303,6 +306,8 @@ impl Failure {
                 std::thread::park();
             }
         }
+        // Nothing starts a job again that was asked to stop.
+        self.link.iter().for_each(|link| link.tell_if_asked());
         // The rank that reports the cause may not have said so yet: nothing starts this one again.
         (self.client.iter()).for_each(|client| _ = client.end(exit_code));
         within(BOUND, || drop(SPEAKING.lock()));

@@ -143,6 +143,7 @@ fn start(
             leaders: placement.other_leaders(),
         }),
         client: None,
+        link: None,
         job_ranks: Vec::new(),
     };
     Ok(Start {

@@ -201,6 +201,7 @@ fn start(
         client.set_end_calls(move |cause| _ = board.fail(cause));
     }
     start.failure.client = meets_again;
+    start.failure.link = Some(Arc::clone(client));
     start.mesh = meeting.into_mesh();
     Ok(start)
 }

@@ -41,6 +41,7 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();
         let ended = wait_for_end(&processes, PERIOD);
+        failure.link.iter().for_each(|link| link.tell_if_asked());
         if let Some(alerts) = &failure.alerts {
             alerts.tell_of_work(&mut sent, &failure.board);
         }

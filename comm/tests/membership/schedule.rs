@@ -37,6 +37,10 @@ pub(crate) enum Fault {
     /// The job is asked to stop, by a signal to the launcher, perhaps twice, or to a rank.
     Signal(i32, bool),
     Asked(i32),
+    /// A rank gets such a signal, and is killed at once, or not.
+    AsksRank(usize, i32, bool),
+    /// One Ctrl-C comes to the launcher and to each rank.
+    InterruptsAll,
     /// The next process of a rank takes this much longer to start.
     StartsLate(usize, u64),
     /// An agent is stopped.
@@ -55,8 +59,9 @@ pub(crate) enum Fault {
 
 impl Fault {
     fn rank(&self) -> Option<usize> {
-        use Fault::{Fails, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop};
+        use Fault::{AsksRank, Fails, FailsToStart, Hangs, Kill, Leaves, StartsLate, Stop};
         match *self {
+            AsksRank(rank, ..) => Some(rank),
             Kill(rank) | Hangs(rank) | FailsToStart(rank) | Fails(rank) => Some(rank),
             Stop(rank, _) | StartsLate(rank, _) | Leaves(rank, _) => Some(rank),
             _ => None,
@@ -148,8 +153,12 @@ impl Schedule {
                 11 => Fault::FailsToStart(rank),
                 12 => Fault::Leaves(rank, if random.one_in(3) { 78 } else { 77 }),
                 13 if random.one_in(4) => Fault::Fails(rank),
-                14 if random.one_in(3) => Fault::Signal(signal, random.one_in(2)),
-                14 if random.one_in(2) => Fault::Asked(signal),
+                14 => match random.of(0..4) {
+                    0 => Fault::Signal(signal, random.one_in(2)),
+                    1 => Fault::Asked(signal),
+                    2 => Fault::AsksRank(rank, signal, random.one_in(2)),
+                    _ => Fault::InterruptsAll,
+                },
                 15 => Fault::Suspends(ms.min(20_000)),
                 16 if host > 0 => Fault::Cut(host, ways, ms.min(20_000)),
                 17..=18 if hosts > 2 => Fault::CutBetween([1, 2], ways, ms.min(20_000)),

@@ -134,6 +134,8 @@ struct Process {
     round: u64,
     progress: u64,
     was_asked: bool,
+    /// Whether a Ctrl-C came: from elsewhere, and from what has started it.
+    interrupts: [bool; 2],
     fails_to_start: bool,
     /// When it began to wait for the others.
     since: u64,
@@ -348,7 +350,7 @@ impl<'a> Job<'a> {
             Next::Fault(index) => {
                 matches!(
                     self.schedule.faults[*index].1,
-                    Fault::Signal(..) | Fault::Asked(_)
+                    Fault::Signal(..) | Fault::Asked(_) | Fault::InterruptsAll
                 )
             }
             _ => false,

@@ -28,7 +28,9 @@ mod writer;
 pub(crate) use self::files::ReadFrom;
 pub use self::files::{damaged, unreadable, with_help};
 pub use self::find::{Chosen, best, is_gone, newest, open_together};
-pub use self::folders::{CHECKPOINTS, MODEL_FILE, STATE_FILE, folder, is_checkpoint};
+pub use self::folders::{
+    CHECKPOINTS, MODEL_FILE, STATE_FILE, folder, is_checkpoint, newest_folder,
+};
 pub(crate) use self::folders::{MANIFEST_FILE, clear_up, put_aside, put_aside_after};
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{Foreign, fill, header_of, initial, load_initial, refuse};

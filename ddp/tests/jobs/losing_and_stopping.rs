@@ -41,6 +41,21 @@ fn a_job_that_is_stopped_while_a_rank_comes_saves() {
     });
 }
 
+/// The request was lost with the rank.
+#[test]
+fn a_job_stops_although_the_rank_that_was_asked_is_killed_before_the_others_know() {
+    let folder = Folder::new("losing-asked");
+    let words = format!("{RUN} --min-ranks 1 --restarts 3 --grace-s 600 --log-level debug");
+    let job = folder.started(2, &words);
+    let running = job.env("DDP_TEST_FAULT", "0:forward:5:hold").start();
+    running.wait_for_fault("0:forward:5");
+    running.signal_rank(1, "TERM");
+    running.wait_for_said("the job was asked to stop");
+    running.signal_rank(1, "KILL");
+    running.go_on(5);
+    assert_stopped(&folder, &running.wait());
+}
+
 #[test]
 fn ranks_that_came_later_end_the_job_too() {
     let folder = Folder::new("losing-stopped-later");

@@ -58,6 +58,79 @@ fn a_second_ctrl_c_ends_all_at_once_with_130() {
     assert_eq!(folder.checkpoints(), [""; 0]);
 }
 
+/// Each rank took what the launcher passed on for a second Ctrl-C: the job ended unsaved, with 130.
+#[test]
+fn one_ctrl_c_to_every_process_of_a_job_stops_it_and_saves() {
+    let folder = Folder::new("started-all");
+    let job = folder.started(2, ENDLESS);
+    let running = job.env("DDP_TEST_FAULT", "0:forward:3:hold").start();
+    running.wait_for_fault("0:forward:3");
+    running.signal("INT");
+    let told = "Ctrl-C: finishing this step";
+    running.wait_for_said(told);
+    (0..2).for_each(|rank| running.signal_rank(rank, "INT"));
+    running.go_on(3);
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    assert_eq!(folder.checkpoints().len(), 1, "{ended}");
+}
+
+/// It ended with 137 and no word.
+#[test]
+fn a_job_whose_ranks_are_all_killed_says_by_what_and_what_is_saved() {
+    // Ranks are stopped first, so that none sees the end of another one.
+    let words = ENDLESS.replace("--checkpoint-every 0", "--checkpoint-every 2");
+    for (folder, words, saved) in [
+        (Folder::new("started-killed"), &*words, true),
+        (Folder::new("started-killed-early"), ENDLESS, false),
+    ] {
+        let faults = "0:forward:5:hold,1:forward:5:hold";
+        let running = folder
+            .started(2, words)
+            .env("DDP_TEST_FAULT", faults)
+            .start();
+        (0..2).for_each(|rank| running.wait_for_fault(&format!("{rank}:forward:5")));
+        if saved {
+            running.wait_for_file("out/checkpoints/step-00000004");
+        }
+        (0..2).for_each(|rank| running.signal_rank(rank, "STOP"));
+        (0..2).for_each(|rank| running.signal_rank(rank, "KILL"));
+        let ended = running.wait();
+        assert_eq!(ended.exit_code(), Some(137), "{ended}");
+        let [killed, left] = ended.causes()[..] else {
+            panic!("two lines: {ended}")
+        };
+        let told = "ddp-train: ranks 0 and 1 killed by signal 9: no rank is left";
+        assert!(killed.starts_with(told), "{ended}");
+        let folder = folder.out().display().to_string();
+        let told = if saved {
+            format!("ddp-train: the newest checkpoint is {folder}/checkpoints/step-00000004; ")
+        } else {
+            format!("ddp-train: {folder} holds no checkpoint; ")
+        };
+        assert!(left.starts_with(&told), "{ended}");
+    }
+}
+
+/// Nothing but the rank that was asked knew, and the job started again.
+#[test]
+fn a_job_of_which_a_rank_is_asked_to_stop_and_another_is_lost_does_not_start_again() {
+    let folder = Folder::new("started-asked");
+    let words = ENDLESS.replace("--steps 1000000", "--steps 60");
+    let job = folder.started(2, &format!("{words} --restarts 3"));
+    let running = job.env("DDP_TEST_FAULT", "0:forward:20:hold").start();
+    running.wait_for_fault("0:forward:20");
+    running.signal_rank(0, "TERM");
+    running.signal_rank(1, "KILL");
+    running.go_on(20);
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    let told = "ddp-train: the job ended with 137: it was asked to stop, and is not started again; \
+                help: --resume auto continues";
+    assert!(ended.causes().contains(&told), "{ended}");
+}
+
 #[test]
 fn a_rank_that_does_not_save_in_time_is_killed_and_named() {
     let folder = Folder::new("started-grace");

@@ -1,5 +1,6 @@
 //! How a job ends: ranks are asked to save, and those that do not end are killed.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::time::Duration;
 
@@ -11,17 +12,31 @@ pub(super) const NO_RANK_LEFT: &str =
     "no rank is left; help: resume the run from its last checkpoint";
 
 impl Decision<'_> {
+    /// A rank or an agent was asked to stop, and so is the job. The launcher may get the same Ctrl-C,
+    /// which is not a second one then.
+    pub(super) fn asked(&mut self, signal: c_int) {
+        if self.state.stop.is_none() {
+            self.stop(if signal == libc::SIGINT {
+                libc::SIGTERM
+            } else {
+                signal
+            });
+        }
+    }
+
     /// Asks the ranks to save and end.
     pub(super) fn stop(&mut self, signal: c_int) {
         let passed = match signal {
             libc::SIGINT | libc::SIGUSR1 | libc::SIGHUP => signal,
             _ => libc::SIGTERM,
         };
-        match self.state.stop {
-            None => self.end_within(self.state.rules.grace),
-            // A second Ctrl-C ends all but stopped ranks at once.
-            Some(libc::SIGINT) if signal == libc::SIGINT => self.end_within(ENDING),
-            Some(_) => {}
+        if self.state.stop.is_none() {
+            self.end_within(self.state.rules.grace);
+        }
+        // A second Ctrl-C ends all but stopped ranks at once.
+        let is_interrupt = signal == libc::SIGINT;
+        if is_interrupt && std::mem::replace(&mut self.state.interrupted, true) {
+            self.end_within(ENDING);
         }
         self.state.stop = self.state.stop.or(Some(signal));
         let why = "the job was asked to stop";
@@ -41,16 +56,16 @@ impl Decision<'_> {
 
     /// The job ends because a rank of it has ended like this.
     pub(super) fn end_after(&mut self, end: End) {
-        let signal = match end {
-            End::Signal(signal) => Some(signal),
-            End::Code(_) => None,
-        };
+        let signal = end.signal();
         // How a rank ends after the job has done its work does not matter.
         let mut code = if self.state.is_done() { 0 } else { end.code() };
         let is_killed = signal.is_some_and(|it| !STOPS.contains(&it));
         if self.state.rules.is_elastic && self.state.ends.is_none() && is_killed {
             code = EXIT_PEER_LOST;
             self.print(NO_RANK_LEFT.into());
+        }
+        if !self.state.rules.is_elastic && !self.state.goes_on() && !self.state.is_done() {
+            self.name_killed();
         }
         self.end_within(match code {
             0 => self.state.rules.timeout,
@@ -69,6 +84,23 @@ impl Decision<'_> {
             let said = self.state.ends.filter(|&code| code > 0);
             self.state.failure = Some(said.unwrap_or(code));
         }
+    }
+
+    /// Where all ranks were killed, none could say so.
+    fn name_killed(&mut self) {
+        let mut by_signal: BTreeMap<c_int, Vec<usize>> = BTreeMap::new();
+        for (rank, it) in self.state.ranks.iter().enumerate() {
+            let Some(signal) = it.killed_by else { return };
+            by_signal.entry(signal).or_default().push(rank);
+        }
+        let by_signal = by_signal.iter();
+        let parts =
+            by_signal.map(|(by, ranks)| format!("{} killed by signal {by}", RankList(ranks)));
+        self.print(format!(
+            "{}: no rank is left that could say more; help: the kernel's log (dmesg) shows crashes \
+             and kills for lack of memory, but not a kill -9",
+            parts.collect::<Vec<_>>().join(", ")
+        ));
     }
 
     /// Ranks that are left after `limit` are killed.

@@ -2,6 +2,7 @@
 //! over then; the next one is formed when all of its ranks that live wait for it, and they are
 //! told.
 
+use std::ffi::c_int;
 use std::time::Duration;
 
 use super::ending::NO_RANK_LEFT;
@@ -28,18 +29,17 @@ impl Decision<'_> {
         if self.state.has_killed {
             return;
         }
+        let is_stop = |signal: &c_int| STOPS.contains(signal);
+        self.state.ranks[rank].killed_by = end.signal().filter(|it| !is_stop(it));
         if end != End::Code(0) {
             self.end_done();
         }
         if self.state.rules.is_elastic && self.state.ends.is_none() && end != End::Code(0) {
             // One that was asked to stop and had nothing to save: so is the job.
-            let asked = match end {
-                End::Code(EXIT_STOPPED) => Some(libc::SIGTERM),
-                End::Signal(signal) if STOPS.contains(&signal) => Some(signal),
-                _ => None,
-            };
-            if let (Some(signal), None) = (asked, self.state.stop) {
-                self.stop(signal);
+            match end {
+                End::Code(EXIT_STOPPED) => self.asked(libc::SIGTERM),
+                End::Signal(signal) if STOPS.contains(&signal) => self.asked(signal),
+                End::Code(_) | End::Signal(_) => {}
             }
             if self.state.stop.is_none() {
                 if end == End::Signal(libc::SIGKILL) && how.ends_with('9') {
@@ -154,6 +154,7 @@ impl Decision<'_> {
                     self.leave_out(rank, ranks, have_met);
                 }
             }
+            ToLauncher::Asked(signal) => self.asked(signal),
             ToLauncher::Ends(code) => self.end(code, "a rank has said so"),
         }
     }

@@ -3,6 +3,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use super::*;
+use crate::membership::client::REQUESTED;
 use crate::membership::packets::Packets;
 use crate::membership::wire::{ToLauncher, ToRank};
 use crate::transport::shared::Segment;
@@ -53,8 +54,11 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
         let board = Board::new(&Segment::in_process(2).unwrap());
         // SAFETY: the process above has given this one the descriptor.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let client = Client::new(1, socket).unwrap();
+        REQUESTED.store(libc::SIGTERM, Ordering::SeqCst);
         let failure = Failure {
-            client: Some(Client::new(1, socket).unwrap()),
+            link: Some(Arc::clone(&client)),
+            client: Some(client),
             ..Failure::in_process(identity, board, |_| "")
         };
         failure.end(74);
@@ -75,5 +79,7 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
     command.env(SOCKET, socket.as_raw_fd().to_string());
     let ended = command.output().unwrap();
     assert_eq!(ended.status.code(), Some(74), "{ended:?}");
+    let asked = ToLauncher::Asked(libc::SIGTERM);
+    assert_eq!(launcher.receive(), Some(asked), "it was asked to stop, too");
     assert_eq!(launcher.receive(), Some(ToLauncher::Ends(74)));
 }

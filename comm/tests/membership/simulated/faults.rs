@@ -3,7 +3,7 @@
 use ddp_comm::membership::decide::{self, End, JobEvent};
 use ddp_comm::membership::wire::ToLauncher;
 
-use super::{Job, KILL, Message, Next, Phase, Process, TERM, Word};
+use super::{INTERRUPT, Job, KILL, Message, Next, Phase, Process, TERM, Word};
 use crate::schedule::Fault;
 
 impl Job<'_> {
@@ -11,6 +11,12 @@ impl Job<'_> {
         let lives =
             |it: &Process| it.rank == rank && it.phase != Phase::Ended && it.phase != Phase::Comes;
         self.processes.iter().rposition(lives)
+    }
+
+    /// Whether all processes that run handle signals.
+    fn have_handlers(&self) -> bool {
+        let handles = |it: &Process| !matches!(it.phase, Phase::Comes | Phase::Starts);
+        self.processes.iter().all(handles)
     }
 
     pub(super) fn fault(&mut self, index: usize) {
@@ -25,6 +31,8 @@ impl Job<'_> {
             | Fault::Suspends(_)
             | Fault::Signal(..)
             | Fault::Asked(_)
+            | Fault::AsksRank(_, _, false)
+            | Fault::InterruptsAll
             | Fault::DiskIsFull
             | Fault::AnotherAgent(..)
             | Fault::FailsToLetIn(_)
@@ -39,6 +47,21 @@ impl Job<'_> {
             Fault::Signal(signal, _) | Fault::Asked(signal) => {
                 vec![75, decide::of_signal(signal), decide::of_signal(TERM)]
             }
+            Fault::AsksRank(_, signal, is_killed) => {
+                let killed = is_killed.then_some(decide::of_signal(KILL));
+                let ends = [75, decide::of_signal(signal), decide::of_signal(TERM)];
+                ends.into_iter().chain(killed).collect()
+            }
+            // Alone it is no second one, and all save.
+            Fault::InterruptsAll if self.schedule.faults.len() == 1 && self.have_handlers() => {
+                vec![75]
+            }
+            // Ranks that do not end in time are killed.
+            Fault::InterruptsAll => [INTERRUPT, TERM]
+                .map(decide::of_signal)
+                .into_iter()
+                .chain([75])
+                .collect(),
             Fault::LockStays(_) => vec![74],
             _ => vec![],
         });
@@ -110,6 +133,21 @@ impl Job<'_> {
                 self.asked.get_or_insert(self.now);
                 self.decide(JobEvent::Asked(signal));
             }
+            Fault::AsksRank(rank, signal, is_killed) => {
+                if let Some(it) = self.living(rank) {
+                    self.is_signalled(it, signal, false);
+                    if is_killed {
+                        self.ends(it, End::Signal(KILL));
+                    }
+                }
+            }
+            Fault::InterruptsAll => {
+                for it in 0..self.processes.len() {
+                    self.is_signalled(it, INTERRUPT, false);
+                }
+                let after = self.random.of(0..100);
+                self.plan(after, Next::Passes(index));
+            }
             Fault::StartsLate(rank, ms) => {
                 self.starts_late[rank] = ms;
                 self.plan(ms, Next::Passes(index));
@@ -179,6 +217,7 @@ impl Job<'_> {
             }
             Fault::Delays(host, ..) => self.links[host].delay = 0,
             Fault::Signal(signal, _) => self.decide(JobEvent::Signal(signal)),
+            Fault::InterruptsAll => self.decide(JobEvent::Signal(INTERRUPT)),
             Fault::CutBetween(..) => self.is_cut.clear(),
             Fault::Suspends(_) => {
                 let since = self.suspended_since.take().unwrap_or(self.now);

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use ddp_comm::membership::decide::{self, End, JobEvent, SILENCE_MARGIN, silence};
+use ddp_comm::membership::decide::{End, JobEvent, SILENCE_MARGIN, silence};
 use ddp_comm::membership::lease::Lease;
 use ddp_comm::membership::wire::{ToLauncher, ToRank};
 
-use super::{CALL, INTERRUPT, Job, KILL, Next, Phase, Process, SIGN, START};
+use super::{CALL, Job, KILL, Next, Phase, Process, SIGN, START};
 
 #[derive(Clone, Debug)]
 pub(super) enum Message {
@@ -190,15 +190,7 @@ impl Job<'_> {
             }
             Message::ToRank(index, message) => self.tells(index, message),
             Message::Signal(index, KILL) => self.ends(index, End::Signal(KILL)),
-            Message::Signal(index, signal) => {
-                let it = &mut self.processes[index];
-                let is_again = std::mem::replace(&mut it.was_asked, true);
-                if it.phase == Phase::Starts {
-                    self.ends(index, End::Signal(signal));
-                } else if is_again && signal == INTERRUPT && it.phase != Phase::Ended {
-                    self.goes_after(index, Phase::Ends(decide::of_signal(signal)), 1..50);
-                }
-            }
+            Message::Signal(index, signal) => self.is_signalled(index, signal, true),
         }
     }
 

@@ -56,6 +56,7 @@ impl Job<'_> {
                     round: 0,
                     progress: 0,
                     was_asked: false,
+                    interrupts: [false; 2],
                     fails_to_start: std::mem::take(&mut self.fails_to_start[rank]),
                     since: 0,
                 });

@@ -34,6 +34,25 @@ impl Job<'_> {
         self.word(index, Word::Ended(end));
     }
 
+    /// A process gets a signal to stop, from what has started it or from elsewhere.
+    pub(super) fn is_signalled(&mut self, index: usize, signal: i32, is_of_parent: bool) {
+        let it = &mut self.processes[index];
+        match it.phase {
+            Phase::Comes | Phase::Ended => return,
+            Phase::Starts => return self.ends(index, End::Signal(signal)),
+            _ => it.was_asked = true,
+        }
+        let seen = &mut it.interrupts[usize::from(is_of_parent)];
+        if signal == INTERRUPT && std::mem::replace(seen, true) {
+            return self.goes_after(index, Phase::Ends(decide::of_signal(signal)), 1..50);
+        }
+        if self.processes[index].is_still() {
+            return;
+        }
+        self.asked.get_or_insert(self.now);
+        self.says(index, ToLauncher::Asked(signal));
+    }
+
     pub(super) fn shows(&mut self, index: usize) {
         let it = &mut self.processes[index];
         if it.phase == Phase::Ended {

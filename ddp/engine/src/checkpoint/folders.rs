@@ -40,6 +40,12 @@ pub fn folder(out: &Path, step: u64) -> PathBuf {
     checkpoints(out).join(name(step))
 }
 
+/// The folder of a run's newest checkpoint, which may be damaged.
+pub fn newest_folder(out: &Path) -> Option<PathBuf> {
+    let newest = steps(&checkpoints(out)).ok()?.pop_last()?;
+    Some(folder(out, newest))
+}
+
 /// Whether the folder has files of a checkpoint.
 pub fn is_checkpoint(folder: &Path) -> bool {
     let names = [MODEL_FILE, STATE_FILE];

@@ -100,6 +100,40 @@ fn a_second_ctrl_c_ends_all_within_three_seconds() {
     }
 }
 
+/// One Ctrl-C came to all: the launcher took its own, after that of a rank, for the second.
+#[test]
+fn a_ctrl_c_of_which_a_rank_has_told_before_is_not_the_first_of_the_launcher() {
+    let mut job = trains(&[0, 0]);
+    job.says(1, ToLauncher::Asked(libc::SIGINT));
+    assert_eq!(job.signals(), [libc::SIGTERM]);
+    job.says(0, ToLauncher::Asked(libc::SIGINT));
+    job.happens(JobEvent::Signal(libc::SIGINT));
+    assert_eq!(job.signals(), [libc::SIGINT]);
+    job.at_s(50);
+    assert_eq!(job.signals(), [0; 0]);
+    job.happens(JobEvent::Signal(libc::SIGINT));
+    job.at_s(53);
+    assert_eq!(job.signals(), [libc::SIGINT, libc::SIGKILL]);
+}
+
+#[test]
+fn a_job_stops_although_the_rank_that_was_asked_is_lost() {
+    for is_elastic in [true, false] {
+        let mut job = job_of(&[0, 0], is_elastic);
+        [0, 1].iter().for_each(|&rank| job.waits(rank));
+        job.says(1, ToLauncher::Asked(libc::SIGUSR1));
+        job.ends(1, KILLED);
+        assert_eq!(job.signals(), [libc::SIGUSR1]);
+        assert_eq!(
+            job.state.stop,
+            Some(libc::SIGUSR1),
+            "nothing starts it again"
+        );
+        job.at_s(1);
+        assert_eq!(job.starts(), [0; 0]);
+    }
+}
+
 #[test]
 fn a_signal_to_one_rank_stops_the_job_and_none_is_started_again() {
     for end in [End::Code(EXIT_STOPPED), End::Signal(libc::SIGTERM)] {
@@ -112,6 +146,37 @@ fn a_signal_to_one_rank_stops_the_job_and_none_is_started_again() {
         assert_eq!(job.starts(), [0; 0]);
         job.ends(0, End::Code(EXIT_STOPPED));
         assert_eq!(job.state.exit_code(), EXIT_STOPPED);
+    }
+}
+
+/// It ended with 137 and no word.
+#[test]
+fn a_job_whose_ranks_are_all_killed_names_them_and_their_signals() {
+    let printed = |it: &JobAction| match it {
+        JobAction::Print(line) => Some(line.clone()),
+        _ => None,
+    };
+    for (ends, told) in [
+        ([KILLED, KILLED], Some("ranks 0 and 1 killed by signal 9: ")),
+        (
+            [KILLED, End::Signal(11)],
+            Some("rank 0 killed by signal 9, rank 1 killed by signal 11: "),
+        ),
+        // This one has said why.
+        ([KILLED, End::Code(77)], None),
+        ([KILLED, End::Signal(libc::SIGTERM)], None),
+    ] {
+        let mut job = job_of(&[0, 0], false);
+        [0, 1].iter().for_each(|&rank| job.waits(rank));
+        job.ends(0, ends[0]);
+        assert_eq!(job.done(printed), [""; 0]);
+        job.ends(1, ends[1]);
+        let said = job.done(printed);
+        assert_eq!(said.len(), usize::from(told.is_some()), "{said:?}");
+        assert!(
+            said.iter().all(|it| it.starts_with(told.unwrap())),
+            "{said:?}"
+        );
     }
 }
 
