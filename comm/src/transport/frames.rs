@@ -61,7 +61,8 @@ impl Frames {
         let socket = UnixStream::from(OwnedFd::from(self.socket));
         socket.set_nonblocking(false)?;
         let input = File::from(OwnedFd::from(socket.try_clone()?));
-        let seals = self.seals.ok_or(ErrorKind::NotConnected)?;
+        let seals = self.seals.filter(|_| self.outgoing.is_empty());
+        let seals = seals.ok_or(ErrorKind::NotConnected)?;
         let output = SealedWriter(File::from(OwnedFd::from(socket)), seals.sent);
         let input = Cursor::new(self.received).chain(input);
         Ok((SealedReader::new(input, seals.received), output))
@@ -85,11 +86,9 @@ impl Frames {
     pub(crate) fn queue_parts(&mut self, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         assert!(length <= self.bytes_max);
-        self.outgoing
-            .extend_from_slice(&(length as u32).to_le_bytes());
-        if let Some(seals) = &mut self.seals {
-            let mac = seals.sent.next(length, parts);
-            self.outgoing.extend_from_slice(seal::cut(&mac));
+        match &mut self.seals {
+            Some(seals) => self.outgoing.extend(seals.sent.header(parts)),
+            None => self.outgoing.extend((length as u32).to_le_bytes()),
         }
         parts
             .iter()

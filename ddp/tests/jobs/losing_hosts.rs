@@ -374,7 +374,7 @@ fn call_as_strangers(ports: Vec<u16>, number: &str, generations: u64) -> Vec<Tcp
         let job = blake3::hash(format!("job {number} generation {generation}").as_bytes());
         let job = job.to_hex().to_string();
         let call = ["ddp-train ranks 2", &job];
-        let call = serde_json::json!([call[0], call[1], 1, 0, "7", "Variable", 3, false]);
+        let call = serde_json::json!([call[0], call[1], 1, 0, "7", 3, false]);
         framed(call.to_string().as_bytes())
     });
     let words: Vec<Vec<u8>> = garbage.into_iter().chain(calls).collect();

@@ -75,14 +75,6 @@ impl RankVariables {
     }
 }
 
-/// How an agent and its launcher are connected.
-pub(super) enum Channel {
-    /// By ssh, as the same user, whose environment the launcher passes on.
-    Ssh,
-    /// By a socket, to which news go. The launcher does not get the signals that this process gets.
-    Socket(SealedWriter<File>),
-}
-
 /// Where news go; unset for standard output.
 static NEWS: OnceLock<Mutex<SealedWriter<File>>> = OnceLock::new();
 
@@ -136,15 +128,19 @@ pub(super) struct Greeting {
 
 /// Serves a launcher until it is gone. Call it while the process has one thread.
 pub fn serve() {
-    serve_from(stdin(), Channel::Ssh);
+    serve_from(stdin(), None);
 }
 
-/// Serves the launcher of these orders until it is gone. Returns the exit code.
-pub(super) fn serve_from(orders: impl Read + Send + 'static, channel: Channel) -> u8 {
-    let has_signals = match channel {
-        Channel::Ssh => false,
-        Channel::Socket(news) => NEWS.set(Mutex::new(news)).is_ok(),
-    };
+/// Serves the launcher of these orders until it is gone. Returns the exit code. Without ssh there
+/// is a socket for `news`, the launcher does not get the signals that this process gets, and it
+/// passes on no environment.
+pub(super) fn serve_from(
+    orders: impl Read + Send + 'static,
+    news: Option<SealedWriter<File>>,
+) -> u8 {
+    let has_signals = news.is_some();
+    news.into_iter()
+        .for_each(|news| _ = NEWS.set(Mutex::new(news)));
     let orders = read_orders(orders);
     let Ok(Some(AgentOrder::Prepare(mut setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX)
     else {

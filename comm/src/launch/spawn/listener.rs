@@ -8,7 +8,7 @@ use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::agent::{self, Channel};
+use super::agent;
 use super::place::JobPlace;
 use crate::error::{Error, Result};
 use crate::launch::stop;
@@ -33,7 +33,7 @@ pub fn serve_at(place: &JobPlace, limit: Duration) -> Result<u8> {
     let joined = tcp::connect(0, addresses, &at, &key, BYTES_MAX, limit)?;
     let lost = |error| Error::setup("serve the launcher", error, "start this process again");
     let (orders, news) = joined.frames.into_streams().map_err(lost)?;
-    Ok(agent::serve_from(orders, Channel::Socket(news)))
+    Ok(agent::serve_from(orders, Some(news)))
 }
 
 /// Where the launcher lets agents in.

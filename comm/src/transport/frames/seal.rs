@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read, Write};
 pub(super) const LENGTH_BYTES: usize = 4;
 pub(super) const MAC_BYTES: usize = 16;
 /// The most bytes of a message whose MAC covers all of it in any case.
-pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
+pub(crate) const SMALL_BYTES_MAX: usize = ALWAYS_BYTES + (64 << 10);
 /// The first bytes of a message, which its MAC always covers: the header of the mesh.
 pub(crate) const ALWAYS_BYTES: usize = 8;
 /// Bytes of the length and the MAC.
@@ -44,7 +44,17 @@ impl Seal {
         }
     }
 
-    /// The MAC of the next frame, whose message has these parts and `length` bytes.
+    /// The length and the MAC of the next frame, whose message has these parts.
+    pub(super) fn header(&mut self, parts: &[&[u8]]) -> [u8; HEADER_BYTES] {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let mut header = [0; HEADER_BYTES];
+        let (start, mac) = header.split_at_mut(LENGTH_BYTES);
+        start.copy_from_slice(&(length as u32).to_le_bytes());
+        mac.copy_from_slice(&self.next(length, parts).as_bytes()[..MAC_BYTES]);
+        header
+    }
+
+    /// The MAC of the next frame, before it is cut.
     pub(in crate::transport) fn next(&mut self, length: usize, parts: &[&[u8]]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.count.to_le_bytes());
@@ -70,11 +80,6 @@ impl Seal {
     }
 }
 
-/// The first bytes of a MAC, as a frame has them.
-pub(super) fn cut(mac: &blake3::Hash) -> &[u8] {
-    &mac.as_bytes()[..MAC_BYTES]
-}
-
 /// Writes bytes as frames, for ends that block.
 #[derive(Debug)]
 pub(crate) struct SealedWriter<W>(pub(crate) W, pub(crate) Seal);
@@ -82,9 +87,8 @@ pub(crate) struct SealedWriter<W>(pub(crate) W, pub(crate) Seal);
 impl<W: Write> Write for SealedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let message = &bytes[..bytes.len().min(SMALL_BYTES_MAX)];
-        let length = (message.len() as u32).to_le_bytes();
-        let mac = self.1.next(message.len(), &[message]);
-        self.0.write_all(&[&length, cut(&mac), message].concat())?;
+        let header = self.1.header(&[message]);
+        self.0.write_all(&[&header, message].concat())?;
         Ok(message.len())
     }
 
@@ -97,7 +101,8 @@ impl<W: Write> Write for SealedWriter<W> {
 #[derive(Debug)]
 pub(crate) struct SealedReader<R> {
     input: R,
-    seal: Seal,
+    /// None after an error.
+    seal: Option<Seal>,
     message: Vec<u8>,
     /// How much of it was read.
     read: usize,
@@ -107,7 +112,7 @@ impl<R: Read> SealedReader<R> {
     pub(crate) fn new(input: R, seal: Seal) -> SealedReader<R> {
         SealedReader {
             input,
-            seal,
+            seal: Some(seal),
             message: Vec::new(),
             read: 0,
         }
@@ -115,28 +120,21 @@ impl<R: Read> SealedReader<R> {
 
     /// Reads the next frame. False at the end.
     fn next(&mut self) -> io::Result<bool> {
-        let mut header = [0; HEADER_BYTES];
-        if self.input.read(&mut header[..1])? == 0 {
+        let (mut length, mut mac) = ([0; LENGTH_BYTES], [0; MAC_BYTES]);
+        if self.input.read(&mut length[..1])? == 0 {
             return Ok(false);
         }
-        self.input.read_exact(&mut header[1..])?;
-        let (length, mac) = header.split_at(LENGTH_BYTES);
-        let length = length
-            .iter()
-            .rev()
-            .fold(0, |all, &byte| all << 8 | usize::from(byte));
-        let mac = mac.try_into().unwrap_or(&[0; MAC_BYTES]);
         let forged = || io::Error::new(ErrorKind::InvalidData, "a frame was not genuine");
-        if length > SMALL_BYTES_MAX {
+        let mut seal = self.seal.take().ok_or_else(forged)?;
+        self.input.read_exact(&mut length[1..])?;
+        self.input.read_exact(&mut mac)?;
+        let length = u32::from_le_bytes(length) as usize;
+        let mut message = vec![0; length.min(SMALL_BYTES_MAX)];
+        self.input.read_exact(&mut message)?;
+        if length > SMALL_BYTES_MAX || !seal.accepts(&message, &mac) {
             return Err(forged());
         }
-        self.message.resize(length, 0);
-        self.input.read_exact(&mut self.message)?;
-        if !self.seal.accepts(&self.message, mac) {
-            self.message.clear();
-            return Err(forged());
-        }
-        self.read = 0;
+        (self.message, self.read, self.seal) = (message, 0, Some(seal));
         Ok(true)
     }
 }

@@ -173,8 +173,14 @@ fn streams_of_frames_carry_any_bytes_and_end_at_a_forged_one() {
         changed[at] ^= 1;
         assert_eq!(read(&changed), Err(ErrorKind::InvalidData));
     }
-    let endless = [0xff; 64];
+    let endless = [0xff; 70_000];
     assert_eq!(read(&endless), Err(ErrorKind::InvalidData));
+    // After an error nothing more is read.
+    wire[5] ^= 1;
+    let mut reader = SealedReader::new(&wire[..], Seal::new([1; 32], false));
+    let mut bytes = [0; 100];
+    assert!(reader.read(&mut bytes).is_err() && reader.read(&mut bytes).is_err());
+    wire[5] ^= 1;
     assert_eq!(read(&wire[..wire.len() - 1]), Err(ErrorKind::UnexpectedEof));
 }
 

@@ -4,12 +4,11 @@
 //! which a secret could be guessed. From then on each message has a MAC. What does not follow this
 //! is dropped.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::secret::{KEY_FILE, SECRET, Secret, SecretSource, nonce};
+use super::secret::{Secret, nonce};
 use crate::error::Result;
 use crate::membership::client::Client;
 use crate::transport::frames::{Seal, Seals};
@@ -59,42 +58,7 @@ pub(super) enum Answer<T> {
     /// A rank of another job. Other addresses may have one of this job.
     Elsewhere(String),
     /// A rank of this job, as it says, with another secret.
-    Refused(Difference),
-}
-
-/// How the secrets of two ranks differ.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Difference {
-    /// The other rank, as it says.
-    pub(super) rank: usize,
-    own: SecretSource,
-    other: SecretSource,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use SecretSource::{KeyFile, TrustedNetwork, Variable};
-        match (self.own, self.other) {
-            (KeyFile, KeyFile) => write!(f, "it has another ~/{KEY_FILE}"),
-            (Variable, Variable) | (TrustedNetwork, TrustedNetwork) => {
-                write!(f, "it has another {SECRET}")
-            }
-            (Variable, KeyFile) => write!(f, "it has no {SECRET}, and this rank has one"),
-            (KeyFile, Variable) => write!(f, "it has a {SECRET}, and this rank has none"),
-            (TrustedNetwork, _) => write!(f, "this rank has {SECRET}=none, and it has not"),
-            (_, TrustedNetwork) => write!(f, "it has {SECRET}=none, and this rank has not"),
-        }
-    }
-}
-
-impl Difference {
-    /// What makes the secrets equal. `host` is the other rank's.
-    pub(super) fn help(&self, host: impl fmt::Display) -> String {
-        if (self.own, self.other) == (SecretSource::KeyFile, SecretSource::KeyFile) {
-            return format!("copy its key to this host: scp {host}:{KEY_FILE} ~/{KEY_FILE}");
-        }
-        format!("give all ranks the same {SECRET}, or unset it on all")
-    }
+    Refused,
 }
 
 impl JobKey {
@@ -131,19 +95,6 @@ impl JobKey {
         proof.to_hex().to_string()
     }
 
-    /// The difference to `rank`, whose secret comes from `source`, if that already tells one.
-    fn difference(&self, rank: usize, source: &Value) -> Option<Difference> {
-        let own = self.secret.source;
-        let other = serde_json::from_value(source.clone()).ok()?;
-        (own != other).then_some(Difference { rank, own, other })
-    }
-
-    /// Another secret from the same source.
-    fn other_secret(&self, rank: usize) -> Difference {
-        let (own, other) = (self.secret.source, self.secret.source);
-        Difference { rank, own, other }
-    }
-
     /// The keys of a connection whose ends have proven that they have the secret.
     pub(super) fn seals(&self, exchange: &Exchange) -> Seals {
         let seal = |from| {
@@ -166,10 +117,8 @@ impl JobKey {
     /// What the calling rank says first, and its number.
     pub(super) fn call(&self, to: usize) -> Result<(String, Vec<u8>)> {
         let number = nonce()?;
-        let (source, all) = (self.secret.source, self.secret.covers_all);
-        let call = json!([
-            MAGIC, self.job, self.rank, to, number, source, self.size, all
-        ]);
+        let all = self.secret.covers_all;
+        let call = json!([MAGIC, self.job, self.rank, to, number, self.size, all]);
         Ok((number, call.to_string().into_bytes()))
     }
 
@@ -183,23 +132,18 @@ impl JobKey {
         if call[1] != self.job || call[3] != self.rank || rank == self.rank as u64 {
             // Not this job's name: who has it may join.
             let said = json!([MAGIC, null, self.size]).to_string();
-            let reason = format!("it is rank {rank} of {}", self.other_job(&call[6]));
+            let reason = format!("it is rank {rank} of {}", self.other_job(&call[5]));
             return Ok((Answer::Elsewhere(reason), said.into_bytes()));
         }
-        let (number, source) = (nonce()?, self.secret.source);
         let exchange = Exchange {
             rank: rank as usize,
             ranks: format!("{rank} {}", self.rank),
-            numbers: [theirs.to_string(), number],
-            covers_all: self.secret.covers_all || call[7] == true,
+            numbers: [theirs.to_string(), nonce()?],
+            covers_all: self.secret.covers_all || call[6] == true,
         };
         let (number, all) = (&exchange.numbers[1], exchange.covers_all);
-        let said = json!([MAGIC, self.job, number, source, all]).to_string();
-        let answer = match self.difference(exchange.rank, &call[5]) {
-            Some(difference) => Answer::Refused(difference),
-            None => Answer::Known(exchange),
-        };
-        Ok((answer, said.into_bytes()))
+        let said = json!([MAGIC, self.job, number, all]).to_string();
+        Ok((Answer::Known(exchange), said.into_bytes()))
     }
 
     /// The calling rank's second message, which answers the called rank's first.
@@ -216,14 +160,11 @@ impl JobKey {
         let (true, Some(theirs)) = (answer[0] == MAGIC, answer[2].as_str()) else {
             return Answer::Stranger;
         };
-        if let Some(difference) = self.difference(to, &answer[3]) {
-            return Answer::Refused(difference);
-        }
         let exchange = Exchange {
             rank: self.rank,
             ranks: format!("{} {to}", self.rank),
             numbers: [number.to_string(), theirs.to_string()],
-            covers_all: self.secret.covers_all || answer[4] == true,
+            covers_all: self.secret.covers_all || answer[3] == true,
         };
         let proof = json!([self.proof("calling", &exchange)]).to_string();
         Answer::Known((exchange, proof.into_bytes()))
@@ -237,7 +178,7 @@ impl JobKey {
         if self.secret.accepts(&words, proof) {
             return Answer::Known(());
         }
-        Answer::Refused(self.other_secret(exchange.rank))
+        Answer::Refused
     }
 
     /// The called rank's second message: WELCOME or TAKEN, with the proof that it has the secret.
@@ -252,12 +193,7 @@ impl JobKey {
     }
 
     /// Which of the two the called rank has said.
-    pub(super) fn hear(
-        &self,
-        to: usize,
-        exchange: &Exchange,
-        message: &[u8],
-    ) -> Answer<&'static str> {
+    pub(super) fn hear(&self, exchange: &Exchange, message: &[u8]) -> Answer<&'static str> {
         let message: Value = serde_json::from_slice(message).unwrap_or_default();
         let proof = message[1].as_str().unwrap_or_default();
         let verdicts = [WELCOME, TAKEN].into_iter();
@@ -267,7 +203,7 @@ impl JobKey {
                 Answer::Known(verdict)
             }
             None if message[0] != REFUSED => Answer::Stranger,
-            _ => Answer::Refused(self.other_secret(to)),
+            _ => Answer::Refused,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use super::hello::{Answer, Difference, Exchange, HELLO_BYTES_MAX, JobKey, TAKEN, WELCOME};
+use super::hello::{Answer, Exchange, HELLO_BYTES_MAX, JobKey, TAKEN, WELCOME};
 use crate::error::{Cause, Error, RankList, Result, Seconds};
 use crate::identity::program_name;
 use crate::launcher::{rank_on_host, stopped_note};
@@ -21,6 +21,8 @@ const ACTION: &str = "bring the ranks together";
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long one connection may take to be made.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
+/// How long one attempt may take, in which two messages are waited for.
+const ATTEMPT_MAX: Duration = Duration::from_secs(12);
 /// How long a rank that finds no other waits before it tries again.
 const RETRY: Duration = Duration::from_millis(100);
 /// How long a port may stay taken: by the end of the job before, or a connection that passes.
@@ -31,6 +33,7 @@ const CANDIDATES_MAX: usize = 256;
 const NOTES_MAX: usize = 4;
 /// When rank 0 first tells the user whom it waits for.
 const LOGGED_AFTER: Duration = Duration::from_secs(5);
+const OTHER_SECRET: &str = "it has another secret";
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// A socket to another rank.
@@ -201,7 +204,8 @@ impl Acceptor {
         for note in &self.notes {
             reason += &format!("; {note}");
         }
-        match &self.help {
+        // An elastic job leaves out ranks that are late, whatever a stranger says.
+        match self.help.as_ref().filter(|_| self.key.client.is_none()) {
             Some(help) => Error::setup(ACTION, reason, help),
             None => Error::too_late(ACTION, reason),
         }
@@ -281,9 +285,8 @@ impl Acceptor {
                 candidate.caller = Some(caller);
                 self.candidates.push(candidate);
             }
-            Answer::Refused(how) => self.refuse_secret(&candidate, &how),
             Answer::Elsewhere(reason) => self.refuse(&candidate, &reason),
-            Answer::Stranger => {}
+            Answer::Stranger | Answer::Refused => {}
         }
         Ok(())
     }
@@ -296,10 +299,17 @@ impl Acceptor {
         expected: &[usize],
     ) {
         let rank = caller.rank;
-        if let Answer::Refused(how) = self.key.check(caller, proof) {
+        if let Answer::Refused = self.key.check(caller, proof) {
             candidate.frames.queue(&JobKey::refusal());
             candidate.frames.advance();
-            return self.refuse_secret(&candidate, &how);
+            // Never to copy from there: whoever calls may be a stranger.
+            let [here, there] = [candidate.local, candidate.remote].map(|it| it.to_canonical());
+            let help = format!("on {there}: {}", self.key.secret.help(here));
+            self.help.get_or_insert(help);
+            return self.refuse(
+                &candidate,
+                &format!("rank {rank}, as it says: {OTHER_SECRET}"),
+            );
         }
         if !expected.contains(&rank) {
             return self.refuse(&candidate, &format!("it says that it is rank {rank}"));
@@ -318,12 +328,6 @@ impl Acceptor {
             frames: candidate.frames,
             address: candidate.local,
         });
-    }
-
-    fn refuse_secret(&mut self, candidate: &NewConnection, how: &Difference) {
-        let help = how.help(candidate.remote.to_canonical());
-        self.help.get_or_insert(help);
-        self.refuse(candidate, &format!("rank {}, as it says: {how}", how.rank));
     }
 
     fn refuse(&mut self, candidate: &NewConnection, reason: &str) {
@@ -360,26 +364,26 @@ pub(crate) fn connect(
                 Attempt::Joined(joined) => return Ok(joined),
                 Attempt::Answered(why) => _ = answer.get_or_insert(why),
                 // Whoever holds the port may be a stranger: this rank goes on, and warns at once.
-                Attempt::Refused(how) if refused.is_none() => {
-                    let help = how.help(address.ip().to_canonical());
+                Attempt::Refused if refused.is_none() => {
+                    let help = key.secret.help(address.ip().to_canonical());
                     let (program, own) = (program_name(), rank_on_host());
-                    let why = format!("rank {to} at {address}: {how}");
+                    let why = format!("rank {to} at {address}: {OTHER_SECRET}");
                     // Ranks other than the first show no log.
                     print_line(&format!("{program}: warning: {own}{why}; help: {help}\n"));
                     refused = Some((why, help));
                 }
-                Attempt::Refused(_) => {}
+                Attempt::Refused => {}
                 Attempt::Failed(why) => silent = why,
             }
-            if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
+            if waited.after(ATTEMPT_MAX) >= limit {
                 break;
             }
         }
         std::thread::sleep(RETRY);
-        if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
+        if waited.after(ATTEMPT_MAX) >= limit {
             let within = Seconds(limit);
             let text = format!("rank {to} did not answer at {place} within {within}: ");
-            return Err(match refused {
+            return Err(match refused.filter(|_| key.client.is_none()) {
                 Some((why, help)) => Error::setup(ACTION, text + &why, help),
                 None => {
                     let why = answer.unwrap_or(silent);
@@ -395,8 +399,8 @@ enum Attempt {
     Joined(Joined),
     /// Another process than the rank answered: what it is.
     Answered(String),
-    /// A process answered that has another secret: how they differ.
-    Refused(Difference),
+    /// A process answered that has another secret.
+    Refused,
     /// No process answered: why.
     Failed(String),
 }
@@ -421,15 +425,14 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
     };
     let (exchange, proof) = match key.prove(to, &number, &answer) {
         Answer::Known(proof) => proof,
-        Answer::Stranger => return stranger(),
         Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
-        Answer::Refused(how) => return Ok(Attempt::Refused(how)),
+        Answer::Stranger | Answer::Refused => return stranger(),
     };
     let Some(verdict) = ask(&mut frames, &proof) else {
         let reason = format!("rank {to} did not take this rank in");
         return Ok(Attempt::Answered(reason));
     };
-    match key.hear(to, &exchange, &verdict) {
+    match key.hear(&exchange, &verdict) {
         Answer::Known(TAKEN) => {
             let reason = format!(
                 "rank {to} at {address}: another process is rank {} already",
@@ -442,7 +445,7 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
             ));
         }
         Answer::Known(_) => {}
-        Answer::Refused(how) => return Ok(Attempt::Refused(how)),
+        Answer::Refused => return Ok(Attempt::Refused),
         Answer::Stranger | Answer::Elsewhere(_) => return stranger(),
     }
     frames.seal(key.seals(&exchange));

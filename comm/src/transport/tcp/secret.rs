@@ -4,10 +4,9 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Problem, Result};
 use crate::rendezvous::Lookup;
@@ -29,7 +28,7 @@ const CONTEXT: &str = "ddp-train 2026 ranks of a job recognise each other";
 pub(crate) type Key = [u8; blake3::KEY_LEN];
 
 /// Where a rank's secret comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecretSource {
     /// `DDP_JOB_SECRET`.
     Variable,
@@ -105,7 +104,7 @@ impl Secret {
             let path = path.unwrap_or_else(|| PathBuf::from("~").join(KEY_FILE));
             let reason = format!("the key {}: {error}", path.display());
             let help = format!(
-                "make this possible, or give all ranks the same {SECRET}, such as `openssl rand -hex 32` prints"
+                "make it possible to read or make it, or give all ranks the same {SECRET}, such as `openssl rand -hex 32` prints"
             );
             Error::Launch(Problem::new(ACTION, reason, help))
         })?;
@@ -125,6 +124,20 @@ impl Secret {
     /// Whether anybody who reaches a port is taken for a rank.
     pub(crate) fn is_open(&self) -> bool {
         self.source == SecretSource::TrustedNetwork
+    }
+
+    /// What makes this host's secret that of the rank at `host`.
+    pub(super) fn help(&self, host: IpAddr) -> String {
+        match self.source {
+            SecretSource::Variable => format!("give all ranks the same {SECRET}"),
+            SecretSource::TrustedNetwork => {
+                format!("give all ranks {SECRET}=none, or none of them")
+            }
+            SecretSource::KeyFile => format!(
+                "give all ranks the same {SECRET}, or, if {host} is yours, copy its key: \
+                 scp {host}:{KEY_FILE} ~/{KEY_FILE}"
+            ),
+        }
     }
 
     /// What only a holder of the secret can say about these words.
@@ -156,19 +169,31 @@ fn key_at(path: &Path) -> io::Result<Key> {
         .mode(0o700)
         .create(folder)?;
     // The key appears whole: other ranks may look for it at this moment, and make one, too.
-    let whole = folder.join(format!(".key-{}", random()?.to_hex()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&whole)?;
-    let made = file
-        .write_all(random()?.as_bytes())
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::hard_link(&whole, path));
-    fs::remove_file(&whole)?;
+    let (name, key) = (random()?, random()?);
+    let whole = folder.join(format!(".key-{}", name.to_hex()));
+    let create = |path: &Path| {
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(key.as_bytes())
+            .and_then(|()| file.sync_all())
+    };
+    let is_other = |error: &io::Error| error.kind() != ErrorKind::AlreadyExists;
+    let linked = create(&whole).and_then(|()| fs::hard_link(&whole, path));
+    _ = fs::remove_file(&whole);
+    // Some file systems have no links.
+    let made = linked.or_else(|error| {
+        if is_other(&error) {
+            create(path)
+        } else {
+            Err(error)
+        }
+    });
     match made {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        Err(error) if is_other(&error) => Err(error),
         _ => read_key(path),
     }
 }

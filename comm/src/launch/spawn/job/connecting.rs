@@ -8,9 +8,11 @@ use crate::launch::spawn::agent::{AgentOrder, News, Setup};
 use crate::launch::spawn::listener::AgentListener;
 use crate::launch::spawn::remote::{Remote, text_of};
 use crate::launch::spawn::task::VERSION;
+use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::membership::decide::hosts::{ANSWER_MAX, refused};
 use crate::membership::decide::{JobEvent, STOPS, silence};
 use crate::say::print_line;
+use crate::transport::tcp::SECRET;
 
 /// How long agents that others start may take to come, at least.
 const GATHERING_MAX: Duration = Duration::from_secs(60);
@@ -167,8 +169,11 @@ impl Job {
 
 /// The variables of this process that ranks of other hosts get.
 fn passed_variables() -> Vec<(String, String)> {
+    // The job's own have other values, and its secret is made of that variable.
     let is_passed = |name: &str| {
-        PASSED.iter().any(|start| name.starts_with(start)) || PASSED_NAMES.contains(&name)
+        let is_of_job = [SECRET, JOB_NUMBER, HOST_ADDRESSES].contains(&name);
+        let is_known = PASSED.iter().any(|start| name.starts_with(start));
+        (is_known && !is_of_job) || PASSED_NAMES.contains(&name)
     };
     let texts = std::env::vars_os();
     let texts = texts
