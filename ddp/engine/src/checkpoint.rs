@@ -33,7 +33,7 @@ pub use self::folders::{
 };
 pub(crate) use self::folders::{MANIFEST_FILE, clear_up, put_aside, put_aside_after};
 pub use self::manifest::{FileEntry, Opened, open};
-pub(crate) use self::model::{Foreign, fill, header_of, initial, load_initial, refuse};
+pub(crate) use self::model::{Foreign, fill, header_of, initial, load_initial, refuse, text_of};
 pub use self::model::{load_model, load_opened, write_model};
 pub(crate) use self::restore::restore_if_fits;
 pub use self::restore::{restore, restore_values};

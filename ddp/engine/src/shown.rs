@@ -20,6 +20,13 @@ pub fn shown_lines(text: &str) -> String {
     escaped(text, |character| character != '\n' && is_unseen(character))
 }
 
+/// A text of many languages: only control characters are escaped, except line breaks and tabs.
+pub fn shown_text(text: &str) -> String {
+    escaped(text, |character| {
+        character.is_control() && !matches!(character, '\n' | '\t')
+    })
+}
+
 /// Names, shown: all of at most `most`, else the first and how many more there are.
 pub fn some_of<S: AsRef<str>>(names: &[S], most: usize) -> String {
     let count = if names.len() > most { most - 1 } else { most };
@@ -113,5 +120,7 @@ mod tests {
             "a\\u{1b}[2Jb\nc\\rd\\u{202e}e\\u{9b}f é 字 \\n"
         );
         assert_eq!(shown("petal length"), "petal length");
+        let text = "a\u{1b}[2J\tb\n👩\u{200d}👩\u{9b}\r";
+        assert_eq!(shown_text(text), "a\\u{1b}[2J\tb\n👩\u{200d}👩\\u{9b}\\r");
     }
 }

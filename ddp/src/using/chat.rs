@@ -14,7 +14,7 @@ use crate::data::ChatWriter;
 use crate::error::{Error, Result, refuse};
 use crate::flags::check_alone;
 use crate::generate::{Ended, TextWriter};
-use ddp_tools::output::print;
+use ddp_tools::output::{print, print_text};
 
 /// Printed after the help of `chat`.
 pub(crate) const EXAMPLES: &str = "\
@@ -102,7 +102,7 @@ pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
         let generated = in_phase(Phase::Evaluation, || {
             writer.after(&tokens, Some(template.end()), &mut |part| {
                 answer += part;
-                print(&part)
+                print_text(part)
             })
         })?;
         print(&"\n")?;

@@ -21,7 +21,7 @@ use crate::models::Model;
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
 use crate::units::plural;
-use ddp_tools::output::print;
+use ddp_tools::output::{print, print_text};
 
 /// Printed after the help of `generate`.
 pub(crate) const EXAMPLES: &str = "\
@@ -108,7 +108,7 @@ pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     };
     let Some(prompts) = prompts else {
         let prompt = flags.prompt.as_deref().unwrap_or_default();
-        let generated = run(prompt, &mut |text| print(&text))?;
+        let generated = run(prompt, &mut print_text)?;
         print(&"\n")?;
         describe(&generated);
         return Ok(());

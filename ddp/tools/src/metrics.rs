@@ -4,10 +4,11 @@
 //! events are skipped and listed, except an incomplete last line. Unknown events are skipped.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::files::open_ordinary;
 use serde::{Deserialize, de};
 use serde_json::{Map, Value};
 
@@ -152,7 +153,7 @@ impl Run {
     /// Reads the lines that were added, except those that are not `wanted`. Reads all again if
     /// earlier lines have changed.
     pub(crate) fn refresh(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
-        let mut file = BufReader::new(File::open(&self.path)?);
+        let mut file = BufReader::new(open_ordinary(&self.path)?);
         let mut last_line = vec![0; self.last_line.len()];
         file.seek(SeekFrom::Start(self.length - last_line.len() as u64))?;
         if file.read_exact(&mut last_line).is_err() || last_line != self.last_line {

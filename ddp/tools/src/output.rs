@@ -1,9 +1,10 @@
 //! Standard output, where commands print their results.
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use crate::error::{Error, Result};
+use crate::shown::shown_text;
 
 /// Prints a line on rank 0.
 pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
@@ -13,6 +14,15 @@ pub fn print(text: &dyn Display) -> Result<()> {
     let mut output = io::stdout().lock();
     let written = write!(output, "{text}").and_then(|()| output.flush());
     written.map_err(unprinted)
+}
+
+/// Prints text that a model wrote, at once. Control characters would drive a terminal: there they
+/// are escaped.
+pub fn print_text(text: &str) -> Result<()> {
+    if io::stdout().is_terminal() {
+        return print(&shown_text(text));
+    }
+    print(&text)
 }
 
 /// The error of standard output.

@@ -698,6 +698,38 @@ mod with_tokenizers {
 }
 
 #[test]
+fn a_tokenizer_whose_steps_multiply_a_text_is_refused() {
+    let double = |kind: &str| {
+        format!(r#"{{"type": "Replace", "pattern": {{"{kind}": "e"}}, "content": "ee"}}"#)
+    };
+    let of = |which: &str, list: &str, steps: &[String]| {
+        let model = r#""model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}"#;
+        let steps = steps.join(",");
+        let json =
+            format!(r#"{{"{which}": {{"type": "Sequence", "{list}": [{steps}]}}, {model}}}"#);
+        Vocabulary::of_bytes(json.into_bytes())
+    };
+    let usual = [
+        r#"{"type": "Prepend", "prepend": "▁"}"#.to_string(),
+        r#"{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}"#.into(),
+        r#"{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}"#.into(),
+    ];
+    of("normalizer", "normalizers", &usual).unwrap();
+    for kind in ["String", "Regex"] {
+        for (which, list) in [("normalizer", "normalizers"), ("decoder", "decoders")] {
+            let why = of(which, list, &vec![double(kind); 40]).unwrap_err();
+            assert!(why.contains("at most 1000 times as long"), "{why}");
+        }
+    }
+    let why = of(
+        "normalizer",
+        "normalizers",
+        &vec![r#"{"type": "NFC"}"#.into(); 101],
+    );
+    assert!(why.unwrap_err().contains("at most 100 steps"));
+}
+
+#[test]
 fn numbers_that_only_python_writes_do_not_refuse_a_document() {
     let scratch = Scratch::new();
     let line =

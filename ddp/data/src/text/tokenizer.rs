@@ -54,6 +54,10 @@ pub struct Vocabulary {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    decoder: Value,
     model: TokenizerModel,
 }
 
@@ -126,6 +130,9 @@ impl Vocabulary {
             "help: save it with tokenizer.save(path), or save_pretrained of a fast tokenizer";
         let read: TokenizerJson =
             serde_json::from_slice(&file).map_err(|error| format!("{what}: {error}; {help}"))?;
+        for (name, steps) in [("normalizer", &read.normalizer), ("decoder", &read.decoder)] {
+            check_growth(steps).map_err(|why| format!("{name}: {why}"))?;
+        }
         let mut tokens: Vec<(u32, String)> = match read.model.vocab {
             Vocab::Numbers(numbers) => numbers.into_iter().map(|(text, id)| (id, text)).collect(),
             Vocab::List(list) => (0..).zip(list.into_iter().map(|(text, _)| text)).collect(),
@@ -190,6 +197,39 @@ impl Vocabulary {
         let found = all.find(|(_, id)| **id as usize == token);
         found.map(|(text, _)| text.as_str())
     }
+}
+
+/// Steps of a normalizer or a decoder, and how many times as long they may make a text: usual ones
+/// have up to ten, and double it at most.
+const TEXT_STEPS_MAX: usize = 100;
+const GROWTH_MAX: f64 = 1000.0;
+
+/// Refuses steps that could make a text so long that it is never done.
+fn check_growth(steps: &Value) -> Result<(), String> {
+    let (mut count, mut growth, mut left) = (0, 1.0, vec![steps]);
+    while let Some(value) = left.pop() {
+        let Value::Object(fields) = value else {
+            left.extend(value.as_array().into_iter().flatten());
+            continue;
+        };
+        let letters = |value: &Value| value.as_str().map_or(0, |text| text.chars().count()) as f64;
+        let replaced = letters(&value["pattern"]["String"]);
+        growth *= match letters(&value["content"]) {
+            _ if value["pattern"].is_null() => 1.0,
+            added if replaced > 0.0 => (added / replaced).max(1.0),
+            // What a regex matches may be empty.
+            added => 1.0 + added,
+        };
+        growth *= 1.0 + letters(&value["prepend"]);
+        count += 1;
+        left.extend(fields.values().filter(|value| value.is_array()));
+    }
+    ensure!(
+        count <= TEXT_STEPS_MAX && growth <= GROWTH_MAX,
+        "expected at most {TEXT_STEPS_MAX} steps that make a text at most {GROWTH_MAX} times as long, got {count} steps \
+         and {growth:.0} times; help: give another tokenizer"
+    );
+    Ok(())
 }
 
 /// Bytes on either side of a cut that decide whether it changes tokens.

@@ -108,7 +108,12 @@ pub(super) fn reason<'a>(folder: &Path, text: &'a str) -> &'a str {
 
 /// A file that cannot be read.
 pub fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    Error::io("read", path, "check that it exists and can be read")
+    let path = path.to_path_buf();
+    move |error| match error.kind() {
+        // It is there, but no ordinary file.
+        ErrorKind::InvalidInput => Error::Data(format!("cannot read {}: {error}", path.display())),
+        _ => Error::io("read", path, "check that it exists and can be read")(error),
+    }
 }
 
 /// The error of a file of another version.

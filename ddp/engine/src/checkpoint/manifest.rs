@@ -20,7 +20,7 @@ use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
 use ddp_data::text::{CHAT_FILES, TOKENIZER_FILE, Vocabulary};
-use ddp_kernels::files::FileDigest;
+use ddp_kernels::files::{FileDigest, open_ordinary};
 
 /// The version that is written.
 const FORMAT: u32 = 1;
@@ -256,7 +256,7 @@ pub(super) fn open_model(path: &Path) -> Result<File> {
     let is_checkpoint = |folder: &Path| has(folder, MANIFEST_FILE) || has(folder, STATE_FILE);
     let parent = real.parent().filter(|folder| is_checkpoint(folder));
     let (Some(folder), Some(name)) = (parent, real.file_name()) else {
-        return File::open(path).map_err(unreadable(path));
+        return open_ordinary(path).map_err(unreadable(path));
     };
     let name = name.to_string_lossy();
     let refuse = |why: String| {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_kernels::files::{open_ordinary, read_up_to};
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -64,7 +65,7 @@ pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
 pub(crate) fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<String> {
     let file = match rank {
         0 => manifest::open_model(path)?,
-        _ => File::open(path).map_err(unreadable(path))?,
+        _ => open_ordinary(path).map_err(unreadable(path))?,
     };
     ModelFile::of(path, file.into(), initial(parts), true)?.load()
 }
@@ -218,6 +219,19 @@ pub(crate) fn header_of(path: &Path, file: &File) -> Result<Header> {
     Header::read(&mut ReadFrom::place(file, 0), length)
         .map_err(unreadable(path))?
         .map_err(|why| refuse(path, why))
+}
+
+/// The text of a small file of a model's folder.
+pub(crate) fn text_of(path: &Path, bytes_max: u64) -> Result<String> {
+    let read = read_up_to(path, bytes_max).map_err(unreadable(path))?;
+    let long = || {
+        refuse(
+            path,
+            format!("expected at most {bytes_max} bytes, got more"),
+        )
+    };
+    let text = String::from_utf8(read.ok_or_else(long)?);
+    text.map_err(|error| refuse(path, format!("expected UTF-8: {error}")))
 }
 
 /// The parameters of a checkpoint's file: all but those of a base.

@@ -1,19 +1,22 @@
 //! The tensors of a folder: in `model.safetensors`, or in several files that an index lists.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ddp_data::safetensors::TensorEntry;
+use ddp_kernels::files::open_ordinary;
 use serde::Deserialize;
 
 use super::architecture::Architecture;
 use super::names::{is_constant, with_prefix};
-use crate::checkpoint::{FileDType, MODEL_FILE, ReadFrom, header_of, refuse, unreadable};
+use crate::checkpoint::{FileDType, MODEL_FILE, ReadFrom, header_of, refuse, text_of, unreadable};
 use crate::error::Result;
 
 /// The file that says which tensor is in which file.
 const INDEX_FILE: &str = "model.safetensors.index.json";
+/// Longer ones are refused: that of a model with 50,000 tensors has 5 MB.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 /// A tensor in an open file.
 #[derive(Debug)]
@@ -41,7 +44,7 @@ impl Tensors {
         };
         for name in files(folder)? {
             let path = folder.join(name);
-            let file = File::open(&path).map_err(unreadable(&path))?;
+            let file = open_ordinary(&path).map_err(unreadable(&path))?;
             let header = header_of(&path, &file)?;
             for entry in &header.entries {
                 tensors.add(&path, entry, header.data_start, architecture)?;
@@ -111,16 +114,13 @@ fn files(folder: &Path) -> Result<BTreeSet<String>> {
         );
         return Err(refuse(folder, why));
     }
-    let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
+    let text = text_of(&path, INDEX_BYTES_MAX)?;
     let index: Index = serde_json::from_str(&text).map_err(|error| {
         let why = format!("{error}; help: give a folder that save_pretrained wrote");
         refuse(&path, why)
     })?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    // A pipe would be waited for; what is missing is refused when it is opened.
-    let is_other = |path: PathBuf| path.exists() && !path.is_file();
-    let is_refused = |name: &&String| name.contains('/') || is_other(folder.join(name));
-    let Some(name) = names.iter().find(is_refused) else {
+    let Some(name) = names.iter().find(|name| name.contains('/')) else {
         return Ok(names);
     };
     let expected = "expected names of files in the same folder";

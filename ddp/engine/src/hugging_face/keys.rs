@@ -1,14 +1,12 @@
 //! The keys of a `config.json`: those that are read are taken, and the rest is refused by name.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::architecture::Architecture;
-use crate::checkpoint::unreadable;
+use crate::checkpoint::text_of;
 use crate::error::{Error, Result};
 
 /// Longer files are refused.
@@ -22,14 +20,11 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn read(path: &Path) -> Result<Keys> {
-        let mut text = String::new();
-        let file = File::open(path).map_err(unreadable(path))?;
-        let read = file.take(BYTES_MAX).read_to_string(&mut text);
-        read.map_err(unreadable(path))?;
+        let text = text_of(path, BYTES_MAX)?;
         let left = serde_json::from_str(&text).map_err(|error| {
             Error::Data(format!(
-                "{}: expected a JSON object of less than {BYTES_MAX} bytes: {error}; help: give a \
-                 folder that save_pretrained wrote",
+                "{}: expected a JSON object: {error}; help: give a folder that save_pretrained \
+                 wrote",
                 path.display()
             ))
         })?;

@@ -18,6 +18,7 @@ use super::config::{DescribedModel, architecture_of, text};
 use super::names::{TensorPart, parts};
 use super::*;
 use crate::checkpoint::MODEL_FILE;
+use crate::error::Error;
 use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
 
@@ -361,5 +362,62 @@ fn a_base_in_bf16_is_read_in_pieces_to_the_rounded_values() {
             compared += 1;
         }
         assert_eq!(compared, model.params.list().len(), "{name}");
+    }
+}
+
+/// A pipe would be waited for, and a device never ends.
+#[test]
+fn files_of_a_models_folder_that_are_not_ordinary_or_too_long_are_refused_at_once() {
+    let scratch = Scratch::new();
+    let folder = scratch.path();
+    let make = |name: &str, how: &str| {
+        let path = folder.join(name);
+        let _ = fs::remove_file(&path);
+        match how {
+            "pipe" => {
+                let made = std::process::Command::new("mkfifo").arg(&path).status();
+                assert!(made.unwrap().success());
+            }
+            "device" => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            _ => {
+                let file = fs::File::create(&path).unwrap();
+                file.set_len(65 << 20).unwrap();
+            }
+        }
+    };
+    let refused = |name: &str, how: &str, error: Error| {
+        let text = error.to_string();
+        assert_eq!(error.exit_code(), 65, "{name}, {how}: {text}");
+        assert!(text.contains(name), "{text}");
+    };
+    for how in ["pipe", "device", "long"] {
+        make("config.json", how);
+        refused("config.json", how, describe(folder).unwrap_err());
+        make(super::ADAPTER_FILE, how);
+        let error = crate::lora::describe(folder).unwrap_err();
+        refused(super::ADAPTER_FILE, how, error);
+        fs::remove_file(folder.join(super::ADAPTER_FILE)).unwrap();
+        make("tokenizer.json", how);
+        let read = ddp_data::text::Vocabulary::read(&folder.join("tokenizer.json"));
+        refused("tokenizer.json", how, read.unwrap_err().into());
+    }
+    // Caches of hubs are links to ordinary files.
+    fs::write(folder.join("blob"), "{}").unwrap();
+    fs::remove_file(folder.join("config.json")).unwrap();
+    std::os::unix::fs::symlink("blob", folder.join("config.json")).unwrap();
+    let text = describe(folder).unwrap_err().to_string();
+    assert!(text.contains("architectures"), "{text}");
+    // The index, and the files that it names.
+    let architecture = &Architecture::all()[0];
+    for how in ["pipe", "device", "long"] {
+        make("model.safetensors.index.json", how);
+        let error = super::folder::Tensors::open(folder, architecture).unwrap_err();
+        refused("index.json", how, error);
+        let index = folder.join("model.safetensors.index.json");
+        fs::remove_file(&index).unwrap();
+        fs::write(&index, r#"{"weight_map": {"a": "one.safetensors"}}"#).unwrap();
+        make("one.safetensors", how);
+        let error = super::folder::Tensors::open(folder, architecture).unwrap_err();
+        refused("one.safetensors", how, error);
     }
 }

@@ -2,7 +2,7 @@
 //! `adapter_model.safetensors`, whose rows follow each other in a parameter here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ddp_data::safetensors::Header;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{LoraSetting, RANK_MAX, adapted, layers, matches};
 use crate::checkpoint::{
-    FileDType, Foreign, ReadFrom, fill, header_of, refuse, unreadable, write_file,
+    FileDType, Foreign, ReadFrom, fill, header_of, refuse, text_of, unreadable, write_file,
 };
 use crate::error::{Error, Result};
 use crate::hugging_face::{self, ADAPTER_FILE};
@@ -23,6 +23,8 @@ use crate::shown::some_of;
 
 /// The file with the tensors.
 const TENSORS_FILE: &str = "adapter_model.safetensors";
+/// Longer settings are refused.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// What the names of all tensors begin with.
 const PREFIX: &str = "base_model.model.";
 /// The key that names the base model.
@@ -43,7 +45,7 @@ const IRRELEVANT: &str = "base_model_name_or_path auto_mapping corda_config ensu
 /// The settings of the adapters in a folder, and the base model that it names.
 pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
     let path = folder.join(ADAPTER_FILE);
-    let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
+    let text = text_of(&path, CONFIG_BYTES_MAX)?;
     let unknown = |key: &str, got: &Value, expected: &str| {
         let path = path.display();
         let help = "give another adapter";
@@ -126,7 +128,7 @@ pub fn describe(folder: &Path) -> Result<(LoraSetting, Option<String>)> {
 /// The file with the tensors of a folder.
 fn open(folder: &Path) -> Result<(PathBuf, File, Header)> {
     let path = folder.join(TENSORS_FILE);
-    let file = File::open(&path).map_err(unreadable(&path))?;
+    let file = disk::open_ordinary(&path).map_err(unreadable(&path))?;
     let header = header_of(&path, &file)?;
     Ok((path, file, header))
 }

@@ -2,6 +2,34 @@
 
 use super::*;
 
+/// What fills the memory or never ends, as far as steps do not bound it.
+#[test]
+fn templates_that_need_too_much_are_refused() {
+    let folder = with_chats("chats-bombs");
+    let repeated = "['x' * 1000000] * 90000";
+    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let cases = [
+        format!("{{{{ ({repeated})|join }}}}"),
+        format!("{{{{ ''.join({repeated}) }}}}"),
+        format!("{nested}x"),
+    ];
+    // One after the other: each may fill a GiB.
+    for (number, template) in cases.into_iter().enumerate() {
+        let (name, chat) = (format!("chat-{number}"), folder.path().join("chat"));
+        let bomb = folder.path().join(&name);
+        fs::create_dir(&bomb).unwrap();
+        fs::copy(chat.join("tokenizer.json"), bomb.join("tokenizer.json")).unwrap();
+        fs::write(bomb.join("chat_template.jinja"), template).unwrap();
+        let ended = folder
+            .alone(&format!(
+                "show-tokens train.jsonl --tokenizer {name} --context 96"
+            ))
+            .run();
+        let cause = ended.assert_fails(65);
+        assert!(cause.contains("the chat template"), "{ended}");
+    }
+}
+
 #[test]
 fn conversations_that_teach_nothing_are_refused_by_line() {
     let folder = with_chats("chats-refused");

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::thread;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Cell, ValueKind};
@@ -15,9 +17,17 @@ pub(super) type Engine = Environment<'static>;
 /// part of a part.
 const SOURCE_MAX: usize = 256 << 10;
 const STACK_OF_BYTE: usize = 4 << 10;
-/// Steps of a template for one conversation. Usual ones take some hundreds for each message.
-/// 64 bytes of text count as one, so that it cannot fill the memory.
+/// Steps of a template for one conversation, for each of its messages, and bytes of its texts for
+/// one more. Usual templates take some hundreds for each message; 64 bytes of text count as one.
+const STEPS: u64 = 300_000;
+const STEPS_OF_MESSAGE: u64 = 2_000;
+const BYTES_OF_STEP: u64 = 4;
 const STEPS_MAX: u64 = 5_000_000;
+/// For values that are nested as deep as these steps allow: up to 750 bytes a level are needed.
+const STACK_BYTES: usize = 512 << 20;
+/// What steps do not bound: texts of lists that repeat a text, and comparing lists of equal lists.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+const TIME_MAX: Duration = Duration::from_secs(120);
 /// The most levels and bytes of what `tojson` writes, and spaces of each level.
 const DEPTH_MAX: usize = 200;
 const JSON_MAX: usize = 4 << 20;
@@ -41,7 +51,6 @@ pub(super) fn engine(sources: BTreeMap<String, String>) -> Result<Engine, String
 
 fn compile(sources: BTreeMap<String, String>) -> Result<Engine, String> {
     let mut engine = Environment::new();
-    engine.set_fuel(Some(STEPS_MAX));
     let mut syntax = SyntaxConfig::builder();
     let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build();
     engine.set_syntax(syntax.map_err(|error| error.to_string())?);
@@ -78,12 +87,30 @@ fn compile(sources: BTreeMap<String, String>) -> Result<Engine, String> {
 pub(super) struct Cells {
     messages: Vec<Cell>,
     variables: BTreeMap<String, Cell>,
+    steps: u64,
+}
+
+/// The bytes of the texts in a value.
+fn bytes_of(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => text.len() as u64,
+        Value::Array(all) => all.iter().map(bytes_of).sum(),
+        Value::Object(all) => all.values().map(bytes_of).sum(),
+        _ => 0,
+    }
 }
 
 impl Cells {
     pub(super) fn of(messages: &[Value], variables: Map<String, Value>) -> Cells {
+        let bytes: u64 = messages
+            .iter()
+            .chain(variables.values())
+            .map(bytes_of)
+            .sum();
+        let steps = STEPS + STEPS_OF_MESSAGE * messages.len() as u64 + bytes / BYTES_OF_STEP;
         let cell = |(name, value)| (name, Cell::from(Serde(value)));
         Cells {
+            steps: steps.min(STEPS_MAX),
             messages: messages.iter().map(|it| Cell::from(Serde(it))).collect(),
             variables: variables.into_iter().map(cell).collect(),
         }
@@ -101,9 +128,51 @@ pub(super) fn render(
     let messages = written.map(|range| &cells.messages[range]).concat();
     all.insert("messages".into(), messages.into());
     all.insert("add_generation_prompt".into(), answers.into());
-    let template = engine.get_template(name);
-    let text = template.and_then(|it| it.render(Cell::from(all)));
-    text.map_err(|error| shown(&error))
+    let (mut engine, name) = (engine.clone(), name.to_string());
+    engine.set_fuel(Some(cells.steps));
+    bounded(move || {
+        let template = engine.get_template(&name);
+        let text = template.and_then(|it| it.render(Cell::from(all)));
+        text.map_err(|error| shown(&error))
+    })
+}
+
+/// What `work` writes, on a thread with a large stack. If it needs too much memory or time, the
+/// thread goes on until the process ends with the error.
+fn bounded(
+    work: impl FnOnce() -> Result<String, String> + Send + 'static,
+) -> Result<String, String> {
+    let (sender, receiver) = mpsc::channel();
+    let thread = thread::Builder::new().stack_size(STACK_BYTES);
+    let started = thread.spawn(move || sender.send(work()));
+    started.map_err(|error| format!("a thread for the chat template: {error}"))?;
+    let (start, mut before) = (Instant::now(), None);
+    loop {
+        match receiver.recv_timeout(Duration::from_millis(20)) {
+            Ok(text) => return text,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err("the chat template: expected text, got a panic".into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let now = resident_bytes();
+        let more = now.saturating_sub(*before.get_or_insert(now));
+        if more > MEMORY_BYTES_MAX || start.elapsed() > TIME_MAX {
+            let (gib, most_s) = (MEMORY_BYTES_MAX >> 30, TIME_MAX.as_secs());
+            return Err(format!(
+                "the chat template: expected to need at most {gib} GiB and {most_s} s for a conversation, got more; \
+                 help: give a simpler template"
+            ));
+        }
+    }
+}
+
+/// The memory of this process.
+fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.map_or(0, |kib: u64| kib << 10)
 }
 
 /// That of Llama 3's templates at midnight, so that the same data give the same tokens on every

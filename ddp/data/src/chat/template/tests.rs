@@ -40,6 +40,13 @@ fn templates_that_are_too_deep_or_too_long_are_refused() {
         let error = written(long).unwrap_err();
         assert!(error.contains("4194304 bytes"), "{options}: {error}");
     }
+    // Deeper than the stack of a thread that reads data, in this build.
+    let deep = nested
+        .replace("range(999)", "range(20000)")
+        .replace("|tojson", "");
+    assert_eq!(written(&*deep).unwrap().len(), 40_002);
+    let same = deep.replace("{{ ns.x }}", "{% if ns.x == [ns.x][0] %}same{% endif %}");
+    assert_eq!(written(same).unwrap(), "same");
     assert_eq!(
         written("{{ strftime_now('%' * 1000000)|length }}").unwrap(),
         "500000"
