@@ -262,16 +262,17 @@ impl InMemory {
         InMemory::new(inputs, targets, TaskSpec::numbered_classes(classes))
     }
 
-    /// Rows of `inputs` (N, I…), each with the numbers of `targets`, f32 (N, outputs).
+    /// Rows of `inputs` (N, I…), each with the numbers of `targets` (N, outputs): f32 or, for a
+    /// model in f64, f64.
     pub fn numbers(inputs: Tensor, targets: Tensor) -> Result<InMemory> {
         let outputs = targets.shape().dims().get(1).copied().unwrap_or(1);
         InMemory::new(inputs, targets, TaskSpec::Regression { outputs })
     }
 
     /// Rows of `inputs` (N, I…) and `targets` in host memory, which must not be written to later.
-    /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 (N,
-    /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs). Tokens
-    /// are i64 (N, T), and so are their targets, of which -100 are ignored.
+    /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 or f64
+    /// (N, outputs). Rows with several positions have these between: (N, T) or (N, T, outputs).
+    /// Tokens are i64 (N, T), and so are their targets, of which -100 are ignored.
     pub fn new(inputs: Tensor, targets: Tensor, task: TaskSpec) -> Result<InMemory> {
         for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
             let help = "copy them with .to(Device::Cpu); batches are copied to the GPU ahead";
@@ -287,7 +288,8 @@ impl InMemory {
         let expected = format!("{rows} rows, as inputs {inputs} have");
         let help = "give a target for each row";
         check(rows == first, "targets", expected, &targets, help)?;
-        let fits = targets.dtype() == wanted.dtype && row.ends_with(&wanted.shape);
+        let is_wide = wanted.dtype == DType::F32 && targets.dtype() == DType::F64;
+        let fits = (targets.dtype() == wanted.dtype || is_wide) && row.ends_with(&wanted.shape);
         let expected = format!("{wanted} for each row, for {task}");
         let help = "cast them with .to_dtype(…), or reshape them to [rows, outputs]";
         check(fits, "targets", expected, &targets, help)?;
@@ -303,6 +305,9 @@ impl InMemory {
             let is_class = |class: &i64| range.contains(class) || *class == IGNORED;
             if tensor.dtype() == DType::F32 {
                 check_all(what, tensor, "finite numbers", |x: &f32| x.is_finite())?;
+            }
+            if tensor.dtype() == DType::F64 {
+                check_all(what, tensor, "finite numbers", |x: &f64| x.is_finite())?;
             }
             if are_tokens {
                 let fits =

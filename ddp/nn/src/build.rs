@@ -212,7 +212,8 @@ impl Declarations {
         is_buffer: bool,
     ) -> Result<ParamId> {
         if self.list.iter().any(|other| other.name == name) {
-            let help = "declare each part of a layer in its own scope";
+            let help = "give each layer its own name; layers with one weight share a Tie, and a \
+                        whole layer is called once, on joined inputs";
             return Err(Error::model(
                 name,
                 "a name that is not taken",

@@ -199,14 +199,30 @@ fn what_cannot_be_gathered_is_refused_with_its_line() {
         let indices = m.numbers(&[0.0, 4.0], &[1, 2]);
         x.gather(1, &indices.expand(&[x.size(0), 2]))
     };
-    let layers = Box::new(Sequential::new().then(Formula(outside)));
+    let between: Of = |m, x| {
+        let indices = m.numbers(&[0.0, 0.5], &[1, 2]);
+        x.gather(1, &indices.expand(&[x.size(0), 2]))
+    };
+    for (formula, dtype) in [
+        (outside, DType::F32),
+        (between, DType::F32),
+        (between, DType::BF16),
+    ] {
+        let layers = Box::new(Sequential::new().then(Formula(formula)));
+        let model = Model::new(layers, &[4], dtype, Device::Cpu, 1, &|_| false).unwrap();
+        let x = Tensor::zeros(&[2, 4], DType::F32, Device::Cpu).unwrap();
+        let text = try_rows(&model, &x).unwrap_err().to_string();
+        assert!(
+            text.contains("indices.rs:") && text.contains("gather: expected whole indices below 4"),
+            "{text}"
+        );
+    }
+    // An embedding takes numbers, too.
+    let between: Of = |m, x| m.embedding("e", &(x + 0.5), 7, 3);
+    let layers = Box::new(Sequential::new().then(Formula(between)));
     let model = Model::new(layers, &[4], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
     let x = Tensor::zeros(&[2, 4], DType::F32, Device::Cpu).unwrap();
-    let text = try_rows(&model, &x).unwrap_err().to_string();
-    assert!(
-        text.contains("indices.rs:") && text.contains("gather: expected indices below 4"),
-        "{text}"
-    );
+    assert!(try_rows(&model, &x).is_err());
 }
 
 /// The gradient of a weight that a matmul makes is f32, which the next matmul reads rounded.
@@ -365,8 +381,7 @@ fn gathered_elements_of_long_rows_are_right_in_bf16() {
         passed(formula, DType::F32, &x),
         passed(formula, DType::BF16, &x)
     );
-    // Indices are cut at the point.
-    let own: Of = |_, x| x.gather(1, &(x * 0.0 + 1.5));
+    let own: Of = |_, x| x.gather(1, &(x * 0.0 + 1.0));
     // Row 1 of four elements in each of the first.
     assert_eq!(
         passed(own, DType::F32, &x)[0][..4],

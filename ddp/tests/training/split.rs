@@ -27,6 +27,34 @@ fn places() -> Vec<Place> {
     ]
 }
 
+/// In f32 they were rounded, unless the type of what travels was set, too.
+#[test]
+fn gradients_of_a_model_in_f64_travel_in_f64() {
+    let Some(_turn) = turn() else { return };
+    let losses = |reduce_dtype: DType| {
+        let recipe = Recipe {
+            dtype: DType::F64,
+            reduce_dtype,
+            ..Recipe::regression()
+        };
+        on_ranks(2, None, |world| {
+            let mut step = recipe.step(&[Device::Cpu], world)?;
+            let drawn = |stream: u64, width: usize| {
+                let values = (0..8 * width as u64).map(|at| f64::from(uniform(stream, at)));
+                Tensor::from_slice(&values.collect::<Vec<_>>(), &[8, width], Device::Cpu)
+            };
+            let take = |step0: u64| {
+                let stream = 2 * step0 + world.rank() as u64;
+                let (x, y) = (drawn(stream, FEATURES)?, drawn(100 + stream, OUTPUTS)?);
+                step.run(&Batch::new(step0, 0, 8, 0, x, y, 16), 0.01)?;
+                step.report()
+            };
+            (0..5).map(take).collect::<ddp::Result<Vec<_>>>()
+        })
+    };
+    assert_eq!(losses(DType::F32), losses(DType::F64));
+}
+
 /// In f64, where the order of a sum shows: that of single gradients' norms is rounded away in f32.
 #[test]
 fn the_norm_is_summed_in_the_order_of_the_whole() {

@@ -130,3 +130,19 @@ fn values_that_cannot_be_trained_on_are_named_with_their_row() {
         "{text}"
     );
 }
+
+#[test]
+fn numbers_may_be_f64_and_then_are_finite() {
+    let targets = |last: f64| tensor(&[0.1, 0.2, last], &[3, 1]);
+    let data = InMemory::numbers(points(), targets(0.3)).unwrap();
+    assert_eq!(data.spec().targets.dtype, DType::F64);
+    let [_, y] = read_rows(&data, &[2]).unwrap();
+    assert_eq!(y.to_vec::<f64>().unwrap(), [0.3]);
+    let error = InMemory::numbers(points(), targets(f64::NAN)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("finite numbers, got NaN in row 2"),
+        "{error}"
+    );
+}

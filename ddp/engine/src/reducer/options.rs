@@ -22,8 +22,8 @@ pub struct ReducerOptions {
     pub sizes: Option<BucketSizes>,
     /// The number of hosts, on which the default of `sizes` depends.
     pub hosts: usize,
-    /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
-    /// they are added, and the sum again.
+    /// What travels: F32 (F64 for a model in f64, whose gradients F32 would round), or BF16, which
+    /// is half the bytes and rounds each rank's gradients before they are added, and the sum again.
     pub dtype: DType,
     /// Whether to reduce while backward continues: on a separate thread, or on a GPU on a separate
     /// stream.
@@ -286,7 +286,11 @@ pub(super) fn jobs(
     options: ReducerOptions,
 ) -> Result<(Vec<Arc<Reduced>>, Vec<CommJob>)> {
     let shares = options.shares(group.size());
-    let (dtype, rank) = (options.dtype, group.rank());
+    let dtype = match (options.dtype, params.master_dtype()) {
+        (DType::F32, DType::F64) => DType::F64,
+        (dtype, _) => dtype,
+    };
+    let rank = group.rank();
     let along = |shards: usize| -> Result<_> {
         let tree = Arc::new(SumTree::new(shards, group.size()));
         let longest = buckets.iter().map(|bucket| bucket.range.len()).max();

@@ -113,6 +113,9 @@ impl Scope<'_> {
             let expected = format!("(batch, channels) and {} more axes", rank - 2);
             return x.refuse("convolution", &[x], &expected, "reshape the input");
         }
+        if let Some(refused) = x.wrong_groups(&of) {
+            return refused;
+        }
         let weight = of.weight(&shape);
         let bound = 1.0 / (weight[1..].iter().product::<usize>() as f64).sqrt();
         let init = Init::Uniform { bound };
@@ -155,13 +158,32 @@ impl Scope<'_> {
 }
 
 impl Var {
+    #[track_caller]
+    fn wrong_groups(&self, of: &Convolution) -> Option<Var> {
+        let (groups, outputs, channels) = (of.groups, of.outputs, self.size(1));
+        let divides = |count: usize| groups > 0 && count.is_multiple_of(groups);
+        let expected =
+            format!("{channels} channels and {outputs} outputs in {groups} equal groups");
+        let help = "choose a number of groups that divides both";
+        if divides(channels) && divides(outputs) {
+            return None;
+        }
+        Some(self.refuse("convolution", &[self], &expected, help))
+    }
+
     /// The convolution of this value (B, channels, …), with one or two more axes, and a weight
     /// (outputs, channels / groups, size …). It has no bias.
     #[track_caller]
     pub fn convolve(&self, weight: &Var, of: Convolution) -> Var {
         let (mut shape, mut windows) = (self.shape(), of.windows);
         let (groups, outputs) = (of.groups, of.outputs);
-        let divides = |of: usize| groups > 0 && of.is_multiple_of(groups);
+        if !(3..=4).contains(&shape.len()) {
+            let expected = "(batch, channels) and one or two more axes";
+            return self.refuse("convolution", &[self], expected, "reshape the input");
+        }
+        if let Some(refused) = self.wrong_groups(&of) {
+            return refused;
+        }
         let is_one = shape.len() == 3;
         if is_one {
             shape.insert(2, 1);
@@ -173,18 +195,19 @@ impl Var {
             } = &mut windows;
             [size[0], stride[0], padding[0], dilation[0]] = [1, 1, 0, 1];
         }
-        let places = match shape[..] {
-            [_, channels, h, w] if divides(channels) && divides(outputs) => windows.places([h, w]),
-            _ => None,
-        };
-        let fits = weight.shape() == of.weight(&self.shape()) && !windows.dilation.contains(&0);
-        let Some([down, across]) = places.filter(|_| fits) else {
-            let expected = format!(
-                "(batch, channels) and one or two more axes into which windows fit, a dilation of at \
-                 least 1, and a weight (outputs, channels / groups, size …) for {of:?}"
-            );
-            let help = "reshape or pad the input, or choose other groups";
+        let wanted = of.weight(&self.shape());
+        if weight.shape() != wanted {
+            let expected = format!("a weight (outputs, channels / groups, size …) {wanted:?}");
+            let help = "declare the weight so";
             return self.refuse("convolution", &[self, weight], &expected, help);
+        }
+        let places = windows.places([shape[2], shape[3]]);
+        let Some([down, across]) = places.filter(|_| !windows.dilation.contains(&0)) else {
+            let expected = format!(
+                "windows that fit into the input, and strides and dilations of at least 1, of {windows:?}"
+            );
+            let help = "pad the input, or choose smaller windows";
+            return self.refuse("convolution", &[self], &expected, help);
         };
         let (batch, area) = (shape[0], windows.size[0] * windows.size[1]);
         let columns = [shape[1] * area, batch * down * across];

@@ -45,6 +45,16 @@ impl Var {
         Var::apply(Function::Max, &[self, other])
     }
 
+    /// The value, at least `low` and at most `high`, which may be infinite; NaN stays. The gradient
+    /// passes where it is not outside of both, as `torch.clamp`'s.
+    #[track_caller]
+    pub fn clamp(&self, low: f64, high: f64) -> Var {
+        let [low, high] = [low, high].map(|bound| self.constant(bound));
+        let is_inside = low.less_equal(self) * self.less_equal(&high);
+        let bounded = self.maximum(&low).minimum(&high).without_gradient();
+        is_inside.select(self, &bounded).named("clamp")
+    }
+
     /// 1 where this is less, else 0. Comparisons have no gradient.
     #[track_caller]
     pub fn less(&self, other: &Var) -> Var {
@@ -161,10 +171,8 @@ impl Var {
             return self.clone();
         };
         axes.iter().for_each(|&axis| shape[axis] = 1);
-        // What has no elements, or sums of nothing. A batch may have no rows.
-        let first = usize::from(matches!(op, Op::Sum(_)));
-        let mut of_nothing = axes.iter().filter(|&&axis| self.shape()[axis] == 0);
-        let is_empty = of_nothing.any(|&axis| axis >= first);
+        // Sums of nothing.
+        let is_empty = axes.iter().any(|&axis| self.shape()[axis] == 0);
         if is_empty && !shape.contains(&0) {
             if matches!(op, Op::Sum(_)) {
                 return self.constant(0.0).expand(&shape);

@@ -28,7 +28,7 @@ impl Var {
         self.push(Op::Cast(kind), &[self], self.shape())
     }
 
-    /// The same as tokens; −1 for what is negative or NaN.
+    /// The same as tokens; −1 for what is negative, not whole or NaN.
     #[track_caller]
     pub(super) fn as_tokens(&self) -> Var {
         if self.are_tokens() {
@@ -36,14 +36,15 @@ impl Var {
         }
         let numbers = self.cast(Kind::Exact);
         let [zero, none] = [0.0, -1.0].map(|it| numbers.constant(it));
-        let is_token = zero.less_equal(&numbers);
+        let whole = numbers.cast(Kind::Tokens).cast(Kind::Exact);
+        let is_token = zero.less_equal(&numbers) * whole.equal(&numbers);
         is_token.select(&numbers, &none).cast(Kind::Tokens)
     }
 
     /// Picks elements along an axis, as `torch.gather`. `indices`, tokens or numbers, have this
     /// value's shape except along that axis. If that axis is their last, each index picks all that
     /// is along the axes after it; otherwise the batch is not after it. An index outside of the
-    /// axis is an error on the CPU; a GPU gives NaN.
+    /// axis or between two places is an error on the CPU; a GPU gives NaN.
     #[track_caller]
     pub fn gather(&self, axis: isize, indices: &Var) -> Var {
         let Some(axis) = self.axis("gather", axis) else {
@@ -64,7 +65,6 @@ impl Var {
             let help = "use smaller batches, or one_hot = i.equal(&m.indices(n)) and a sum";
             return self.refuse("gather", &[self, indices], &expected, help);
         }
-        // Without what is after the point.
         let numbers = indices.as_tokens().cast(Kind::Exact);
         let [zero, length, none] = [0.0, of[axis] as f64, -1.0].map(|it| numbers.constant(it));
         let is_inside = zero.less_equal(&numbers) * numbers.less(&length);

@@ -181,9 +181,10 @@ impl Running<'_, '_, '_> {
                             return error.into();
                         }
                         let length = x[1].shape()[*axis];
-                        let expected = format!("indices below {length}, the length of axis {axis}");
+                        let expected =
+                            format!("whole indices below {length}, the length of axis {axis}");
                         let help = "check how they are computed";
-                        Error::model("gather", expected, "one outside, or NaN", help)
+                        Error::model("gather", expected, "another, or NaN", help)
                     })?;
                 }
             }

@@ -21,6 +21,9 @@ impl Var {
     /// The sum over the axes that broadcasting to this value's shape has repeated.
     pub(super) fn reduced_to(&self, shape: &[usize]) -> Var {
         let own = self.shape();
+        if own.contains(&0) && !shape.contains(&0) {
+            return self.constant(0.0).expand(shape);
+        }
         let missing = own.len() - shape.len();
         let is_repeated = |&at: &usize| own[at] != 1 && (at < missing || shape[at - missing] == 1);
         let axes: Vec<usize> = (0..own.len()).filter(is_repeated).collect();

@@ -66,7 +66,7 @@ fn errors_name_operation_operands_and_line() {
         ),
         (
             |m, x| m.linear("a", x, 5) + m.linear("a", x, 5),
-            "0.a.weight: expected a name that is not taken, got it twice",
+            "0.a.weight: expected a name that is not taken, got it twice; help: give each layer its own name",
         ),
         (
             |_, x| Var::concatenate(&[x, &x.exp().slice(0, 0..1)], 1),
@@ -96,11 +96,31 @@ fn errors_name_operation_operands_and_line() {
 /// They were accepted. A window of 0 was none on a GPU.
 #[test]
 fn settings_that_mean_nothing_are_refused() {
-    let cases: [(Of, &[usize], &str); 3] = [
+    let cases: [(Of, &[usize], &str); 7] = [
         (
             |m, x| m.conv1d("c", x, Convolution::new(2, 3).dilation(0)),
             &[2, 9],
-            "convolution: expected (batch, channels)",
+            "convolution: expected windows that fit into the input, and strides and dilations of at least 1",
+        ),
+        (
+            |m, x| m.conv1d("c", x, Convolution::new(2, 11)),
+            &[2, 9],
+            "convolution: expected windows that fit into the input",
+        ),
+        (
+            |m, x| m.conv1d("c", x, Convolution::new(2, 3).groups(4)),
+            &[2, 9],
+            "convolution: expected 2 channels and 2 outputs in 4 equal groups",
+        ),
+        (
+            |m, x| x.convolve(&weight(m, "w", &[2, 1, 3]), Convolution::new(2, 3)),
+            &[2, 9],
+            "convolution: expected a weight (outputs, channels / groups, size …) [2, 2, 3]",
+        ),
+        (
+            |_, x| x.convolve(x, Convolution::new(2, 3)),
+            &[2],
+            "convolution: expected (batch, channels) and one or two more axes",
         ),
         (
             |m, x| {

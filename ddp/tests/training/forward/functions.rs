@@ -48,7 +48,7 @@ fn derivatives_at(formula: Of, dtype: DType, values: &[f64]) -> Vec<[f64; 2]> {
 fn derivatives_at_zeros_ties_and_infinities_are_pytorchs() {
     const INF: f64 = f64::INFINITY;
     const NAN: f64 = f64::NAN;
-    let cases: [(&str, Of, &[[f64; 3]]); 16] = [
+    let cases: [(&str, Of, &[[f64; 3]]); 19] = [
         (
             "1.5",
             |_, x| x.pow(1.5),
@@ -115,6 +115,30 @@ fn derivatives_at_zeros_ties_and_infinities_are_pytorchs() {
             "minimum",
             |_, x| x.minimum(&x.number(1.0)),
             &[[2.0, 1.0, 0.0], [1.0, 1.0, 0.5], [NAN, NAN, 1.0]],
+        ),
+        // [value, clamped, gradient]: that of torch.clamp.
+        (
+            "clamp",
+            |_, x| x.clamp(-1.0, 1.0),
+            &[
+                [-2.0, -1.0, 0.0],
+                [-1.0, -1.0, 1.0],
+                [0.5, 0.5, 1.0],
+                [1.0, 1.0, 1.0],
+                [2.0, 1.0, 0.0],
+                [INF, 1.0, 0.0],
+                [NAN, NAN, 0.0],
+            ],
+        ),
+        (
+            "clamp from below",
+            |_, x| x.clamp(0.0, f64::INFINITY),
+            &[[-1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [INF, INF, 1.0]],
+        ),
+        (
+            "clamp, bounds exchanged",
+            |_, x| x.clamp(1.0, -1.0),
+            &[[0.0, -1.0, 0.0], [3.0, -1.0, 0.0]],
         ),
         (
             "relu",
@@ -199,6 +223,27 @@ fn reductions_over_every_axis() {
     assert_derivatives(&[1, 1], |_, x| x.softmax(-1) + x.sum(1) * x.mean(-1));
     // Longer than a block of values, so that rows are run through several times.
     assert_derivatives(&[1030], |_, x| (x * 0.1).softmax(-1) * 100.0);
+}
+
+/// Of no elements the gradient is 0; it was what the memory held.
+#[test]
+fn what_is_expanded_to_nothing_has_the_gradient_0() {
+    for shape in [[0, 3, 2], [0, 3, 1]] {
+        let layers = Formula(move |m: &mut Scope<'_>, x: &Var| {
+            let w = m.parameter("w", &[1, 3, 1], Init::Constant(2.0));
+            let nothing = (&w * &w).expand(&shape);
+            x + nothing.sum(0).sum(2).reshape(&[1, 3])
+        });
+        let layers = Box::new(Sequential::new().then(layers));
+        let model = Model::new(layers, &[3], DType::F64, Device::Cpu, 1, &|_| false).unwrap();
+        // What buffers hold that are used again.
+        let old = || Tensor::from_slice(&[7.0f64; 6], &[6], Device::Cpu).unwrap();
+        drop(Vec::from_iter((0..64).map(|_| old())));
+        let x = Tensor::ones(&[2, 3], DType::F64, Device::Cpu).unwrap();
+        let [y, _] = of_rows(&model, &x);
+        assert_eq!(y, [1.0; 6]);
+        assert_eq!(model.params.gradients().to_vec::<f64>().unwrap(), [0.0; 3]);
+    }
 }
 
 #[test]
