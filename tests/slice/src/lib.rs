@@ -101,6 +101,48 @@ fn select(slice: Option<&str>, check: &str, cases: usize, wanted: usize) -> Vec<
     (first as usize..cases).step_by(parts).collect()
 }
 
+/// A damaged copy of a file: some of its bytes changed, left out, repeated, or replaced by what
+/// readers stumble over. The same for the same seed.
+pub fn mutated(example: &[u8], seed: usize) -> Vec<u8> {
+    const PARTS: [&[u8]; 16] = [
+        b"null",
+        b"-1",
+        b"1e999",
+        b"18446744073709551616",
+        b"0.5",
+        b"\"\"",
+        b"[]",
+        b"{}",
+        b"[[[[[[[[",
+        b"{\"a\":",
+        b"\"\\ud800\"",
+        b"\0",
+        b"\xff\xfe",
+        b"\n",
+        b"NaN",
+        b"\x1b[2J",
+    ];
+    let mut bytes = example.to_vec();
+    let mut drawn = hash(&["mutated", &seed.to_string()]);
+    let mut below = |most: usize| {
+        drawn = hash(&[&drawn.to_string()]);
+        (drawn % most.max(1) as u64) as usize
+    };
+    for _ in 0..=below(4) {
+        let at = below(bytes.len() + 1);
+        let end = (at + below(24)).min(bytes.len());
+        let part = bytes[at..end].to_vec();
+        match below(5) {
+            0 => drop(bytes.splice(at..end, [])),
+            1 => drop(bytes.splice(at..at, part)),
+            2 => bytes.truncate(at),
+            3 if at < bytes.len() => bytes[at] = below(256) as u8,
+            _ => drop(bytes.splice(at..end, PARTS[below(PARTS.len())].repeat(1 + below(3)))),
+        }
+    }
+    bytes
+}
+
 /// FNV-1a, followed by a mixing step because its low bits are weak.
 fn hash(texts: &[&str]) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

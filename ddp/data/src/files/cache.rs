@@ -261,8 +261,8 @@ impl WantedCopy<'_> {
         folder.join(format!("{name}-{key}"))
     }
 
-    /// The copy in the entry of this key, if there is one. A damaged entry is removed, also one
-    /// that others may have written; an error if it stays.
+    /// The copy in the entry of this key, if there is one. An entry that is damaged, or that others
+    /// may have written, is removed; an error if it stays.
     fn find(&self, folder: &Path, key: &str, access: Access) -> io::Result<Option<PathBuf>> {
         let entry = self.entry(folder, key);
         let path = entry.join(COPY);

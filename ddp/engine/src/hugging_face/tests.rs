@@ -421,3 +421,39 @@ fn files_of_a_models_folder_that_are_not_ordinary_or_too_long_are_refused_at_onc
         refused("one.safetensors", how, error);
     }
 }
+
+/// What a stranger's folder may hold. Damage that changes nothing is no error.
+#[test]
+fn damaged_settings_indices_and_adapters_are_read_or_refused() {
+    let scratch = Scratch::new();
+    let folder = scratch.path();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/families.json");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let configs = golden.as_object().unwrap().values();
+    let configs: Vec<String> = configs.map(|it| it["config"].to_string()).collect();
+    let index = r#"{"metadata": {"total_size": 8}, "weight_map": {"a.b": "one.safetensors", "c": "two.safetensors"}}"#;
+    let adapter = r#"{"peft_type": "LORA", "r": 8, "lora_alpha": 16.0, "lora_dropout": 0.1, "bias": "none",
+                      "target_modules": ["q_proj"], "layers_to_transform": [0, 1], "use_rslora": false}"#;
+    let refused = |error: Error| {
+        let text = error.to_string();
+        assert!([65, 74].contains(&error.exit_code()), "{text}");
+        assert!(text.len() < 4000, "{text}");
+    };
+    for seed in ddp_slice::of("damaged files of models", 50_000, 500) {
+        let config = configs[seed % configs.len()].as_bytes();
+        fs::write(folder.join("config.json"), ddp_slice::mutated(config, seed)).unwrap();
+        describe(folder).err().map(refused);
+        let write = |name: &str, example: &str| {
+            let damaged = ddp_slice::mutated(example.as_bytes(), seed);
+            fs::write(folder.join(name), damaged).unwrap();
+        };
+        write("model.safetensors.index.json", index);
+        let architecture = &Architecture::all()[seed % Architecture::all().len()];
+        super::folder::Tensors::open(folder, architecture)
+            .err()
+            .map(refused);
+        write(super::ADAPTER_FILE, adapter);
+        crate::lora::describe(folder).err().map(refused);
+        fs::remove_file(folder.join(super::ADAPTER_FILE)).unwrap();
+    }
+}

@@ -223,3 +223,28 @@ fn a_folder_without_a_run_is_refused_and_so_is_a_damaged_one() {
     add(scratch.path(), &[start()]);
     assert_eq!(code(), None);
 }
+
+#[test]
+fn a_damaged_log_is_shown_or_refused() {
+    let eval = json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": 0.875});
+    let end =
+        json!({"event": "end", "reason": "done", "exit_code": 0, "steps": 40, "seconds": 1.0});
+    let lines = [
+        start(),
+        step(1),
+        step(2),
+        eval,
+        json!({"event": "checkpoint", "step": 20}),
+        end,
+    ];
+    let log: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let scratch = Scratch::new();
+    for seed in ddp_slice::of("damaged logs", 50_000, 500) {
+        let damaged = ddp_slice::mutated(log.as_bytes(), seed);
+        fs::write(scratch.path().join(EVENTS_FILE), damaged).unwrap();
+        match open(scratch.path()) {
+            Ok(followed) => assert!(!text(&followed).contains('\u{1b}'), "case {seed}"),
+            Err(error) => assert_eq!(error.exit_code(), 65, "case {seed}: {error}"),
+        }
+    }
+}

@@ -402,3 +402,27 @@ fn conversations_of_too_many_messages_are_refused_unless_the_template_marks_answ
     );
     assert_eq!(trained(MARKED, &chat(&turns)).matches('‹').count(), 5001);
 }
+
+#[test]
+fn damaged_records_are_written_or_refused() {
+    let call = json!({"function": {"name": "f", "arguments": {"x": 1}}});
+    let message = json!({"role": "assistant", "content": [{"type": "text", "text": "So."}], "tool_calls": [call]});
+    let records = [
+        two_turns(),
+        json!({"messages": [{"role": "user", "content": "Hi"}, message], "tools": [{"type": "function"}]}),
+        json!({"prompt": "a", "completion": "b"}),
+        json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+    ];
+    let formats = [format(CHATML), format(PHI)];
+    for seed in ddp_slice::of("damaged records", 50_000, 500) {
+        let record = records[seed % records.len()].to_string();
+        let damaged = ddp_slice::mutated(record.as_bytes(), seed);
+        let damaged = String::from_utf8_lossy(&damaged);
+        let template = formats[seed % 2].template.as_ref();
+        // A text or an error, and its ranges are within it.
+        if let Ok(written) = write(&damaged, template, LossOn::Assistant) {
+            let is_within = |range: &std::ops::Range<usize>| range.end <= written.text.len();
+            assert!(written.trained.iter().all(is_within), "{damaged}");
+        }
+    }
+}
