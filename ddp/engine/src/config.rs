@@ -23,8 +23,9 @@ pub use values::{
     When, as_flag,
 };
 
-use crate::checkpoint::{Opened, STATE_FILE, State, damaged};
+use crate::checkpoint::{MODEL_FILE, Opened, STATE_FILE, State, damaged};
 use crate::error::{Error, Result};
+use crate::setting::INIT_FROM;
 use crate::tasks;
 
 impl Config {
@@ -63,6 +64,15 @@ impl Config {
                  program that trained it",
                 opened.folder.display(),
                 model_names().join(", ")
+            )));
+        }
+        let mut given = config.iter().filter(|(_, value)| !value.is_null());
+        if let Some((name, _)) = given.find(|(name, _)| find(name).is_none()) {
+            return Err(Error::Data(format!(
+                "cannot use the checkpoint {}: {} wrote it, with the setting {name:?}, which this program does not know; \
+                 help: use that program, or start a new run from its {MODEL_FILE} ({INIT_FROM})",
+                opened.folder.display(),
+                opened.state.program
             )));
         }
         let checked = |config: Config| {

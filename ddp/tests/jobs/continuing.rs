@@ -462,27 +462,3 @@ fn init_from_takes_a_file_that_fits_the_model() {
         "{ended}"
     );
 }
-
-/// `tests/golden/checkpoint-0.5` was written by ddp-train 0.5.0.
-#[test]
-fn a_checkpoint_of_version_0_5_is_resumed_and_used() {
-    let folder = Folder::new("older-version");
-    let checkpoint = folder.checkpoint(4);
-    std::fs::create_dir_all(&checkpoint).unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/checkpoint-0.5");
-    for entry in std::fs::read_dir(golden).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), checkpoint.join(entry.file_name())).unwrap();
-    }
-    let data = "--data glyphs,rows=64,held-out=16";
-    let eval = folder.alone(&format!("eval --checkpoint OUT {data}")).run();
-    eval.assert_well();
-    let flags = "--hidden 1 --batch-size 16 --schedule constant --warmup-steps 0 --out OUT";
-    let ended = folder
-        .alone(&format!(
-            "{data} {flags} --steps 6 --resume auto --device cpu"
-        ))
-        .run();
-    ended.assert_well();
-    assert_eq!(saved(&folder), [4, 6], "{ended}");
-}

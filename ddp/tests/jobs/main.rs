@@ -18,6 +18,7 @@ mod compare;
 mod continuing;
 mod data;
 mod disk;
+mod earlier;
 mod early;
 mod early_stops;
 mod events;

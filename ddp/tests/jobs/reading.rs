@@ -174,6 +174,7 @@ fn a_run_in_training_can_be_evaluated_although_it_removes_what_it_has_saved() {
 /// Writes a state with `value` in the place of what is at `path`, and a manifest that fits it.
 pub(super) fn forge(checkpoint: &Path, whole: &[u8], path: &str, value: &Value) {
     let mut state: Value = serde_json::from_slice(whole).unwrap();
+    let written_by = state["program"].to_string();
     match state.pointer_mut(path) {
         Some(place) => *place = value.clone(),
         // Settings that are not set are left out.
@@ -197,6 +198,8 @@ pub(super) fn forge(checkpoint: &Path, whole: &[u8], path: &str, value: &Value) 
     );
     let hash = blake3::hash(&bytes).to_hex().to_string();
     let forged = text.replace(&old_hash, &hash);
+    // The manifest says it, too.
+    let forged = forged.replace(&written_by, &state["program"].to_string());
     let place = forged.find(&hash).unwrap();
     let start = forged[..place]
         .rfind(&format!("\"bytes\": {old_bytes}"))

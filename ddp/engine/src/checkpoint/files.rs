@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ddp_kernels::heartbeat::{self, Work};
+use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::shown::some_of;
@@ -72,10 +73,15 @@ pub fn damaged(folder: &Path, why: impl Display) -> Error {
     Error::Data(unusable(folder, why))
 }
 
-/// The error of an intact checkpoint whose file `name` was written by another version of this
-/// program.
-pub(super) fn of_other_version(folder: &Path, name: &str, why: &str) -> Error {
-    Error::OtherVersion(unusable(folder, format_args!("{name} {why}")))
+/// The error of an intact checkpoint whose file `name`, with these bytes, was written by another
+/// version of this program.
+pub(super) fn of_other_version(folder: &Path, name: &str, why: &str, bytes: &[u8]) -> Error {
+    let value: Option<Value> = serde_json::from_slice(bytes).ok();
+    let by = value.as_ref().and_then(|it| it.get("program")?.as_str());
+    let by = by.map_or(String::new(), |by| format!("; {by} wrote it"));
+    // Without a list of all names.
+    let why = why.split(", expected one of").next().unwrap_or(why);
+    Error::OtherVersion(unusable(folder, format_args!("{name} {why}{by}")))
 }
 
 fn unusable(folder: &Path, why: impl Display) -> String {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ddp_comm::{Field, World};
 
-use super::files::reason;
+use super::files::{reason, with_help};
 use super::folders::{checkpoints, name, steps};
 use super::manifest::{Opened, open, open_reading};
 use crate::error::{Error, Result};
@@ -39,9 +39,10 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
         {
             Ok(io.to_string())
         }
-        Error::OtherVersion(text) => Err(Error::Data(format!(
-            "{text}; it is intact, but of another version of this program: use that version, {older}"
-        ))),
+        Error::OtherVersion(_) => {
+            let intact = "it is intact, but of another version of this program: use that version";
+            Err(with_help(error, &format!("{intact}, {older}")))
+        }
         Error::Data(text) => Ok(reason(folder, &text).to_string()),
         other => Err(with_io_help(
             other,

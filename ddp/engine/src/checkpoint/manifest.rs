@@ -35,6 +35,9 @@ const OPEN_MAX: usize = 256;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     format: u32,
+    /// The program that wrote it, with its version; before 0.8 only `state.json` had that.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    program: String,
     pub(super) step: u64,
     files: Vec<FileEntry>,
 }
@@ -142,10 +145,11 @@ impl FileEntry {
 }
 
 impl Manifest {
-    /// The manifest of a checkpoint of step `step` with these files.
-    pub(crate) fn new(step: u64, files: Vec<FileEntry>) -> Manifest {
+    /// The manifest of a checkpoint of step `step` with these files, which `program` writes.
+    pub(crate) fn new(program: &str, step: u64, files: Vec<FileEntry>) -> Manifest {
         Manifest {
             format: FORMAT,
+            program: program.into(),
             step,
             files,
         }
@@ -196,7 +200,7 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
         let value: Option<Value> = serde_json::from_slice(&bytes).ok();
         let format = value.and_then(|value| value.get("format")?.as_u64());
         if format > Some(u64::from(FORMAT)) {
-            return of_other_version(folder, MANIFEST_FILE, &why);
+            return of_other_version(folder, MANIFEST_FILE, &why, &bytes);
         }
         damaged(folder, format!("{MANIFEST_FILE} {why}"))
     })?;
@@ -218,7 +222,8 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
         .collect();
     let mut found = names(&manifest);
     found.retain(|name| name != TOKENIZER_FILE && !CHAT_FILES.contains(&&**name));
-    if state.step != manifest.step || found != expected {
+    let is_of_it = [&*state.program, ""].contains(&&*manifest.program);
+    if state.step != manifest.step || found != expected || !is_of_it {
         return Err(damaged(
             folder,
             format!("{MANIFEST_FILE} and {STATE_FILE} are of different checkpoints"),

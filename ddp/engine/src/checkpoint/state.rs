@@ -169,7 +169,7 @@ impl State {
     /// Reads the open file of the checkpoint in `folder`, whose checksum is right.
     pub(super) fn of_file(folder: &Path, file: &File) -> Result<State> {
         let bytes = read_all(folder, STATE_FILE, file, BYTES_MAX)?;
-        State::parse(&bytes).map_err(|why| of_other_version(folder, STATE_FILE, &why))
+        State::parse(&bytes).map_err(|why| of_other_version(folder, STATE_FILE, &why, &bytes))
     }
 
     /// Reads the file's bytes. An error says what is wrong with them.

@@ -162,7 +162,7 @@ impl CheckpointWriter {
         }
         let state = &job.state;
         write(STATE_FILE, &state.to_bytes(), &mut entries)?;
-        let manifest = Manifest::new(state.step, entries);
+        let manifest = Manifest::new(&state.program, state.step, entries);
         write(MANIFEST_FILE, &manifest.to_bytes(), &mut Vec::new())?;
         files::sync_folder(aside)?;
         self.put_in_place(&manifest, aside, folder)?;

@@ -173,7 +173,10 @@ fn an_intact_checkpoint_is_not_skipped() {
         whole[0].replace("\"format\": 1,", "\"format\": 2,\n  \"colour\": \"blue\","),
     )
     .unwrap();
-    is_refused(65, "of another version of this program");
+    is_refused(
+        65,
+        "; a test wrote it; help: it is intact, but of another version",
+    );
     let newer = whole[1].replace("\"format\": 1,", "\"format\": 2,");
     let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
     fs::write(&manifest, whole[0].replace(&hash(&whole[1]), &hash(&newer))).unwrap();

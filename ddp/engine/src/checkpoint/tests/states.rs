@@ -106,7 +106,8 @@ fn another_format_is_refused_with_what_to_do() {
             .unwrap_err()
             .contains("does not say its format")
     );
-    let manifest = String::from_utf8(Manifest::new(3, vec![]).to_bytes()).unwrap();
+    let manifest =
+        String::from_utf8(Manifest::new("ddp-train 0.8.0", 3, vec![]).to_bytes()).unwrap();
     let why = Manifest::parse(
         manifest
             .replace("\"format\": 1", "\"format\": 2")
@@ -227,7 +228,7 @@ fn a_manifest_has_one_form_only() {
         bytes: 3,
         blake3: "00".repeat(32),
     };
-    let manifest = Manifest::new(3, vec![entry]);
+    let manifest = Manifest::new("ddp-train 0.8.0", 3, vec![entry]);
     let text = String::from_utf8(manifest.to_bytes()).unwrap();
     assert_eq!(Manifest::parse(text.as_bytes()).unwrap(), manifest);
     for other in [
