@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 /// The most ranks of a job.
 pub const RANKS_MAX: usize = 512;
+/// The most ranks of one host.
+pub const HOST_RANKS_MAX: usize = 256;
 
 /// A rank's place in its job.
 #[derive(Clone, Debug)]

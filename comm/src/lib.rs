@@ -33,7 +33,7 @@ pub use collective::handshake::{Field, Severity};
 pub use collective::tree::{Part, SumTree};
 pub use collective::{Reduce, StopVote};
 pub use error::{Error, Remedy, RemoteError, Result};
-pub use identity::RANKS_MAX;
+pub use identity::{HOST_RANKS_MAX, RANKS_MAX};
 pub use launch::gpus::{GpuTable, Shortage};
 pub use launch::limits::check_stack;
 pub use launch::stop::{Signal, StopSignals, hold_stops};

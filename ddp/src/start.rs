@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ddp_comm::print_line;
 pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{
     HostList, JobPlace, ListedHost, Losses, RankCommand, Spawner, StartedBy, serve_at, started_by,
 };
+use ddp_comm::{HOST_RANKS_MAX, print_line};
 use ddp_engine::checkpoint;
 use ddp_kernels::device::discover;
 
@@ -77,6 +77,13 @@ pub(crate) fn start(
         }
         Some(place) => place.hosts(ranks.places.ranks.map_or(1, |_| count(ranks, command))),
     };
+    if let Some(host) = hosts.iter().find(|host| host.ranks > HOST_RANKS_MAX) {
+        return Err(Error::Usage(format!(
+            "--ranks: expected at most {HOST_RANKS_MAX} ranks on a host, got {} on {}; help: start \
+             fewer there, each with more --threads",
+            host.ranks, host.name
+        )));
+    }
     let failed = Error::io("find", "this program", "start it by its path");
     let program = std::env::current_exe().map_err(failed)?;
     let mut task = RankCommand {

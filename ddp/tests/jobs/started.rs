@@ -218,6 +218,15 @@ fn a_rank_of_another_launcher_starts_no_ranks_and_joins_none() {
 }
 
 #[test]
+fn more_ranks_than_a_host_may_have_are_refused_before_any_is_started() {
+    let folder = Folder::new("started-many");
+    let ended = folder.started(257, QUICK).run();
+    let told = "ddp-train: --ranks: expected at most 256 ranks on a host, got 257 on localhost; help: \
+                start fewer there, each with more --threads";
+    assert_eq!(ended.assert_fails(2), told);
+}
+
+#[test]
 fn a_stack_that_is_too_small_is_refused_by_its_limit() {
     let folder = Folder::new("started-stack");
     for words in [QUICK.to_string(), format!("{QUICK} --ranks 2")] {

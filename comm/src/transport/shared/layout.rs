@@ -10,6 +10,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use crate::error::{Error, Result};
+use crate::identity::HOST_RANKS_MAX;
 
 /// How many groups may work at the same time.
 pub(super) const CHANNELS: usize = 12;
@@ -17,7 +18,7 @@ pub(super) const CHANNELS: usize = 12;
 /// two, because slots are indexed by counters that wrap.
 pub(super) const DEPTH: usize = 4;
 /// The most ranks of one host.
-pub(super) const RANKS_MAX: usize = 256;
+pub(super) const RANKS_MAX: usize = HOST_RANKS_MAX;
 /// Two cache lines, which processors fetch in pairs: two ranks never write within one.
 pub(super) const LINE_BYTES: usize = 128;
 /// Slices and pieces begin at multiples of this: whole elements of every dtype.

@@ -22,8 +22,8 @@ use serde_json::Value;
 use self::of_models::default_of;
 pub use self::of_models::{model_names, model_of};
 use super::values::{
-    BestBy, ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits,
-    LogLevel, LoraSetting, LossOn, MemorySize, Missing, NcclChoice, OptimizerKind, Overlap,
+    BestBy, ClassWeights, Decayed, DeviceChoice, EXACT_MAX, FloatType, Form, GraphChoice, Groups,
+    Limits, LogLevel, LoraSetting, LossOn, MemorySize, Missing, NcclChoice, OptimizerKind, Overlap,
     Packing, Precision, Resident, Resume, Scaling, Schedule, TIMEOUT_S, TaskKind, TraceSteps,
     WHOLE_MAX, When, as_flag,
 };
@@ -216,6 +216,7 @@ macro_rules! settings {
 
 /// Whole numbers from 1 on.
 const COUNT: Limits = Limits::Whole(1, WHOLE_MAX);
+const BATCH: Limits = Limits::Whole(1, EXACT_MAX);
 /// Finite numbers from 0 on.
 const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 
@@ -277,15 +278,15 @@ settings! {
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]
-    Run batch_size "ROWS": Option<u64> = None, COUNT;
+    Run batch_size "ROWS": Option<u64> = None, BATCH;
     /// Global batch size in tokens, a multiple of the model's context; an alternative to
     /// `batch-size`
-    Run batch_tokens "TOKENS": Option<u64> = None, COUNT;
+    Run batch_tokens "TOKENS": Option<u64> = None, BATCH;
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
     Run micro_batch "ROWS": Option<usize> = None, COUNT;
     /// Steps to train, instead of `epochs`; 0 saves the untrained model
-    Job steps "N": Option<u64> = None;
+    Job steps "N": Option<u64> = None, Limits::Whole(0, EXACT_MAX);
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
     /// Skip an epoch's last batch if it is smaller than the others

@@ -180,7 +180,7 @@ proptest! {
             (settings.devices_per_rank, settings.share_gpus, settings.zero) = gpus;
             settings.dtype = if gpus.1 { Precision::Bf16 } else { Precision::Tf32 };
             settings.data_on_device = if gpus.1 { Resident::On } else { Resident::Off };
-            if steps { settings.steps = Some(seed) } else { settings.epochs = Some(batch) }
+            if steps { settings.steps = Some(seed >> 10) } else { settings.epochs = Some(batch) }
             if sgd {
                 (settings.optimizer, settings.momentum) = (OptimizerKind::Sgd, Some(beta));
             } else {

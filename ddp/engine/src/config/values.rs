@@ -29,6 +29,8 @@ pub const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
 
 /// The largest whole number in a TOML file.
 pub(super) const WHOLE_MAX: u64 = i64::MAX as u64;
+/// The largest number of steps, and of rows in a batch: numbers in JSON are exact up to here.
+pub(crate) const EXACT_MAX: u64 = 1 << 53;
 
 /// The numbers that a setting takes.
 #[derive(Clone, Copy, Debug)]

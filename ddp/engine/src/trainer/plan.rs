@@ -6,13 +6,11 @@ use ddp_kernels::setting::Choice;
 use ddp_nn::optim::{ParameterGroup, Schedule};
 
 use crate::checkpoint::Plateau;
+use crate::config::values::EXACT_MAX;
 use crate::config::{BestBy, Config, Length};
 use crate::error::{Error, Result};
 use crate::setting::{BATCH_SIZE, BEST, DATA, DROP_LAST, EPOCHS, FREEZE, STOP_AFTER, WARMUP_STEPS};
 use crate::tasks::{self, Task};
-
-/// The largest number of steps: TOML has no larger whole number.
-const STEPS_MAX: u64 = i64::MAX as u64;
 
 /// A run in steps, once the data are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +50,9 @@ impl Config {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => epochs
                 .checked_mul(per_epoch)
-                .filter(|&steps| steps <= STEPS_MAX)
+                .filter(|&steps| steps <= EXACT_MAX)
                 .ok_or_else(|| {
-                    let epochs_max = STEPS_MAX / per_epoch;
+                    let epochs_max = EXACT_MAX / per_epoch;
                     Error::Usage(format!(
                         "{EPOCHS} {epochs}: expected at most {epochs_max} times {per_epoch} \
                          steps; help: give fewer"

@@ -20,6 +20,17 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             &["--min-lr 0.0001:", "--schedule cosine"],
         ),
         ("--batch-size 0", &["--batch-size 0:", "from 1 to"]),
+        (
+            "--batch-size 9007199254740993",
+            &[
+                "--batch-size 9007199254740993:",
+                "from 1 to 9007199254740992",
+            ],
+        ),
+        (
+            "--steps 9007199254740993",
+            &["--steps 9007199254740993:", "from 0 to 9007199254740992"],
+        ),
         ("--batch-size -3", &["'-3'", "--batch-size", "whole number"]),
         ("--micro-batch 0", &["--micro-batch 0:", "from 1"]),
         (

@@ -64,7 +64,7 @@ fn options_that_do_not_fit_the_data_are_refused() {
         ),
         (
             refusal(classes, |options| {
-                (options.epochs, options.batch_size) = (Some(STEPS_MAX), Some(1))
+                (options.epochs, options.batch_size) = (Some(EXACT_MAX), Some(1))
             }),
             "`epochs`",
         ),
