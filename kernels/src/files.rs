@@ -58,12 +58,13 @@ pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fi
     }
 }
 
-/// What helps if a limit of this process is too small.
+/// What helps if a limit of this process, or of names, is too small.
 pub fn limit_help(error: &io::Error) -> Option<&'static str> {
     // EMFILE; `ErrorKind` has no value for it.
     const TOO_MANY_OPEN: i32 = 24;
     match error.kind() {
         ErrorKind::FileTooLarge => Some("raise the limit on the size of files (ulimit -f)"),
+        ErrorKind::InvalidFilename => Some("give a shorter name"),
         _ if error.raw_os_error() == Some(TOO_MANY_OPEN) => {
             Some("raise the limit on open files (ulimit -n)")
         }
@@ -85,7 +86,8 @@ pub fn make_folder(path: &Path) -> Result<()> {
     if !missing.is_empty() {
         let made = may("mkdir", path).and_then(|()| fs::create_dir_all(path));
         made.map_err(
-            |source| match missing.iter().find(|folder| folder.exists()) {
+            // Those above the one that failed may be there by now.
+            |source| match missing.iter().find(|it| it.exists() && !it.is_dir()) {
                 Some(file) => FileError {
                     action: "make the folder",
                     path: path.to_path_buf(),
@@ -477,6 +479,18 @@ mod tests {
             disk.calls(),
             [&[format!("mkdir {}", path("a/b/c"))], &syncs[..]].concat()
         );
+    }
+
+    /// The help was that the folder above is a file.
+    #[test]
+    fn a_name_that_is_too_long_is_named_as_that() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a").join("b".repeat(256));
+        let text = make_folder(&path).unwrap_err().to_string();
+        assert!(text.ends_with("help: give a shorter name"), "{text}");
+        fs::write(scratch.path().join("c"), "").unwrap();
+        let text = make_folder(&scratch.path().join("c/d")).unwrap_err();
+        assert!(text.to_string().contains("c is a file"), "{text}");
     }
 
     #[test]

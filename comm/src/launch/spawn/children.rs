@@ -220,7 +220,16 @@ fn in_order(words: Vec<Word>, ended: Vec<(usize, u32, ExitStatus)>) -> Vec<(usiz
 
 pub(super) fn cannot_start(rank: usize, size: usize, error: &io::Error) -> Error {
     let action = format!("start rank {rank} of {size}");
-    let help = "raise the limits on processes and open files (ulimit -u, -n), or start fewer ranks";
+    let help = match error.raw_os_error() {
+        Some(libc::ENOMEM) => "free memory, or raise the limit on virtual memory (ulimit -v)",
+        Some(libc::EMFILE) => "raise the limit on open files (ulimit -n), or start fewer ranks",
+        // Also of a thread without memory for its stack.
+        Some(libc::EAGAIN) => {
+            "raise the limits on processes (ulimit -u) and on virtual memory (ulimit -v), or start \
+             fewer ranks"
+        }
+        _ => "check that the program and its folder can still be read",
+    };
     Error::Limit(Problem::new(action, error, help))
 }
 

@@ -21,7 +21,7 @@ use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::setting::{OUT, ZERO};
+use crate::setting::{OUT, RESUME, ZERO};
 use ddp_data::text::Vocabulary;
 use ddp_kernels::files;
 
@@ -149,7 +149,7 @@ impl CheckpointWriter {
         for entry in &entries {
             let path = aside.join(&entry.name);
             if !is_seen(|| fs::metadata(&path).is_ok_and(|about| about.len() == entry.bytes)) {
-                return Err(not_seen(&path));
+                return Err(not_there(aside, &path));
             }
         }
         if let Some((log, path)) = &self.metrics_log {
@@ -205,10 +205,42 @@ fn is_seen(look: impl Fn() -> bool) -> bool {
     true
 }
 
+/// The error of rank 0, which has made the folder `aside` and does not find `path` in it.
+fn not_there(aside: &Path, path: &Path) -> Error {
+    if aside.is_dir() {
+        return not_seen(path);
+    }
+    let help = format!("leave {OUT} where it is while a run trains; {RESUME} auto continues it");
+    let why = "it was there a moment ago: the run's folder was moved or removed";
+    Error::io("see", path, &help)(std::io::Error::other(why))
+}
+
 fn not_seen(path: &Path) -> Error {
     let help = format!(
-        "with {ZERO} 1 all ranks write to {OUT}: give a folder that all hosts share, or use {ZERO} 0"
+        "with {ZERO} 1 all ranks write to {OUT}: give a folder that all hosts share and that nobody \
+         moves, or use {ZERO} 0"
     );
     let why = "another rank has written it, but this rank does not see it";
     Error::io("see", path, &help)(std::io::Error::other(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ddp_kernels::files::testing::Scratch;
+
+    /// Another rank was named, and a folder that all hosts share.
+    #[test]
+    fn a_folder_that_was_moved_is_named_as_that() {
+        let scratch = Scratch::new();
+        let aside = scratch.path().join("aside");
+        let text = || not_there(&aside, &aside.join("model")).to_string();
+        assert!(
+            text().contains("was moved or removed; help: leave"),
+            "{}",
+            text()
+        );
+        files::make_folder(&aside).unwrap();
+        assert!(text().contains("another rank has written it"), "{}", text());
+    }
 }

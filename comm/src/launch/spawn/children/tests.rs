@@ -131,3 +131,19 @@ fn a_rank_ends_with_the_thread_that_started_it_if_that_is_wanted() {
     let is_left = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     until(|| is_left().contains(") Z").then_some(()));
 }
+
+/// The limits on processes and open files were named, whatever the reason.
+#[test]
+fn the_limit_is_named_that_keeps_a_rank_from_starting() {
+    for (code, limits) in [
+        (libc::ENOMEM, &["-v"][..]),
+        (libc::EMFILE, &["-n"]),
+        (libc::EAGAIN, &["-u", "-v"]),
+        (libc::ENOENT, &[]),
+    ] {
+        let text = cannot_start(0, 2, &io::Error::from_raw_os_error(code)).to_string();
+        let mut named: Vec<&str> = text.split("(ulimit ").skip(1).collect();
+        named.iter_mut().for_each(|it| *it = &it[..2]);
+        assert_eq!(named, limits, "{text}");
+    }
+}
