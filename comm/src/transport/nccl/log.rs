@@ -1,11 +1,10 @@
-//! What NCCL says of its connections. No function tells, so its log is read: it goes to a file
-//! without a name, where the user has not asked for it.
+//! What NCCL says of its connections. No function tells, so its log is read: it goes to a file in
+//! memory, where the user has not asked for it.
 
-use std::env::temp_dir;
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::{Once, OnceLock};
 
@@ -27,10 +26,10 @@ pub(super) fn settings(lookup: Lookup<'_>, home: Option<String>, system: &str) -
         return None;
     }
     let file = LOG.get_or_init(|| {
-        let path = temp_dir().join(format!("ddp-nccl-{}", std::process::id()));
-        let file = File::create_new(&path).ok()?;
-        fs::remove_file(&path).ok()?;
-        Some(file)
+        // SAFETY: the name is a C string; the call reads nothing else.
+        let fd = unsafe { libc::memfd_create(c"ddp-nccl".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: the kernel has just given this descriptor to this call alone.
+        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
     });
     let path = format!("/proc/self/fd/{}", file.as_ref()?.as_raw_fd());
     let [level, parts, to] = NAMES;
@@ -117,6 +116,7 @@ pub(super) fn say(version: &str, rank: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::env::temp_dir;
     use std::process::Command;
 
     use super::*;
@@ -152,7 +152,11 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/
     fn the_users_log_stays_the_users() {
         let set = |name: &str| (name == "NCCL_DEBUG").then(|| "WARN".to_string());
         assert_eq!(settings(&set, None, ""), None);
+        // Of a process with this number that was killed: the log had this name for a moment.
+        let left = temp_dir().join(format!("ddp-nccl-{}", std::process::id()));
+        fs::write(&left, "").unwrap();
         let [level, parts, to] = settings(&|_: &str| None, None, "").unwrap();
+        fs::remove_file(&left).unwrap();
         assert_eq!([level.1, parts.1], ["INFO", "INIT"]);
         // NCCL opens it to write, this process reads it.
         fs::write(&to.1, "one line").unwrap();
