@@ -21,7 +21,7 @@ use super::task::{PERIOD, RankCommand};
 use crate::error::Result;
 use crate::identity::host_name;
 use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
-use crate::membership::decide::{self, End, JobAction, JobEvent, STOPS};
+use crate::membership::decide::{self, End, JobAction, JobEvent};
 use crate::membership::packets::SOCKETS_MAX;
 use crate::membership::state::{self, JobState, Rules};
 use crate::membership::wire::ToRank;
@@ -332,7 +332,7 @@ impl Job {
                 self.others[index].send(&AgentOrder::Heard(time));
                 JobEvent::HostHeard(host)
             }
-            News::Signal(signal) if STOPS.contains(&signal) => JobEvent::Asked(signal),
+            News::Signal(signal) => JobEvent::Asked(signal),
             News::Said(rank, process, said) if is_its(rank) => JobEvent::Said(rank, process, said),
             News::Stopped(rank, process, is_stopped) if is_its(rank) => {
                 JobEvent::Stopped(rank, process, is_stopped)
@@ -342,11 +342,9 @@ impl Job {
                 JobEvent::Ended(rank, process, end)
             }
             News::Ready(greeting) => return self.is_back(index, greeting),
-            News::Said(..)
-            | News::Stopped(..)
-            | News::Ended(..)
-            | News::Printed(_)
-            | News::Signal(_) => JobEvent::HostHeard(host),
+            News::Said(..) | News::Stopped(..) | News::Ended(..) | News::Printed(_) => {
+                JobEvent::HostHeard(host)
+            }
         };
         self.happens_later(event);
         if !is_of_agent && !self.state.hosts[host].is_lost {

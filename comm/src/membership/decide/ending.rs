@@ -15,7 +15,8 @@ impl Decision<'_> {
     /// A rank or an agent was asked to stop, and so is the job. The launcher may get the same Ctrl-C,
     /// which is not a second one then.
     pub(super) fn asked(&mut self, signal: c_int) {
-        if self.state.stop.is_none() {
+        // Whoever says so may be another program.
+        if STOPS.contains(&signal) && self.state.stop.is_none() {
             self.stop(if signal == libc::SIGINT {
                 libc::SIGTERM
             } else {
