@@ -109,6 +109,26 @@ fn generated(folder: &Folder, flags: &str) -> (String, String) {
     (text, ended.stderr)
 }
 
+/// A model may write what drives a terminal.
+#[test]
+fn control_characters_are_escaped_on_a_terminal() {
+    let folder = with_models("terminal");
+    let words = "generate --checkpoint gpt2 --tokenizer bytes --prompt To,be --temperature 0 --max-tokens 6";
+    let has_script = std::process::Command::new("script")
+        .arg("--version")
+        .output();
+    if has_script.is_err() {
+        return ddp_slice::skip("script, which gives a program a terminal, is not there");
+    }
+    let ended = folder
+        .in_shell(r#"exec script -qec "$*" /dev/null"#, words)
+        .run();
+    ended.assert_well();
+    let text = &ended.stdout;
+    assert!(text.contains(r"\u{7}\u{2}.\u{7}"), "{ended}");
+    assert!(!text.contains(['\x07', '\x02']), "{ended}");
+}
+
 #[test]
 fn the_most_probable_tokens_are_those_of_transformers_for_any_number_of_threads() {
     let folder = with_models("greedy");

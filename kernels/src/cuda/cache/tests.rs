@@ -219,7 +219,7 @@ fn what_others_may_write_to_is_not_run() {
     set_mode(&folder.0, 0o775);
     folder.entry(2).write(&image());
     assert!(folder.entry(2).turn().is_none());
-    assert_eq!(folder.files(), [file.clone()]);
+    assert_eq!(folder.files().len(), 1);
     set_mode(&folder.0, 0o755);
     if std::os::unix::fs::chown(&file, Some(65_534), None).is_err() {
         return ddp_slice::skip("only root can give files to another user");
