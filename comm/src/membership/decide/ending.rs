@@ -12,11 +12,11 @@ pub(super) const NO_RANK_LEFT: &str =
     "no rank is left; help: resume the run from its last checkpoint";
 
 impl Decision<'_> {
-    /// A rank or an agent was asked to stop, and so is the job. The launcher may get the same Ctrl-C,
-    /// which is not a second one then.
+    /// A rank or an agent was asked to stop, and so is the job. The launcher may get the same
+    /// Ctrl-C, which is not a second one then.
     pub(super) fn asked(&mut self, signal: c_int) {
-        // Whoever says so may be another program.
-        if STOPS.contains(&signal) && self.state.stop.is_none() {
+        // Another host may say any number.
+        if self.state.stop.is_none() && STOPS.contains(&signal) {
             self.stop(if signal == libc::SIGINT {
                 libc::SIGTERM
             } else {

@@ -104,6 +104,10 @@ fn a_second_ctrl_c_ends_all_within_three_seconds() {
 #[test]
 fn a_ctrl_c_of_which_a_rank_has_told_before_is_not_the_first_of_the_launcher() {
     let mut job = trains(&[0, 0]);
+    for none in [0, 200, -1, libc::SIGKILL] {
+        job.says(1, ToLauncher::Asked(none));
+    }
+    assert_eq!(job.signals(), [0; 0]);
     job.says(1, ToLauncher::Asked(libc::SIGINT));
     assert_eq!(job.signals(), [libc::SIGTERM]);
     job.says(0, ToLauncher::Asked(libc::SIGINT));
