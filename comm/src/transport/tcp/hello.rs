@@ -102,16 +102,12 @@ impl JobKey {
             Seal::new(*key.as_bytes(), exchange.covers_all)
         };
         let (calling, called) = (seal("frames of calling"), seal("frames of called"));
-        match exchange.rank == self.rank {
-            true => Seals {
-                sent: calling,
-                received: called,
-            },
-            false => Seals {
-                sent: called,
-                received: calling,
-            },
-        }
+        let (sent, received) = if exchange.rank == self.rank {
+            (calling, called)
+        } else {
+            (called, calling)
+        };
+        Seals { sent, received }
     }
 
     /// What the calling rank says first, and its number.

@@ -464,9 +464,10 @@ impl Rows {
         let name = columns.and_then(|columns| columns.get(column));
         let name = name.map_or(String::new(), |name| format!(" ({name})"));
         let may_fill = number.is_nan() && !has_model;
-        let fill = match may_fill {
-            true => format!("give {MISSING} mean, "),
-            false => String::new(),
+        let fill = if may_fill {
+            format!("give {MISSING} mean, ")
+        } else {
+            String::new()
         };
         format!(
             "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
