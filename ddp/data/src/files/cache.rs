@@ -8,7 +8,7 @@
 //! train.csv-KEY/data.bin     the copy; KEY is xxh3-128 of the source's content and of the request
 //!               entry.json   the copy's checksum, and its identity on the disk at that time
 //! .seen-KEY                  the source's checksum, and its identity at that time
-//! .unfinished-PID-N          an entry being made; renamed once it is on the disk
+//! .unfinished-PID-N          an entry being made, locked; renamed once it is on the disk
 //! ```
 //!
 //! Folders, entries and notes count only if no user but this one, the source's owner and root can
@@ -35,7 +35,7 @@ use twox_hash::XxHash3_128;
 use super::io::{reading, refuse, writing};
 use crate::error::{Error, Result};
 use ddp_kernels::files::{
-    first_free, open_ordinary, open_trusted, read_opened, replace_file, sync_folder,
+    first_free, is_ours, open_ordinary, open_trusted, read_opened, replace_file, sync_folder,
 };
 
 /// Part of every key: entries of older versions are not found.
@@ -46,7 +46,8 @@ const ENTRY: &str = "entry.json";
 const NOTED_BYTES_MIN: u64 = 64 << 20;
 /// A file changed more recently than this may change again without its times showing it.
 const SETTLED: Duration = Duration::from_secs(2);
-/// An unfinished entry that was not written to for this long was left by a process that was killed.
+/// An unfinished entry that was not written to for this long was left by a process that was killed,
+/// also where there are no locks.
 const ABANDONED: Duration = Duration::from_secs(6 * 3600);
 
 /// The name of the copy in its entry.
@@ -201,17 +202,23 @@ fn find_or_make(
     }
     let new = |folder: &Path| {
         access.make_folder(folder, source)?;
-        let private = |path: &Path| DirBuilder::new().mode(0o700).create(path);
+        // Locked until it is whole: what a killed process leaves is not.
+        let private = |path: &Path| {
+            DirBuilder::new().mode(0o700).create(path)?;
+            let made = File::open(path)?;
+            let is_kept = is_ours(&made, path).then_some(made);
+            is_kept.ok_or_else(|| ErrorKind::AlreadyExists.into())
+        };
         first_free(folder, private)
     };
     let found = usable.into_iter().find_map(|folder| match new(folder) {
-        Ok(((), aside)) => Some((folder, aside)),
+        Ok((lock, aside)) => Some((folder, aside, lock)),
         Err(error) => {
             pass_over(folder, error, &mut refused);
             None
         }
     });
-    let Some((folder, aside)) = found else {
+    let Some((folder, aside, _lock)) = found else {
         let none = || Error::Internal("a cache without folders".into());
         return Err(refused.unwrap_or_else(none));
     };
@@ -356,8 +363,14 @@ fn remove_abandoned(folder: &Path) {
         let (path, name) = (entry.path(), entry.file_name());
         let files = fs::read_dir(&path).into_iter().flatten().flatten();
         let mut all = files.map(|file| file.path()).chain([path.clone()]);
-        let is_unfinished = name.as_encoded_bytes().starts_with(b".unfinished-");
-        if is_unfinished && all.all(|path| is_old(&path) == Some(true)) {
+        let number = name.to_str().and_then(|it| it.strip_prefix(".unfinished-"));
+        let Some((process, _)) = number.and_then(|it| it.split_once('-')) else {
+            continue;
+        };
+        // Older versions do not lock what they make.
+        let is_left = !Path::new("/proc").join(process).exists()
+            && File::open(&path).is_ok_and(|it| it.try_lock().is_ok() && is_ours(&it, &path));
+        if is_left || all.all(|path| is_old(&path) == Some(true)) {
             let _ = fs::remove_dir_all(path);
         }
     }

@@ -296,13 +296,28 @@ fn a_failure_leaves_nothing() {
 #[test]
 fn files_left_by_killed_processes_are_removed() {
     let bench = Bench::new("abc");
-    let half_made = ["1-0", "2-0"].map(|name| bench.cache().join(format!(".unfinished-{name}")));
+    let own = std::process::id();
+    // The last two are of no process: one of another host holds the lock of the second.
+    let names = [
+        format!("{own}-8"),
+        format!("{own}-9"),
+        "4194305-0".into(),
+        "4194305-1".into(),
+    ];
+    let half_made = names.map(|name| bench.cache().join(format!(".unfinished-{name}")));
     for path in &half_made {
         fs::create_dir_all(path).unwrap();
         fs::write(path.join("data.bin"), "half").unwrap();
     }
+    let held = File::open(&half_made[3]).unwrap();
+    held.try_lock().unwrap();
     bench.capitals("capitals");
-    assert!(half_made.iter().all(|path| path.exists()));
+    let are_there = half_made.each_ref().map(|path| path.exists());
+    assert_eq!(
+        are_there,
+        [true, true, false, true],
+        "it stayed for six hours"
+    );
     let long_ago = SystemTime::now() - 2 * ABANDONED;
     for path in [
         half_made[0].join("data.bin"),
@@ -313,7 +328,10 @@ fn files_left_by_killed_processes_are_removed() {
     }
     bench.capitals("something else");
     // Of the second one only the file is old.
-    assert_eq!(half_made.map(|path| path.exists()), [false, true]);
+    assert_eq!(
+        half_made.map(|path| path.exists()),
+        [false, true, false, true]
+    );
 }
 
 #[test]
