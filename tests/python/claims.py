@@ -729,6 +729,17 @@ def a_script_waits_for_its_runs_and_an_error_stops_them():
     assert not os.listdir(tempfile.gettempdir())
     process = python("import ddp_train, signal, sys; signal.signal(signal.SIGALRM, lambda *it: sys.exit(3))\n" + script % (10**7, "left", "signal.alarm(1); run.wait()"))
     assert process.wait(PATIENCE_S) == 3 and ddp_train.Run("left").outcome == "stopped", process.stderr.read()
+    # Ctrl-C once it waits at its end.
+    process = python("""
+        import ddp_train, os, signal, threading, time
+        def interrupt():
+            while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        run = ddp_train.train([[1.0], [2.0]] * 9, [0, 1] * 9, steps=10**7, checkpoint_every=0, out="interrupted")
+        threading.Thread(target=interrupt, daemon=True).start()
+    """)
+    assert process.wait(PATIENCE_S) == 130 and ddp_train.Run("interrupted").outcome == "stopped", process.stderr.read()
 
 
 def a_script_whose_run_dies_without_its_knowledge_says_so_and_ends_with_1():

@@ -93,9 +93,10 @@ def as_others_do(x, y):
         ("one pair", {}, {"eval_set": [(x, y), (x, y)]}),
         ("got 'maybe'", {}, {"eval_set": [(x[:1], ["maybe"])]}),
         ("seed and random_state", {"seed": 1, "random_state": 1}, {}),
+        ("task='clasification'", {"task": "clasification"}, {}),
     ]:
         try:
-            ddp_train.Trainer(**how, **wrong).fit(x, y, **given)
+            ddp_train.Trainer(**{**how, **wrong}).fit(x, y, **given)
         except (TypeError, ValueError) as error:
             assert part in str(error), error
         else:

@@ -322,7 +322,10 @@ fn check_unknown(name: &str) -> Result<()> {
         (distance <= if is_short { 1 } else { 2 }).then_some((distance, known))
     };
     let known = SETTINGS.iter().map(|setting| variable(setting.name()));
-    let nearest = known.chain(how.map(String::from)).filter_map(near).min();
+    // One that is misspelled would leave a job unprotected.
+    let job = OTHERS.split(' ').filter(|it| it.starts_with("DDP_JOB_"));
+    let others = how.into_iter().chain(job).map(String::from);
+    let nearest = known.chain(others).filter_map(near).min();
     let is_clear = word.len() > 8 || word.contains('_') || nearest.is_some();
     let here = meant(word).filter(|here| is_clear && here.starts_with("write"));
     let help = match (here, nearest) {

@@ -166,10 +166,7 @@ fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
         (Some(2), 0),
         "{ended}"
     );
-    for said in [
-        "Ctrl-C: finishing this step, then saving",
-        "ended without saving",
-    ] {
+    for said in ["Ctrl-C: finishing this step, then saving", "ended at once"] {
         assert_eq!(ended.stderr.matches(said).count(), 1, "{said}: {ended}");
     }
     assert_eq!(folder.checkpoints(), [""; 0]);

@@ -182,7 +182,7 @@ fn a_rank_with_another_secret_is_refused_and_says_so() {
     assert_eq!(ended.stderr.matches(told).count(), 2, "{ended}");
     for line in [warned, refused] {
         assert!(
-            line.contains("it has another secret; help: give all"),
+            line.contains("it has another secret; help: set the same DDP_JOB_SECRET"),
             "{ended}"
         );
     }
@@ -196,7 +196,7 @@ fn ranks_whose_keys_differ_say_how_to_copy_one_and_train_once_it_is_copied() {
     let words = format!("{QUICK} --timeout-s {MISSING_S}");
     let ended = ranks(&folder, 2, &words, &home).run();
     assert_eq!(ended.exit_code(), Some(77), "{ended}");
-    let line = "if 127.0.0.1 is yours, copy its key: scp 127.0.0.1:.config/ddp-train/key ~/";
+    let line = "copy the key of 127.0.0.1, if you trust it: scp 127.0.0.1:.config/ddp-train/key ~/";
     for cause in ended.causes() {
         assert!(cause.contains("it has another secret"), "{ended}");
         assert!(cause.contains(line), "{ended}");

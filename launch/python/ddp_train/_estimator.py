@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError(f"ddp_train.Trainer needs scikit-learn 1.6 or later: {error}; help: pip install -U scikit-learn, or use ddp_train.train") from None
 
 from ._data import frame_of, library
-from ._program import keywords, with_settings
+from ._program import SettingError, keywords, with_settings
 from ._run import predict, read_state, train
 
 
@@ -109,12 +109,14 @@ class Trainer(BaseEstimator):  # type: ignore[misc]
         for name in (name for name, value in others.items() if value is not None):
             help = "give class_weights=, or repeat rows: numpy.repeat(X, counts, axis=0)" if name == "sample_weight" else "help(ddp_train.Trainer) lists all settings"
             raise TypeError(f"Trainer.fit: no argument {name!r}: expected X, y and eval_set; help: {help}")
+        if self.task not in (None, "classification", "regression"):
+            raise SettingError(f"Trainer: task={self.task!r}: expected \"classification\" or \"regression\"", 2)
         found = self._rows(X, True, y=y)
         x, y = found if isinstance(found, tuple) else (found, numpy.asarray(y))
         is_class = self._is_classifier if self.task is not None else y.dtype.kind != "f"
         self.task_ = "classification" if is_class else "regression"
         if is_class and self.task is None:
-            warnings.warn("task: taken as classification; help: give task=, without which scikit-learn does not take it for a classifier", stacklevel=2)
+            warnings.warn("task is not given: trained as classification; help: give task=\"classification\", so that scikit-learn treats this as a classifier", stacklevel=2)
         if is_class:
             check_classification_targets(y)
             self.classes_, y = numpy.unique(y, return_inverse=True)

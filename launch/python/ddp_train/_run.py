@@ -647,28 +647,31 @@ def compare(first: str | os.PathLike[str] | Run, second: str | os.PathLike[str] 
 def _at_exit() -> None:
     """A script waits for its runs, as it does for its threads; a notebook, or an error, stops them."""
     is_interactive = hasattr(sys, "ps1") or shell() is not None
-    untold = _untold if os.getpid() == _PROCESS else {}
+    untold, is_interrupted = _untold if os.getpid() == _PROCESS else {}, False
     for run in [run for run in list(_running) if run._owner == os.getpid() and not run._is_detached]:
-        # Warnings were for those who wait; an interrupt has stopped it.
+        # Warnings were for those who wait.
         try:
             if is_interactive or hasattr(sys, "last_value"):
                 run.stop(wait=False)
             run.wait(show=False)
         except Error as error:
             untold[run.folder] = error
-        except (KeyboardInterrupt, Exception):
+        except KeyboardInterrupt:
+            # It has stopped the run.
+            is_interrupted = True
+        except Exception:
             pass
     for folder, error in untold.items():
         print(f"ddp_train: {folder}: {error}", file=sys.stderr)
-    if untold and not is_interactive:
-        globals()["_last"] = _Exit()
+    if (untold or is_interrupted) and not is_interactive:
+        globals()["_last"] = _Exit(130 if is_interrupted else 1)
 
 
 class _Exit:
-    """Ends this process with 1 when Python drops it, at its very end: from other places it would skip what still follows."""
+    """Ends this process with this code when Python drops it, at its very end: from other places it would skip what still follows."""
 
-    def __init__(self) -> None:
-        self._exit = os._exit
+    def __init__(self, code: int) -> None:
+        self._exit, self._code = os._exit, code
 
     def __del__(self) -> None:
-        self._exit(1)
+        self._exit(self._code)

@@ -98,7 +98,7 @@ impl Secret {
     fn of_user(lookup: Lookup<'_>) -> Result<Secret> {
         let home = lookup("HOME").filter(|home| Path::new(home).is_absolute());
         let path = home.map(|home| Path::new(&home).join(KEY_FILE));
-        let missing = || io::Error::new(ErrorKind::NotFound, "HOME names no folder");
+        let missing = || io::Error::new(ErrorKind::NotFound, "HOME is not set");
         let key = path.as_deref().ok_or_else(missing).and_then(key_at);
         let key = key.map_err(|error| {
             let path = path.unwrap_or_else(|| PathBuf::from("~").join(KEY_FILE));
@@ -129,13 +129,13 @@ impl Secret {
     /// What makes this host's secret that of the rank at `host`.
     pub(super) fn help(&self, host: IpAddr) -> String {
         match self.source {
-            SecretSource::Variable => format!("give all ranks the same {SECRET}"),
+            SecretSource::Variable => format!("set the same {SECRET} on all ranks"),
             SecretSource::TrustedNetwork => {
-                format!("give all ranks {SECRET}=none, or none of them")
+                format!("set {SECRET}=none on all ranks, or on none")
             }
             SecretSource::KeyFile => format!(
-                "give all ranks the same {SECRET}, or, if {host} is yours, copy its key: \
-                 scp {host}:{KEY_FILE} ~/{KEY_FILE}"
+                "set the same {SECRET} on all ranks, or on none, and copy the key of {host}, if \
+                 you trust it: scp {host}:{KEY_FILE} ~/{KEY_FILE}"
             ),
         }
     }

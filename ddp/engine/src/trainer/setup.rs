@@ -85,8 +85,8 @@ const ON_EARLY_INTERRUPT: [&str; 2] = [
 ];
 /// The same from then on.
 const ON_INTERRUPT: [&str; 2] = [
-    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, without saving.\n",
-    "\nCtrl-C again: ended without saving\n",
+    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, and what is not saved yet is lost.\n",
+    "\nCtrl-C again: ended at once; what was not saved yet is lost\n",
 ];
 
 /// A run whose ranks can train, before its folder is changed.

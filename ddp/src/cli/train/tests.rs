@@ -127,6 +127,11 @@ fn what_is_wrong_says_where_it_stands() {
             &["DDP_BATCHSIZE", "no such setting", "DDP_BATCH_SIZE"],
         ),
         (
+            &[("DDP_JOB_MACS", "all")],
+            None,
+            &["DDP_JOB_MACS", "no such setting", "write DDP_JOB_MAC "],
+        ),
+        (
             &[("DDP_LEARNING_RATE", "0.1")],
             None,
             &["DDP_LEARNING_RATE", "no such setting", "--lr"],

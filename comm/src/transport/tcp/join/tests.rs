@@ -72,9 +72,9 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
         (
             Some("a"),
             Some("b"),
-            "give all ranks the same DDP_JOB_SECRET",
+            "set the same DDP_JOB_SECRET on all ranks",
         ),
-        (Some("a"), None, "give all ranks DDP_JOB_SECRET=none"),
+        (Some("a"), None, "set DDP_JOB_SECRET=none on all ranks"),
     ] {
         let (mut listener, address) = host(ours);
         // It asks until this time is over, at least once.
