@@ -21,7 +21,7 @@ use ddp_kernels::panics;
 
 use crate::config::{LogLevel, When};
 use crate::metrics_log::StepEvent;
-use crate::shown::significant;
+use crate::shown::{shown_lines, significant};
 use crate::units;
 
 /// How often a line is shown without a terminal.
@@ -139,7 +139,8 @@ impl Progress {
     /// Prints a line that stays.
     pub fn note(&self, line: &str) {
         if !matches!(self.shown, Shown::Nothing) {
-            show(line);
+            // Folders may have any names.
+            show(&shown_lines(line));
         }
     }
 

@@ -15,7 +15,7 @@ use crate::heartbeat::{self, Work};
 mod opened;
 
 pub(crate) use opened::refusal;
-pub use opened::{open_ordinary, open_trusted, read_opened, read_up_to};
+pub use opened::{check_keeps, open_ordinary, open_trusted, read_opened, read_up_to};
 
 #[cfg(any(test, debug_assertions, feature = "faults"))]
 use testing::may;

@@ -26,6 +26,7 @@ use crate::metrics::Run;
 use crate::metrics_log::REPORT_FILE;
 use crate::output::{self, Say};
 use crate::setting::OUT;
+use crate::shown::shown;
 
 /// How every page begins.
 const HEAD: &[u8] = b"<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -63,7 +64,7 @@ pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<(
         )));
     }
     files::replace_with(&path, page.as_bytes())?;
-    output::warn_unprinted(say(&format!("report {}", path.display())));
+    output::warn_unprinted(say(&shown(&format!("report {}", path.display()))));
     Ok(())
 }
 

@@ -54,6 +54,20 @@ pub fn open_trusted(path: &Path, owner: u32) -> io::Result<File> {
     Ok(file)
 }
 
+/// An error if a user other than this one and root could put something else in the place of what
+/// this user makes in the folder.
+pub fn check_keeps(folder: &Path) -> io::Result<()> {
+    let about = fs::metadata(folder)?;
+    // SAFETY: the call has no conditions and cannot fail.
+    let is_own = [unsafe { libc::geteuid() }, 0].contains(&about.uid());
+    let is_sticky = about.mode() & 0o1000 != 0;
+    if is_own && (is_sticky || about.mode() & 0o022 == 0) {
+        return Ok(());
+    }
+    let why = format!("other users may rename what is in {}", folder.display());
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+}
+
 fn open(path: &Path) -> io::Result<File> {
     // Opening a FIFO would wait for its other end.
     let mut options = OpenOptions::new();

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Folders, entries and notes count only if no user but this one, the source's owner and root can
-//! have written them. What is made here may be read by those who may read the source, and written
-//! by this user alone; new folders that are not beside the source are for this user alone.
+//! have written them. They are made only where no user but this one and root could put something
+//! else in their place. What is made is written by this user alone, and read by all if all may read
+//! the source, else by this user alone.
 //!
 //! A checksum is trusted while inode, size and times of the file are unchanged, and recomputed
 //! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
@@ -35,7 +36,8 @@ use twox_hash::XxHash3_128;
 use super::io::{reading, refuse, writing};
 use crate::error::{Error, Result};
 use ddp_kernels::files::{
-    first_free, is_ours, open_ordinary, open_trusted, read_opened, replace_file, sync_folder,
+    check_keeps, first_free, is_ours, open_ordinary, open_trusted, read_opened, replace_file,
+    sync_folder,
 };
 
 /// Part of every key: entries of older versions are not found.
@@ -59,8 +61,8 @@ const BESIDE: &str = ".ddp-cache";
 #[derive(Clone, Copy)]
 struct Access {
     owner: u32,
-    group: u32,
-    mode: u32,
+    /// Whether all users may read the source.
+    is_public: bool,
 }
 
 impl Access {
@@ -68,9 +70,8 @@ impl Access {
         let about = fs::metadata(source)?;
         Ok(Access {
             owner: about.uid(),
-            group: about.gid(),
             // A file without a name is in the memory of processes, and no other user may read it.
-            mode: if about.nlink() == 0 { 0 } else { about.mode() },
+            is_public: about.nlink() > 0 && about.mode() & 0o004 != 0,
         })
     }
 
@@ -81,36 +82,38 @@ impl Access {
         is_folder.then_some(()).ok_or_else(refused)
     }
 
-    /// Makes the folder if it is not there. An error if it cannot be trusted.
+    /// Makes the folder if it is not there. An error if a user other than this one and root could
+    /// put something else in its place, also above it, or write to it.
     fn make_folder(self, folder: &Path, source: &Path) -> io::Result<()> {
-        if let Some(above) = folder.parent() {
-            fs::create_dir_all(above)?;
-        }
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Ok(()) if folder.parent() == source.parent() => self.give(folder)?,
+        let private = |recursive| {
+            let mut builder = DirBuilder::new();
+            builder.recursive(recursive).mode(0o700);
+            builder
+        };
+        let above = folder.parent().filter(|it| !it.as_os_str().is_empty());
+        let above = above.unwrap_or(Path::new("."));
+        private(true).create(above)?;
+        let whole = fs::canonicalize(above)?;
+        whole.ancestors().try_for_each(check_keeps)?;
+        match private(false).create(folder) {
+            Ok(()) if folder.parent() == source.parent() => self.give(&File::open(folder)?)?,
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
+        open_trusted(folder, 0).map(drop)?;
         self.check(folder)
     }
 
-    /// Lets read what is at `path` who may read the source; its group if both have the same.
-    fn give(self, path: &Path) -> io::Result<()> {
-        let about = fs::metadata(path)?;
-        let others = self.mode & 0o004;
-        let is_same = about.gid() == self.group;
-        let group = if is_same {
-            self.mode & 0o040
-        } else {
-            others << 3
+    /// Lets all users read what is open if they may read the source, and else this user alone.
+    fn give(self, made: &File) -> io::Result<()> {
+        let about = made.metadata()?;
+        let mode = match (self.is_public, about.is_dir()) {
+            (true, true) => 0o755,
+            (true, false) => 0o644,
+            (false, true) => 0o700,
+            (false, false) => 0o600,
         };
-        let mode = 0o600 | group | others;
-        let enter = if about.is_dir() {
-            (mode & 0o444) >> 2
-        } else {
-            0
-        };
-        match fs::set_permissions(path, Permissions::from_mode(mode | enter)) {
+        match made.set_permissions(Permissions::from_mode(mode)) {
             // Some file systems have one mode for all files.
             Err(error) if about.mode() & 0o066 & !mode != 0 => Err(error),
             _ => Ok(()),
@@ -218,12 +221,12 @@ fn find_or_make(
             None
         }
     });
-    let Some((folder, aside, _lock)) = found else {
+    let Some((folder, aside, lock)) = found else {
         let none = || Error::Internal("a cache without folders".into());
         return Err(refused.unwrap_or_else(none));
     };
     remove_abandoned(folder);
-    let made = wanted.make(folder, &aside, &key, (&before, access), make);
+    let made = wanted.make(folder, &aside, &key, (&before, access, &lock), make);
     // After a success it has been renamed.
     let _ = fs::remove_dir_all(&aside);
     let made = made?;
@@ -290,12 +293,13 @@ impl WantedCopy<'_> {
         folder: &Path,
         aside: &Path,
         key: &str,
-        (before, access): (&Identity, Access),
+        (before, access, lock): (&Identity, Access, &File),
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let (path, entry) = (aside.join(COPY), self.entry(folder, key));
         make(&path)?;
-        access.give(&path).map_err(writing(&path))?;
+        let copy = File::open(&path).and_then(|copy| access.give(&copy));
+        copy.map_err(writing(&path))?;
         if identity_of(self.source).map_err(reading(self.source))? != *before {
             return Err(refuse(
                 self.source,
@@ -304,7 +308,7 @@ impl WantedCopy<'_> {
         }
         let note = Note::of(&path).map_err(writing(&path))?;
         note.write(&aside.join(ENTRY), access)?;
-        access.give(aside).map_err(writing(aside))?;
+        access.give(lock).map_err(writing(aside))?;
         sync_folder(aside)?;
         match fs::rename(aside, &entry) {
             // Another process has made it since.
@@ -440,8 +444,10 @@ impl Note {
 
     fn write(&self, path: &Path, access: Access) -> Result<()> {
         let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
-        replace_file(path, |file| file.write_all(&json).map_err(writing(path)))?;
-        access.give(path).map_err(writing(path))
+        replace_file(path, |file| {
+            let written = file.write_all(&json).and_then(|()| access.give(file));
+            written.map_err(writing(path))
+        })
     }
 
     /// Writes the note if it is worth it. Without it the file is read again the next time.

@@ -593,12 +593,37 @@ fn a_folder_that_others_may_write_to_is_not_used_and_the_next_one_is() {
     assert_eq!(bench.capitals_in(&[bench.cache()]), b"ABC", "an entry");
 }
 
+/// Who may rename what is in the data's folder could put a link to this user's files there.
 #[test]
-fn a_copy_may_be_read_by_those_who_may_read_the_source() {
+fn no_copy_is_made_where_another_user_could_swap_it() {
+    let (bench, home) = (Bench::new("abc"), Scratch::new());
+    let folders = [bench.cache(), home.path().join("copies")];
+    for (mode, owner, used) in [
+        (0o777, None, 1),
+        (0o775, None, 1),
+        (0o755, Some(65_534), 1),
+        (0o1777, None, 0),
+        (0o755, None, 0),
+    ] {
+        let above = bench.scratch.path();
+        set_mode(above, mode);
+        if std::os::unix::fs::chown(above, owner.or(Some(0)), None).is_err() && owner.is_some() {
+            ddp_slice::skip("only root can give files to another user");
+            continue;
+        }
+        bench.write(&format!("{mode} {owner:?}"));
+        bench.capitals_in(&folders);
+        let is_there = folders.each_ref().map(|folder| folder.is_dir());
+        assert_eq!(is_there, [used == 0, true], "{mode:o} {owner:?}");
+    }
+}
+
+#[test]
+fn a_copy_may_be_read_by_all_if_the_source_may() {
     for (source, folder, file) in [
         (0o600, 0o700, 0o600),
         (0o400, 0o700, 0o600),
-        (0o640, 0o750, 0o640),
+        (0o640, 0o700, 0o600),
         (0o666, 0o755, 0o644),
     ] {
         let bench = Bench::new("abc");
