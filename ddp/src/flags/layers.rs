@@ -104,6 +104,9 @@ pub(crate) fn flag(setting: &'static Setting) -> Arg {
 /// The prefix of our environment variables.
 pub(crate) const PREFIX: &str = "DDP_";
 
+/// The prefix of variables of a job.
+const JOB: &str = "DDP_JOB_";
+
 /// Variables that say where settings come from and what to do with them.
 pub(crate) const CONFIG: &str = "DDP_CONFIG";
 pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
@@ -317,13 +320,13 @@ fn check_unknown(name: &str) -> Result<()> {
     let word = name.trim_start_matches(PREFIX);
     let near = |known: String| {
         // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.
-        let is_short = known.len().min(name.len()) < PREFIX.len() + 6;
+        let is_short = known.len().min(name.len()) < PREFIX.len() + 6 || known.starts_with(JOB);
         let distance = strsim::levenshtein(name, &known);
         (distance <= if is_short { 1 } else { 2 }).then_some((distance, known))
     };
     let known = SETTINGS.iter().map(|setting| variable(setting.name()));
     // One that is misspelled would leave a job unprotected.
-    let job = OTHERS.split(' ').filter(|it| it.starts_with("DDP_JOB_"));
+    let job = OTHERS.split(' ').filter(|it| it.starts_with(JOB));
     let others = how.into_iter().chain(job).map(String::from);
     let nearest = known.chain(others).filter_map(near).min();
     let is_clear = word.len() > 8 || word.contains('_') || nearest.is_some();
