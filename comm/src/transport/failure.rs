@@ -210,6 +210,8 @@ impl Failure {
         let Some(client) = &self.client else {
             self.fail_with(error);
         };
+        // Before the launcher hears of it, which then ends the generation itself.
+        let speaks = self.ended().is_none() && self.board.may_speak();
         let missing: Vec<usize> = ranks.iter().map(|&rank| self.job_rank(rank)).collect();
         client.leave_out(missing.clone(), true);
         let named = match error {
@@ -227,7 +229,8 @@ impl Failure {
             other => other,
         };
         let text = text_with_remedy(named, self.remedy_text);
-        if self.end_generation(text.clone()) {
+        self.end_generation(text.clone());
+        if speaks {
             let text = format!("{text}; the ranks that are left continue");
             self.print(&self.own_cause(text, EXIT_PEER_LOST));
         }

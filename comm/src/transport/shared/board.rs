@@ -21,6 +21,9 @@ const PUBLISHED_AT: usize = 1024;
 /// The number of slots for causes that are taken.
 const CAUSES_TAKEN_AT: usize = PUBLISHED_AT + LINE_BYTES;
 
+/// Whether a rank says why this generation ends.
+const SPEAKS_AT: usize = CAUSES_TAKEN_AT + 8;
+
 /// A slot: rank, exit code, length of host, length of text, then both texts.
 const HOST_BYTES_MAX: usize = 256;
 const TEXT_BYTES_MAX: usize = 4096;
@@ -142,6 +145,11 @@ impl Board {
             // It is read only after it is published (release, acquire), and then never written.
             unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), target, text.len()) };
         }
+    }
+
+    /// Whether the caller is the first that wants to say why this generation ends.
+    pub(crate) fn may_speak(&self) -> bool {
+        self.segment.u32_at(SPEAKS_AT).swap(1, Ordering::SeqCst) == 0
     }
 
     /// Why the job, or this generation of it, ends, if it does.
