@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use ddp_kernels::named;
 use ddp_kernels::panics;
 
-use crate::membership::client::REQUESTED;
+use crate::membership::client::{self, REQUESTED};
 /// The numbers of these signals.
 pub(crate) use crate::membership::decide::STOPS;
 use crate::say;
@@ -218,10 +218,20 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
     if CATCHING.load(SeqCst) == 0 {
         return;
     }
-    _ = REQUESTED.compare_exchange(0, signal, SeqCst, SeqCst);
-    if signal != libc::SIGINT {
-        return;
+    // SAFETY: errno belongs to this thread. The code that this handler interrupts keeps it.
+    let errno = unsafe { *libc::__errno_location() };
+    if REQUESTED.compare_exchange(0, signal, SeqCst, SeqCst) == Ok(0) {
+        client::tell_of(signal);
     }
+    if signal == libc::SIGINT {
+        on_interrupt(info);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Says what Ctrl-C does. The second one ends the process.
+fn on_interrupt(info: *const libc::siginfo_t) {
     // SAFETY: the kernel gives this handler a description of the signal, since `set` asks for it.
     let is_of_parent = unsafe { (*info).si_pid() == libc::getppid() };
     let was_interrupted = is_interrupted();
@@ -231,18 +241,13 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
         // Not for the copy that the launcher passes on.
         && was_interrupted == is_second
     {
-        // SAFETY: errno belongs to this thread. The code that this handler interrupts keeps it.
-        unsafe {
-            let errno = *libc::__errno_location();
-            say::print_now(texts[usize::from(is_second)].as_bytes());
-            *libc::__errno_location() = errno;
-        }
+        say::print_now(texts[usize::from(is_second)].as_bytes());
     }
     if is_second {
-        release(signal);
+        release(libc::SIGINT);
         // SAFETY: sends this process a signal, which is held back until this handler returns and
         // then ends the process. The call is safe in a handler.
-        unsafe { libc::kill(libc::getpid(), signal) };
+        unsafe { libc::kill(libc::getpid(), libc::SIGINT) };
     }
 }
 

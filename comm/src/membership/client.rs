@@ -2,6 +2,7 @@
 //! does, and hears on a thread. What it has heard, and what follows from that, is plain data
 //! ([`Heard`]), which the simulation runs, too.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -11,12 +12,14 @@ use std::time::Duration;
 
 use ddp_kernels::panics;
 
-use super::packets::Packets;
+use super::packets::{self, Packets};
 use super::wire::{Generation, ToLauncher, ToRank};
 use crate::error::{Cause, EXIT_PEER_LOST, Error, Result};
 
 /// The signal that first asked this process to stop; 0 for none. `launch/stop.rs` catches it.
 pub(crate) static REQUESTED: AtomicI32 = AtomicI32::new(0);
+/// The socket over which a handler tells of it; -1 for none.
+static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// What a rank has been told.
 #[derive(Clone, Debug, Default)]
@@ -188,6 +191,11 @@ impl Client {
         Ok(client)
     }
 
+    /// From now on a handler tells of a request to stop at once ([`tell_of`]).
+    pub(crate) fn tell_at_once(&self) {
+        LINK.store(self.socket.descriptor(), Ordering::SeqCst);
+    }
+
     /// Listens on a thread.
     pub(crate) fn listen_on(self: &Arc<Client>) -> Result<()> {
         let client = Arc::clone(self);
@@ -334,6 +342,27 @@ impl Client {
             }),
         }
     }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let own = self.socket.descriptor();
+        _ = LINK.compare_exchange(own, -1, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+/// Tells that this process was asked to stop, as `Client::tell_if_asked` does, which the launcher
+/// may hear again: a process that is killed next cannot do that. Safe in a handler.
+pub(crate) fn tell_of(signal: c_int) {
+    let mut text = *br#"{"Asked":  }"#;
+    let digit = |number: c_int| b'0' + number as u8 % 10;
+    text[9] = if signal < 10 {
+        b' '
+    } else {
+        digit(signal / 10)
+    };
+    text[10] = digit(signal);
+    packets::send_at_once(LINK.load(Ordering::SeqCst), &text);
 }
 
 /// An error if the generation whose ranks meet is over.

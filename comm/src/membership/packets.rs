@@ -106,11 +106,22 @@ impl Packets {
         }
     }
 
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     /// Ends `receive` once it has received what was sent.
     pub(crate) fn stop_listening(&self) {
         // SAFETY: changes a socket of ours.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RD) };
     }
+}
+
+/// Sends a message, also in a handler of a signal; drops it if the other end does not listen.
+pub(crate) fn send_at_once(socket: RawFd, text: &[u8]) {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: reads our bytes. The call is safe in a handler, and fails where there is no socket.
+    unsafe { libc::send(socket, text.as_ptr().cast(), text.len(), flags) };
 }
 
 fn part_of(bytes: &mut [u8]) -> libc::iovec {

@@ -28,6 +28,7 @@ impl World {
         let launch = Launch::detect(&lookup)?;
         if let Some(job) = OwnJob::read(&lookup)? {
             let client = Client::new(job.rank, bootstrap::inherited(job.socket)?)?;
+            client.tell_at_once();
             if client.heard().is_elastic {
                 let (start, elastic) = generations::connect(options, client)?;
                 let Some(start) = start else {

@@ -1,6 +1,8 @@
 use ddp_kernels::panics;
 
 use super::*;
+use crate::membership::client::tests::client;
+use crate::membership::wire::ToLauncher;
 
 /// Signals belong to the whole process: one test at a time catches them.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -33,6 +35,23 @@ fn the_first_signal_is_recorded_while_signals_are_caught() {
     }
     let now = Signal::ALL.map(|signal| current(signal.number()));
     assert_eq!(now, [Some(libc::SIG_DFL); 5], "nothing is caught any more");
+}
+
+#[test]
+fn the_launcher_hears_of_a_request_before_anything_else_of_the_process_runs() {
+    let _alone = alone();
+    for signal in Signal::ALL {
+        set(signal.number(), libc::SIG_DFL);
+        let (client, launcher) = client(0, 1, &[]);
+        client.tell_at_once();
+        let _stops = StopSignals::catch();
+        send(signal);
+        send(Signal::User1);
+        // Only this comes next.
+        client.end(75);
+        assert_eq!(launcher.receive(), Some(ToLauncher::Asked(signal.number())));
+        assert_eq!(launcher.receive(), Some(ToLauncher::Ends(75)));
+    }
 }
 
 #[test]

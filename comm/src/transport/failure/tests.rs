@@ -4,6 +4,7 @@ use std::process::Command;
 
 use super::*;
 use crate::membership::client::REQUESTED;
+use crate::membership::client::tests::{client, generation};
 use crate::membership::packets::Packets;
 use crate::membership::wire::{ToLauncher, ToRank};
 use crate::transport::shared::Segment;
@@ -82,4 +83,53 @@ fn a_rank_that_ends_because_of_another_ends_the_job_although_that_one_has_not_sa
     let asked = ToLauncher::Asked(libc::SIGTERM);
     assert_eq!(launcher.receive(), Some(asked), "it was asked to stop, too");
     assert_eq!(launcher.receive(), Some(ToLauncher::Ends(74)));
+}
+
+#[test]
+fn a_rank_that_misses_another_says_so_also_if_the_launcher_ends_the_generation_meanwhile() {
+    const IS_CHILD: &str = "DDP_TEST_IS_CHILD";
+    if std::env::var_os(IS_CHILD).is_some() {
+        let formed = ToRank::Formed(generation(1, &[0, 1]));
+        let (client, launcher) = client(0, 2, &[formed]);
+        client.meet(0, 0);
+        // The launcher does not listen, so that `lose` waits when it tells it.
+        (1..100_000).for_each(|number| client.show_progress(number));
+        let identity = RankIdentity::in_process("test".into(), 0, 2);
+        let failure = Failure {
+            client: Some(client),
+            ..Failure::in_process(
+                identity,
+                Board::new(&Segment::in_process(2).unwrap()),
+                |_| "",
+            )
+        };
+        let error = Error::Timeout {
+            call: "all-reduce".into(),
+            missing: vec![1],
+            waited: Duration::from_secs(1),
+            total: Duration::from_secs(1),
+        };
+        std::thread::scope(|scope| {
+            let loses = scope.spawn(|| failure.lose(&error, &[1]));
+            while !failure.board.has_speaker() {
+                assert!(
+                    !loses.is_finished(),
+                    "it speaks before it tells the launcher"
+                );
+                std::thread::yield_now();
+            }
+            failure.end_generation("the launcher says so".into());
+            while !matches!(launcher.receive(), Some(ToLauncher::Misses { .. })) {}
+        });
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let own = "transport::failure::tests::a_rank_that_misses_another_says_so_also_if_the_launcher_ends_the_generation_meanwhile";
+    command
+        .args(["--exact", own, "--nocapture"])
+        .env(IS_CHILD, "1");
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert!(said.contains("the ranks that are left continue"), "{said}");
 }

@@ -152,6 +152,11 @@ impl Board {
         self.segment.u32_at(SPEAKS_AT).swap(1, Ordering::SeqCst) == 0
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_speaker(&self) -> bool {
+        self.segment.u32_at(SPEAKS_AT).load(Ordering::SeqCst) == 1
+    }
+
     /// Why the job, or this generation of it, ends, if it does.
     pub(crate) fn cause(&self) -> Option<Cause> {
         let slot = (self.published().load(Ordering::Acquire) as usize).checked_sub(1)?;
