@@ -2,13 +2,13 @@
 //! (`launch/with-simulated-gpus 4`). If there are too few, each test says so.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, Reduce, Result, World};
 use ddp_kernels::graph::Graph;
 use ddp_kernels::progress::{DeviceProgress, STRIDE};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Tensor, ops};
+use ddp_kernels::{Device, Tensor, memory, ops};
 
 /// Held by the test that uses the devices. All ranks make the calls of a device in one order over
 /// all its groups, and concurrent tests would make them in different orders.
@@ -86,6 +86,30 @@ fn threads_reduce_on_their_gpus_eagerly_and_in_graphs() {
             "{size} ranks: {} for {expected}",
             all[0][0]
         );
+    }
+}
+
+/// A process in which ranks come and go used to keep the memory of all their connections.
+#[test]
+fn ranks_that_are_gone_leave_no_connections() {
+    let free = || memory::free_bytes(Device::Cuda(0));
+    let join = || {
+        ranks(2, |world, device| {
+            world.gpu_group("gradients", device).map(drop)
+        })
+    };
+    if join().is_none() {
+        return;
+    }
+    // The first group's connections are gone, or go while the others come: in the background.
+    let before = free();
+    for _ in 0..8 {
+        join();
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while free() < before {
+        assert!(Instant::now() < deadline, "{} of {before} bytes", free());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -10,13 +10,13 @@
 //! that they match.
 
 pub(crate) mod blaslt;
+mod stream_memory;
 
 pub(crate) use crate::cuda::nvrtc::{CuFile, text_of};
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUfunction;
 
@@ -26,7 +26,6 @@ use crate::cuda::nvrtc::{self, KernelName};
 use crate::cuda::queue::Queue;
 use crate::cuda::{Gpu, copies};
 use crate::error::{Caller, Result};
-use crate::panics::lock;
 use crate::storage::ContentsOrigin;
 use crate::{DType, Shape, Tensor};
 
@@ -164,15 +163,7 @@ impl GpuLaunch {
     /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
     /// zero. The first call makes them. A graph uses those of the streams it was captured from.
     pub(crate) fn counters(&self) -> Result<u64> {
-        static KEPT: Mutex<BTreeMap<(usize, u64), (u64, Tensor)>> = Mutex::new(BTreeMap::new());
-        let mut kept = lock(&KEPT);
-        let key = (self.gpu.index, self.queue.id);
-        if let Some((address, _)) = kept.get(&key) {
-            return Ok(*address);
-        }
-        let (tensor, address) = self.memory("counters", COUNTERS * DType::I64.bytes(), Some(0))?;
-        kept.insert(key, (address, tensor));
-        Ok(address)
+        self.stream_memory("counters", COUNTERS * DType::I64.bytes(), Some(0))
     }
 
     /// Memory of the launcher's stream, which must be the current one, filled with `byte`; and its

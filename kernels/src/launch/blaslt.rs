@@ -11,7 +11,7 @@
 //!   other algorithms, and so other bits, in another run.
 //! * Not every epilogue is left to the library (`epilogue.rs`).
 //! * Each stream has its own workspace, because two matmuls would overwrite each other's. It is
-//!   made at the stream's first matmul and kept. A graph uses the workspaces of the streams it was
+//!   made at the stream's first matmul (`stream_memory.rs`). A graph uses the workspaces of the streams it was
 //!   captured from: such a stream must not run other matmuls beside the graph without an event
 //!   between them.
 
@@ -23,6 +23,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::GpuLaunch;
+use crate::DType;
 use crate::cuda::calls;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::nodes::{self, NodeKind, NodeWork};
@@ -30,7 +31,6 @@ use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
 use crate::launch::{F32Math, f32_math};
 use crate::panics::{lock, read, write};
-use crate::{DType, Tensor};
 use library::{Blas, BlasFault};
 pub(crate) use library::{Epilogue, MatmulFunction};
 use plan::{BlasArgs, MatmulKind, MatmulPlan};
@@ -88,17 +88,14 @@ impl Matmul {
     }
 }
 
-/// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold
-/// them. Locked while a matmul is given to any stream of the device: it may be several kernels,
-/// between which another thread's, of the same stream and workspace, must not come.
-type Workspaces = HashMap<u64, (u64, Tensor)>;
-
 /// cuBLASLt on one device.
 struct DeviceBlas {
     blas: Blas,
     /// None for a kind that the library has no algorithm for.
     plans: RwLock<HashMap<MatmulKind, Option<Arc<MatmulPlan>>>>,
-    workspaces: Mutex<Workspaces>,
+    /// Held while a matmul is given to any stream of the device: it may be several kernels, between
+    /// which another thread's, of the same stream and workspace, must not come.
+    turn: Mutex<()>,
 }
 
 impl GpuLaunch {
@@ -125,15 +122,15 @@ impl GpuLaunch {
         };
         for refused in 1.. {
             let Some(known) = plan else { return Ok(false) };
-            let mut workspaces = lock(&engine.workspaces);
-            let operands = self.operands(&mut workspaces, &known, matmul)?;
+            let turn = lock(&engine.turn);
+            let operands = self.operands(&known, matmul)?;
             self.bind()?;
             // SAFETY: the context is current. The operation entered its operands and checked their
             // shapes against this matmul. The workspace belongs to this stream and has the size
             // that the plan allows.
             let run = || unsafe { known.run(&operands) };
             let launched = nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))?;
-            drop(workspaces);
+            drop(turn);
             match launched {
                 Ok(()) => break,
                 // The library may refuse what its heuristic returned; then nothing was queued.
@@ -158,12 +155,7 @@ impl GpuLaunch {
     }
 
     /// The addresses of a matmul for a plan.
-    fn operands(
-        &self,
-        workspaces: &mut Workspaces,
-        plan: &MatmulPlan,
-        matmul: &Matmul,
-    ) -> Result<BlasArgs> {
+    fn operands(&self, plan: &MatmulPlan, matmul: &Matmul) -> Result<BlasArgs> {
         Ok(BlasArgs {
             a: matmul.right.address,
             b: matmul.left.address,
@@ -175,7 +167,7 @@ impl GpuLaunch {
             aux: matmul.epilogue.aux,
             workspace: match plan.algorithm.workspace_bytes {
                 0 => 0,
-                _ => self.workspace(workspaces)?,
+                _ => self.workspace()?,
             },
             stream: self.queue.raw().cast(),
         })
@@ -218,8 +210,8 @@ impl GpuLaunch {
         let plan = match plan {
             Some(plan) => {
                 // It may make a matmul, with the stream's workspace.
-                let mut workspaces = lock(&engine.workspaces);
-                let operands = self.operands(&mut workspaces, &plan, matmul)?;
+                let _turn = lock(&engine.turn);
+                let operands = self.operands(&plan, matmul)?;
                 self.keeps_nan(&plan, kind, &operands)?.then_some(plan)
             }
             None => None,
@@ -248,14 +240,13 @@ impl GpuLaunch {
     }
 
     /// The address of this stream's workspace, which the first call allocates.
-    fn workspace(&self, workspaces: &mut Workspaces) -> Result<u64> {
-        if let Some((address, _)) = workspaces.get(&self.queue.id) {
-            return Ok(*address);
+    fn workspace(&self) -> Result<u64> {
+        const NAME: &str = "cuBLASLt workspace";
+        if let Some(address) = self.known_stream_memory(NAME) {
+            return Ok(address);
         }
         self.not_captured("no matmul was made on this stream before")?;
-        let (tensor, address) = self.memory("cuBLASLt workspace", WORKSPACE_BYTES, None)?;
-        workspaces.insert(self.queue.id, (address, tensor));
-        Ok(address)
+        self.stream_memory(NAME, WORKSPACE_BYTES, None)
     }
 
     fn not_captured(&self, what: &str) -> Result<()> {
@@ -307,7 +298,7 @@ impl DeviceBlas {
         Ok(place.get_or_init(|| DeviceBlas {
             blas,
             plans: RwLock::default(),
-            workspaces: Mutex::default(),
+            turn: Mutex::default(),
         }))
     }
 }

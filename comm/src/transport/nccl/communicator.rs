@@ -11,6 +11,8 @@ use crate::collective::{Call, Operation};
 pub(super) struct Communicator {
     pub(super) functions: &'static Functions,
     pub(super) raw: ncclComm_t,
+    /// Whether ranks are processes, whose end frees it.
+    pub(super) of_processes: bool,
 }
 
 // SAFETY: NCCL's communicators may be used from any thread, all those of a device by one thread at
@@ -128,3 +130,27 @@ impl Communicator {
         asked.err().or((!is_well).then_some(fault))
     }
 }
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.of_processes {
+            return;
+        }
+        let (functions, raw) = (self.functions, Raw(self.raw));
+        let destroy = move || {
+            let Raw(raw) = { raw };
+            // SAFETY: no handle is left, and only communicators of processes are aborted. NCCL lets
+            // the calls end first.
+            unsafe { nccl!(functions, ncclCommDestroy(raw)) }
+        };
+        // Not joined: it waits for the other ranks and for graphs.
+        let thread = std::thread::Builder::new().name("nccl end".into());
+        _ = thread.spawn(destroy);
+    }
+}
+
+/// NCCL's handle, on its way to another thread.
+pub(super) struct Raw(pub(super) ncclComm_t);
+
+// SAFETY: a communicator may be used from any thread, by one at a time, and this one moves.
+unsafe impl Send for Raw {}

@@ -6,13 +6,13 @@ use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
+use cudarc::nccl::sys::ncclUniqueId;
 use ddp_kernels::error::Site;
 use ddp_kernels::progress::DeviceProgress;
 use ddp_kernels::{Device, foreign};
 
 use super::common::Common;
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Raw};
 use super::environment::{self, NcclChoice};
 use super::group::{GroupState, NcclGroup};
 use super::library::{self, nccl};
@@ -79,6 +79,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     let communicator = Arc::new(Communicator {
         functions: library.functions,
         raw: raw.0,
+        of_processes: join.of_processes,
     });
     join.watches.start(&common, &communicator, board)?;
     let (rank, size) = (join.control.rank(), join.control.size());
@@ -267,9 +268,3 @@ impl Join<'_> {
         Error::Setup(problem.with_remedy(Remedy::LongerTimeout))
     }
 }
-
-/// NCCL's handle, on its way from the thread that made it.
-struct Raw(ncclComm_t);
-
-// SAFETY: a communicator may be used from any thread, by one at a time, and this one moves.
-unsafe impl Send for Raw {}

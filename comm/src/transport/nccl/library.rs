@@ -19,6 +19,7 @@ functions! {
         fn ncclGetUniqueId(*mut ncclUniqueId) -> c_int;
         fn ncclCommInitRank(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> c_int;
         fn ncclCommAbort(ncclComm_t) -> c_int;
+        fn ncclCommDestroy(ncclComm_t) -> c_int;
         fn ncclCommGetAsyncError(ncclComm_t, *mut c_int) -> c_int;
         fn ncclGetErrorString(c_int) -> *const c_char;
         fn ncclGetLastError(ncclComm_t) -> *const c_char;
