@@ -109,6 +109,7 @@ fn ranks_that_are_gone_leave_no_connections() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while free() < before {
         assert!(Instant::now() < deadline, "{} of {before} bytes", free());
+        // Sleep: between two looks at what threads in the background free.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
