@@ -12,8 +12,8 @@
 //! * Not every epilogue is left to the library (`epilogue.rs`).
 //! * Each stream has its own workspace, because two matmuls would overwrite each other's. It is
 //!   made at the stream's first matmul (`stream_memory.rs`). A graph uses the workspaces of the
-//!   streams it was captured from: such a stream must not run other matmuls beside the graph without
-//!   an event between them.
+//!   streams it was captured from: such a stream must not run other matmuls beside the graph
+//!   without an event between them.
 
 mod epilogue;
 mod library;
