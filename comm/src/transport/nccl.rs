@@ -18,8 +18,8 @@
 //! The communicator is a blocking one: a non-blocking one would start a thread a call, and its
 //! stream could not be used until it was polled. A communicator of a process is never destroyed:
 //! NCCL would wait for the other ranks and for graphs that hold its calls. The end of the process
-//! frees it, or an abort where the job continues without a lost rank. Ranks that are threads destroy
-//! theirs in the background, because their process lives on.
+//! frees it, or an abort where the job continues without a lost rank. Ranks that are threads
+//! destroy theirs in the background, because their process lives on.
 //!
 //! Sums only, and never NCCL's average, which multiplies by 1/N first. Every rank gets the same
 //! bits. They follow NCCL's order, which depends on the machine and the length.
