@@ -351,8 +351,8 @@ impl Drop for Client {
     }
 }
 
-/// Tells that this process was asked to stop, as `Client::tell_if_asked` does, which the launcher
-/// may hear again: a process that is killed next cannot do that. Safe in a handler.
+/// Tells the launcher that this process was asked to stop. `Client::tell_if_asked` tells it again,
+/// but only if the process still lives. Safe in a handler.
 pub(crate) fn tell_of(signal: c_int) {
     let mut text = *br#"{"Asked":  }"#;
     let digit = |number: c_int| b'0' + number as u8 % 10;
