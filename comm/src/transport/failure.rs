@@ -110,9 +110,8 @@ impl Failure {
     }
 
     /// Ends this generation. The job continues; ranks that wait in a call of it return.
-    /// Whether this rank is the first that says so.
-    pub(crate) fn end_generation(&self, why: String) -> bool {
-        self.board.fail(&Cause::of_generation(why))
+    pub(crate) fn end_generation(&self, why: String) {
+        self.board.fail(&Cause::of_generation(why));
     }
 
     /// [`Error::PeerFailed`] if the job or this generation ends.

@@ -264,7 +264,7 @@ impl World {
         match why {
             Some(error @ Error::Timeout { missing, .. }) => self.failure.lose(error, missing),
             Some(error @ Error::Nccl(_)) => self.failure.lose(error, &[]),
-            _ => _ = self.failure.end_generation("the ranks meet again".into()),
+            _ => self.failure.end_generation("the ranks meet again".into()),
         }
     }
 

@@ -65,7 +65,7 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
                 return;
             }
             if failure.client.is_some() && lost.rank != failure.identity.rank {
-                _ = failure.end_generation(lost.text);
+                failure.end_generation(lost.text);
             } else {
                 // At once: mpirun sees it too, and is about to end this rank.
                 failure.report(&lost);
