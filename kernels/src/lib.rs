@@ -14,6 +14,7 @@
 //! ```
 
 pub mod ahead;
+pub mod budget;
 mod cuda;
 pub mod device;
 pub mod dtype;

@@ -1,8 +1,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+
+use ddp_kernels::budget::within;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Cell, ValueKind};
@@ -11,7 +15,12 @@ use serde_json::{Map, Value};
 
 use super::marks::{MARKS, with_marks};
 
-pub(super) type Engine = Environment<'static>;
+/// The compiled templates, and whether one needed too much: it gets no second try.
+#[derive(Debug)]
+pub(super) struct Engine {
+    templates: Environment<'static>,
+    exceeds: Arc<AtomicBool>,
+}
 
 /// The longest template, and memory for each of its bytes: the parser calls itself for each
 /// part of a part.
@@ -26,7 +35,8 @@ const STEPS_MAX: u64 = 5_000_000;
 /// For values that are nested as deep as these steps allow: up to 750 bytes a level are needed.
 const STACK_BYTES: usize = 512 << 20;
 /// What steps do not bound: texts of lists that repeat a text, and comparing lists of equal lists.
-const MEMORY_BYTES_MAX: u64 = 1 << 30;
+/// The memory is bound in programs with the allocator of `ddp_kernels::budget`, as `ddp-train` is.
+const MEMORY_BYTES_MAX: usize = 256 << 20;
 const TIME_MAX: Duration = Duration::from_secs(120);
 /// The most levels and bytes of what `tojson` writes, and spaces of each level.
 const DEPTH_MAX: usize = 200;
@@ -46,10 +56,13 @@ pub(super) fn engine(sources: BTreeMap<String, String>) -> Result<Engine, String
     let compiled = compiled.map_err(|error| format!("a thread for the chat template: {error}"))?;
     let failed =
         "the chat template: expected one that can be compiled, got another; help: shorten it";
-    compiled.join().map_err(|_| failed)?
+    Ok(Engine {
+        templates: compiled.join().map_err(|_| failed)??,
+        exceeds: Arc::default(),
+    })
 }
 
-fn compile(sources: BTreeMap<String, String>) -> Result<Engine, String> {
+fn compile(sources: BTreeMap<String, String>) -> Result<Environment<'static>, String> {
     let mut engine = Environment::new();
     let mut syntax = SyntaxConfig::builder();
     let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build();
@@ -128,51 +141,49 @@ pub(super) fn render(
     let messages = written.map(|range| &cells.messages[range]).concat();
     all.insert("messages".into(), messages.into());
     all.insert("add_generation_prompt".into(), answers.into());
-    let (mut engine, name) = (engine.clone(), name.to_string());
-    engine.set_fuel(Some(cells.steps));
-    bounded(move || {
-        let template = engine.get_template(&name);
+    let (mut templates, name) = (engine.templates.clone(), name.to_string());
+    templates.set_fuel(Some(cells.steps));
+    bounded(&engine.exceeds, move || {
+        let template = templates.get_template(&name);
         let text = template.and_then(|it| it.render(Cell::from(all)));
         text.map_err(|error| shown(&error))
     })
 }
 
 /// What `work` writes, on a thread with a large stack. If it needs too much memory or time, the
-/// thread goes on until the process ends with the error.
+/// thread stays until the process ends: it sleeps, or goes on computing.
 fn bounded(
+    exceeds: &Arc<AtomicBool>,
     work: impl FnOnce() -> Result<String, String> + Send + 'static,
 ) -> Result<String, String> {
     let (sender, receiver) = mpsc::channel();
-    let thread = thread::Builder::new().stack_size(STACK_BYTES);
-    let started = thread.spawn(move || sender.send(work()));
-    started.map_err(|error| format!("a thread for the chat template: {error}"))?;
-    let (start, mut before) = (Instant::now(), None);
-    loop {
-        match receiver.recv_timeout(Duration::from_millis(20)) {
-            Ok(text) => return text,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err("the chat template: expected text, got a panic".into());
-            }
-            Err(RecvTimeoutError::Timeout) => {}
+    let (tells, start) = (Arc::clone(exceeds), Instant::now());
+    let write = move || {
+        if !tells.load(Ordering::Acquire) {
+            let _ = sender.send(within(MEMORY_BYTES_MAX, &tells, work));
         }
-        let now = resident_bytes();
-        let more = now.saturating_sub(*before.get_or_insert(now));
-        if more > MEMORY_BYTES_MAX || start.elapsed() > TIME_MAX {
-            let (gib, most_s) = (MEMORY_BYTES_MAX >> 30, TIME_MAX.as_secs());
+    };
+    let started = thread::Builder::new().stack_size(STACK_BYTES).spawn(write);
+    started.map_err(|error| format!("a thread for the chat template: {error}"))?;
+    loop {
+        let received = receiver.recv_timeout(Duration::from_millis(20));
+        if let Ok(text) = received {
+            return text;
+        }
+        if start.elapsed() > TIME_MAX {
+            exceeds.store(true, Ordering::Release);
+        }
+        if exceeds.load(Ordering::Acquire) {
+            let (mib, most_s) = (MEMORY_BYTES_MAX >> 20, TIME_MAX.as_secs());
             return Err(format!(
-                "the chat template: expected to need at most {gib} GiB and {most_s} s for a conversation, got more; \
+                "the chat template: expected to need at most {mib} MiB and {most_s} s for a conversation, got more; \
                  help: give a simpler template"
             ));
         }
+        if received == Err(RecvTimeoutError::Disconnected) {
+            return Err("the chat template: expected text, got a panic".into());
+        }
     }
-}
-
-/// The memory of this process.
-fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.map_or(0, |kib: u64| kib << 10)
 }
 
 /// That of Llama 3's templates at midnight, so that the same data give the same tokens on every
