@@ -5,7 +5,7 @@
 pub fn gpus(count: usize) -> bool {
     let enough = ddp_kernels::Device::usable().len() > count;
     if !enough {
-        ddp_slice::skip(&format!("no CUDA device ({count} needed)"));
+        ddp_testing::skip(&format!("no CUDA device ({count} needed)"));
     }
     enough
 }
@@ -18,7 +18,7 @@ pub fn simulated_gpus(count: usize) -> bool {
         gpus[0].name.contains("Simulated")
     };
     if found && !is_simulated() {
-        ddp_slice::skip("real GPUs do not do on demand what this needs");
+        ddp_testing::skip("real GPUs do not do on demand what this needs");
         return false;
     }
     found

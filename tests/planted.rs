@@ -131,7 +131,7 @@ fn machine() -> Machine {
 
 /// The seeds that a corrected twin is run with, of 1000.
 fn seeds(name: &str) -> Vec<usize> {
-    ddp_slice::of(name, 1000, 5)
+    ddp_testing::cases(name, 1000, 5)
 }
 
 /// Shows that a planted mistake is found and its correction is clean.
@@ -142,10 +142,10 @@ fn is_caught(name: &str) {
     let apart = ranks::APART.iter().find(|apart| apart.bug.name == name);
     let (wrong, right) = (format!("{name}/wrong"), format!("{name}/right"));
     match machine() {
-        Machine::Without => ddp_slice::skip("no CUDA device"),
+        Machine::Without => ddp_testing::skip("no CUDA device"),
         Machine::Real(count) if count < bug.devices => {
             let needed = bug.devices;
-            ddp_slice::skip(&format!("{needed} CUDA devices are needed, {count} found"));
+            ddp_testing::skip(&format!("{needed} CUDA devices are needed, {count} found"));
         }
         Machine::Real(_) => {
             is_clean(&right, &[]);
@@ -162,7 +162,7 @@ fn is_caught(name: &str) {
             };
             // Whether two accesses are ordered does not depend on when they happen: every
             // schedule must find the mistake.
-            let random = ddp_slice::of(name, 100, 2);
+            let random = ddp_testing::cases(name, 100, 2);
             let random = random.into_iter().map(|seed| ("random", seed));
             for (schedule, seed) in random.chain([("lazy", 0), ("eager", 0)]) {
                 let settings = [

@@ -4,7 +4,7 @@
 //! of redundant ones, with the reason.
 //!
 //! The commit selects the scene to start from, and a place is tried until it is noticed once; with
-//! `DDP_TEST_SLICE=all` every wait of every scene is left out in turn.
+//! `DDP_CASES=all` every wait of every scene is left out in turn.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -435,7 +435,7 @@ fn every_wait_is_needed() {
         noticed: usize,
     }
     let mut places: BTreeMap<String, Seen> = BTreeMap::new();
-    let first = ddp_slice::of("first scene of waits", SCENES.len(), 1)[0];
+    let first = ddp_testing::cases("first scene of waits", SCENES.len(), 1)[0];
     // With peer access between devices, and without.
     for no_peer in ["0", "1"] {
         for scene in (0..SCENES.len()).map(|scene| (first + scene) % SCENES.len()) {
@@ -444,7 +444,7 @@ fn every_wait_is_needed() {
             }
             for (number, place) in waits_of(scene, no_peer) {
                 let known = places.entry(place.clone()).or_default();
-                if known.noticed > 0 && !ddp_slice::is_all() {
+                if known.noticed > 0 && !ddp_testing::all_cases() {
                     known.waits += 1;
                     continue;
                 }

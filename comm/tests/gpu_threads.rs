@@ -30,7 +30,7 @@ fn ranks<R: Send>(
         } else {
             format!("{size} CUDA devices are needed")
         };
-        ddp_slice::skip(&why);
+        ddp_testing::skip(&why);
         return None;
     }
     let _turn = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,7 @@ fn gpus() -> (Vec<Device>, MutexGuard<'static, ()>) {
         .filter(|device| device.is_accelerator())
         .collect();
     if gpus.is_empty() {
-        ddp_slice::skip("no CUDA device");
+        ddp_testing::skip("no CUDA device");
     }
     (gpus, TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }

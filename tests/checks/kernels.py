@@ -1,5 +1,5 @@
 """Compiles the kernels with NVRTC, and prints what each takes and what its loops do; launch/check-kernels starts it: FOLDER NAME
-ARCHITECTURES LOOPS ('loops' to print them) PART/PARTS of the files. Figures of all files go to FOLDER/figures.json, too."""
+ARCHITECTURES LOOPS ('loops' to print them). Figures of all files go to FOLDER/figures.json, too."""
 
 import concurrent.futures, ctypes, hashlib, json, math, pathlib, re, subprocess, sys, sysconfig
 
@@ -7,8 +7,7 @@ import gates
 import machine_code
 
 FOLDER, NAME, ARCHITECTURES, LOOPS = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "loops"
-PART, PARTS = map(int, sys.argv[5].split("/"))
-IS_ALL = not NAME and PARTS == 1
+IS_ALL = not NAME
 SOURCES = pathlib.Path("kernels/src")
 # What sources include, and samples of chains.
 HEADERS = [*sorted(SOURCES.glob("ops/*.cuh")), SOURCES / "ops/chain.cu"]
@@ -204,9 +203,9 @@ def main():
     nvrtc, options = load_nvrtc(), product_options()
     # Of chains, whose kernels formulas make, there are samples.
     sources = [*SOURCES.glob("**/*.cu"), *(SOURCES.parent / "tests/chains").glob("*.cu")]
-    sources = sorted(source for source in sources if NAME in source.name)[PART - 1::PARTS]
+    sources = sorted(source for source in sources if NAME in source.name)
     if not sources:
-        sys.exit(f"launch/check-kernels: no .cu file of part {PART}/{PARTS} under {SOURCES} is called {NAME!r}")
+        sys.exit(f"launch/check-kernels: no .cu file under {SOURCES} is called {NAME!r}")
     with concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = {(s, a): pool.submit(check, nvrtc, s, a, options) for s in sources for a in ARCHITECTURES}
         results = {job: future.result() for job, future in jobs.items()}

@@ -17,7 +17,6 @@ SLOW = ["jobs", "mpirun", "training"]
 NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
 # Tests of the trainer that need four GPUs, and those that need one.
 ON_FOUR = ["ranks::", "losing::", "zero::", "split::", "golden::four", "orders::with_shards", "orders::split_models"]
-ON_FOUR += ["waits::every_wait_of_ranks_with_two_gpus_each"]
 ON_ONE = ["orders::one_rank"]
 # What runs first; unit tests of libraries are built meanwhile.
 ALL = ["build", "--all-targets"]
@@ -53,8 +52,14 @@ class Programs:
             self.all = json.load(file)
         self.unit = self.all[len(others) :] if others else []
 
-    def slow(self):
-        return [(it[0], it[1]) for it in self.all if it[1] in SLOW]
+    def set_environment(self, built):
+        """What test programs are to use."""
+        # It compiles the kernels of simulated GPUs. What it prints is its path.
+        compiler = command("launch/check-kernels", "--nvrtc", stdout=subprocess.PIPE, text=True).stdout.strip()
+        os.environ.update(SIMCUDA_LIBRARY=f"{built}/libddp_simcuda.so", DDP_TRAIN=f"{built}/ddp-train", SIMCUDA_NVRTC=compiler)
+        os.environ.setdefault("RUST_TEST_THREADS", str(2 * len(os.sched_getaffinity(0))))
+        # Of properties, whose cases are random.
+        os.environ.setdefault("PROPTEST_CASES", "64")
 
     def file(self, package, target):
         return next(it[2] for it in self.all if (it[0], it[1]) == (package, target))
@@ -72,20 +77,11 @@ class Programs:
         chosen = [it for it in self.all if it[1] in targets.split() and package in (None, it[0])]
         self.run(chosen, devices, arguments)
 
-    def some(self, package, target, parts, part, *arguments):
-        """Every PARTS-th test of a program, on the CPU."""
-        self.one(package, target, "--exact", *self.names(package, target, parts, part, *arguments))
-
-    def some_on_gpus(self, package, devices, parts, part, *arguments):
-        """Every PARTS-th test of one package's `cuda`."""
-        self.on_gpus(devices, "cuda", "--exact", *self.names(package, "cuda", parts, part, *arguments), package=package)
-
-    def names(self, package, target, parts, part, *arguments):
-        """The names of every PARTS-th test of a program."""
-        words = [self.file(package, target), "--list", "--format", "terse", *arguments]
+    def names(self, package, target):
+        """The tests of a program."""
+        words = [self.file(package, target), "--list", "--format", "terse"]
         listed = command(*words, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        names = [line.removesuffix(": test") for line in listed if line.endswith(": test")]
-        return names[(part - 1) % parts :: parts]
+        return [line.removesuffix(": test") for line in listed if line.endswith(": test")]
 
     @staticmethod
     def run(chosen, devices=None, arguments=()):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,11 +11,19 @@ import time
 import traceback
 
 
+# Of a step that failed, how many lines are printed.
+LAST_LINES = 60
+
+
 class Steps:
     def __init__(self, jobs_max):
         self.jobs_max = jobs_max
         self.scratch = tempfile.TemporaryDirectory()
-        self.running = {}  # process: (title, log, start, whether it mostly waits)
+        # What each step printed stays until the next run.
+        self.logs = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "checks")
+        shutil.rmtree(self.logs, ignore_errors=True)
+        os.makedirs(self.logs)
+        self.running = {}  # process: (title, log, start, its command if it is one, whether it mostly waits)
         self.table = []  # (seconds, seconds of CPU, title)
         self.failed = []
         self.skipped = {}  # reason: what was skipped for it
@@ -30,12 +39,13 @@ class Steps:
         """Runs a function, or a command where `does` is a list, beside others. What mostly `waits` takes nobody's turn."""
         while not waits and sum(not it[-1] for it in self.running.values()) >= self.jobs_max:
             self._wait_for_one()
-        log = os.path.join(self.folder(), f"{len(self.table) + len(self.running)}-{len(os.listdir(self.folder()))}.log")
+        log = os.path.join(self.logs, re.sub(r"[^a-zA-Z0-9.]+", "-", title).strip("-") + ".log")
         sys.stdout.flush()
         process = os.fork()
         if process == 0:
             self._run(log, does, arguments, env or {})
-        self.running[process] = (title, log, time.monotonic(), waits)
+        alone = " ".join(str(word) for word in does) if isinstance(does, list) else ""
+        self.running[process] = (title, log, time.monotonic(), alone, waits)
 
     def step(self, title, does, *arguments, env=None):
         """Runs it while nothing else runs."""
@@ -76,7 +86,7 @@ class Steps:
             more = f" and {plural(len(skipped) - 1, 'other')}" if len(skipped) > 1 else ""
             print(f"launch/test: skipped: {skipped[0]}{more}: {why}")
         for title in self.failed:
-            print(f"launch/test: FAILED: {title}")
+            print(title if title.startswith(" ") else f"launch/test: FAILED: {title}")
         if not self.failed:
             print(f"launch/test: {what} passed in {self.seconds()} s")
         skipped = sum(map(len, self.skipped.values()))
@@ -105,7 +115,7 @@ class Steps:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            # Where tests write that they are skipped: tests/slice.
+            # Where tests write that they are skipped: tests/testing.
             os.environ.update({"DDP_TEST_SKIPPED": f"{log}.skipped", **env})
             if isinstance(does, list):
                 command(*does)
@@ -125,18 +135,27 @@ class Steps:
 
     def _wait_for_one(self):
         process, status, usage = os.wait4(-1, 0)
-        title, log, start, _ = self.running.pop(process)
+        title, log, start, alone, _ = self.running.pop(process)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         seconds, text = int(time.monotonic() - start), read(log)
         self.table.append((seconds, int(usage.ru_utime + usage.ru_stime), title))
-        print(f"\n==> {title}\n{text}", end="")
+        print(f"\n==> {title}")
+        lines = text.splitlines()
+        if code == 0:
+            print("".join(f"{line}\n" for line in lines if line.startswith("test result:")), end="")
+        else:
+            print("".join(f"{line}\n" for line in lines[-LAST_LINES:]), end="")
         self._count(title, text, log, code == 0)
         if code == 0:
             print(f"    passed in {seconds} s", flush=True)
-        else:
-            print(f"    FAILED: exit status {code}, after {seconds} s", flush=True)
-            self.failed.append(f"{title} (exit status {code}, after {seconds} s)")
+            return
+        print(f"    FAILED: exit status {code}, after {seconds} s; all that it printed: {log}", flush=True)
+        self.failed.append(f"{title} (exit status {code}, after {seconds} s; all that it printed: {log})")
+        # What the harness lists last, a name a line.
+        _, found, last = text.rpartition("\nfailures:\n")
+        names = [line.strip() for line in last.split("\n\n")[0].splitlines() if line.startswith("    ")] if found else []
+        self.failed += [f"    alone: launch/test {name}" for name in names] or [f"    alone: {alone}"] * bool(alone)
 
     def _count(self, title, text, log, has_passed):
         """Counts a step's tests, or the step where it has none, and what of it was skipped."""

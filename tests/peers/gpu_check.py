@@ -287,7 +287,7 @@ class Check:
         for program in [*sorted(BIN.glob("trainer-*")), *sorted(BIN.glob("tests-*"))]:
             self.step(program.name, program.name, program, "--test-threads=2", *without, DDP_TRAIN=str(BIN / "faulty/ddp-train"))
         self.step("the placement tour", "placement", BIN / "placement")
-        env = {"DDP_TEST_SLICE": "all", "CUDA_LAUNCH_BLOCKING": "1"}
+        env = {"DDP_CASES": "all", "CUDA_LAUNCH_BLOCKING": "1"}
         self.step("operations: every case, and launches that wait", "operations-all", BIN / "operations-cuda", "--test-threads=4", **env)
 
     # ---- ranks ----

@@ -48,7 +48,7 @@ pub(crate) fn is_here() -> bool {
     // SAFETY: only opens the library if it exists.
     let is_here = unsafe { sys::is_culib_present() };
     if !is_here {
-        ddp_slice::skip("no libnccl.so");
+        ddp_testing::skip("no libnccl.so");
     }
     is_here
 }

@@ -990,7 +990,7 @@ def estimators_work_with_what_scikit_learn_has():
 PART, PARTS = map(int, sys.argv[1].split("/"))
 
 
-# What each part runs with NumPy 1.
+# What runs with NumPy 1, too, besides what is about the package.
 OF_DATA = {"arrays_of_every_type_arrive", "strides_do_not_matter", "what_cannot_be_given_is_refused_with_the_way_out", "tensors_arrive_through_dlpack", "labels_come_back_as_they_were", "frames_of_numbers_arrive_with_and_without_parquet", "state_is_mapped_and_changes_stay_in_memory"}
 
 
@@ -999,11 +999,9 @@ def main():
     helpers = {"need", "raises", "wait_until", "processes_of", "children_of", "python", "end_all", "main"}
     claims = [it for it in vars(here).values() if callable(it) and getattr(it, "__module__", "") == __name__ and not isinstance(it, type) and it.__name__ not in helpers]
     failed, passed = [], 0
-    everywhere = {"estimators_pass_the_checks_of_scikit_learn", "types_of_settings_are_those_of_the_program"}
     for number, claim in enumerate(claims):
-        # The last of several parts has NumPy 1: the others have all claims between them.
-        of_part = claim.__name__ in OF_DATA if numpy.__version__ < "2" else number % max(PARTS - 1, 1) == PART - 1
-        if not of_part and claim.__name__ not in everywhere:
+        with_numpy_1 = OF_DATA | {"estimators_pass_the_checks_of_scikit_learn", "types_of_settings_are_those_of_the_program"}
+        if number % PARTS != PART - 1 or (numpy.__version__ < "2" and claim.__name__ not in with_numpy_1):
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:

@@ -1,30 +1,30 @@
 //! Membership in simulated jobs: the launcher's real decisions (`membership::decide`) and what real
 //! ranks hear, with simulated time, processes, hosts and connections. See `docs/elastic.md`.
 //!
-//! A job is simulated by a seed. One that fails is shrunk, and printed with a time line. Ten
-//! commits in a row run ten sets of seeds, and the next ten the same. `DDP_TEST_SLICE=seeds:N` runs
-//! set N, to try others after a change, `DDP_TEST_SLICE=seed:N` the job of seed N alone.
+//! A job is simulated by a seed. One that fails is shrunk, and printed with a time line.
+//! `DDP_CASES=N` runs the N-th set of seeds, `DDP_CASES=N..M` those from N to before M.
 
 mod random;
 mod schedule;
 mod simulated;
 
+use std::ops::Range;
+
 use schedule::Schedule;
 use simulated::{Job, Outcome};
 
-/// With each commit, and under --long.
 const JOBS: u64 = 10_000;
-const MANY: u64 = 500_000;
-/// How many sets of seeds commits run in turns.
-const SETS: u64 = 10;
 
-/// The first seed.
-fn first() -> u64 {
-    let text = std::env::var("DDP_TEST_SLICE").unwrap_or_default();
-    let sum = |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte);
-    let number = text.parse().unwrap_or_else(|_| text.bytes().fold(0, sum));
-    let set = text.strip_prefix("seeds:");
-    set.map_or(number % SETS, |set| set.parse().unwrap()) * MANY
+/// The seeds that run.
+fn seeds() -> Range<u64> {
+    let text = std::env::var("DDP_CASES").unwrap_or_default();
+    let number = |text: &str| text.parse().expect("a number");
+    match text.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None if text.is_empty() => 0..JOBS,
+        None if text == "all" => 0..50 * JOBS,
+        None => number(&text) * JOBS..(number(&text) + 1) * JOBS,
+    }
 }
 
 /// The smallest schedule found that fails as this one does.
@@ -54,25 +54,24 @@ fn check(seed: u64) -> Outcome {
 
 #[test]
 fn jobs_lose_nothing_and_end_whatever_happens() {
-    let text = std::env::var("DDP_TEST_SLICE").unwrap_or_default();
-    if let Some(seed) = text.strip_prefix("seed:") {
-        let outcome = check(seed.parse().unwrap());
-        println!("{}", outcome.log.join("\n"));
-        return;
-    }
-    let count = if ddp_slice::is_all() { MANY } else { JOBS };
-    let first = first();
+    let seeds = seeds();
+    let count = seeds.end - seeds.start;
     let (mut hours, mut lost, mut joined, mut done) = (0.0, 0, 0, 0);
-    for seed in first..first + count {
+    let mut outcome_log = Vec::new();
+    for seed in seeds {
         let outcome = check(seed);
         hours += outcome.hours;
         lost += outcome.lost;
         joined += outcome.joined;
         done += u64::from(outcome.exit_code == 0);
+        outcome_log = outcome.log;
     }
     println!(
         "{count} jobs, {hours:.0} simulated hours: {lost} processes lost, {joined} joined, {done} jobs done"
     );
+    if count == 1 {
+        return println!("{}", outcome_log.join("\n"));
+    }
     // What is simulated does happen.
     assert!(lost as u64 > count && joined as u64 > count / 2 && done > count / 2);
 }

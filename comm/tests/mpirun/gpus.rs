@@ -18,7 +18,7 @@ fn skip(why: &str) {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        ddp_slice::skip(why);
+        ddp_testing::skip(why);
     }
 }
 

@@ -15,7 +15,7 @@ mod rank;
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn ranks_under_mpirun() {
-    ddp_slice::skip("built without the feature mpi");
+    ddp_testing::skip("built without the feature mpi");
 }
 
 #[cfg(feature = "mpi")]
@@ -84,7 +84,7 @@ mod together {
     fn a_rank_that_mpirun_binds_to_one_core_says_how_to_undo_it() {
         let cores = ddp_kernels::threads::cores().len();
         if cores < 2 {
-            ddp_slice::skip("this process may run on one core only");
+            ddp_testing::skip("this process may run on one core only");
             return;
         }
         let ended = Job::on_hosts(&[(BOUND, 1)], "facts").run();
@@ -146,7 +146,7 @@ mod together {
             &[("a", 1), ("b", 2), ("c", 1)],
             &[("a", 1), ("b", 2), ("a", 1)],
         ];
-        for hosts in ddp_slice::from("sums on hosts", placements, 1) {
+        for hosts in ddp_testing::cases_of("sums on hosts", placements, 1) {
             let hosts = Job::on_hosts(hosts, "sums").run();
             assert_eq!(digests(&hosts), shared);
         }

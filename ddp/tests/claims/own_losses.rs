@@ -194,7 +194,7 @@ fn losses_by_formula_train_the_same_on_any_number_of_ranks() {
         .flat_map(of_precision)
         .collect();
     if !ways().contains(&Way::Cpu) {
-        cases = ddp_slice::from("losses by formula", cases, 2);
+        cases = ddp_testing::cases_of("losses by formula", cases, 2);
     }
     for (precision, loss) in cases {
         let of = |way, size| on_ranks(size, Some(3), |world| trained(world, way, loss, precision));

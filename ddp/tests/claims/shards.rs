@@ -83,7 +83,7 @@ fn shards_under_muon_whose_matrices_ranks_share_do() {
 #[test]
 fn shards_give_the_same_bits_in_any_order_of_ranks() {
     let Some(_turn) = turn() else { return };
-    for seed in ddp_slice::of("shards, orders of ranks", 100, 1) {
+    for seed in ddp_testing::cases("shards, orders of ranks", 100, 1) {
         let case = Case {
             stage: [None, Some(1), Some(2)][seed % 3],
             clip_norm: 0.05,

@@ -46,7 +46,7 @@ fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_on
     let all = "--dropout 0.1 --grad-clip 1 --micro-batch 5 --reduce-dtype bf16 --bucket-mb 0.01";
     let ways = ["--graph on", "--overlap off", "--data-on-device off"];
     let cases = (1..=gpus().min(4)).flat_map(|ranks| ["", all].map(|flags| (ranks, flags)));
-    let cases: Vec<_> = ddp_slice::from(&test_name(), cases, 2);
+    let cases: Vec<_> = ddp_testing::cases_of(&test_name(), cases, 2);
     all_at_once(cases, |(ranks, flags)| {
         let eager = model_of(ranks, &format!("{flags} --graph off"));
         for way in ways {
@@ -105,7 +105,7 @@ fn bits_do_not_depend_on_the_size_of_buckets() {
 #[test]
 fn zero_1_is_captured_as_it_runs_eagerly() {
     let Some(_gpu) = gpu_of(2) else { return };
-    let ranks = ddp_slice::from(&test_name(), 2..=gpus().min(3), 1);
+    let ranks = ddp_testing::cases_of(&test_name(), 2..=gpus().min(3), 1);
     all_at_once(ranks, |ranks| {
         let eager = model_of(ranks, "--zero 1 --graph off --bucket-mb 0.01");
         assert!(
@@ -230,14 +230,14 @@ fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
     ended
 }
 
-/// Checks each place on each of two ranks, eager and captured; a slice has a third of the cases.
+/// Checks each place on each of two ranks, eager and captured; a third of the cases.
 fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
     let places = ["forward", "reduction", "optimizer", "log"];
     let cases = ["--graph off", "--graph on"]
         .into_iter()
         .flat_map(|graph| places.map(|place| (graph, place)))
         .flat_map(|(graph, place)| [0, 1].map(|rank| (rank, place, graph)));
-    let cases = ddp_slice::from(&test_name(), cases, 6);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 6);
     for graph in ["--graph off", "--graph on"] {
         let cases = cases.iter().filter(|case| case.2 == graph);
         all_at_once(cases, |&(rank, place, graph)| check(rank, place, graph));
@@ -286,7 +286,7 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
     let is_of_gradients = |cause: &str| {
         cause.starts_with("all_reduce sum of \"") && cause.contains("(group gradients, at ")
     };
-    for kind in ddp_slice::from(&test_name(), ["stop", "hang"], 1) {
+    for kind in ddp_testing::cases_of(&test_name(), ["stop", "hang"], 1) {
         everywhere(|rank, place, graph| {
             let ended = fault(rank, place, kind, &format!("{graph} --timeout-s {NEAR}"));
             let cause = assert_names(&ended, 77, 1 - rank);
@@ -366,14 +366,14 @@ fn a_killed_job_resumes_to_the_same_losses_and_bytes() {
             1,
             "--graph on --dropout 0.1 --micro-batch 5 --grad-clip 1",
         ),
-        // Each slice of these has one with several ranks.
+        // Each choice of these has one with several ranks.
         (2, 1, "--graph off --dtype bf16"),
         (2, 1, "--graph on --zero 1 --bucket-mb 0.01"),
         (2, 1, "--graph on --data-on-device off --optimizer sgd"),
         (1, 2, "--devices-per-rank 2 --dropout 0.1"),
     ];
     let fits = |(ranks, devices, _): &(usize, usize, _)| ranks * devices <= gpus();
-    let cases = ddp_slice::from(&test_name(), cases.into_iter().filter(fits), 2);
+    let cases = ddp_testing::cases_of(&test_name(), cases.into_iter().filter(fits), 2);
     all_at_once(cases, |(ranks, _, flags)| {
         let words = format!("{flags} --checkpoint-every 4");
         let expected = model_of(ranks, &words);

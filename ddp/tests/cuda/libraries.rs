@@ -172,7 +172,7 @@ fn an_environment_that_only_its_python_knows_is_searched() {
     }
     let says = |path: &str, prefix: &str| {
         let script = format!("#!/bin/sh\necho '{prefix}'\n");
-        ddp_slice::write_executable(&at(path), script.as_bytes());
+        ddp_testing::write_executable(&at(path), script.as_bytes());
     };
     let venv = at("venv").display().to_string();
     let others = at("others").display().to_string();

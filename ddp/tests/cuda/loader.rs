@@ -564,7 +564,7 @@ fn every_wait_of_the_loader_is_needed() {
     let file = std::env::temp_dir().join(format!("loader-waits-{}", std::process::id()));
     // By scene and place: how often it waited, and how often a missing wait was noticed.
     let mut places: BTreeMap<(&str, String), [usize; 2]> = BTreeMap::new();
-    // Every place that waits, and in a slice of all places, what happens without each of its waits.
+    // Every place that waits, and in some of them, what happens without each of its waits.
     let mut numbers: BTreeMap<(&str, String), (usize, Vec<String>)> = BTreeMap::new();
     for (scene, name) in scenes() {
         for (number, place) in waits_of(scene, &file) {
@@ -573,7 +573,7 @@ fn every_wait_of_the_loader_is_needed() {
         }
     }
     let all: Vec<(&str, String)> = numbers.keys().cloned().collect();
-    for place in ddp_slice::from("waits of the loader", all, 4) {
+    for place in ddp_testing::cases_of("waits of the loader", all, 4) {
         let (scene, numbers) = &numbers[&place];
         let mut noticed = 0;
         for number in numbers {
@@ -627,7 +627,9 @@ fn nothing_races_in_any_order() {
     let cases = scenes()
         .into_iter()
         .flat_map(|scene| orders.clone().map(move |order| (scene, order)));
-    for ((scene, name), (variable, value)) in ddp_slice::from("orders of the loader", cases, 12) {
+    for ((scene, name), (variable, value)) in
+        ddp_testing::cases_of("orders of the loader", cases, 12)
+    {
         let (passed, text) = play("scenario", scene, &[(variable, &value)]);
         assert!(
             passed && !text.contains("simcuda:"),

@@ -101,7 +101,7 @@ fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
         let step = move |step| POINTS.map(|point| (seed, point, step));
         steps.into_iter().flat_map(step)
     });
-    let cases = ddp_slice::from(&test_name(), cases, 3);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 3);
     // No step is complete by then.
     let first = [(1, "reduction", 1)];
     all_at_once(cases.into_iter().chain(first), |(seed, point, step)| {
@@ -132,7 +132,7 @@ fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
         ),
     ];
     all_at_once(
-        ddp_slice::from(&test_name(), cases, 3),
+        ddp_testing::cases_of(&test_name(), cases, 3),
         |(ranks, faults, lost)| {
             let folder = Folder::new("losing-number");
             let job = job_of(ranks, &folder, "", ranks);
@@ -153,7 +153,7 @@ fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
         let step = move |step| POINTS.map(|point| (seed, point, step));
         steps.into_iter().flat_map(step)
     });
-    let cases = ddp_slice::from(&test_name(), cases, 4);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 4);
     all_at_once(cases, |(seed, point, step)| {
         let ranks = 2 + seed % 3;
         let (folder, rank) = (Folder::new("losing-slice"), seed % ranks);
@@ -188,7 +188,7 @@ fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
     let cases = cases
         .into_iter()
         .flat_map(|case| [0, 1].map(|seed| (seed, case)));
-    let cases = ddp_slice::from(&test_name(), cases, 3);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 3);
     all_at_once(cases, |(seed, (ranks, lost, late))| {
         let folder = Folder::new("losing-late");
         let late = late.iter().map(|rank| format!("{rank}:agreed:14:work"));
@@ -220,7 +220,7 @@ fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
     let of = |faults| ["16", "16,16 --optimizer muon"].map(|hidden| (faults, hidden));
     let cases = faults.into_iter().flat_map(of);
     all_at_once(
-        ddp_slice::from(&test_name(), cases, 3),
+        ddp_testing::cases_of(&test_name(), cases, 3),
         |(faults, hidden)| {
             let run = RUN.replace("--hidden 16", &format!("--hidden {hidden}"));
             let folder = Folder::new("losing-update-none");
@@ -254,7 +254,7 @@ fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
     let errors = ["illegal_address", "ecc_uncorrectable", "launch_failure"];
     let cases = (0..30_usize).map(|case| (case, errors[case % 3], 250 + 27 * (case % 10)));
     all_at_once(
-        ddp_slice::from(&test_name(), cases, 2),
+        ddp_testing::cases_of(&test_name(), cases, 2),
         |(case, error, kernel)| {
             let (folder, rank) = (Folder::new("losing-gpu"), case % 2);
             let plan = format!("rank{rank}:kernel@{kernel}={error}");
@@ -279,7 +279,7 @@ fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
     undisturbed();
     let kernels = (0..10_usize).map(|case| (case, format!("kernel@{}=hang", 250 + 27 * case)));
     let calls = (0..10_usize).map(|case| (case, format!("nccl@{}=hang", 40 + 9 * case)));
-    let of = |cases: Vec<_>, name| ddp_slice::from(&(test_name() + name), cases, 1);
+    let of = |cases: Vec<_>, name| ddp_testing::cases_of(&(test_name() + name), cases, 1);
     let cases = [
         of(kernels.collect(), "kernels"),
         of(calls.collect(), "calls"),
@@ -316,7 +316,7 @@ fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
         return;
     };
     undisturbed();
-    for graph in ddp_slice::from(&test_name(), GRAPHS, 1) {
+    for graph in ddp_testing::cases_of(&test_name(), GRAPHS, 1) {
         let folder = Folder::new("losing-abort");
         let job = job(&folder, &format!("{SHORT} --graph {graph}"), 1);
         let job = job.env("SIMCUDA_FAULTS", "rank1:ncclCommAbort@1=hang");
@@ -335,27 +335,30 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
     };
     undisturbed();
     let cases = (0..8_usize).map(|case| (case, GRAPHS[case / 4]));
-    all_at_once(ddp_slice::from(&test_name(), cases, 1), |(seed, graph)| {
-        let (folder, rank) = (Folder::new("losing-again"), seed % 3);
-        let flags = format!("--restarts 1 --graph {graph}");
-        // Another one holds until the rank is killed, and waits until it comes back.
-        let other = (rank + 1) % 3;
-        let held = format!("{other}:forward:8");
-        let faults = format!("{held}:hold,{other}:newcomer:11:hold");
-        let job = job(&folder, &flags, seed).env("DDP_TEST_FAULT", &faults);
-        let running = job.start();
-        running.wait_for_fault(&held);
-        running.signal_rank(rank, "KILL");
-        running.go_on(8);
-        let ended = running.wait();
-        assert_undisturbed(&folder, &ended, &[rank as u64]);
-        let log = folder.metrics_log();
-        let joined = log.all("ranks").into_iter();
-        let joined: Vec<_> = joined
-            .flat_map(|it| it["joined"].as_array().unwrap().clone())
-            .collect();
-        assert_eq!(joined, [rank], "{ended}");
-    });
+    all_at_once(
+        ddp_testing::cases_of(&test_name(), cases, 1),
+        |(seed, graph)| {
+            let (folder, rank) = (Folder::new("losing-again"), seed % 3);
+            let flags = format!("--restarts 1 --graph {graph}");
+            // Another one holds until the rank is killed, and waits until it comes back.
+            let other = (rank + 1) % 3;
+            let held = format!("{other}:forward:8");
+            let faults = format!("{held}:hold,{other}:newcomer:11:hold");
+            let job = job(&folder, &flags, seed).env("DDP_TEST_FAULT", &faults);
+            let running = job.start();
+            running.wait_for_fault(&held);
+            running.signal_rank(rank, "KILL");
+            running.go_on(8);
+            let ended = running.wait();
+            assert_undisturbed(&folder, &ended, &[rank as u64]);
+            let log = folder.metrics_log();
+            let joined = log.all("ranks").into_iter();
+            let joined: Vec<_> = joined
+                .flat_map(|it| it["joined"].as_array().unwrap().clone())
+                .collect();
+            assert_eq!(joined, [rank], "{ended}");
+        },
+    );
 }
 
 /// Garbage is where a gather that was ended has put values: a rank that is alone then has no others
@@ -370,21 +373,24 @@ fn a_gather_of_a_step_or_for_slices_slice_anew_that_hangs_costs_no_bit_and_no_ra
     // Gathers of rank 0: a warm-up, step 1, step 2, in which it loses rank 1, a warm-up with the
     // rank that has come, and that for the slices.
     let cases = (0..4_usize).flat_map(|seed| [(seed, 3), (seed, 5)]);
-    all_at_once(ddp_slice::from(&test_name(), cases, 1), |(seed, gather)| {
-        let folder = Folder::new("losing-gather");
-        let flags = format!("{SHORT} --zero 1 --graph off --restarts 1");
-        let faults = "1:forward:2:kill,1:joining:0:hold,0:newcomer:5:hold";
-        let job = job_of(2, &folder, &flags, seed).env("DDP_TEST_FAULT", faults);
-        let hang = format!("rank0:nccl/ncclAllGather@{gather}=hang");
-        let mut running = job.env("SIMCUDA_FAULTS", &hang).start();
-        // The steps alone are over.
-        running.wait_for(r#""event":"step","step":5,"#);
-        running.go_on(0);
-        let ended = running.wait();
-        let told = r#"all_gather of "values, bucket 0""#;
-        assert!(gather == 3 || ended.stderr.contains(told), "{ended}");
-        assert_undisturbed(&folder, &ended, &[1]);
-    });
+    all_at_once(
+        ddp_testing::cases_of(&test_name(), cases, 1),
+        |(seed, gather)| {
+            let folder = Folder::new("losing-gather");
+            let flags = format!("{SHORT} --zero 1 --graph off --restarts 1");
+            let faults = "1:forward:2:kill,1:joining:0:hold,0:newcomer:5:hold";
+            let job = job_of(2, &folder, &flags, seed).env("DDP_TEST_FAULT", faults);
+            let hang = format!("rank0:nccl/ncclAllGather@{gather}=hang");
+            let mut running = job.env("SIMCUDA_FAULTS", &hang).start();
+            // The steps alone are over.
+            running.wait_for(r#""event":"step","step":5,"#);
+            running.go_on(0);
+            let ended = running.wait();
+            let told = r#"all_gather of "values, bucket 0""#;
+            assert!(gather == 3 || ended.stderr.contains(told), "{ended}");
+            assert_undisturbed(&folder, &ended, &[1]);
+        },
+    );
 }
 
 #[test]
@@ -401,7 +407,7 @@ fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
         ("2:optimizer:9:kill,3:optimizer:9:kill", &[2, 3]),
     ];
     all_at_once(
-        ddp_slice::from(&test_name(), cases, 1),
+        ddp_testing::cases_of(&test_name(), cases, 1),
         |(faults, ranks)| {
             let folder = Folder::new("losing-hosts-gpus");
             let words = format!("{RUN} --min-ranks 1 --restarts 4");
@@ -430,25 +436,28 @@ fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
     };
     undisturbed();
     let cases = (0..12_usize).map(|case| (case, GRAPHS[case / 6]));
-    all_at_once(ddp_slice::from(&test_name(), cases, 1), |(seed, graph)| {
-        let folder = Folder::new("losing-often");
-        let job = job(&folder, &format!("--restarts 1000 --graph {graph}"), seed);
-        let slow = |step| POINTS.map(|point| format!("0:{point}:{step}:slow"));
-        let slow: Vec<_> = (1..=24).flat_map(slow).collect();
-        // However fast they are, they are killed before the end.
-        let faults = format!("0:forward:20:hold,{}", slow.join(","));
-        // Kills hit ranks that make communicators, too.
-        let job = job
-            .env("SIMCUDA_JOIN_MS", "100")
-            .env("DDP_TEST_FAULT", &faults);
-        let mut running = job.start();
-        running.wait_for(r#""event":"step","step":1,"#);
-        let kills = kill_ranks(&mut running, seed as u64, Duration::from_secs(2));
-        running.go_on(20);
-        let ended = running.wait();
-        assert!(kills > 0, "{ended}");
-        assert_same(&folder, &ended);
-    });
+    all_at_once(
+        ddp_testing::cases_of(&test_name(), cases, 1),
+        |(seed, graph)| {
+            let folder = Folder::new("losing-often");
+            let job = job(&folder, &format!("--restarts 1000 --graph {graph}"), seed);
+            let slow = |step| POINTS.map(|point| format!("0:{point}:{step}:slow"));
+            let slow: Vec<_> = (1..=24).flat_map(slow).collect();
+            // However fast they are, they are killed before the end.
+            let faults = format!("0:forward:20:hold,{}", slow.join(","));
+            // Kills hit ranks that make communicators, too.
+            let job = job
+                .env("SIMCUDA_JOIN_MS", "100")
+                .env("DDP_TEST_FAULT", &faults);
+            let mut running = job.start();
+            running.wait_for(r#""event":"step","step":1,"#);
+            let kills = kill_ranks(&mut running, seed as u64, Duration::from_secs(2));
+            running.go_on(20);
+            let ended = running.wait();
+            assert!(kills > 0, "{ended}");
+            assert_same(&folder, &ended);
+        },
+    );
 }
 
 #[test]
@@ -458,7 +467,7 @@ fn an_error_of_nccl_repeats_the_step_and_one_that_lasts_ends_the_job() {
     };
     undisturbed();
     let calls = (20..40).map(|call| format!("rank1:ncclSend@{call}=remote_error"));
-    let one = ddp_slice::from(&test_name(), calls, 1).remove(0);
+    let one = ddp_testing::cases_of(&test_name(), calls, 1).remove(0);
     // NCCL's own calls of all communicators count.
     let all: Vec<_> = (30..60)
         .map(|call| format!("rank1:ncclSend@{call}=remote_error"))

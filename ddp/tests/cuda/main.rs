@@ -1,5 +1,5 @@
 //! Training on CUDA devices, real or simulated (`launch/with-simulated-gpus 1`). Without a device
-//! each test is skipped (`ddp_slice::skip`).
+//! each test is skipped (`ddp_testing::skip`).
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -72,7 +72,7 @@ fn gpu() -> Option<Gpu> {
     quietly();
     let found = Some(Device::best()).filter(|device| device.is_accelerator());
     if found.is_none() {
-        ddp_slice::skip("no CUDA device");
+        ddp_testing::skip("no CUDA device");
     }
     // A test that failed under this lock leaves no state.
     found.map(|device| Gpu {
@@ -86,7 +86,7 @@ fn gpu_of(count: usize) -> Option<Gpu> {
     let gpu = gpu()?;
     let found = Device::usable().len() - 1;
     if found < count {
-        ddp_slice::skip(&format!("{count} CUDA devices are needed, {found} found"));
+        ddp_testing::skip(&format!("{count} CUDA devices are needed, {found} found"));
         return None;
     }
     Some(gpu)
@@ -96,7 +96,7 @@ fn gpu_of(count: usize) -> Option<Gpu> {
 fn simulated_gpu_of(count: usize) -> Option<Gpu> {
     let gpu = gpu_of(count)?;
     if !is_simulated() {
-        ddp_slice::skip("real GPUs do not do on demand what this needs");
+        ddp_testing::skip("real GPUs do not do on demand what this needs");
         return None;
     }
     Some(gpu)

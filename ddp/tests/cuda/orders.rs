@@ -2,7 +2,7 @@
 //! model has the same bytes.
 //!
 //! Every job is a separate process, because the simulator reads its seed when it is loaded. There
-//! are 1000 seeds, of which each commit runs a slice.
+//! are 1000 seeds, of which a few run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -130,14 +130,14 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
         } else {
             format!("a machine of exactly {gpus} simulated GPUs is needed")
         };
-        ddp_slice::skip(&format!("{needed}, {there} found"));
+        ddp_testing::skip(&format!("{needed}, {there} found"));
     }
     (there == gpus).then_some(machine)
 }
 
 /// The seeds, of this many, that this commit runs.
 fn seeds(all: usize) -> Vec<u64> {
-    let seeds = ddp_slice::of(&test_name(), all, 3);
+    let seeds = ddp_testing::cases(&test_name(), all, 3);
     seeds.into_iter().map(|seed| seed as u64).collect()
 }
 

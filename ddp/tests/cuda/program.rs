@@ -408,7 +408,7 @@ fn only_a_captured_step_is_explained() {
 fn benches_of_two_ranks_go_through_on_gpus() {
     let Some(_gpu) = gpu() else { return };
     if !ddp_kernels::device::discover().nccl.is_sound() {
-        ddp_slice::skip("no NCCL that can be used");
+        ddp_testing::skip("no NCCL that can be used");
         return;
     }
     for bench in [

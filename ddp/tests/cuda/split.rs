@@ -27,7 +27,7 @@ fn devices(parts: usize) -> Vec<Device> {
     (0..parts).map(|part| Device::Cuda(part % gpus())).collect()
 }
 
-/// The devices of the parts, rank by rank: a slice of all, with one of a single rank among them.
+/// The devices of the parts, rank by rank: some of all, with one of a single rank among them.
 fn places() -> Vec<Place> {
     let alone = |parts: usize| Place {
         ranks: 1,
@@ -41,7 +41,7 @@ fn places() -> Vec<Place> {
             devices: vec![pair(0), pair(2)],
         });
     }
-    ddp_slice::from(&test_name(), places, 2)
+    ddp_testing::cases_of(&test_name(), places, 2)
 }
 
 /// What is in every step of these tests: clipping, dropout, two micro-batches of 6 rows.

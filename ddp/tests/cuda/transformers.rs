@@ -35,7 +35,7 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
             ))
         });
         assert!(captured == eager, "{dtype}");
-        for recompute in ddp_slice::from(dtype, ["attention", "block"], 1) {
+        for recompute in ddp_testing::cases_of(dtype, ["attention", "block"], 1) {
             let flags = format!("--device cuda --dtype {dtype} --recompute {recompute}");
             assert!(run(&format!("{VIT} {flags}")) == captured, "{flags}");
         }
@@ -197,7 +197,7 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
         (2..=gpus.min(4) / ranks).map(move |parts| (ranks, flags, parts))
     });
     all_at_once(
-        ddp_slice::from(&test_name(), cases, 3),
+        ddp_testing::cases_of(&test_name(), cases, 3),
         |(ranks, flags, parts)| {
             let whole = trained(&with_text(), ranks, 4, flags);
             let flags = format!("{flags} --devices-per-rank {parts}");
@@ -302,7 +302,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
     // A driver's pool takes pieces of 32 MiB (H100, H200), the simulated one of 2.
     let piece_mb: f64 = if is_simulated() { 0.0 } else { 33.56 };
-    for (ranks, flags) in ddp_slice::from(&test_name(), cases, 3) {
+    for (ranks, flags) in ddp_testing::cases_of(&test_name(), cases, 3) {
         let [planned, measured] = planned_and_measured(ranks, flags);
         let beyond = measured - planned;
         assert!(

@@ -71,7 +71,7 @@ fn first_core() -> Option<String> {
 #[test]
 fn threads_are_as_many_as_the_mask_has_cores() {
     let Some(core) = first_core() else {
-        ddp_slice::skip("no taskset");
+        ddp_testing::skip("no taskset");
         return;
     };
     let folder = Folder::new("mask");
@@ -86,7 +86,7 @@ fn threads_are_as_many_as_the_mask_has_cores() {
 #[test]
 fn a_rank_that_is_bound_to_one_core_says_how_to_lift_it_and_trains() {
     if ddp_kernels::threads::cores().len() < 2 {
-        ddp_slice::skip("this process may run on one core only");
+        ddp_testing::skip("this process may run on one core only");
         return;
     }
     let folder = Folder::new("bound");

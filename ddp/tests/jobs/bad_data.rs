@@ -499,7 +499,7 @@ fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
 
 #[test]
 fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
-    let some = ddp_slice::from("bad files for two ranks", bad(), 16);
+    let some = ddp_testing::cases_of("bad files for two ranks", bad(), 16);
     assert_bad_files_are_refused(2, some);
 }
 

@@ -165,7 +165,7 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, words: &str) -> Option<Ended> 
     let ended = folder.in_shell(&before, &words).run();
     let made = ended.exit_code() != Some(99) && !ended.stderr.contains("unshare");
     if !made {
-        ddp_slice::skip(&format!(
+        ddp_testing::skip(&format!(
             "no file system may be mounted here: {}",
             ended.stderr.trim()
         ));

@@ -38,7 +38,7 @@ fn the_lines_of_a_step_are_written_before_a_stop_although_ranks_meet_in_between(
 fn a_stop_while_ranks_start_ends_the_job_with_75() {
     let signals = ["TERM", "INT", "HUP", "USR1"];
     all_at_once(
-        ddp_slice::from("signals to starting ranks", signals, 2),
+        ddp_testing::cases_of("signals to starting ranks", signals, 2),
         |signal| {
             let folder = Folder::new(&format!("stops-start-{signal}"));
             let running = folder.started(2, &endless()).start();

@@ -118,7 +118,7 @@ fn control_characters_are_escaped_on_a_terminal() {
         .arg("--version")
         .output();
     if has_script.is_err() {
-        return ddp_slice::skip("script, which gives a program a terminal, is not there");
+        return ddp_testing::skip("script, which gives a program a terminal, is not there");
     }
     let ended = folder
         .in_shell(r#"exec script -qec "$*" /dev/null"#, words)

@@ -142,7 +142,7 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
     ];
     let faults = points.map(|point| [0, 2].map(|rank| format!("{rank}:{point}:kill")));
     undisturbed();
-    let faults = ddp_slice::from("points of a step", faults.into_iter().flatten(), 4);
+    let faults = ddp_testing::cases_of("points of a step", faults.into_iter().flatten(), 4);
     all_at_once(faults, |fault| {
         let folder = Folder::new("losing-one");
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
@@ -198,7 +198,7 @@ fn ranks_can_be_lost_while_others_meet() {
             vec![0, 1, 3],
         ),
     ];
-    let faults = ddp_slice::from("ranks lost while others meet", faults, 3);
+    let faults = ddp_testing::cases_of("ranks lost while others meet", faults, 3);
     all_at_once(faults, |(faults, expected)| {
         let folder = Folder::new("losing-meeting");
         let timeout = if faults.contains("stop") { SHORT } else { "" };
@@ -257,7 +257,7 @@ fn what_goes_wrong_on_one_rank_alone_does_not_end_the_others() {
     let kinds = [("panic", 70), ("memory", 71), ("error", 65)];
     let faults = [0, 2].map(|rank| kinds.map(|(kind, code)| (rank, kind, code)));
     let faults = faults.into_iter().flatten();
-    let faults = ddp_slice::from("what goes wrong on one rank alone", faults, 3);
+    let faults = ddp_testing::cases_of("what goes wrong on one rank alone", faults, 3);
     all_at_once(faults, |(rank, kind, code)| {
         let folder = Folder::new("losing-wrong");
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));

@@ -36,7 +36,7 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
             "--restarts 4",
         ),
     ];
-    let cases = ddp_slice::from("ranks lost on several hosts", cases, 3);
+    let cases = ddp_testing::cases_of("ranks lost on several hosts", cases, 3);
     all_at_once(cases, |(hosts, faults, words)| {
         let folder = Folder::new("losing-hosts");
         let words = format!("{RUN} --min-ranks 1 {words}");

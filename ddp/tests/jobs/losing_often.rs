@@ -89,7 +89,7 @@ fn disturb(running: &mut Running, seed: u64) -> u64 {
 
 #[test]
 fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
-    let seeds = ddp_slice::of("ranks that are lost at any moment", 126, 2);
+    let seeds = ddp_testing::cases("ranks that are lost at any moment", 126, 2);
     for pair in seeds.chunks(2) {
         all_at_once(pair, |&seed| {
             let (which, ranks) = (seed % STORMS.len(), 2 + seed / STORMS.len() % 7);

@@ -27,7 +27,7 @@ fn lose_with_zero(
     let jobs = faults
         .iter()
         .flat_map(|faults| OPTIMIZERS.map(|words| (*faults, words)));
-    let jobs = ddp_slice::from(faults[0], jobs, faults.len());
+    let jobs = ddp_testing::cases_of(faults[0], jobs, faults.len());
     all_at_once(jobs, |(faults, words)| {
         let folder = Folder::new("losing-zero");
         let run = format!("{RUN} --zero 1 --min-ranks 1");

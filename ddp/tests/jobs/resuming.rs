@@ -153,7 +153,7 @@ fn a_resume_with_another_batch_says_what_it_means_for_rows() {
 fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
     let cases = PLACES.iter().flat_map(|place| [(0, *place), (1, *place)]);
-    let cases = ddp_slice::from("ranks killed at each place", cases, 4);
+    let cases = ddp_testing::cases_of("ranks killed at each place", cases, 4);
     all_at_once(cases, |(rank, place)| {
         assert_survives(2, rank, place, "", &expected)
     });
@@ -193,7 +193,7 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
                  --checkpoint-every 3 --threads 1 --out OUT";
     let expected = undisturbed(2, words, 240);
     // Each kill is drawn from its number.
-    let kills = ddp_slice::of("kills at random moments", 200, 8);
+    let kills = ddp_testing::cases("kills at random moments", 200, 8);
     let mut folder = Folder::new("random");
     let (mut killed, mut early) = (0, 0);
     while killed < kills.len() {

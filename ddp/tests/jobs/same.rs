@@ -75,13 +75,13 @@ fn write_text(folder: &Folder) {
     std::fs::write(folder.path().join("text.txt"), words.repeat(50)).unwrap();
 }
 
-/// A slice of the numbers of ranks, all of them with `--long`. Ranks are processes.
+/// Some numbers of ranks; the others are searched. Ranks are processes.
 #[test]
 fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
     let runs = [format!("{QUICK} --zero 1 --grad-clip 1"), GPT.to_string()];
     let sizes = [2, 3, 5, 6, 7, 8, 12];
     let all = (0..runs.len()).flat_map(|run| sizes.map(|size| (run, size)));
-    let slice = ddp_slice::from("same-bits, processes", all, 3);
+    let slice = ddp_testing::cases_of("same-bits, processes", all, 3);
     let trained = |words: &str, ranks: usize| {
         let folder = Folder::new("processes");
         write_text(&folder);

@@ -123,7 +123,7 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
     for ranks in RANKS {
         let expected = undisturbed(ranks);
         let cases = (0..ranks).flat_map(|rank| signals.map(|(signal, told)| (rank, signal, told)));
-        let some = ddp_slice::from("signals to ranks", cases, ranks);
+        let some = ddp_testing::cases_of("signals to ranks", cases, ranks);
         all_at_once(some, |(rank, signal, told)| {
             let folder = Folder::new(&format!("{signal}-{rank}"));
             let running = held(job(&folder, ranks, LONG));
@@ -307,7 +307,7 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
     let words = format!("{words} {FAR}");
     // Where the write is stuck, and where there is an error.
     let cases = [(1, 0), (2, 0), (2, 1)];
-    let some = ddp_slice::from("errors while a checkpoint is stuck", cases, 1);
+    let some = ddp_testing::cases_of("errors while a checkpoint is stuck", cases, 1);
     all_at_once(some, |(ranks, rank)| {
         let folder = Folder::new(&format!("stuck-{ranks}-{rank}"));
         let fault = format!("0:save:10:hang,{rank}:forward:15:error");

@@ -60,7 +60,7 @@ fn stopped_after(delay: Duration, rank: usize, words: &str) -> (Ended, bool) {
 #[test]
 fn a_rank_that_is_stopped_at_any_moment_ends_the_job_with_77_and_is_named() {
     // About as long as a run takes.
-    let moments = ddp_slice::of("ranks stopped at random moments", 200, 8);
+    let moments = ddp_testing::cases("ranks stopped at random moments", 200, 8);
     // Number 0 stops rank 0 before the ranks have met: then both others said so, not one.
     let cases = moments
         .into_iter()
@@ -204,7 +204,7 @@ fn each_thread_that_cannot_start_is_named() {
         .args(["--clear-groups", "true"])
         .status();
     if !is_root.is_ok_and(|status| status.success()) {
-        ddp_slice::skip("setpriv is missing, or this is not root");
+        ddp_testing::skip("setpriv is missing, or this is not root");
         return;
     }
     let user = 100_000 + std::process::id();
@@ -257,7 +257,7 @@ fn ranks_with_different_resume_or_binary_are_refused_before_anything_is_begun() 
     let other = folder.path().join("ddp-train");
     let mut bytes = std::fs::read(program()).unwrap();
     bytes.push(0);
-    ddp_slice::write_executable(&other, &bytes);
+    ddp_testing::write_executable(&other, &bytes);
     let ended = folder
         .programs(&[Path::new(&program()), &other], QUICK)
         .run();

@@ -38,7 +38,7 @@ pub(crate) struct Golden {
 /// Runs all cases, and compares their bits with the pinned ones.
 pub(crate) fn check(cases: &[Golden], run: impl Fn(&Golden, &Folder, &str) -> Ended + Sync) {
     if !has_fused_multiply_add() {
-        ddp_slice::skip("the processor has no fused multiply-add");
+        ddp_testing::skip("the processor has no fused multiply-add");
         return;
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/bits.json");

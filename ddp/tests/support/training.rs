@@ -120,7 +120,7 @@ impl Way {
     }
 }
 
-/// The pairs of a way and a number of ranks that this test checks: all on the CPU, a slice of those
+/// The pairs of a way and a number of ranks that this test checks: all on the CPU, some of those
 /// with several ranks on GPUs, whose simulation is slow.
 pub(crate) fn worlds(
     ways: &[Way],
@@ -134,10 +134,10 @@ pub(crate) fn worlds(
     }
     // One rank says nothing of ranks: only all cases have it, and machines with one GPU.
     let (several, alone): (Vec<_>, Vec<_>) = all.partition(|(_, size)| *size > 1);
-    if ddp_slice::is_all() || several.is_empty() {
+    if ddp_testing::all_cases() || several.is_empty() {
         return [alone, several].concat();
     }
-    ddp_slice::from(&test_name(), several, 1)
+    ddp_testing::cases_of(&test_name(), several, 1)
 }
 
 /// One way of training.

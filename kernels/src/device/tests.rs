@@ -325,7 +325,7 @@ fn versions_that_do_not_fit_the_driver_make_room_for_the_next_folder() {
 /// Writes `script` as an executable called python3 into `folder`.
 fn python(machine: &Machine, folder: &str, script: &str) -> PathBuf {
     let path = machine.file(&format!("{folder}/python3"), b"");
-    ddp_slice::write_executable(&path, script.as_bytes());
+    ddp_testing::write_executable(&path, script.as_bytes());
     path
 }
 
@@ -428,7 +428,7 @@ fn this_machine_is_described_without_a_panic_and_once() {
     assert!(std::ptr::eq(discovery, discover()));
     assert_eq!(discovery.gpus.is_empty(), discovery.why_no_gpu.is_some());
     if discovery.gpus.is_empty() {
-        ddp_slice::skip("no CUDA device, whose fields are to be seen");
+        ddp_testing::skip("no CUDA device, whose fields are to be seen");
     }
     for (index, gpu) in discovery.gpus.iter().enumerate() {
         assert_eq!(gpu.index, index);

@@ -262,7 +262,7 @@ fn windows_documents_and_caps(wanted: &[DType]) {
 fn a_third<T>(check: &str, cases: impl Iterator<Item = T>) -> Vec<T> {
     let cases: Vec<T> = cases.collect();
     let third = cases.len().div_ceil(3);
-    ddp_slice::from(check, cases, third)
+    ddp_testing::cases_of(check, cases, third)
 }
 
 #[test]

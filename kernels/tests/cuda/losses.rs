@@ -455,7 +455,7 @@ fn cross_entropy_has_the_cpu_s_bits_for_every_shape_and_option() {
     shapes.extend([(3, 2 * block), (3, 3 * block), (2, rounds + 1)]);
     let third = shapes.len().div_ceil(3);
     for (case, (rows, classes)) in
-        ddp_slice::from("cross entropy", shapes.into_iter().enumerate(), third)
+        ddp_testing::cases_of("cross entropy", shapes.into_iter().enumerate(), third)
     {
         let seed = 20 + case as u64;
         let x: Vec<f32> = finite(rows * classes, seed)

@@ -1,5 +1,5 @@
 //! What CUDA devices do, real or simulated (`launch/with-simulated-gpus`): by the public API alone,
-//! on every device that can be used. Without one, each test is skipped (`ddp_slice::skip`).
+//! on every device that can be used. Without one, each test is skipped (`ddp_testing::skip`).
 //!
 //! Operations are compared with themselves on the CPU, which its own tests compare with plain
 //! references.
@@ -34,7 +34,7 @@ fn skip(why: &str) {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        ddp_slice::skip(why);
+        ddp_testing::skip(why);
     }
 }
 

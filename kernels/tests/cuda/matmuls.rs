@@ -35,12 +35,12 @@ const SHAPES: [[usize; 3]; 7] = [
     [64, 128, 96],
 ];
 
-/// The slice's third of these shapes in each kind.
+/// A third of these shapes in each kind.
 fn sliced(check: &str, shapes: &[[usize; 3]]) -> Vec<([usize; 3], (DType, F32Math))> {
     let all = KINDS
         .into_iter()
         .flat_map(|kind| shapes.iter().map(move |&mnk| (mnk, kind)));
-    ddp_slice::from(check, all, shapes.len())
+    ddp_testing::cases_of(check, all, shapes.len())
 }
 
 /// The most that rounding to a dtype changes a number by, relative to it.

@@ -280,7 +280,7 @@ fn norms_and_their_gradients_have_the_cpu_s_bits_in_f32_and_are_within_their_bou
     let all =
         (CASES.into_iter()).flat_map(|case| shapes().into_iter().map(move |shape| (case, shape)));
     let third = shapes().len();
-    for (case, shape) in ddp_slice::from("norms", all, third) {
+    for (case, shape) in ddp_testing::cases_of("norms", all, third) {
         for dtype in [DType::F32, DType::BF16] {
             let here = Case::new(case, shape, dtype, &widened);
             let [plain, mut added] = [false, true].map(|adds| here.forward(adds));

@@ -44,7 +44,7 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ),
     ("ddp-ptx", &[]),
     ("ddp-simcuda", &["ddp-ptx"]),
-    ("ddp-slice", &[]),
+    ("ddp-testing", &[]),
 ];
 
 /// The folders in `comm/src`, each of which uses only those before it. Files beside them use none.

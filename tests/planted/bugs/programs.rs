@@ -124,7 +124,7 @@ pub(super) fn wrong_device_pointer(version: Version) {
 pub(super) fn peer_copy_without_access(version: Version) {
     let (first, second) = (Gpu::new(0), Gpu::new(1));
     if !second.can_reach(&first) {
-        ddp_slice::skip("the devices cannot reach one another");
+        ddp_testing::skip("the devices cannot reach one another");
         return;
     }
     let (filling, copying) = (first.stream(), second.stream());

@@ -201,7 +201,7 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/
         // SAFETY: it takes nothing and cannot fail.
         let user = unsafe { libc::getuid() }.to_string();
         let Ok(found) = Command::new("getent").args(["passwd", &user]).output() else {
-            return ddp_slice::skip("no getent");
+            return ddp_testing::skip("no getent");
         };
         // name:password:user:group:comment:home:shell, or nothing if the database lacks the user.
         let line = String::from_utf8(found.stdout).unwrap();

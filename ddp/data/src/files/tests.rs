@@ -396,7 +396,7 @@ fn every_changed_byte_gives_no_more_numbers_than_the_file_has_or_is_refused() {
         // Converted files are slow, because each change is converted and synced: fewer positions.
         let is_converted = name == "packed.npz";
         let some = whole.len() / if is_converted { 20 } else { 4 };
-        for position in ddp_slice::of(name, whole.len(), some) {
+        for position in ddp_testing::cases(name, whole.len(), some) {
             let byte = whole[position];
             let values = [
                 byte ^ 1,

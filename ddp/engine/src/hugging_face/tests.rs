@@ -439,12 +439,16 @@ fn damaged_settings_indices_and_adapters_are_read_or_refused() {
         assert!([65, 74].contains(&error.exit_code()), "{text}");
         assert!(text.len() < 4000, "{text}");
     };
-    for seed in ddp_slice::of("damaged files of models", 50_000, 500) {
+    for seed in ddp_testing::cases("damaged files of models", 50_000, 500) {
         let config = configs[seed % configs.len()].as_bytes();
-        fs::write(folder.join("config.json"), ddp_slice::mutated(config, seed)).unwrap();
+        fs::write(
+            folder.join("config.json"),
+            ddp_testing::mutated(config, seed),
+        )
+        .unwrap();
         describe(folder).err().map(refused);
         let write = |name: &str, example: &str| {
-            let damaged = ddp_slice::mutated(example.as_bytes(), seed);
+            let damaged = ddp_testing::mutated(example.as_bytes(), seed);
             fs::write(folder.join(name), damaged).unwrap();
         };
         write("model.safetensors.index.json", index);

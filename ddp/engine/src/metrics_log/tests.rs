@@ -258,7 +258,7 @@ fn a_foreign_config_file_is_left_alone() {
 fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
     let full = OpenOptions::new().append(true).open("/dev/full");
     let Ok(file) = full else {
-        return ddp_slice::skip("no /dev/full");
+        return ddp_testing::skip("no /dev/full");
     };
     let mut log = MetricsLog {
         file,

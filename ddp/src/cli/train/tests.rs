@@ -446,8 +446,8 @@ fn the_model_is_read_before_its_settings() {
 fn a_damaged_file_of_settings_is_read_or_refused() {
     let file = "# A run.\nlr = 0.01\nbatch-size = 128\nhidden = [3, 4]\ndrop-last = true\n\
                 data = \"glyphs,rows=64\"\nmodel = \"gpt\"\n[gpt]\nlayers = 2\nwidth = 16\n";
-    for seed in ddp_slice::of("damaged settings", 50_000, 500) {
-        let damaged = ddp_slice::mutated(file.as_bytes(), seed);
+    for seed in ddp_testing::cases("damaged settings", 50_000, 500) {
+        let damaged = ddp_testing::mutated(file.as_bytes(), seed);
         let damaged = String::from_utf8_lossy(&damaged);
         if let Err(error) = asked("", &[], Some(&damaged)) {
             assert!(

@@ -25,7 +25,7 @@ fn assert_completes(shell: &str, script: &str) {
         .output();
     let ended = match ended {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            ddp_slice::skip(&format!("no {shell}"));
+            ddp_testing::skip(&format!("no {shell}"));
             return;
         }
         ended => ended.unwrap(),

@@ -217,7 +217,7 @@ fn python_with_torch() -> Option<String> {
 #[test]
 fn pytorch_loads_the_model_and_gives_the_same_logits() {
     let Some(python) = python_with_torch() else {
-        ddp_slice::skip("no Python with torch and safetensors (DDP_PYTHON names one)");
+        ddp_testing::skip("no Python with torch and safetensors (DDP_PYTHON names one)");
         return;
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/logits_torch.py");

@@ -39,10 +39,10 @@ impl Folder {
         self.job(command, words, false)
     }
 
-    /// Ranks under `mpirun`, or started by the program itself: DDP_TEST_LAUNCHER says which.
+    /// Ranks that the program itself starts, or `mpirun` where DDP_TEST_LAUNCHER says so.
     pub(crate) fn ranks(&self, count: usize, words: &str) -> Job {
         #[cfg(feature = "mpi")]
-        if std::env::var("DDP_TEST_LAUNCHER").as_deref() != Ok("own") {
+        if std::env::var("DDP_TEST_LAUNCHER").as_deref() == Ok("mpirun") {
             return self.each(&[(count, words)]);
         }
         self.started(count, words)
@@ -143,7 +143,7 @@ impl Folder {
     /// An executable shell script in this folder.
     pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
-        ddp_slice::write_executable(&path, format!("#!/bin/sh\n{text}\n").as_bytes());
+        ddp_testing::write_executable(&path, format!("#!/bin/sh\n{text}\n").as_bytes());
         path
     }
 

@@ -132,7 +132,7 @@ fn losses_by_bf16_are_close_to_those_in_f32() {
         ("vit,layers=2,width=32,heads=2,patch=7", "lr=0.001"),
     ];
     // Of four ways a model: without an instruction for bf16, each takes ten seconds.
-    let chosen = ddp_slice::of("losses by bf16", 4 * cases.len(), 4);
+    let chosen = ddp_testing::cases("losses by bf16", 4 * cases.len(), 4);
     for (number, (model, settings)) in cases.into_iter().enumerate() {
         let losses = |dtype: &str, order: Bf16Order| -> Vec<f64> {
             let settings = format!("{settings} dtype={dtype} warmup-steps=10 eval-every=0");

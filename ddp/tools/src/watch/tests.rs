@@ -239,8 +239,8 @@ fn a_damaged_log_is_shown_or_refused() {
     ];
     let log: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let scratch = Scratch::new();
-    for seed in ddp_slice::of("damaged logs", 50_000, 500) {
-        let damaged = ddp_slice::mutated(log.as_bytes(), seed);
+    for seed in ddp_testing::cases("damaged logs", 50_000, 500) {
+        let damaged = ddp_testing::mutated(log.as_bytes(), seed);
         fs::write(scratch.path().join(EVENTS_FILE), damaged).unwrap();
         match open(scratch.path()) {
             Ok(followed) => assert!(!text(&followed).contains('\u{1b}'), "case {seed}"),

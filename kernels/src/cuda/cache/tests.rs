@@ -222,7 +222,7 @@ fn what_others_may_write_to_is_not_run() {
     assert_eq!(folder.files().len(), 1);
     set_mode(&folder.0, 0o755);
     if std::os::unix::fs::chown(&file, Some(65_534), None).is_err() {
-        return ddp_slice::skip("only root can give files to another user");
+        return ddp_testing::skip("only root can give files to another user");
     }
     assert_eq!(entry.read(), None, "another user's file");
 }

@@ -117,7 +117,7 @@ fn transfers_are_counted_at_each_launch_not_at_capture() {
         .into_iter()
         .find(|device| device.is_accelerator())
     else {
-        ddp_slice::skip("no CUDA device");
+        ddp_testing::skip("no CUDA device");
         return;
     };
     let ledger = Ledger::new();

@@ -36,7 +36,7 @@ fn wrong_waits(wait: &str) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// A third of the wrong versions of each kernel on tensor cores; with DDP_TEST_SLICE=all all of
+/// A third of the wrong versions of each kernel on tensor cores; with DDP_CASES=all all of
 /// them, in the orders of 20 seeds, on Hopper and an older GPU in turn: the simulator must find
 /// that bytes are used before they are copied.
 #[test]
@@ -46,7 +46,7 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
     }
     let commit = "asm volatile(\"cp.async.commit_group;\" ::: \"memory\");";
     let wait = "asm volatile(\"cp.async.wait_group 0;\" ::: \"memory\");";
-    let seeds = if ddp_slice::is_all() { 20 } else { 1 };
+    let seeds = if ddp_testing::all_cases() { 20 } else { 1 };
     let folder = std::env::temp_dir().join(format!("ddp-attention-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let wrong = [

@@ -115,7 +115,7 @@ fn a_key_that_another_user_could_have_written_or_read_is_refused() {
     fs::write(home.key(), [7; 32]).unwrap();
     fs::set_permissions(home.key(), fs::Permissions::from_mode(0o600)).unwrap();
     if std::os::unix::fs::chown(home.key(), Some(65534), None).is_err() {
-        return ddp_slice::skip("only root can give a file to another user");
+        return ddp_testing::skip("only root can give a file to another user");
     }
     refused("got one of user 65534");
 }

@@ -414,9 +414,9 @@ fn damaged_records_are_written_or_refused() {
         json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
     ];
     let formats = [format(CHATML), format(PHI)];
-    for seed in ddp_slice::of("damaged records", 50_000, 500) {
+    for seed in ddp_testing::cases("damaged records", 50_000, 500) {
         let record = records[seed % records.len()].to_string();
-        let damaged = ddp_slice::mutated(record.as_bytes(), seed);
+        let damaged = ddp_testing::mutated(record.as_bytes(), seed);
         let damaged = String::from_utf8_lossy(&damaged);
         let template = formats[seed % 2].template.as_ref();
         // A text or an error, and its ranges are within it.

@@ -510,7 +510,7 @@ fn a_planted_cache_of_another_user_is_not_used() {
     let another = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None);
     let (bench, _, user) = planted();
     if another(&bench.cache()).is_err() {
-        return ddp_slice::skip("only root can give files to another user");
+        return ddp_testing::skip("only root can give files to another user");
     }
     let folders = [bench.cache(), user.clone()];
     assert_eq!(bench.capitals_in(&folders), b"ABC", "another user's folder");
@@ -608,7 +608,7 @@ fn no_copy_is_made_where_another_user_could_swap_it() {
         let above = bench.scratch.path();
         set_mode(above, mode);
         if std::os::unix::fs::chown(above, owner.or(Some(0)), None).is_err() && owner.is_some() {
-            ddp_slice::skip("only root can give files to another user");
+            ddp_testing::skip("only root can give files to another user");
             continue;
         }
         bench.write(&format!("{mode} {owner:?}"));

@@ -7,7 +7,7 @@ use crate::device;
 /// The compiler, or the line that says why the test says nothing.
 fn compiler() -> Option<&'static Compiler> {
     get()
-        .inspect_err(|why| ddp_slice::skip(&format!("no CUDA device nor NVRTC ({why})")))
+        .inspect_err(|why| ddp_testing::skip(&format!("no CUDA device nor NVRTC ({why})")))
         .ok()
 }
 

@@ -1,15 +1,12 @@
-//! Selects the part of an exhaustive check that runs, reports tests that are skipped, and writes
-//! programs for tests.
+//! What tests of several crates share: which cases of a property run, which tests are skipped,
+//! damaged files, and programs.
 //!
-//! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
-//! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the number of the
-//! commit, so that a commit always runs the same slice and the next commit the next one. Where the
-//! history is missing, the hash of the commit selects at random. `DDP_TEST_SLICE=all` runs every
-//! case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure. Unset, a
-//! fixed slice runs.
+//! A property of many cases (each wait removed in turn, each byte flipped, 1000 seeds) runs a few
+//! of them, always the same. `launch/search` tries the others: `DDP_CASES` has a seed that draws
+//! as many, `N..M` selects those from N to before M, `all` runs every case.
 //!
 //! ```
-//! for seed in ddp_slice::of("seeds of my check", 1000, 5) {
+//! for seed in ddp_testing::cases("seeds of my check", 1000, 5) {
 //!     assert!(seed < 1000);
 //! }
 //! ```
@@ -57,48 +54,38 @@ pub fn skip(why: &str) {
     };
 }
 
-/// Whether every case of every check runs.
-pub fn is_all() -> bool {
-    env::var("DDP_TEST_SLICE").is_ok_and(|slice| slice == "all")
+/// Whether every case of every property runs.
+pub fn all_cases() -> bool {
+    env::var("DDP_CASES").is_ok_and(|cases| cases == "all")
 }
 
-/// The numbers, below `cases`, of the cases to run: about `wanted` of them, evenly spaced; all with
-/// `DDP_TEST_SLICE=all`. `check` names the check, so that each one has its own slice.
-pub fn of(check: &str, cases: usize, wanted: usize) -> Vec<usize> {
-    select(
-        env::var("DDP_TEST_SLICE").ok().as_deref(),
-        check,
-        cases,
-        wanted,
-    )
+/// The numbers, below `count`, of the cases to run: about `wanted` of them, evenly spaced, unless
+/// `DDP_CASES` says otherwise. `check` names the property, so that each one has its own.
+pub fn cases(check: &str, count: usize, wanted: usize) -> Vec<usize> {
+    select(env::var("DDP_CASES").ok().as_deref(), check, count, wanted)
 }
 
-/// The cases to run, about `wanted` of them: see [`of`].
-pub fn from<T>(check: &str, cases: impl IntoIterator<Item = T>, wanted: usize) -> Vec<T> {
-    let cases: Vec<T> = cases.into_iter().collect();
-    let chosen = of(check, cases.len(), wanted);
-    let numbered = cases.into_iter().enumerate();
+/// The cases to run, about `wanted` of them: see [`cases`].
+pub fn cases_of<T>(check: &str, all: impl IntoIterator<Item = T>, wanted: usize) -> Vec<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    let chosen = cases(check, all.len(), wanted);
+    let numbered = all.into_iter().enumerate();
     let kept = numbered.filter(|(number, _)| chosen.binary_search(number).is_ok());
     kept.map(|(_, case)| case).collect()
 }
 
-fn select(slice: Option<&str>, check: &str, cases: usize, wanted: usize) -> Vec<usize> {
-    if let Some(range) = slice.and_then(|slice| slice.strip_prefix("cases:")) {
-        let (first, end) = range.split_once("..").expect("as in cases:3..5");
+fn select(drawn: Option<&str>, check: &str, count: usize, wanted: usize) -> Vec<usize> {
+    if let Some((first, end)) = drawn.and_then(|drawn| drawn.split_once("..")) {
         let [first, end] = [first, end].map(|number| number.parse().expect("a number of a case"));
-        return (first..cases.min(end)).collect();
+        return (first..count.min(end)).collect();
     }
-    if slice == Some("all") || wanted >= cases {
-        return (0..cases).collect();
+    if drawn == Some("all") || wanted >= count {
+        return (0..count).collect();
     }
-    assert!(wanted > 0, "{check}: a slice has at least one case");
-    // Every `parts`-th case: that many different slices cover all cases.
-    let parts = cases.div_ceil(wanted);
-    let first = match slice.unwrap_or("").parse::<u64>() {
-        Ok(commit) => (commit % parts as u64 + hash(&[check]) % parts as u64) % parts as u64,
-        Err(_) => hash(&[slice.unwrap_or(""), "/", check]) % parts as u64,
-    };
-    (first as usize..cases).step_by(parts).collect()
+    assert!(wanted > 0, "{check}: at least one case is wanted");
+    let apart = count.div_ceil(wanted);
+    let first = hash(&[drawn.unwrap_or(""), "/", check]) % apart as u64;
+    (first as usize..count).step_by(apart).collect()
 }
 
 /// A damaged copy of a file: some of its bytes changed, left out, repeated, or replaced by what
@@ -161,53 +148,40 @@ mod tests {
     use super::select;
 
     #[test]
-    fn a_commit_always_selects_the_same_slice() {
+    fn without_a_seed_the_same_cases_run_each_time() {
         // Pinned: on every machine, and until the function changes.
-        let expected = [135, 335, 535, 735, 935];
-        assert_eq!(select(Some("74e49c6"), "seeds", 1000, 5), expected);
-    }
-
-    #[test]
-    fn commits_together_run_every_case() {
-        let mut seen = BTreeSet::new();
-        for commit in 0..400 {
-            seen.extend(select(Some(&format!("{commit:07x}")), "seeds", 103, 5));
-        }
-        assert_eq!(seen.len(), 103);
-    }
-
-    #[test]
-    fn commits_in_a_row_run_every_case_once() {
-        let commits = 1207..1207 + 21;
-        let mut cases: Vec<usize> = commits
-            .flat_map(|commit| select(Some(&commit.to_string()), "seeds", 103, 5))
-            .collect();
-        cases.sort_unstable();
-        assert_eq!(cases, Vec::from_iter(0..103));
-    }
-
-    #[test]
-    fn checks_have_different_slices_of_one_commit() {
-        let slices: BTreeSet<Vec<usize>> = (0..20)
-            .map(|check| select(Some("74e49c6"), &check.to_string(), 1000, 5))
-            .collect();
-        assert!(slices.len() > 15, "{}", slices.len());
-    }
-
-    #[test]
-    fn all_runs_everything_and_unset_a_fixed_slice() {
-        assert_eq!(select(Some("all"), "seeds", 7, 2), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(select(None, "seeds", 3, 5), [0, 1, 2]);
         assert_eq!(select(None, "seeds", 9, 2), [2, 7]);
+        assert_eq!(select(None, "seeds", 3, 5), [0, 1, 2]);
         assert!(select(None, "seeds", 0, 5).is_empty());
     }
 
     #[test]
-    fn a_slice_is_never_empty_and_never_more_than_wanted() {
-        for cases in 1..50 {
+    fn seeds_together_run_every_case() {
+        let drawn = |seed: u64| select(Some(&seed.to_string()), "seeds", 103, 5);
+        let seen: BTreeSet<usize> = (0..400).flat_map(drawn).collect();
+        assert_eq!(seen.len(), 103);
+    }
+
+    #[test]
+    fn properties_have_different_cases_of_one_seed() {
+        let drawn = |check: u64| select(Some("7"), &check.to_string(), 1000, 5);
+        let slices: BTreeSet<Vec<usize>> = (0..20).map(drawn).collect();
+        assert!(slices.len() > 15, "{}", slices.len());
+    }
+
+    #[test]
+    fn all_cases_or_a_range_run() {
+        assert_eq!(select(Some("all"), "seeds", 7, 2), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(select(Some("3..5"), "seeds", 7, 2), [3, 4]);
+        assert_eq!(select(Some("5..99"), "seeds", 7, 2), [5, 6]);
+    }
+
+    #[test]
+    fn there_is_a_case_and_never_more_than_wanted() {
+        for count in 1..50 {
             for wanted in 1..10 {
-                let chosen = select(Some("74e49c6"), "sizes", cases, wanted);
-                assert!(!chosen.is_empty() && chosen.len() <= wanted.min(cases));
+                let chosen = select(Some("74"), "sizes", count, wanted);
+                assert!(!chosen.is_empty() && chosen.len() <= wanted.min(count));
             }
         }
     }
