@@ -10,7 +10,7 @@
 //!
 //! Each place waits in every step. So waits are tried from the middle of a job on, at most as many
 //! as one step makes at that place, until one is noticed. A few of the places are tried; the
-//! long run tries every wait of every place, and counts them in the table that it prints.
+//! others are searched; with `DDP_CASES=all` the table that is printed counts every wait.
 
 use std::collections::BTreeMap;
 use std::path::Path;
