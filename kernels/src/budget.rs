@@ -14,31 +14,31 @@ thread_local! {
     static TELLS: Cell<*const AtomicBool> = const { Cell::new(ptr::null()) };
 }
 
-/// The system's allocator, which keeps threads within their budget ([`within`]). A program
-/// declares it with `#[global_allocator]`, as `ddp-train` does; without it no budget holds.
+/// The system's allocator, which keeps threads within their budget ([`within`]). `ddp` declares it
+/// with `#[global_allocator]`, where it has its feature `program`; without it no budget holds.
 pub struct Budgeted;
 
 /// Runs `work` on this thread, which may hold `bytes` more on the heap than now. If it asks for
 /// more, `exceeds` becomes true and the thread sleeps until the process ends.
 pub fn within<T>(bytes: usize, exceeds: &AtomicBool, work: impl FnOnce() -> T) -> T {
-    /// Ends the budget, also if `work` panics.
-    struct Budget;
-    impl Drop for Budget {
+    /// The budget before, which returns also if `work` panics.
+    struct Before(isize, *const AtomicBool);
+    impl Drop for Before {
         fn drop(&mut self) {
-            LEFT.set(isize::MAX);
-            TELLS.set(ptr::null());
+            LEFT.set(self.0);
+            TELLS.set(self.1);
         }
     }
-    let _budget = Budget;
-    TELLS.set(exceeds);
-    LEFT.set(bytes.cast_signed());
+    let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
+    let _before = Before(LEFT.replace(bytes), TELLS.replace(exceeds));
     work()
 }
 
 /// Counts bytes of this thread; negative ones are given back.
 fn count(bytes: isize) {
     let tells = TELLS.get();
-    if tells.is_null() {
+    // What reports a panic may hold locks of the process.
+    if tells.is_null() || thread::panicking() {
         return;
     }
     LEFT.set(LEFT.get().saturating_sub(bytes));

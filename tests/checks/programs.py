@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 from steps import Failure, command
 
@@ -22,6 +23,15 @@ ON_ONE = ["orders::one_rank"]
 ALL = ["build", "--all-targets"]
 RUN_FIRST = ["build", "--lib", "--bins", "--examples", "--test=*", "--bench=*"]
 UNIT_TESTS = ["test", "--no-run", "--lib", "--bins"]
+
+
+def devices_of(target, test):
+    """How many simulated GPUs a test needs."""
+    if target == "gpu_threads" or (target == "mpirun" and test.startswith("gpus::")) or test.startswith(tuple(ON_FOUR)) or "with_two_gpus_each" in test:
+        return 4
+    if target == "cuda" and test.startswith(tuple(ON_ONE)):
+        return 1
+    return 2 if target in NEED_GPUS else 0
 
 
 class Programs:
@@ -55,8 +65,10 @@ class Programs:
     def set_environment(self, built):
         """What test programs are to use."""
         # It compiles the kernels of simulated GPUs. What it prints is its path.
-        compiler = command("launch/check-kernels", "--nvrtc", stdout=subprocess.PIPE, text=True).stdout.strip()
-        os.environ.update(SIMCUDA_LIBRARY=f"{built}/libddp_simcuda.so", DDP_TRAIN=f"{built}/ddp-train", SIMCUDA_NVRTC=compiler)
+        found = subprocess.run(["launch/check-kernels", "--nvrtc"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        if found.returncode != 0:
+            sys.exit(found.returncode)
+        os.environ.update(SIMCUDA_LIBRARY=f"{built}/libddp_simcuda.so", DDP_TRAIN=f"{built}/ddp-train", SIMCUDA_NVRTC=found.stdout.strip())
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * len(os.sched_getaffinity(0))))
         # Of properties, whose cases are random.
         os.environ.setdefault("PROPTEST_CASES", "64")
@@ -77,10 +89,10 @@ class Programs:
         chosen = [it for it in self.all if it[1] in targets.split() and package in (None, it[0])]
         self.run(chosen, devices, arguments)
 
-    def names(self, package, target):
+    @staticmethod
+    def names(file, *arguments):
         """The tests of a program."""
-        words = [self.file(package, target), "--list", "--format", "terse"]
-        listed = command(*words, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        listed = command(file, "--list", "--format", "terse", *arguments, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         return [line.removesuffix(": test") for line in listed if line.endswith(": test")]
 
     @staticmethod
@@ -91,4 +103,4 @@ class Programs:
         on = [f"{ROOT}/launch/with-simulated-gpus", devices] if devices else []
         for package, target, file in chosen:
             print(f"     Running {target} of {package}" + (f", simulated GPUs: {devices}" if devices else ""))
-            command(*on, file, "--quiet", *arguments, cwd=package)
+            command(*on, file, *arguments, cwd=package)

@@ -7,14 +7,16 @@ import subprocess
 import sys
 
 import examples
-from programs import BY_CLIPPY, FEATURES, NEED_GPUS, ON_FOUR, ON_ONE, RUN_FIRST, UNIT_TESTS, Programs
+from programs import BY_CLIPPY, FEATURES, NEED_GPUS, ON_FOUR, ON_ONE, RUN_FIRST, UNIT_TESTS, Programs, devices_of
 from steps import Failure, Steps, command, plural
 
 CORES = len(os.sched_getaffinity(0))
 BUILD, UNITS = "build and clippy", "build and clippy, unit tests of libraries"
 PACKAGES = "packages for several hosts and Slurm"
 STEP = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
-PLAN = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {STEP} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
+PLAN = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "${{DDP_TRAIN:-target/debug/ddp-train}}" bench gpt {STEP} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
+# Programs whose tests say more where there are GPUs.
+ON_BOTH = ["ddp_kernels", "transfers"]
 # A test that skips itself for want of GPUs fails.
 ENOUGH = {"DDP_TEST_ENOUGH_GPUS": "1"}
 
@@ -23,7 +25,8 @@ class Checks:
     def __init__(self, name):
         self.name = name
         # Many checks mostly wait.
-        self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 2)))
+        self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 2)), keeps_logs=name == "")
+        self.threads = os.environ.get("RUST_TEST_THREADS")
         self.programs = Programs(f"{self.steps.folder()}/programs")
         metadata = command("cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", stdout=subprocess.PIPE).stdout
         self.built = json.loads(metadata)["target_directory"] + "/debug"
@@ -44,7 +47,7 @@ class Checks:
         steps.wait_for(PACKAGES)
         # What mostly waits comes first, then what takes longest.
         for title, does, waits in [*self.that_wait(), *self.on_gpus(), *self.others()]:
-            beside(title, *does, env=ENOUGH if "GPU" in title else None, waits=waits)
+            beside(title, *does, env=ENOUGH if "simulated GPU" in title else None, waits=waits)
         steps.wait_for(UNITS)
         self.programs.load()
         for package in sorted({it[0] for it in self.programs.unit}):
@@ -52,6 +55,7 @@ class Checks:
         beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
         steps.wait_for_all()
         steps.step("every kernel was launched", self.every_kernel_was_launched)
+        steps.step("what launch/search has found", ["launch/search", "--found"])
 
     def that_wait(self):
         """Title, what it does, whether it mostly waits."""
@@ -64,7 +68,7 @@ class Checks:
         yield "tests of comm: mpirun", [self.that_waits, "comm", "mpirun", "--skip=gpus::"], False
 
     def that_waits(self, *arguments):
-        os.environ["RUST_TEST_THREADS"] = str(3 * CORES)
+        os.environ["RUST_TEST_THREADS"] = self.threads or str(3 * CORES)
         self.programs.one(*arguments)
 
     def on_gpus(self):
@@ -103,7 +107,6 @@ class Checks:
         yield "structure: cycles, comments, rooms, lines", [[f"{self.built}/ddp-house", "all"]], False
         yield "lock files of the fuzz targets", [fuzz_locks], False
         yield "wrong kernels and wrong code can be planted", [["tests/mutants/run", "texts", self.programs.file("kernels", "cuda")]], False
-        yield "what launch/search has found", [["launch/search", "--found"]], False
         yield "tests/launch: scripts docker simulated-gpus", [["tests/launch/run", "scripts", "docker", "simulated-gpus"]], False
 
     def run_examples(self):
@@ -124,16 +127,31 @@ class Checks:
         print(f"{plural(len(made), 'kernel')} are launched by tests of operations")
 
     def run_named(self):
+        """Tests on as many simulated GPUs as they need, and without any."""
         step, name = self.steps.step, self.name
-        words = ["cargo", "test", "--workspace", *FEATURES, "--locked", "--", name]
-        step(f"tests named *{name}*", words)
-        step(f"tests named *{name}*, on 2 simulated GPUs", ["launch/with-simulated-gpus", 2, *words])
-        if self.steps.counts["passed"] <= 0 and not self.examples:
+        self.steps.need(BUILD, self.programs.build)
+        self.programs.load()
+        self.programs.set_environment(self.built)
+        found = 0
+        for package, target, file in self.programs.all:
+            by_devices = {}
+            for test in self.programs.names(file):
+                if name in test:
+                    needed = devices_of(target, test)
+                    for devices in {0, 2} if target in ON_BOTH else {needed}:
+                        by_devices.setdefault(devices, []).append(test)
+            for devices, tests in sorted(by_devices.items()):
+                found += len(tests)
+                title = f"{target} of {package}: *{name}*" + f", simulated GPUs: {devices}" * (devices > 0)
+                words = [[package, target, file]], devices, ("--exact", *tests)
+                step(title, self.programs.run, *words, env=ENOUGH if devices and target not in ON_BOTH else None)
+        if self.examples:
+            step(f"example {name}", self.run_examples)
+        if not found and not self.examples:
+            step(f"examples in documentation named *{name}*", documentation, name)
+        if self.steps.counts["passed"] + self.steps.counts["failed"] <= 1 and not found and not self.examples:
             print(f"\nlaunch/test: FAILED: no test ran and no example is called {name}", file=sys.stderr)
             sys.exit(1)
-        if self.examples:
-            self.steps.need(BUILD, self.programs.build, RUN_FIRST)
-            step(f"example {name}", self.run_examples)
 
 
 def install():
@@ -149,10 +167,10 @@ def fuzz_locks():
         command(*words, stdout=subprocess.DEVNULL)
 
 
-def documentation():
+def documentation(name=""):
     """Documentation of libraries, and the examples in it."""
     env = {**os.environ, **BY_CLIPPY, "RUSTDOC": os.path.abspath("tests/checks/rustdoc")}
-    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", env=env)
+    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", "--", name, env=env)
 
 
 def main():

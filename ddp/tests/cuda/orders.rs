@@ -135,7 +135,7 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
     (there == gpus).then_some(machine)
 }
 
-/// The seeds, of this many, that this commit runs.
+/// A few seeds of this many.
 fn seeds(all: usize) -> Vec<u64> {
     let seeds = ddp_testing::cases(&test_name(), all, 3);
     seeds.into_iter().map(|seed| seed as u64).collect()

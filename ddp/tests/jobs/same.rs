@@ -81,7 +81,7 @@ fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
     let runs = [format!("{QUICK} --zero 1 --grad-clip 1"), GPT.to_string()];
     let sizes = [2, 3, 5, 6, 7, 8, 12];
     let all = (0..runs.len()).flat_map(|run| sizes.map(|size| (run, size)));
-    let slice = ddp_testing::cases_of("same-bits, processes", all, 3);
+    let chosen = ddp_testing::cases_of("same-bits, processes", all, 3);
     let trained = |words: &str, ranks: usize| {
         let folder = Folder::new("processes");
         write_text(&folder);
@@ -90,7 +90,7 @@ fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
         (folder.metrics_log().losses(), model_bytes(&folder.out(), 8))
     };
     let one = runs.each_ref().map(|words| trained(words, 1));
-    for (run, ranks) in slice {
+    for (run, ranks) in chosen {
         assert!(
             trained(&runs[run], ranks) == one[run],
             "{ranks}: {}",

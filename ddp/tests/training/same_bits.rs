@@ -223,7 +223,7 @@ fn any_number_of_ranks_computes_the_same_bits() {
     let all = CASES
         .iter()
         .flat_map(|case| SIZES[1..].iter().map(move |&size| (case, size)));
-    let slice = ddp_testing::cases_of("same-bits, ranks", all, 24);
+    let chosen = ddp_testing::cases_of("same-bits, ranks", all, 24);
     let mut wrong = Vec::new();
     for (name, hash, model, settings) in CASES {
         let one = trained(model, settings, 1);
@@ -237,7 +237,7 @@ fn any_number_of_ranks_computes_the_same_bits() {
         if one.model != hash {
             wrong.push(format!("{name}: {}, not {hash}", one.model));
         }
-        for (_, size) in slice.iter().filter(|(case, _)| case.0 == name) {
+        for (_, size) in chosen.iter().filter(|(case, _)| case.0 == name) {
             assert_eq!(
                 trained(model, settings, *size),
                 one,

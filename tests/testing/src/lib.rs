@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn properties_have_different_cases_of_one_seed() {
         let drawn = |check: u64| select(Some("7"), &check.to_string(), 1000, 5);
-        let slices: BTreeSet<Vec<usize>> = (0..20).map(drawn).collect();
-        assert!(slices.len() > 15, "{}", slices.len());
+        let chosen: BTreeSet<Vec<usize>> = (0..20).map(drawn).collect();
+        assert!(chosen.len() > 15, "{}", chosen.len());
     }
 
     #[test]

@@ -8,24 +8,33 @@ fn templates_that_need_too_much_are_refused() {
     let folder = with_chats("chats-bombs");
     let repeated = "['x' * 1000000] * 90000";
     let nested = "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}";
-    let cases = [
-        format!("{{{{ ({repeated})|join }}}}"),
-        format!("{{{{ ''.join({repeated}) }}}}"),
-        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}".into(),
-        format!("{nested}x"),
+    let doubled = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+    let [memory, text] = [
+        "expected to need at most 256 MiB",
+        "expected a text of at most",
     ];
+    let cases = [
+        (format!("{{{{ ({repeated})|join }}}}"), memory),
+        (format!("{{{{ ''.join({repeated}) }}}}"), memory),
+        (doubled.into(), memory),
+        ("{{ 'x' * 20000000 }}".into(), text),
+        (format!("{nested}x"), "the chat template"),
+    ];
+    let lines = fs::read_to_string(folder.path().join("train.jsonl")).unwrap();
+    let line = lines.lines().next().unwrap();
+    fs::write(folder.path().join("one.jsonl"), line).unwrap();
     // One after the other: each fills some memory.
-    for (number, template) in cases.into_iter().enumerate() {
+    for (number, (template, told)) in cases.into_iter().enumerate() {
         let (name, chat) = (format!("chat-{number}"), folder.path().join("chat"));
         let bomb = folder.path().join(&name);
         fs::create_dir(&bomb).unwrap();
         fs::copy(chat.join("tokenizer.json"), bomb.join("tokenizer.json")).unwrap();
         fs::write(bomb.join("chat_template.jinja"), template).unwrap();
-        let words = format!("show-tokens train.jsonl --tokenizer {name} --context 96");
+        let words = format!("show-tokens one.jsonl --tokenizer {name} --context 96");
         // Beyond 5 GB the system refuses memory, which would end the program with 71.
         let ended = folder.in_shell("ulimit -d 5000000", &words).run();
         let cause = ended.assert_fails(65);
-        assert!(cause.contains("the chat template"), "{ended}");
+        assert!(cause.contains(told), "{ended}");
     }
 }
 

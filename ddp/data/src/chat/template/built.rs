@@ -2,12 +2,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ddp_kernels::budget::within;
-
+use ddp_kernels::panics::caught;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Cell, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
@@ -35,8 +35,12 @@ const STEPS_MAX: u64 = 5_000_000;
 /// For values that are nested as deep as these steps allow: up to 750 bytes a level are needed.
 const STACK_BYTES: usize = 512 << 20;
 /// What steps do not bound: texts of lists that repeat a text, and comparing lists of equal lists.
-/// The memory is bound in programs with the allocator of `ddp_kernels::budget`, as `ddp-train` is.
+/// The memory is bound in programs with the allocator of `ddp_kernels::budget`, as `ddp-train` is: of
+/// each thread that writes conversations.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
+/// The longest text: this, and so many times the texts of the conversation.
+const TEXT_MAX: u64 = 1 << 20;
+const TEXT_TIMES: u64 = 16;
 const TIME_MAX: Duration = Duration::from_secs(120);
 /// The most levels and bytes of what `tojson` writes, and spaces of each level.
 const DEPTH_MAX: usize = 200;
@@ -101,6 +105,7 @@ pub(super) struct Cells {
     messages: Vec<Cell>,
     variables: BTreeMap<String, Cell>,
     steps: u64,
+    text_max: u64,
 }
 
 /// The bytes of the texts in a value.
@@ -124,6 +129,7 @@ impl Cells {
         let cell = |(name, value)| (name, Cell::from(Serde(value)));
         Cells {
             steps: steps.min(STEPS_MAX),
+            text_max: TEXT_MAX.saturating_add(TEXT_TIMES.saturating_mul(bytes)),
             messages: messages.iter().map(|it| Cell::from(Serde(it))).collect(),
             variables: variables.into_iter().map(cell).collect(),
         }
@@ -143,45 +149,54 @@ pub(super) fn render(
     all.insert("add_generation_prompt".into(), answers.into());
     let (mut templates, name) = (engine.templates.clone(), name.to_string());
     templates.set_fuel(Some(cells.steps));
-    bounded(&engine.exceeds, move || {
+    let text = bounded(&engine.exceeds, move || {
         let template = templates.get_template(&name);
         let text = template.and_then(|it| it.render(Cell::from(all)));
         text.map_err(|error| shown(&error))
-    })
+    })?;
+    if text.len() as u64 > cells.text_max {
+        return Err(format!(
+            "the chat template: expected a text of at most {} bytes, got {}; help: give a simpler template",
+            cells.text_max,
+            text.len()
+        ));
+    }
+    Ok(text)
 }
 
 /// What `work` writes, on a thread with a large stack. If it needs too much memory or time, the
 /// thread stays until the process ends: it sleeps, or goes on computing.
 fn bounded(
-    exceeds: &Arc<AtomicBool>,
+    exceeds: &AtomicBool,
     work: impl FnOnce() -> Result<String, String> + Send + 'static,
 ) -> Result<String, String> {
-    let (sender, receiver) = mpsc::channel();
-    let (tells, start) = (Arc::clone(exceeds), Instant::now());
-    let write = move || {
-        if !tells.load(Ordering::Acquire) {
-            let _ = sender.send(within(MEMORY_BYTES_MAX, &tells, work));
-        }
+    let (mib, most_s) = (MEMORY_BYTES_MAX >> 20, TIME_MAX.as_secs());
+    let refused = |got: &str| {
+        exceeds.store(true, Ordering::Release);
+        Err(format!(
+            "the chat template: expected to need at most {mib} MiB and {most_s} s for a conversation, got {got}; \
+             help: give a simpler template"
+        ))
     };
-    let started = thread::Builder::new().stack_size(STACK_BYTES).spawn(write);
+    if exceeds.load(Ordering::Acquire) {
+        return refused("one that needed more before");
+    }
+    let (sender, receiver) = mpsc::channel();
+    let needs_more = Arc::new(AtomicBool::new(false));
+    let (tells, start) = (Arc::clone(&needs_more), Instant::now());
+    let write = move || within(MEMORY_BYTES_MAX, &tells, || caught(work));
+    let thread = thread::Builder::new().stack_size(STACK_BYTES);
+    let started = thread.spawn(move || sender.send(write()));
     started.map_err(|error| format!("a thread for the chat template: {error}"))?;
     loop {
-        let received = receiver.recv_timeout(Duration::from_millis(20));
-        if let Ok(text) = received {
-            return text;
-        }
-        if start.elapsed() > TIME_MAX {
-            exceeds.store(true, Ordering::Release);
-        }
-        if exceeds.load(Ordering::Acquire) {
-            let (mib, most_s) = (MEMORY_BYTES_MAX >> 20, TIME_MAX.as_secs());
-            return Err(format!(
-                "the chat template: expected to need at most {mib} MiB and {most_s} s for a conversation, got more; \
-                 help: give a simpler template"
-            ));
-        }
-        if received == Err(RecvTimeoutError::Disconnected) {
-            return Err("the chat template: expected text, got a panic".into());
+        match receiver.recv_timeout(Duration::from_millis(20)) {
+            Ok(text) => {
+                return text.unwrap_or(Err("the chat template: expected text, got a panic".into()));
+            }
+            Err(_) if needs_more.load(Ordering::Acquire) || start.elapsed() > TIME_MAX => {
+                return refused("more");
+            }
+            Err(_) => {}
         }
     }
 }
