@@ -51,16 +51,11 @@
 //! Without default features this is the library alone. `tools` adds [`Trainer`] and [`tools`],
 //! `program` adds [`program()`], `mpi` ranks under `mpirun`, `tokenizers` texts by a
 //! `tokenizer.json`: these four are the default, which makes `ddp-train`. `tables` reads CSV files,
-//! `parquet` also `.parquet` files. With `program` the allocator is that of [`kernels::budget`].
+//! `parquet` also `.parquet` files.
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
-
-/// Bounds what the chat template of a model's folder may use.
-#[cfg(feature = "program")]
-#[global_allocator]
-static MEMORY: kernels::budget::Budgeted = kernels::budget::Budgeted;
 
 #[cfg(feature = "program")]
 mod about;

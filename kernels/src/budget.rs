@@ -14,8 +14,8 @@ thread_local! {
     static TELLS: Cell<*const AtomicBool> = const { Cell::new(ptr::null()) };
 }
 
-/// The system's allocator, which keeps threads within their budget ([`within`]). `ddp` declares it
-/// with `#[global_allocator]`, where it has its feature `program`; without it no budget holds.
+/// The system's allocator, which keeps threads within their budget ([`within`]). A program
+/// declares it with `#[global_allocator]`, as `ddp-train` does; without it no budget holds.
 pub struct Budgeted;
 
 /// Runs `work` on this thread, which may hold `bytes` more on the heap than now. If it asks for

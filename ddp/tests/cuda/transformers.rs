@@ -302,7 +302,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
     // A driver's pool takes pieces of 32 MiB (H100, H200), the simulated one of 2.
     let piece_mb: f64 = if is_simulated() { 0.0 } else { 33.56 };
-    for (ranks, flags) in ddp_testing::cases_of(&test_name(), cases, 3) {
+    for (ranks, flags) in ddp_testing::cases_of(&test_name(), cases, 2) {
         let [planned, measured] = planned_and_measured(ranks, flags);
         let beyond = measured - planned;
         assert!(

@@ -46,8 +46,8 @@ fn assert_untouched(buffer: &Tensor, skipped: usize, what: &str) {
 }
 
 /// Compares `operation`, which is given its output and its `inputs` of one shape and dtype, on a
-/// device with the CPU, apart and in place of each input in `in_place`, in every dtype, size and
-/// alignment.
+/// device with the CPU, apart and in place of each input in `in_place`, in every dtype and size, with
+/// one alignment of each.
 fn check(name: &str, inputs: usize, in_place: &[usize], operation: impl Fn(&Tensor, &[Tensor])) {
     let cases = SIZES
         .into_iter()
@@ -60,7 +60,8 @@ fn check(name: &str, inputs: usize, in_place: &[usize], operation: impl Fn(&Tens
         let expected = Tensor::zeros(&[size], dtype, Device::Cpu).unwrap();
         operation(&expected, &given);
 
-        for odd in Odd::each(inputs + 1) {
+        let odd = format!("{name} {dtype} {size}");
+        for odd in ddp_testing::cases_of(&odd, Odd::each(inputs + 1), 1) {
             let what = format!("{name} {dtype}[{size}], {odd:?} at odd addresses");
             let skipped = |operand| if odd.is(operand) { 1 } else { 16 };
             let place = |(index, x)| upload(x, device, skipped(index)).1;

@@ -40,6 +40,7 @@ fn wrong_waits(wait: &str) -> Vec<(&'static str, String)> {
 /// them, in the orders of 20 seeds, on Hopper and an older GPU in turn: the simulator must find
 /// that bytes are used before they are copied.
 #[test]
+#[ignore = "launch/search runs it"]
 fn a_missing_wait_or_barrier_is_found_in_every_order() {
     if !discover().gpus.iter().all(is_simulated) || devices().is_empty() {
         return skip("no simulated GPU");
