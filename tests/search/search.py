@@ -1,6 +1,7 @@
 """Draws cases that launch/test does not run, and runs them; launch/search starts it."""
 
 import argparse
+import collections
 import glob
 import os
 import random
@@ -75,19 +76,21 @@ class Search:
 
 
 def reaching(pattern):
-    """The names of functions of tests that contain a pattern, or call, by name, one that does."""
-    bodies = {}
+    """The names of functions in tests that contain a pattern, or call one that does: of their own file, or of a name that only one has."""
+    bodies, count = {}, collections.Counter()
     for path in subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
-        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-            parts = re.split(r"\bfn (\w+)", file.read()) if "test" in path else [""]
-        for name, body in zip(parts[1::2], parts[2::2]):
-            bodies[name] = bodies.get(name, "") + body
-    found, new = set(), {name for name, body in bodies.items() if re.search(pattern, body)}
+        if "test" in path:
+            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+                parts = re.split(r"\bfn (\w+)", file.read())
+            bodies.update({(path, name): body for name, body in zip(parts[1::2], parts[2::2])})
+            count.update(parts[1::2])
+    found, new = set(), {it for it, body in bodies.items() if re.search(pattern, body)}
     while new:
         found |= new
-        calls = re.compile(rf"\b({'|'.join(new)})\(")
-        new = {name for name, body in bodies.items() if name not in found and calls.search(body)}
-    return found
+        everywhere = {name for _, name in new if count[name] == 1}
+        calls = {it: set(re.findall(r"\b(\w+)\(", body)) for it, body in bodies.items() if it not in found}
+        new = {it for it, called in calls.items() if called & everywhere or any((it[0], name) in new for name in called)}
+    return {name for _, name in found}
 
 
 def of(tests, functions):
