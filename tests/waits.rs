@@ -3,8 +3,8 @@
 //! finding, by an error, or by a wrong number. A place whose waits go unnoticed must be in the list
 //! of redundant ones, with the reason.
 //!
-//! A place is tried until it is noticed once; with `DDP_CASES=all` every wait of every scene is left
-//! out in turn.
+//! A place is tried until it is noticed once; with `DDP_CASES=all` every wait of every scene is
+//! left out in turn.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -46,8 +46,8 @@ fn assert_untouched(buffer: &Tensor, skipped: usize, what: &str) {
 }
 
 /// Compares `operation`, which is given its output and its `inputs` of one shape and dtype, on a
-/// device with the CPU, apart and in place of each input in `in_place`, in every dtype and size, with
-/// one alignment of each.
+/// device with the CPU, apart and in place of each input in `in_place`, in every dtype and size,
+/// with one alignment of each.
 fn check(name: &str, inputs: usize, in_place: &[usize], operation: impl Fn(&Tensor, &[Tensor])) {
     let cases = SIZES
         .into_iter()

@@ -35,8 +35,8 @@ const STEPS_MAX: u64 = 5_000_000;
 /// For values that are nested as deep as these steps allow: up to 750 bytes a level are needed.
 const STACK_BYTES: usize = 512 << 20;
 /// What steps do not bound: texts of lists that repeat a text, and comparing lists of equal lists.
-/// The memory is bound in programs with the allocator of `ddp_kernels::budget`, as `ddp-train` is: of
-/// each thread that writes conversations.
+/// The memory is that of each thread that writes conversations, and is bounded in programs with the
+/// allocator of `ddp_kernels::budget`, as `ddp-train` is one.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
 /// The longest text: this, and so many times the texts of the conversation.
 const TEXT_MAX: u64 = 1 << 20;
