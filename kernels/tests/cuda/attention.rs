@@ -146,17 +146,15 @@ fn both_directions(wanted: &[DType]) {
         scale: Some(4.0),
         ..attention(2 * side + 2, [1, 1, 64], true)
     };
+    // Its kernels have no other case.
+    let widest = attention(side + 5, [1, 1, 7 * chunk + 1], false);
     let cases = [
         (0, attention(3, [2, 1, 16], true), both),
         (2, attention(1, [2, 1, 3], true), both),
         (1, attention(5 * side + 10, [4, 2, 16], true), both),
         (2, attention(side - 1, [6, 2, chunk + 1], false), both),
         (1, attention(side + 1, [2, 2, 2 * chunk + 1], true), both),
-        (
-            1,
-            attention(side + 5, [1, 1, 7 * chunk + 1], false),
-            &both[..1],
-        ),
+        (1, widest, &both[..1]),
         (1, attention(step + 1, [1, 1, 7 * chunk + 1], true), bf16),
         (1, attention(2 * side + 2, [1, 1, 64], true), both),
         (1, attention(side, [4, 2, 64], false), both),
@@ -171,7 +169,10 @@ fn both_directions(wanted: &[DType]) {
         let dtypes = dtypes.iter().filter(|dtype| wanted.contains(dtype));
         dtypes.map(move |&dtype| (batch, attention, dtype))
     });
-    for (batch, attention, dtype) in a_third("attention", cases) {
+    let always = wanted
+        .contains(&DType::F32)
+        .then_some((1, widest, DType::F32));
+    for (batch, attention, dtype) in a_third("attention", cases).into_iter().chain(always) {
         if let Some(device) = next_device() {
             Run::new(batch, attention, dtype, (device, 0)).check();
         }
