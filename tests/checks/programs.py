@@ -27,7 +27,8 @@ UNIT_TESTS = ["test", "--no-run", "--lib", "--bins"]
 
 def devices_of(target, test):
     """How many simulated GPUs a test needs."""
-    if target == "gpu_threads" or (target == "mpirun" and test.startswith("gpus::")) or test.startswith(tuple(ON_FOUR)) or "with_two_gpus_each" in test:
+    on_four = {"cuda": (*ON_FOUR, "waits::every_wait_of_ranks_with_two_gpus_each"), "mpirun": ("gpus::",), "gpu_threads": ("",)}
+    if test.startswith(on_four.get(target, ())):
         return 4
     if target == "cuda" and test.startswith(tuple(ON_ONE)):
         return 1

@@ -64,10 +64,10 @@ class Checks:
         yield "tests/launch: kubernetes gpu-check trust", [[*launch, "kubernetes", "gpu-check", "trust"]], True
         for part in ("1/3", "2/3", "3/3"):
             yield f"several hosts, {part} of the claims", [["tests/hosts/run", part]], True
-        yield "tests of ddp: jobs", [self.that_waits, "ddp", "jobs", "--skip=losing_often::"], False
-        yield "tests of comm: mpirun", [self.that_waits, "comm", "mpirun", "--skip=gpus::"], False
+        yield "tests of ddp: jobs", [self.with_more_threads, "ddp", "jobs", "--skip=losing_often::"], False
+        yield "tests of comm: mpirun", [self.with_more_threads, "comm", "mpirun", "--skip=gpus::"], False
 
-    def that_waits(self, *arguments):
+    def with_more_threads(self, *arguments):
         os.environ["RUST_TEST_THREADS"] = self.threads or str(3 * CORES)
         self.programs.one(*arguments)
 

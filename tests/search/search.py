@@ -19,7 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../checks"))
 from programs import FEATURES, ROOT, Programs, devices_of
 
-# A case that takes longer counts as hanging; one of these kinds takes long.
+# A case that takes longer counts as hanging: the second limit is that of kinds that take long.
 LIMIT_S, LONG_LIMIT_S = 1800, 4 * 3600
 FOUND = os.path.join(HERE, "found.txt")
 ORDERS = [["SIMCUDA_SCHEDULE", "lazy"], ["SIMCUDA_SCHEDULE", "eager"]]

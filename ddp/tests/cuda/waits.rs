@@ -8,9 +8,9 @@
 //! returns) count for the place that called them: a caller may not rely on what happens to be
 //! waited for.
 //!
-//! Each place waits in every step. So waits are tried from the middle of a job on, at most as many
-//! as one step makes at that place, until one is noticed. A few of the places are tried; the
-//! others are searched; with `DDP_CASES=all` the table that is printed counts every wait.
+//! Each place waits in every step. Its waits are tried from the middle of a job on, until one is
+//! noticed. A few of the places are tried; the others are searched; with `DDP_CASES=all` the table
+//! that is printed counts every wait.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -288,11 +288,7 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
     (text.lines().filter_map(wait).collect(), outcome)
 }
 
-/// The smallest number of waits tried at a place, if it has that many: an earlier wait may cover
-/// what one of them waits for.
-const TRIES_MIN: usize = 6;
-
-/// The places in which a commit leaves waits out.
+/// The places at which waits are left out, unless `DDP_CASES` asks for all.
 const PLACES: usize = 6;
 
 /// A place that waits: how often it did, how often a wait was left out, and how often that was
@@ -312,12 +308,7 @@ fn argued(place: &str) -> bool {
 fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut Seen) {
     let all = ddp_testing::all_cases();
     let (before, after) = numbers.split_at(numbers.len() / 2);
-    let most = if all {
-        numbers.len()
-    } else {
-        numbers.len().div_ceil(STEPS as usize).max(TRIES_MIN)
-    };
-    for number in after.iter().chain(before).take(most) {
+    for number in after.iter().chain(before) {
         let without = case.run(
             &Folder::new("waits"),
             &format!("SIMCUDA_IGNORE_WAIT={number}"),
