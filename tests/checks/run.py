@@ -25,7 +25,7 @@ class Checks:
     def __init__(self, name):
         self.name = name
         # Many checks mostly wait.
-        self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 2)), keeps_logs=name == "")
+        self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 1)), keeps_logs=name == "")
         self.threads = os.environ.get("RUST_TEST_THREADS")
         self.programs = Programs(f"{self.steps.folder()}/programs")
         metadata = command("cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", stdout=subprocess.PIPE).stdout
@@ -62,8 +62,7 @@ class Checks:
         launch = ["tests/launch/run"]
         yield "tests/launch: slurm", [[*launch, "slurm"]], True
         yield "tests/launch: kubernetes gpu-check trust", [[*launch, "kubernetes", "gpu-check", "trust"]], True
-        for part in ("1/3", "2/3", "3/3"):
-            yield f"several hosts, {part} of the claims", [["tests/hosts/run", part]], True
+        yield "several hosts", [["tests/hosts/run"]], True
         yield "tests of ddp: jobs", [self.with_more_threads, "ddp", "jobs", "--skip=losing_often::"], False
         yield "tests of comm: mpirun", [self.with_more_threads, "comm", "mpirun", "--skip=gpus::"], False
 
@@ -77,9 +76,9 @@ class Checks:
         # Approximate instructions err as far as the ISA lets them.
         launches = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", "SIMCUDA_APPROXIMATE": "1"}
         operations = lambda: (os.environ.update(launches), on_gpus(2, "cuda", package="kernels"))
-        yield "operations, 2 simulated GPUs", [operations], False
         yield "trainer, 2 simulated GPUs", [lambda: on_gpus(2, "cuda", *words, package="ddp")], False
         yield "ranks, lost ranks and split models, 4 simulated GPUs", [lambda: on_gpus(4, "cuda", *ON_FOUR, package="ddp")], False
+        yield "operations, 2 simulated GPUs", [operations], False
         yield "one rank in any order, 1 simulated GPU", [lambda: on_gpus(1, "cuda", *ON_ONE, package="ddp")], False
         yield "transfers, warnings, faults, planted bugs, waits, 2 simulated GPUs", [on_gpus, 2, "transfers warnings faults planted waits"], False
         yield "ranks as processes, 4 simulated GPUs", [on_gpus, 4, "mpirun", "gpus::"], False
@@ -93,11 +92,9 @@ class Checks:
 
     def others(self):
         yield "tests of ddp: training", [self.programs.one, "ddp", "training"], False
-        for part in ("1/3", "2/3", "3/3"):
-            yield f"the commands of README.md and docs/, {part} of the pages", [["tests/readme/run", self.built, part]], False
+        yield "the commands of README.md and docs/", [["tests/readme/run", self.built]], False
         yield "kernels, through NVIDIA's compiler", [["launch/check-kernels"]], False
-        for part in ("1/2", "2/2"):
-            yield f"from Python and notebooks, {part} of the claims", [["tests/python/run", part]], False
+        yield "from Python and notebooks", [["tests/python/run"]], False
         yield "from Python with NumPy 1", [["tests/python/run", "numpy1"]], False
         yield "the report in a browser", [["tests/report/run"]], False
         yield "examples", [self.run_examples], False

@@ -227,10 +227,10 @@ fn read_all(folder: &Path) -> String {
 
 /// The processes that have this folder in their environment. Zombies have no environment.
 fn processes_of(folder: &Path) -> Vec<libc::pid_t> {
-    let mark = folder.as_os_str().as_encoded_bytes();
+    let mark = folder.to_str().expect("its name is text");
     let is_ours = |pid: &libc::pid_t| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(mark.len()).any(|part| part == mark)
+        String::from_utf8_lossy(&environment).contains(mark)
     };
     let names = std::fs::read_dir("/proc").expect("/proc can be read");
     let pids = names

@@ -33,10 +33,15 @@ pub(crate) fn while_nothing_happens(time: Duration) {
 
 /// The processes that have `mark` in their environment. Zombies have no environment.
 pub(super) fn processes_of(mark: &str) -> Vec<u32> {
-    let mark = mark.as_bytes();
+    // Whole variables: what looks at each byte takes long in code that is not optimized.
     let is_ours = |pid: &u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(mark.len()).any(|part| part == mark)
+        let environment = String::from_utf8_lossy(&environment);
+        let mut variables = environment.split('\0');
+        variables.any(|it| {
+            it.strip_suffix(mark)
+                .is_some_and(|name| name.ends_with('='))
+        })
     };
     names_in(Path::new("/proc"))
         .iter()

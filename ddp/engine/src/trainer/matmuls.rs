@@ -10,7 +10,7 @@ use crate::exchange;
 use crate::step::Stage;
 
 /// Rows and columns of the large matmul: on the CPU its operands fit into the caches.
-const SIDE_CPU: usize = 768;
+const SIDE_CPU: usize = 512;
 const SIDE_GPU: usize = 4096;
 /// Repetitions, of which the fastest counts.
 const TIMINGS: usize = 6;
