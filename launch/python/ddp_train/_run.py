@@ -284,8 +284,14 @@ class Run:
         >>> ddp_train.train("synthetic:regression,rows=500", epochs=1, out="waited").wait().outcome
         'done'
         """
-        for _ in self._follow(0, Live() if show else None, math.inf if timeout is None else timeout):
-            pass
+        try:
+            for _ in self._follow(0, Live() if show else None, math.inf if timeout is None else timeout):
+                pass
+        except SystemExit:
+            # A signal's handler may raise it here, between two events.
+            if not self._must_stop:
+                self._ask_to_stop()
+            raise
         return self
 
     @contextlib.contextmanager
