@@ -196,6 +196,7 @@ pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
     let Machine { race, memory, .. } = machine;
     let knows = |clock: &race::Clock| race.knows(host, clock);
     memory.in_flight.open_what_is_known(knows);
+    let knows = |actor, moment| race.knows_moment(host, actor, moment);
     memory.pools.see_what_is_known(knows);
 }
 

@@ -98,6 +98,20 @@ impl Detector {
         taken
     }
 
+    /// The moment that a snapshot of `actor` would have of it. Who knows that moment knows all of
+    /// the snapshot.
+    pub fn moment(&mut self, actor: Actor) -> u64 {
+        let clock = self.live_mut(actor);
+        let moment = clock.of(actor);
+        clock.advance(actor);
+        moment
+    }
+
+    /// Whether that moment of `other` is in the past of `actor`.
+    pub fn knows_moment(&self, actor: Actor, other: Actor, moment: u64) -> bool {
+        self.live(actor).of(other) >= moment || matches!(self.actors[other], State::Settled)
+    }
+
     /// From now on everything in `clock` precedes what `actor` does: a wait.
     pub fn join(&mut self, actor: Actor, clock: &Clock) {
         if clock.is_within(self.live(actor)) {

@@ -134,9 +134,9 @@ pub fn take_turn(machine: &mut Machine, turn: Turn, actor: Actor, operation: Ope
                 report::race(machine, &race);
             }
             machine.memory.release(&allocation);
-            let clock = machine.race.snapshot(actor);
+            let moment = machine.race.moment(actor);
             let pools = &mut machine.memory.pools;
-            pools.has_run(pool, allocation.bytes(), actor, clock);
+            pools.has_run(pool, allocation.bytes(), actor, moment);
         }
     }
 }

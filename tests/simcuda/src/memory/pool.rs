@@ -11,7 +11,7 @@ pub mod calls;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::error::CUresult;
-use crate::race::{Actor, Clock};
+use crate::race::Actor;
 
 /// Pools are numbered in the order of their creation; the first ones are the devices' default
 /// pools.
@@ -75,9 +75,9 @@ pub struct Pools {
     piece: u64,
     /// The pool that cuMemAllocAsync takes from, by device.
     current: Vec<PoolId>,
-    /// Frees that have run, of each stream in order: how many bytes, and what the stream knew after
-    /// it. Until the host knows it.
-    frees: BTreeMap<(PoolId, Actor), VecDeque<(u64, Clock)>>,
+    /// Frees that have run, of each stream in order: how many bytes, and the stream's moment. Until
+    /// the host knows it.
+    frees: BTreeMap<(PoolId, Actor), VecDeque<(u64, u64)>>,
 }
 
 impl Pools {
@@ -199,12 +199,10 @@ impl Pools {
         self.give_back(pool, bytes);
     }
 
-    /// The turn of such a free has come in the stream of `actor`, which knows `clock` after it.
-    pub fn has_run(&mut self, pool: PoolId, bytes: u64, actor: Actor, clock: Clock) {
-        self.frees
-            .entry((pool, actor))
-            .or_default()
-            .push_back((bytes, clock));
+    /// The turn of such a free has come in the stream of `actor`, at this moment of it.
+    pub fn has_run(&mut self, pool: PoolId, bytes: u64, actor: Actor, moment: u64) {
+        let frees = self.frees.entry((pool, actor)).or_default();
+        frees.push_back((bytes, moment));
     }
 
     /// Books a free.
@@ -217,11 +215,11 @@ impl Pools {
     }
 
     /// The host has learnt of something: frees that it `knows` to be done are no longer in use.
-    pub fn see_what_is_known(&mut self, knows: impl Fn(&Clock) -> bool) {
+    pub fn see_what_is_known(&mut self, knows: impl Fn(Actor, u64) -> bool) {
         let Self { all, frees, .. } = self;
-        frees.retain(|(pool, _), frees| {
-            let pool = &mut all[*pool];
-            while let Some((bytes, _)) = frees.pop_front_if(|(_, clock)| knows(clock)) {
+        frees.retain(|&(pool, actor), frees| {
+            let pool = &mut all[pool];
+            while let Some((bytes, _)) = frees.pop_front_if(|(_, moment)| knows(actor, *moment)) {
                 pool.unseen -= bytes.next_multiple_of(GRAIN_BYTES);
             }
             if pool.is_destroyed {
