@@ -71,8 +71,9 @@ class Programs:
             sys.exit(found.returncode)
         os.environ.update(SIMCUDA_LIBRARY=f"{built}/libddp_simcuda.so", DDP_TRAIN=f"{built}/ddp-train", SIMCUDA_NVRTC=found.stdout.strip())
         os.environ.setdefault("RUST_TEST_THREADS", str(2 * len(os.sched_getaffinity(0))))
-        # Of properties, whose cases are random.
-        os.environ.setdefault("PROPTEST_CASES", "64")
+        # Of properties: cases that are random, and the same in every run.
+        for name, value in (("CASES", "64"), ("RNG_SEED", "1"), ("DISABLE_FAILURE_PERSISTENCE", "true")):
+            os.environ.setdefault(f"PROPTEST_{name}", value)
 
     def file(self, package, target):
         return next(it[2] for it in self.all if (it[0], it[1]) == (package, target))

@@ -132,8 +132,10 @@ class Checks:
         found = 0
         for package, target, file in self.programs.all:
             by_devices = {}
+            # Ignored ones are started by others, or searched.
+            ignored = self.programs.names(file, "--ignored")
             for test in self.programs.names(file):
-                if name in test:
+                if name in test and test not in ignored:
                     needed = devices_of(target, test)
                     for devices in {0, 2} if target in ON_BOTH else {needed}:
                         by_devices.setdefault(devices, []).append(test)

@@ -157,7 +157,8 @@ class Steps:
         self.failed.append(f"{title} ({said})")
         # What the harness lists last, a name a line.
         names = [line.strip() for line in text.rpartition("\nfailures:\n")[2].split("\n\n")[0].splitlines() if re.fullmatch(r"    [\w:]+", line)]
-        commands = [f"launch/test {name}" for name in names] + re.findall(r"^ *alone: (.*)", text, re.MULTILINE)
+        # A script says itself what runs a claim of it.
+        commands = re.findall(r"^ *alone: (.*)", text, re.MULTILINE) or [f"launch/test {name}" for name in names]
         self.failed += [f"    alone: {it}" for it in commands or [alone] if it]
 
     def _count(self, title, text, log, has_passed):

@@ -79,9 +79,10 @@ def reaching(pattern):
     """The names of functions in tests that contain a pattern, or call one that does: of their own file, or of a name that only one has."""
     bodies, count = {}, collections.Counter()
     for path in subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
-        if "test" in path:
-            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-                parts = re.split(r"\bfn (\w+)", file.read())
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            text = file.read()
+        if "test" in path or "proptest" in text:
+            parts = re.split(r"\bfn (\w+)", text)
             bodies.update({(path, name): body for name, body in zip(parts[1::2], parts[2::2])})
             count.update(parts[1::2])
     found, new = set(), {it for it, body in bodies.items() if re.search(pattern, body)}
@@ -364,7 +365,7 @@ def run(search, case):
         print(f"    passed in {seconds:.0f} s", flush=True)
         return True
     print("\n".join(text.splitlines()[-60:]))
-    print(f"    FAILED after {seconds:.0f} s: exit status {status}; again: launch/search --case {shlex.quote(case)}", flush=True)
+    print(f"    FAILED after {seconds:.0f} s: exit status {status}\n    alone: launch/search --case {shlex.quote(case)}", flush=True)
     return False
 
 
