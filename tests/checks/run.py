@@ -19,6 +19,8 @@ PLAN = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "${{DDP_TRAIN:-target/
 ON_BOTH = ["ddp_kernels", "transfers"]
 # A test that skips itself for want of GPUs fails.
 ENOUGH = {"DDP_TEST_ENOUGH_GPUS": "1"}
+# Of operations: approximate instructions err as far as the ISA lets them.
+APPROXIMATE = {"SIMCUDA_APPROXIMATE": "1"}
 
 
 class Checks:
@@ -52,7 +54,7 @@ class Checks:
         self.programs.load()
         for package in sorted({it[0] for it in self.programs.unit}):
             beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
-        beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::")
+        beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::", env=ENOUGH)
         steps.wait_for_all()
         steps.step("every kernel was launched", self.every_kernel_was_launched)
         steps.step("what launch/search has found", ["launch/search", "--found"])
@@ -73,8 +75,7 @@ class Checks:
     def on_gpus(self):
         """On simulated ones."""
         on_gpus, words = self.programs.on_gpus, [word for name in ON_FOUR + ON_ONE for word in ("--skip", name)]
-        # Approximate instructions err as far as the ISA lets them.
-        launches = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", "SIMCUDA_APPROXIMATE": "1"}
+        launches = {"SIMCUDA_KERNELS": f"{self.steps.folder()}/launches", **APPROXIMATE}
         operations = lambda: (os.environ.update(launches), on_gpus(2, "cuda", package="kernels"))
         yield "trainer, 2 simulated GPUs", [lambda: on_gpus(2, "cuda", *words, package="ddp")], False
         yield "ranks, lost ranks and split models, 4 simulated GPUs", [lambda: on_gpus(4, "cuda", *ON_FOUR, package="ddp")], False
@@ -143,7 +144,8 @@ class Checks:
                 found += len(tests)
                 title = f"{target} of {package}: *{name}*" + f", simulated GPUs: {devices}" * (devices > 0)
                 words = [[package, target, file]], devices, ("--exact", *tests)
-                step(title, self.programs.run, *words, env=ENOUGH if devices and target not in ON_BOTH else None)
+                env = ENOUGH if devices and target not in ON_BOTH else {}
+                step(title, self.programs.run, *words, env=env | APPROXIMATE if (package, target) == ("kernels", "cuda") else env)
         if self.examples:
             step(f"example {name}", self.run_examples)
         if not found and not self.examples:

@@ -57,10 +57,10 @@ class Steps:
         self.wait_for_all()
 
     def need(self, title, does, *arguments):
-        """Runs it beside what runs, and waits for it alone; everything ends where it fails."""
+        """Runs it beside what runs, and waits for it alone; everything ends if it fails."""
         self.beside(title, does, *arguments, waits=True)
         self.wait_for(title)
-        if self.failed:
+        if any(failed.startswith(f"{title} (") for failed in self.failed):
             self.fail()
 
     def wait_for(self, title):

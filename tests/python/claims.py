@@ -742,6 +742,9 @@ def a_script_waits_for_its_runs_and_an_error_stops_them():
     """
     process = python(textwrap.dedent(leaves) + script % (10**7, "between", "sys.settrace(leaves); run.wait()"))
     assert process.wait(PATIENCE_S) == 3 and ddp_train.Run("between").outcome == "stopped", process.stderr.read()
+    process = python(textwrap.dedent(leaves) + script.replace("out=", "detach=True, out=") % (10**7, "apart", "sys.settrace(leaves); run.wait()"))
+    assert process.wait(PATIENCE_S) == 3 and ddp_train.Run("apart").is_running, process.stderr.read()
+    ddp_train.Run("apart").stop()
     # Ctrl-C once it waits at its end.
     process = python("""
         import ddp_train, os, signal, threading, time
@@ -1015,6 +1018,8 @@ def main():
         claims = [claim for claim in claims if claim.__name__ == sys.argv[1]]
     failed, passed = [], 0
     for claim in claims:
+        # Alone, too, a claim gets the same numbers.
+        here.RANDOM = numpy.random.default_rng(1)
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

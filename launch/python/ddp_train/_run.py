@@ -289,17 +289,21 @@ class Run:
                 pass
         except SystemExit:
             # A signal's handler may raise it here, between two events.
-            if not self._must_stop:
+            if self._is_ours and not self._must_stop:
                 self._ask_to_stop()
             raise
         return self
 
+    @property
+    def _is_ours(self) -> bool:
+        """Whether it ends with this process."""
+        return self in _running and self._owner == os.getpid() and not self._is_detached
+
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C stops the run and waits until it has saved; a second one does not wait."""
-        is_ours = self in _running and self._owner == os.getpid() and not self._is_detached
         old = signal.getsignal(signal.SIGINT)
-        if not is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
+        if not self._is_ours or threading.current_thread() is not threading.main_thread() or not callable(old):
             yield
             return
         count = 0
