@@ -238,8 +238,8 @@ impl Canvas {
     }
 }
 
-/// `x.clamp(0.0, 1.0)`, faster in code that is not optimized, as loops by index are here: most tests
-/// train on glyphs.
+/// `x.clamp(0.0, 1.0)`, faster in code that is not optimized, as loops by index are here: most
+/// tests train on glyphs.
 fn in_unit(x: f32) -> f32 {
     let x = if x < 0.0 { 0.0 } else { x };
     if x > 1.0 { 1.0 } else { x }

@@ -98,8 +98,8 @@ impl Detector {
         taken
     }
 
-    /// The moment of `actor` that a snapshot taken now would record. An actor that knows this moment
-    /// knows all of that snapshot.
+    /// The moment of `actor` that a snapshot taken now would record. An actor that knows this
+    /// moment knows all of that snapshot.
     pub fn moment(&mut self, actor: Actor) -> u64 {
         let clock = self.live_mut(actor);
         let moment = clock.of(actor);
