@@ -84,8 +84,8 @@ pub(super) fn agree(
 /// How much faster a matmul of bf16 is than one of f32, in the order in force.
 pub fn factor() -> Result<f64> {
     /// Rows and columns: all fits into the caches.
-    const SIDE: usize = 256;
-    const TRIES: usize = 4;
+    const SIDE: usize = 512;
+    const TRIES: usize = 3;
     let fastest = |dtype: DType| -> Result<f64> {
         let x = Tensor::randn(&[SIDE, SIDE], dtype, Device::Cpu, &mut Random::new(0))?;
         let out = x.zeros_like()?;
