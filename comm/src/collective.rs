@@ -7,7 +7,6 @@
 pub(crate) mod group;
 pub(crate) mod handshake;
 pub(crate) mod single;
-pub(crate) mod sums;
 pub(crate) mod tree;
 
 use std::fmt;
@@ -16,24 +15,12 @@ use std::time::Duration;
 use ddp_kernels::error::Site;
 use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Tensor, named, ops};
+use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::collective::tree::{Part, SumTree};
 use crate::error::{Error, Line, Result};
 
-named! {
-    /// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
-    /// once at the end), so that every rank and every run gets the same bits.
-    #[derive(Hash)]
-    pub enum Reduce {
-        /// The sum.
-        Sum = "sum",
-        /// The largest; NaN if any is NaN.
-        Max = "max",
-        /// The smallest; NaN if any is NaN.
-        Min = "min",
-    }
-}
+pub use ddp_kernels::sums::Reduce;
 
 /// What the ranks are asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

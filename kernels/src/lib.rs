@@ -42,6 +42,7 @@ pub mod simd;
 mod storage;
 pub mod stream;
 mod streaming;
+pub mod sums;
 mod tensor;
 pub mod threads;
 pub mod trace;

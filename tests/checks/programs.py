@@ -106,8 +106,9 @@ class Programs:
         on = [f"{ROOT}/launch/with-simulated-gpus", devices] if devices else []
         for package, target, file in chosen:
             print(f"     Running {target} of {package}" + (f", simulated GPUs: {devices}" if devices else ""))
+            followed = {} if package.startswith(("comm", "ddp")) else {"SIMCUDA_INTRA": ""}
             try:
-                command(*on, file, *arguments, cwd=package)
+                command(*on, file, *arguments, cwd=package, env={**os.environ, **followed})
             except subprocess.CalledProcessError as error:
                 # Else the harness lists the tests that failed.
                 if error.returncode != 101:

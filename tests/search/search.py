@@ -39,6 +39,7 @@ BUILDS = {
     # As launch/gpu-check runs ranks on one GPU.
     "shared-gpu": "env DDP_TEST_SHARE_GPUS=1 launch/with-simulated-gpus 1 cargo test -p ddp-comm --test mpirun --locked -- gpus".split(),
     "images": ["tests/docker/run", "--engine"],
+    "numpy1": ["tests/python/run", "numpy1"],
 }
 
 
@@ -286,13 +287,13 @@ class Large(Kind):
 
 
 class Releases(Kind):
-    what = "signatures and layouts of an old or new release of NVIDIA's libraries (up to 600 MB)"
+    what = "signatures and layouts of an old or new release of NVIDIA's libraries (up to 600 MB); kernels for sm_75 and sm_100"
 
     def all(self, _):
-        return [[str(number)] for number in range(8)]
+        return [*([f"--releases={number}"] for number in range(8)), ["--for=sm_75,sm_100"]]
 
-    def command(self, _, number):
-        return ["launch/check-kernels", f"--releases={number}"], "."
+    def command(self, _, option):
+        return ["launch/check-kernels", option], "."
 
 
 class Builds(Kind):

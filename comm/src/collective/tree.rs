@@ -8,22 +8,13 @@
 
 use std::ops::Range;
 
+pub use ddp_kernels::sums::Part;
+
 /// A subtree: `2^level` shards from `index * 2^level` on, as far as there are shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     level: u32,
     index: usize,
-}
-
-/// One of the partial sums that make up a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// The rank that gives it.
-    pub rank: usize,
-    /// Its position among those that the rank gives.
-    pub row: usize,
-    /// How many additions follow it: each adds the last two remaining sums.
-    pub additions: usize,
 }
 
 /// The tree of this many shards over this many ranks.

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::collective::sums::{self, Sources};
 use crate::collective::{Call, Collective, Operation, Partials, Reduce};
 use crate::error::{Error, Result};
 use crate::transport::messages::{MESSAGE_BYTES_MAX, Members};
 use crate::transport::placement::{Placement, find};
 use crate::transport::shared::Shared;
+use ddp_kernels::sums::{self, Sources};
 
 /// Additional time for waits that begin when all ranks of a host have arrived, so that the error
 /// reported first is that of the ranks that know who is missing: the host's own ranks, then its

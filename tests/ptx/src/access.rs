@@ -5,18 +5,20 @@ use crate::finding::{Detail, Fault, Kind};
 use crate::memory::{Bytes, How};
 use crate::op::{Element, Place, Register, Strength, Strong, Width};
 use crate::shared::Access;
-use crate::state::{Ground, Warp, bits_of};
+use crate::state::{Ground, LANES, Warp, bits_of};
 use crate::text::Space;
 
 #[inline(always)]
 pub(crate) fn address(warp: &Warp, place: &Place, lane: u32) -> u64 {
-    let base = place.base.map_or(0, |base| warp.get(base, lane));
-    let address = base.wrapping_add(place.offset as u64);
-    // Registers of 32 bits hold addresses of shared, local and parameter space.
-    if place.base.is_some_and(|base| base.width == Width::W) {
-        address & 0xffff_ffff
-    } else {
-        address
+    let offset = place.offset as u64;
+    match place.base {
+        // Registers of 32 bits hold addresses of shared, local and parameter space.
+        Some(base) if base.width == Width::W => {
+            let base = u64::from(warp.w[base.slot as usize][lane as usize]);
+            base.wrapping_add(offset) & 0xffff_ffff
+        }
+        Some(base) => warp.get(base, lane).wrapping_add(offset),
+        None => offset,
     }
 }
 
@@ -218,6 +220,43 @@ unsafe fn copied(from: *const u8, bytes: u32) -> Bytes {
     to
 }
 
+/// Lanes that access words of 32 bits in the variable of shared memory that was touched last, where
+/// no access is compared: where each lane's words begin, and the bytes of the variable.
+#[inline(always)]
+fn words<'a>(
+    warp: &Warp,
+    ground: &'a mut Ground<'_, '_>,
+    mask: u32,
+    place: &Place,
+    element: Element,
+    registers: &[Register],
+) -> Option<([u64; LANES], &'a mut [u8])> {
+    let are_words = element.bytes == 4 && registers.iter().all(|it| it.width == Width::W);
+    let window = match place.space {
+        Space::Shared => 0,
+        Space::Generic => SHARED_WINDOW,
+        _ => return None,
+    };
+    let base = place.base.filter(|_| are_words)?;
+    let (start, bytes) = ground.shared.uncompared()?;
+    let size = 4 * registers.len() as u64;
+    let from = (place.offset as u64)
+        .wrapping_sub(start)
+        .wrapping_sub(window);
+    let slot = base.slot as usize;
+    let places = match base.width {
+        Width::W => warp.w[slot].map(|base| u64::from(base.wrapping_add(from as u32))),
+        Width::D => warp.d[slot].map(|base| base.wrapping_add(from)),
+        _ => return None,
+    };
+    let end = (bytes.len() as u64).checked_sub(size)?;
+    let is_well = places.iter().enumerate().all(|(lane, &place)| {
+        let is_in_place = place <= end && place.wrapping_add(start) & (size - 1) == 0;
+        mask >> lane & 1 == 0 || is_in_place
+    });
+    is_well.then_some((places, bytes))
+}
+
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub(crate) fn load(
@@ -250,6 +289,15 @@ pub(crate) fn load(
             }
             return Ok(());
         }
+    }
+    if let Some((places, held)) = words(warp, ground, mask, from, element, to) {
+        for lane in bits_of(mask) {
+            let at = places[lane as usize] as usize;
+            for (register, word) in to.iter().zip(held[at..].as_chunks().0) {
+                warp.w[register.slot as usize][lane as usize] = u32::from_le_bytes(*word);
+            }
+        }
+        return Ok(());
     }
     for lane in bits_of(mask) {
         let target = target(warp, from, lane, bytes)?;
@@ -311,6 +359,15 @@ pub(crate) fn store(
             }
             return Ok(());
         }
+    }
+    if let Some((places, held)) = words(warp, ground, mask, to, element, from) {
+        for lane in bits_of(mask) {
+            let at = places[lane as usize] as usize;
+            for (register, word) in from.iter().zip(held[at..].as_chunks_mut().0) {
+                *word = warp.w[register.slot as usize][lane as usize].to_le_bytes();
+            }
+        }
+        return Ok(());
     }
     for lane in bits_of(mask) {
         let target = target(warp, to, lane, count as u32)?;

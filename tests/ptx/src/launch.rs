@@ -186,6 +186,7 @@ fn blocks(
     let mut shared = Shared::new(
         program.shared.iter().cloned().chain([dynamic]).collect(),
         program.cell_bytes,
+        launch.compared_max > 0,
     );
     let mut warps: Vec<Warp> = (0..threads.div_ceil(32))
         .map(|_| Warp::new(program))

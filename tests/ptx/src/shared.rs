@@ -78,6 +78,10 @@ pub(crate) struct Shared {
     fences: u32,
     /// Off where threads meet at barriers that only some of the block take part in.
     pub(crate) is_followed: bool,
+    /// Off where no access is compared with others: cells stay as they are.
+    has_cells: bool,
+    /// Which variable was touched last.
+    last: usize,
 }
 
 /// How shared memory is touched.
@@ -104,8 +108,9 @@ impl Access {
 }
 
 impl Shared {
-    /// `cell_bytes`: a power of two that divides the size of every access.
-    pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32) -> Shared {
+    /// `cell_bytes`: a power of two that divides the size of every access. `has_cells`: whether
+    /// accesses are compared.
+    pub(crate) fn new(owned: Vec<Owned>, cell_bytes: u32, has_cells: bool) -> Shared {
         let end = owned
             .iter()
             .map(|owned| owned.start + owned.bytes)
@@ -114,12 +119,17 @@ impl Shared {
         Shared {
             // What nothing wrote is NaN, and no sensible index.
             bytes: vec![0xff; end],
-            cells: vec![Cell::default(); end.div_ceil(cell_bytes as usize)],
+            cells: vec![
+                Cell::default();
+                end.div_ceil(cell_bytes as usize) * usize::from(has_cells)
+            ],
             cell_shift: cell_bytes.trailing_zeros(),
             owned,
             fenced: vec![1; 1024],
             fences: 1,
             is_followed: true,
+            has_cells,
+            last: 0,
         }
     }
 
@@ -143,19 +153,31 @@ impl Shared {
         }
     }
 
-    fn check(&self, address: u64, bytes: u64, lane: u32) -> Result<(), Fault> {
+    #[inline(always)]
+    fn check(&mut self, address: u64, bytes: u64, lane: u32) -> Result<(), Fault> {
+        let holds = |owned: &Owned| {
+            owned.start <= address && address.saturating_add(bytes) <= owned.start + owned.bytes
+        };
+        if address & (bytes - 1) == 0 {
+            if self.owned.get(self.last).is_some_and(holds) {
+                return Ok(());
+            }
+            if let Some(found) = self.owned.iter().position(holds) {
+                self.last = found;
+                return Ok(());
+            }
+        }
+        Err(self.misplaced(address, bytes, lane))
+    }
+
+    #[cold]
+    fn misplaced(&self, address: u64, bytes: u64, lane: u32) -> Fault {
         if !address.is_multiple_of(bytes) {
-            return Err(Fault::new(
+            return Fault::new(
                 Kind::Misaligned,
                 lane,
                 format!("{bytes} bytes at {address:#x} of shared memory"),
-            ));
-        }
-        let holds = |owned: &&Owned| {
-            owned.start <= address && address.saturating_add(bytes) <= owned.start + owned.bytes
-        };
-        if self.owned.iter().any(|owned| holds(&owned)) {
-            return Ok(());
+            );
         }
         let near = self.owned.iter().min_by_key(|owned| {
             let end = owned.start + owned.bytes;
@@ -179,15 +201,23 @@ impl Shared {
             }
             None => "of a block that has none".to_owned(),
         };
-        Err(Fault::new(
+        Fault::new(
             Kind::OutOfBounds,
             lane,
             format!("{bytes} bytes of shared memory {place}"),
-        ))
+        )
+    }
+
+    /// The variable that was touched last, where no access is compared: its place and its bytes.
+    #[inline(always)]
+    pub(crate) fn uncompared(&mut self) -> Option<(u64, &mut [u8])> {
+        let owned = self.owned.get(self.last).filter(|_| !self.has_cells)?;
+        let range = owned.start as usize..(owned.start + owned.bytes) as usize;
+        Some((owned.start, &mut self.bytes[range]))
     }
 
     /// Checks an access of a lane and notes it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn touch(
         &mut self,
         address: u64,
@@ -196,6 +226,21 @@ impl Shared {
         moment: Moment,
     ) -> Result<(), Fault> {
         self.check(address, bytes, moment.thread % 32)?;
+        if self.has_cells {
+            self.note(address, bytes, access, moment)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Compares an access with those before it.
+    fn note(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        access: Access,
+        moment: Moment,
+    ) -> Result<(), Fault> {
         let reads = access == Access::Read;
         let (first, end) = (
             address >> self.cell_shift,
@@ -244,6 +289,9 @@ impl Shared {
     }
 
     fn cells(&mut self, address: u64, bytes: u64) -> &mut [Cell] {
+        if !self.has_cells {
+            return &mut [];
+        }
         let (first, end) = (
             address >> self.cell_shift,
             (address + bytes) >> self.cell_shift,

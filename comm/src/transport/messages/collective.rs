@@ -12,13 +12,13 @@ use ddp_kernels::{DType, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::comm::{Comm, MESSAGE_BYTES_MAX, Request};
-use crate::collective::sums::add_in_order;
 use crate::collective::tree::Part;
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::transport::patience::{Awaited, Patience};
 use crate::transport::shared::Board;
 use crate::waited::Pause;
+use ddp_kernels::sums::add_in_order;
 
 /// Below this a broadcast sends everything to everyone at once.
 const SMALL_BYTES: usize = 64 << 10;

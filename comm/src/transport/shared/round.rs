@@ -13,8 +13,8 @@ use super::channel::{Channel, NumberedCall};
 use super::layout::DEPTH;
 use super::stream::copy_out;
 use crate::collective::Reduce;
-use crate::collective::sums::{Sources, reduce};
 use crate::error::Result;
+use ddp_kernels::sums::{Sources, reduce};
 
 /// One such call.
 pub(super) struct Round<'a> {

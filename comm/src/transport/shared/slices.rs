@@ -30,9 +30,9 @@ use super::channel::{Channel, Count, NumberedCall};
 use super::layout::{DEPTH, SliceCut};
 use super::stream::copy_out;
 use crate::collective::Reduce;
-use crate::collective::sums::{Sources, add_in_order, reduce};
 use crate::collective::tree::Part;
 use crate::error::Result;
+use ddp_kernels::sums::{Sources, add_in_order, reduce};
 
 /// Bytes that are reduced at once and then shown: they stay in the first-level cache in between.
 const BLOCK_BYTES: usize = 4096;

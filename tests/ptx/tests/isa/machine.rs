@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ddp_ptx::{Finding, GlobalMemory, Launch, Module, Outcome, Shadows, Window};
+use ddp_ptx::{Finding, GlobalMemory, Kind, Launch, Module, Outcome, Shadows, Window};
 
 /// Where the only allocation begins.
 pub(crate) const START: u64 = 0x10_0000;
@@ -25,6 +25,16 @@ impl Memory {
             bytes: memory.len() as u64,
             unwritten,
         }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        // SAFETY: the vector that `new` got has so many bytes; no launch runs.
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes as usize) }.to_vec()
+    }
+
+    fn fill(&self, content: &[u8]) {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), self.data, content.len()) };
     }
 }
 
@@ -78,7 +88,36 @@ pub(crate) fn run_on(
         compared_max: u64::MAX,
         ..launch.clone()
     };
-    kernel.run(&launch, memory, shadows)
+    let before = memory.content();
+    let uncompared = Launch {
+        compared_max: 0,
+        ..launch.clone()
+    };
+    let uncompared = kernel.run(&uncompared, memory, &mut Shadows::default());
+    let left = memory.content();
+    memory.fill(&before);
+    let outcome = kernel.run(&launch, memory, shadows);
+    assert_same(&outcome, &uncompared, memory.content() == left);
+    outcome
+}
+
+/// A launch whose accesses are not compared does the same, and makes the same mistakes but for
+/// those that are found by comparing.
+fn assert_same(outcome: &Outcome, uncompared: &Outcome, left_the_same: bool) {
+    match (&outcome.result, &uncompared.result) {
+        (Ok(_), Ok(_)) => assert!(left_the_same),
+        (Err(finding), Err(other)) if finding.kind == other.kind => {
+            assert_eq!(finding.to_string(), other.to_string());
+        }
+        (Err(finding), other) => assert!(
+            matches!(
+                finding.kind,
+                Kind::Race | Kind::Copy | Kind::Flight | Kind::Fence | Kind::ReadOnly
+            ),
+            "{finding}, and uncompared {other:?}"
+        ),
+        (Ok(_), Err(other)) => panic!("only uncompared: {other}"),
+    }
 }
 
 /// Runs kernel `k`; what it wrote is in `memory` afterwards.

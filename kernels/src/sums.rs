@@ -5,21 +5,48 @@
 //! bf16 is added and compared in f32, and rounded once. Where values are equal, or several are NaN,
 //! the first rank's is kept if there is a choice. i64 wraps around.
 
-use ddp_kernels::DType;
-use ddp_kernels::dtype::{bf16, bf16_nearest, bf16_wide};
-use ddp_kernels::simd::{Level, level};
+use crate::DType;
+use crate::dtype::{bf16, bf16_nearest, bf16_wide};
+use crate::named;
+use crate::simd::{Level, level};
 
-use crate::collective::Reduce;
-use crate::collective::tree::Part;
+named! {
+    /// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
+    /// once at the end), so that every rank and every run gets the same bits.
+    #[derive(Hash)]
+    pub enum Reduce {
+        /// The sum.
+        Sum = "sum",
+        /// The largest; NaN if any is NaN.
+        Max = "max",
+        /// The smallest; NaN if any is NaN.
+        Min = "min",
+    }
+}
+
+/// One of the partial sums that make up a sum along a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The rank that gives it.
+    pub rank: usize,
+    /// Its position among those that the rank gives.
+    pub row: usize,
+    /// How many additions follow it: each adds the last two remaining sums.
+    pub additions: usize,
+}
 
 /// Where the ranks' elements are: those of rank `r` begin `r * stride_bytes` after `first`, except
 /// those of `mine`, which are the caller's own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sources {
-    pub(crate) first: *const u8,
-    pub(crate) stride_bytes: usize,
-    pub(crate) ranks: usize,
-    pub(crate) mine: usize,
+pub struct Sources {
+    /// Those of rank 0.
+    pub first: *const u8,
+    /// From one rank's to the next one's.
+    pub stride_bytes: usize,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// The caller's rank.
+    pub mine: usize,
 }
 
 /// Reduces the elements of all ranks into `own`.
@@ -28,7 +55,7 @@ pub(crate) struct Sources {
 ///
 /// `own.len()` bytes can be read at each of the other ranks' places. Nothing writes them until this
 /// returns, and they do not overlap `own`. They need no alignment.
-pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], sources: Sources) {
+pub unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], sources: Sources) {
     assert!(
         sources.ranks >= 2
             && sources.mine < sources.ranks
@@ -58,7 +85,7 @@ pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], source
 const DEPTH: usize = 16;
 
 /// Where the elements of a partial sum are; None if they are those that the sum replaces.
-pub(crate) type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
+pub type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
 
 /// Adds partial sums in the order of a tree, into `own`. Every addition rounds to `dtype`.
 ///
@@ -66,12 +93,7 @@ pub(crate) type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
 ///
 /// `own.len()` bytes can be read at each place. Nothing writes them until this returns, and they do
 /// not overlap `own`. They need no alignment.
-pub(crate) unsafe fn add_in_order(
-    dtype: DType,
-    own: &mut [u8],
-    order: &[Part],
-    place: PlaceOf<'_>,
-) {
+pub unsafe fn add_in_order(dtype: DType, own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
     let run: unsafe fn(&mut [u8], &[Part], PlaceOf<'_>) = match dtype {
         DType::F32 => add_elements::<f32>,
         DType::BF16 => add_elements::<bf16>,
@@ -339,4 +361,4 @@ unsafe fn step<E: Reducible, O: SumOperation, const B: usize>(
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
