@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::gpu;
+use crate::gpus_of_jobs;
 use crate::support::job::{Folder, all_at_once};
 
 const SMALL: &str = "--data synthetic:classification,rows=72,held-out=0,features=20,classes=3 \
@@ -30,7 +30,7 @@ fn compared(ranks: usize, flags: [&str; 2], how: &str) -> Value {
 
 #[test]
 fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let gpus = ddp_kernels::Device::usable().len() - 1;
     let cases = [
         (1, ["--graph on", "--graph off"]),
@@ -54,7 +54,7 @@ fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
 
 #[test]
 fn tf32_parts_from_f32_in_the_loss_of_the_first_step() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let value = compared(1, ["--dtype f32", "--dtype tf32"], "--replay");
     let first = &value["first"];
     assert_eq!(

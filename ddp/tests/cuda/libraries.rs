@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::support::job::{Folder, QUICK, Running};
-use crate::{gpu, is_simulated, simulated_gpu_of};
+use crate::{gpus_of_jobs, is_simulated, simulated_gpus_of_jobs};
 
 /// `library` without one function.
 fn without(library: &[u8], function: &str) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn without(library: &[u8], function: &str) -> Vec<u8> {
 
 #[test]
 fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let discovery = ddp_kernels::device::discover();
@@ -126,7 +126,7 @@ fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
 
 #[test]
 fn a_run_with_the_same_bits_warns_when_it_resumes_with_another_cublaslt() {
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let folder = Folder::new("versions");
@@ -150,7 +150,7 @@ fn a_run_with_the_same_bits_warns_when_it_resumes_with_another_cublaslt() {
 /// environment. Only the program's own answer does.
 #[test]
 fn an_environment_that_only_its_python_knows_is_searched() {
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let discovery = ddp_kernels::device::discover();
@@ -198,7 +198,7 @@ fn an_environment_that_only_its_python_knows_is_searched() {
 /// As ranks of a host, two jobs need the same files at the same time.
 #[test]
 fn processes_of_a_host_compile_each_file_once() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = Folder::new("once");
     let kernels = folder.path().join("kernels").display().to_string();
     let jobs = [1, 2].map(|out| {
@@ -236,7 +236,7 @@ fn processes_of_a_host_compile_each_file_once() {
 /// step needs, and where all compile ahead.
 #[test]
 fn compiling_names_each_file_and_ahead_of_a_step_how_many_are_left() {
-    let Some(_gpu) = gpu() else {
+    let Some(_gpu) = gpus_of_jobs(1) else {
         return;
     };
     let folder = Folder::new("ahead");

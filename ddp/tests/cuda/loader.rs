@@ -80,15 +80,16 @@ fn every_batch_has_the_same_bits_on_every_way() {
             );
             [Source::new(data.clone(), devices), kept]
         });
-        for source in sources {
-            for (size, micro) in [
+        for (number, source) in sources.enumerate() {
+            let sizes = [
                 (1, None),
                 (1, Some(3)),
                 (2, Some(4)),
                 (3, None),
                 (4, Some(1)),
                 (4, None),
-            ] {
+            ];
+            for (size, micro) in ddp_testing::cases_of(&format!("sizes {number}"), sizes, 3) {
                 for rank in 0..size {
                     let mut expected = Loader::new(
                         Source::new(data.clone(), [Device::Cpu; 2]),

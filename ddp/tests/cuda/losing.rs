@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::simulated_gpu_of;
+use crate::simulated_gpus_of_jobs;
 use crate::support::job::{Ended, Folder, Job, all_at_once, kill_ranks};
 use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
@@ -91,7 +91,7 @@ const POINTS: [&str; 3] = ["forward", "reduction", "optimizer"];
 
 #[test]
 fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -116,7 +116,7 @@ fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
 
 #[test]
 fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
-    let Some(_gpu) = simulated_gpu_of(4) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
         return;
     };
     undisturbed();
@@ -144,7 +144,7 @@ fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
 
 #[test]
 fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
-    let Some(_gpu) = simulated_gpu_of(4) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
         return;
     };
     undisturbed();
@@ -171,7 +171,7 @@ fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
 
 #[test]
 fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
-    let Some(_gpu) = simulated_gpu_of(4) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
         return;
     };
     undisturbed();
@@ -207,7 +207,7 @@ fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
 
 #[test]
 fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     let faults = [
@@ -247,7 +247,7 @@ fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
 
 #[test]
 fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -273,7 +273,7 @@ fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
 
 #[test]
 fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -312,7 +312,7 @@ fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
 
 #[test]
 fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -330,7 +330,7 @@ fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
 
 #[test]
 fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -366,7 +366,7 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
 /// GPU, and the other host for that rank, which is not to blame.
 #[test]
 fn a_gather_of_a_step_or_for_slices_slice_anew_that_hangs_costs_no_bit_and_no_rank() {
-    let Some(_gpu) = simulated_gpu_of(2) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
     undisturbed();
@@ -395,7 +395,7 @@ fn a_gather_of_a_step_or_for_slices_slice_anew_that_hangs_costs_no_bit_and_no_ra
 
 #[test]
 fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
-    let Some(_gpu) = simulated_gpu_of(4) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
         return;
     };
     undisturbed();
@@ -431,7 +431,7 @@ fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
 
 #[test]
 fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();
@@ -462,7 +462,7 @@ fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
 
 #[test]
 fn an_error_of_nccl_repeats_the_step_and_one_that_lasts_ends_the_job() {
-    let Some(_gpu) = simulated_gpu_of(3) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;
     };
     undisturbed();

@@ -64,42 +64,54 @@ use ddp_kernels::{DType, Device};
 /// while one captures it no other may allocate on it.
 struct Gpu {
     device: Device,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 fn gpu() -> Option<Gpu> {
-    static TURN: Mutex<()> = Mutex::new(());
-    quietly();
-    let found = Some(Device::best()).filter(|device| device.is_accelerator());
-    if found.is_none() {
-        ddp_testing::skip("no CUDA device");
-    }
-    // A test that failed under this lock leaves no state.
-    found.map(|device| Gpu {
-        device,
-        _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
-    })
+    gpu_of(1)
 }
 
 /// The same where there are at least this many GPUs.
 fn gpu_of(count: usize) -> Option<Gpu> {
-    let gpu = gpu()?;
+    gpus(count, true)
+}
+
+/// The same for tests that only start programs: simulated GPUs are those of a process, so several
+/// tests run at once.
+fn gpus_of_jobs(count: usize) -> Option<Gpu> {
+    gpus(count, !is_simulated())
+}
+
+fn gpus(count: usize, in_turn: bool) -> Option<Gpu> {
+    static TURN: Mutex<()> = Mutex::new(());
+    quietly();
     let found = Device::usable().len() - 1;
     if found < count {
         ddp_testing::skip(&format!("{count} CUDA devices are needed, {found} found"));
         return None;
     }
-    Some(gpu)
+    // A test that failed under this lock leaves no state.
+    let turn = || TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu {
+        device: Device::best(),
+        _turn: in_turn.then(turn),
+    })
 }
 
 /// The same where they are simulated.
 fn simulated_gpu_of(count: usize) -> Option<Gpu> {
-    let gpu = gpu_of(count)?;
+    is_simulated_or_skips().then(|| gpu_of(count))?
+}
+
+fn simulated_gpus_of_jobs(count: usize) -> Option<Gpu> {
+    is_simulated_or_skips().then(|| gpus_of_jobs(count))?
+}
+
+fn is_simulated_or_skips() -> bool {
     if !is_simulated() {
-        ddp_testing::skip("real GPUs do not do on demand what this needs");
-        return None;
+        ddp_testing::skip("real GPUs do not do on demand what this needs, or there are none");
     }
-    Some(gpu)
+    is_simulated()
 }
 
 /// Whether faults can be asked of the GPUs, which have time of their own.

@@ -14,6 +14,7 @@ use crate::gpu;
 use crate::own_losses;
 use crate::support::pass::in_pass;
 use crate::support::random::uniform;
+use crate::support::test_name;
 use crate::support::training::{Case, Outcome, Rows, Way, on_ranks};
 
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
@@ -92,6 +93,12 @@ const FORMULAS: [(&str, Of, usize); 4] = [
     ("chosen", chosen, 12),
     ("images", images, 64),
 ];
+
+fn in_each_precision(
+    (name, formula, columns): (&str, Of, usize),
+) -> [(&str, Of, usize, Precision); 2] {
+    [Precision::F32, Precision::Bf16].map(|precision| (name, formula, columns, precision))
+}
 
 /// The output and the gradients of the input and the parameters, for random numbers.
 fn passed(formula: Of, columns: usize, rows: usize, device: Device) -> [Vec<u32>; 3] {
@@ -184,22 +191,26 @@ fn trained(case: &Case, formula: Of, ranks: usize) -> Vec<Outcome> {
 #[test]
 fn own_modules_learn_as_on_the_cpu_captured_and_eager() {
     let Some(_gpu) = gpu() else { return };
-    for (name, formula, columns) in FORMULAS {
+    let all = FORMULAS.into_iter().flat_map(in_each_precision);
+    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 3) {
         let case = case(columns);
         let cpu = trained(&case, formula, 1).remove(0);
-        for (precision, apart_max) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.05)] {
-            let [captured, eager] = [GraphChoice::On, GraphChoice::Off].map(|graph| {
-                let case = Way::Gpus(graph).of(&case);
-                trained(&Case { precision, ..case }, formula, 1).remove(0)
-            });
-            assert!(captured == eager, "{name} in {precision:?}");
-            for (gpu, cpu) in eager.losses.iter().zip(&cpu.losses) {
-                let apart = (gpu - cpu).abs() / cpu;
-                assert!(
-                    apart < apart_max,
-                    "{name} in {precision:?}: {gpu} on the GPU, {cpu} on the CPU"
-                );
-            }
+        let apart_max = if precision == Precision::F32 {
+            1e-5
+        } else {
+            0.05
+        };
+        let [captured, eager] = [GraphChoice::On, GraphChoice::Off].map(|graph| {
+            let case = Way::Gpus(graph).of(&case);
+            trained(&Case { precision, ..case }, formula, 1).remove(0)
+        });
+        assert!(captured == eager, "{name} in {precision:?}");
+        for (gpu, cpu) in eager.losses.iter().zip(&cpu.losses) {
+            let apart = (gpu - cpu).abs() / cpu;
+            assert!(
+                apart < apart_max,
+                "{name} in {precision:?}: {gpu} on the GPU, {cpu} on the CPU"
+            );
         }
     }
 }
@@ -209,17 +220,16 @@ fn own_modules_have_the_same_bits_on_one_rank_and_two() {
     let Some(_gpu) = gpu().filter(|_| Device::usable().len() > 2) else {
         return;
     };
-    for (name, formula, columns) in FORMULAS {
-        for precision in [Precision::F32, Precision::Bf16] {
-            let case = Case {
-                precision,
-                shards: Some(2),
-                ..Way::Gpus(GraphChoice::On).of(&case(columns))
-            };
-            let one = trained(&case, formula, 1).remove(0);
-            for outcome in trained(&case, formula, 2) {
-                assert!(outcome == one, "{name} in {precision:?}");
-            }
+    let all = FORMULAS.into_iter().flat_map(in_each_precision);
+    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 3) {
+        let case = Case {
+            precision,
+            shards: Some(2),
+            ..Way::Gpus(GraphChoice::On).of(&case(columns))
+        };
+        let one = trained(&case, formula, 1).remove(0);
+        for outcome in trained(&case, formula, 2) {
+            assert!(outcome == one, "{name} in {precision:?}");
         }
     }
 }

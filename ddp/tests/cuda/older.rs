@@ -1,7 +1,7 @@
 //! GPUs that are too old, alone or beside others, and those below 8.0, whose kernels are compiled
 //! without newer instructions. SIMCUDA_CAPABILITY makes simulated GPUs old.
 
-use crate::simulated_gpu_of;
+use crate::simulated_gpus_of_jobs;
 use crate::support::job::{Ended, Folder};
 use crate::support::metrics_log::model_bytes;
 
@@ -20,7 +20,7 @@ fn run(folder: &Folder, ranks: usize, capability: &str, flags: &str) -> Ended {
 
 #[test]
 fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
-    let Some(_gpu) = simulated_gpu_of(2) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
     let name = &ddp_kernels::device::discover().gpus[0].name;
@@ -51,7 +51,7 @@ fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
 
 #[test]
 fn gpus_of_7_5_make_the_model_of_newer_ones_and_have_no_bf16() {
-    let Some(_gpu) = simulated_gpu_of(2) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
     // Reducing in bf16 needs no bf16 matmul, so it is allowed.

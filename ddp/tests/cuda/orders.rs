@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::support::job::{Folder, Job, all_at_once};
 use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
-use crate::{Gpu, gpu};
+use crate::{Gpu, gpus_of_jobs};
 
 /// A step with everything that waits: several buckets, two micro-batches, clipping, AdamW, and
 /// evaluations. The host seldom waits for a device, because that would impose an order. Eight
@@ -117,7 +117,7 @@ impl Way {
 /// A machine with exactly as many simulated GPUs as a test needs: a larger one would only repeat
 /// it.
 pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
-    let machine = gpu()?;
+    let machine = gpus_of_jobs(1)?;
     let there = ddp_kernels::device::discover()
         .gpus
         .iter()

@@ -2,7 +2,7 @@
 
 use crate::support::job::{Folder, QUICK};
 use crate::support::metrics_log::{model_bytes, number};
-use crate::{gpu, simulated_gpu_of};
+use crate::{gpus_of_jobs, simulated_gpus_of_jobs};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
@@ -18,7 +18,7 @@ fn is_simulated() -> bool {
 
 #[test]
 fn one_process_trains_on_the_gpu_and_says_so() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = Folder::new("cuda");
     let ended = folder
         .alone(&format!("{UNEVEN} --device cuda --data-on-device off"))
@@ -65,7 +65,7 @@ fn one_process_trains_on_the_gpu_and_says_so() {
 
 #[test]
 fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let run = |choice: &str| {
         let folder = Folder::new("kept");
         let ended = folder
@@ -108,7 +108,7 @@ fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
 
 #[test]
 fn auto_takes_the_gpu_for_one_process() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = Folder::new("auto");
     folder.alone(QUICK).on_gpus().run().assert_well();
     assert!(
@@ -122,7 +122,7 @@ fn auto_takes_the_gpu_for_one_process() {
 #[test]
 fn a_model_that_does_not_fit_the_gpu_ends_with_71_and_names_what_takes_the_room() {
     // Nothing makes a real one small.
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let folder = Folder::new("memory");
@@ -142,7 +142,7 @@ fn a_model_that_does_not_fit_the_gpu_ends_with_71_and_names_what_takes_the_room(
 
 #[test]
 fn a_captured_run_leaves_the_same_model_and_the_same_losses_as_an_eager_one() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let flags = "--dropout 0.1 --grad-clip 1 --micro-batch 12 --eval-every 5";
     let run = |graph: &str| {
         let folder = Folder::new("graph");
@@ -181,7 +181,7 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
         "{ended}"
     );
     assert!(cause.contains("help: give --device cpu"), "{ended}");
-    if let Some(_gpu) = gpu() {
+    if let Some(_gpu) = gpus_of_jobs(1) {
         let ended = folder.alone("--device cuda:9").on_gpus().run();
         assert!(
             ended.assert_fails(2).contains("--device cuda:9: expected"),
@@ -197,7 +197,7 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
 
 #[test]
 fn figures_are_those_of_real_gpus() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let benches = [
         "mlp --layers 16,32,4 --batch 48",
         "mlp --layers 16,32,4 --batch 48 --dtype tf32 --graph on",
@@ -248,7 +248,7 @@ fn explained(flags: &str) -> (Vec<serde_json::Value>, serde_json::Value) {
 
 #[test]
 fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     assert_eq!(sums["nodes"], nodes.len(), "{sums}");
     // Three forward, three for weights, two for inputs.
@@ -265,7 +265,7 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
 
 #[test]
 fn the_times_of_a_step_that_is_explained_are_a_model_and_called_one() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     let model = sums["model"].as_str().unwrap();
     assert!(model.starts_with("operands once at "), "{model}");
@@ -297,7 +297,7 @@ fn the_times_of_a_step_that_is_explained_are_a_model_and_called_one() {
 
 #[test]
 fn regression_sgd_and_bf16_have_no_more_nodes_and_many_rows_one_more() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let bench = |flags: &str| {
         let (nodes, sums) = explained(&format!("--layers 64,48,32,10 {flags}"));
         let sums_rows = nodes.iter().any(|node| node["op"] == "row_block_sums");
@@ -323,7 +323,7 @@ fn regression_sgd_and_bf16_have_no_more_nodes_and_many_rows_one_more() {
 
 #[test]
 fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     // It reads four numbers of a parameter and writes three, each of 4 bytes, and the copy.
     for (dtype, expected) in [("f32", 28.0), ("bf16", 30.0)] {
         let (nodes, _) = explained(&format!("--layers 256,128,10 --batch 32 --dtype {dtype}"));
@@ -349,7 +349,7 @@ fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
 
 #[test]
 fn a_kernel_says_how_many_blocks_it_has_and_how_often_it_waits_for_loads() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     let kernels = nodes.iter().filter(|node| node["kind"] == "kernel");
     assert!(kernels.clone().count() > 0);
@@ -371,7 +371,7 @@ fn a_kernel_says_how_many_blocks_it_has_and_how_often_it_waits_for_loads() {
 
 #[test]
 fn a_timed_step_goes_through_on_simulated_gpus_and_gives_no_figures() {
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let words = "bench mlp --explain --timed --device cuda --layers 16,32,4 --batch 48 --threads 1";
@@ -392,7 +392,7 @@ fn a_timed_step_goes_through_on_simulated_gpus_and_gives_no_figures() {
 
 #[test]
 fn only_a_captured_step_is_explained() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     for how in ["--device cpu", "--device cuda --graph off"] {
         let words = format!("bench mlp --explain --layers 16,4 --batch 8 --threads 1 {how}");
         let ended = Folder::new("explain").alone(&words).on_gpus().run();
@@ -406,7 +406,7 @@ fn only_a_captured_step_is_explained() {
 #[cfg(feature = "mpi")]
 #[test]
 fn benches_of_two_ranks_go_through_on_gpus() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     if !ddp_kernels::device::discover().nccl.is_sound() {
         ddp_testing::skip("no NCCL that can be used");
         return;
@@ -436,7 +436,7 @@ fn benches_of_two_ranks_go_through_on_gpus() {
 
 #[test]
 fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     for place in ["forward", "reduction", "optimizer"] {
         let folder = Folder::new("fault");
         let job = folder
@@ -460,7 +460,7 @@ fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
 
 #[test]
 fn a_nan_loss_ends_the_run_naming_the_rows() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = Folder::new("nonfinite");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 3 --lr 1e30 \
                  --optimizer sgd --warmup-steps 0 --device cuda --out OUT";
@@ -475,7 +475,7 @@ fn a_nan_loss_ends_the_run_naming_the_rows() {
 
 #[test]
 fn a_trace_on_a_gpu_has_the_phases_of_eager_steps_and_a_box_for_each_captured_one() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let lanes = |graph: &str| {
         let folder = Folder::new("cuda-trace");
         let ended = folder

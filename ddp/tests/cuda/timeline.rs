@@ -2,7 +2,7 @@
 //! buckets are reduced during the backward of lower layers, and batches are copied during the
 //! previous step. And for how many multiprocessors matmuls plan.
 
-use crate::simulated_gpu_of;
+use crate::simulated_gpus_of_jobs;
 use crate::support::job::{Ended, Folder, Job, QUICK};
 
 /// A piece of work.
@@ -99,7 +99,7 @@ fn overlaps(timeline: &[Piece]) -> [usize; 2] {
 
 #[test]
 fn reductions_overlap_backward_and_copies_overlap_the_previous_step() {
-    let Some(_gpu) = simulated_gpu_of(2) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
     for graph in ["off", "on"] {
@@ -142,7 +142,7 @@ fn reductions_overlap_backward_and_copies_overlap_the_previous_step() {
 
 #[test]
 fn graphs_run_without_node_priorities() {
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let folder = Folder::new("priorities");
@@ -158,7 +158,7 @@ fn graphs_run_without_node_priorities() {
 #[test]
 fn matmuls_plan_for_the_multiprocessors_that_the_environment_names() {
     const NAME: &str = "DDP_MATMUL_MULTIPROCESSORS";
-    let Some(_gpu) = simulated_gpu_of(1) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(1) else {
         return;
     };
     let ignored = |value| format!("{NAME}={value:?} is ignored: expected a whole number from 1");

@@ -5,7 +5,7 @@
 use crate::support::job::{Folder, Job, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::test_name;
-use crate::{gpu, gpu_of, is_simulated, simulated_gpu_of};
+use crate::{gpus_of_jobs, is_simulated, simulated_gpus_of_jobs};
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
                    --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
@@ -26,7 +26,7 @@ fn run(words: &str) -> (Vec<f64>, Vec<u8>) {
 
 #[test]
 fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let (cpu, _) = run(&format!("{VIT} --device cpu"));
     for (dtype, apart_max) in [("f32", 1e-4), ("bf16", 0.05)] {
         let [captured, eager] = ["on", "off"].map(|graph| {
@@ -53,7 +53,7 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
 /// windows, gates of GELU, stretched and partial rotary positions, tokens that are not trained.
 #[test]
 fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = with_text();
     let llama = "--model gpt,layers=2,heads=2,width=16,context=16,vocab=300,norm=rms,position=rope,\
                  bias=false";
@@ -87,7 +87,7 @@ fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
             (MetricsLog::read(&out).losses(), model_bytes(&out, 4))
         };
         let cpu = run("cpu");
-        for (dtype, apart_max) in [("f32", 1e-4), ("bf16", 0.05)] {
+        for (dtype, apart_max) in ddp_testing::cases_of(name, [("f32", 1e-4), ("bf16", 0.05)], 1) {
             let captured = run(&format!("cuda --dtype {dtype} --graph on"));
             assert!(captured == run(&format!("cuda --dtype {dtype} --graph off")));
             for (gpu, cpu) in captured.0.iter().zip(&cpu.0) {
@@ -104,7 +104,7 @@ fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
 /// Of layers in one part and in three, with dropout, beside a base in f32 or bf16.
 #[test]
 fn adapters_learn_as_on_the_cpu_captured_eager_and_split() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let folder = with_text();
     let run = |out: &str, words: &str| {
         let model = "--model gpt,layers=2,heads=2,width=8,context=8 --data t.txt --batch-size 4";
@@ -139,7 +139,7 @@ fn adapters_learn_as_on_the_cpu_captured_eager_and_split() {
 
 #[test]
 fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf16() {
-    let Some(_gpu) = gpu_of(2) else { return };
+    let Some(_gpu) = gpus_of_jobs(2) else { return };
     let folder = Folder::new("sample");
     std::fs::write(folder.path().join("t.txt"), "To be. ".repeat(40)).unwrap();
     let words = "--model gpt,layers=2,heads=2,width=8,context=8 --data t.txt --steps 2 \
@@ -153,7 +153,7 @@ fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf1
 }
 
 /// Its head is tied to the embedding.
-const GPT: &str = "--model gpt,layers=3,heads=2,width=16,context=16 --data t.txt --val-split 0.2 \
+const GPT: &str = "--model gpt,layers=3,heads=1,width=16,context=16 --data t.txt --val-split 0.2 \
                    --batch-size 8 --eval-every 2 --log-every 1 --schedule constant --warmup-steps 0 \
                    --dropout 0.1 --grad-clip 0.5 --threads 1 --device cuda --out OUT";
 
@@ -182,7 +182,7 @@ fn trained(folder: &Folder, ranks: usize, steps: u64, words: &str) -> (Vec<f64>,
 
 #[test]
 fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
-    let Some(_gpu) = gpu_of(2) else { return };
+    let Some(_gpu) = gpus_of_jobs(2) else { return };
     let gpus = ddp_kernels::Device::usable().len() - 1;
     let cases = [
         (1, "--micro-batch 3"),
@@ -211,16 +211,13 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
 
 #[test]
 fn every_stage_of_zero_trains_the_same_captured_and_eager() {
-    let Some(_gpu) = gpu_of(2) else { return };
+    let Some(_gpu) = gpus_of_jobs(2) else { return };
     // Two ranks: NCCL adds the same two numbers in any order.
     let flags = "--dtype bf16 --bucket-mb 0.01";
     let plain = trained(&with_text(), 2, 4, flags);
-    let ways = [
-        "--zero 1",
-        "--zero 2",
-        "--zero 2 --graph off",
-        "--zero 2 --overlap off",
-    ];
+    let others = ["--zero 2 --graph off", "--zero 2 --overlap off"];
+    let others = ddp_testing::cases_of(&test_name(), others, 1);
+    let ways = ["--zero 1", "--zero 2"].into_iter().chain(others);
     all_at_once(ways, |way| {
         let folder = with_text();
         trained(&folder, 2, 2, &format!("{flags} {way}"));
@@ -284,7 +281,7 @@ fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
 
 #[test]
 fn memory_is_what_a_dry_run_plans_without_a_model() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let gpus = ddp_kernels::Device::usable().len() - 1;
     let cases = [
         (1, ""),
@@ -315,7 +312,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
 /// With a context, NCCL and pieces of the driver's pool as large as an H200's; not in a piece less.
 #[test]
 fn a_run_fits_in_the_memory_that_a_dry_run_plans() {
-    let Some(_gpu) = simulated_gpu_of(2) else {
+    let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
     // Less for NCCL than the plan: the simulator adds memory for its connections.
@@ -346,9 +343,9 @@ fn a_run_fits_in_the_memory_that_a_dry_run_plans() {
 /// biases; it does not where these are on another device, or drop something.
 #[test]
 fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
-    let Some(_gpu) = gpu_of(2) else { return };
+    let Some(_gpu) = gpus_of_jobs(2) else { return };
     // 1,088 rows make sums of more than 64 blocks; few windows, since each head of one is a tile.
-    let words = GPT.replace("heads=2,width=16,context=16", "heads=1,width=16,context=64");
+    let words = GPT.replace("context=16", "context=64");
     let words = words.replace("--batch-size 8", "--batch-size 17");
     let words = words.replace("--dropout 0.1", "--dtype bf16 --optimizer sgd --steps 1");
     let run = |flags: &str| {
@@ -366,7 +363,7 @@ fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
 
 #[test]
 fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as_whole() {
-    let Some(_gpu) = gpu_of(2) else { return };
+    let Some(_gpu) = gpus_of_jobs(2) else { return };
     let (first, model) = (with_text(), with_text());
     let whole = trained(&model, 1, 6, "");
     trained(&first, 1, 2, "--devices-per-rank 2");

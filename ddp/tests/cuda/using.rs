@@ -4,7 +4,7 @@
 use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
-use crate::gpu;
+use crate::gpus_of_jobs;
 use crate::support::job::{Folder, Job};
 use crate::support::metrics_log::{model, number};
 
@@ -29,7 +29,7 @@ fn evaluated(job: Job) -> Value {
 
 #[test]
 fn gpus_say_what_the_cpu_says_and_any_number_of_them_the_same() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = gpus_of_jobs(1) else { return };
     let gpus = (Device::usable().len() - 1).min(3);
     for (flags, unit) in [
         ("", f64::from(f32::EPSILON) / 2.0),
