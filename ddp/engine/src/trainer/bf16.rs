@@ -27,17 +27,6 @@ pub(super) fn agree(
     before: Option<Bf16Order>,
 ) -> Result<Option<Bf16Order>> {
     if options.dtype == Precision::F32 || device.is_accelerator() {
-        let is_missed = !device.is_accelerator() && simd::bf16_unit() > Bf16Unit::None;
-        if is_missed && world.rank() == 0 && world.generation() < 2 {
-            let factor = factor()?;
-            // Beside other programs a short measurement may say anything.
-            if factor > 1.2 {
-                tracing::info!(
-                    "this processor multiplies bf16 {factor:.1} times as fast as f32: see {DTYPE} \
-                     bf16"
-                );
-            }
-        }
         return Ok(None);
     }
     let all: Vec<(Option<Bf16Order>, Bf16Order)> =
@@ -79,6 +68,26 @@ pub(super) fn agree(
     }
     set_bf16_order(Some(order));
     Ok(Some(order))
+}
+
+/// Says whether a run in f32 that takes so many multiplications and additions would take less time
+/// in bf16, if it takes long enough for that to matter.
+pub(super) fn advise(options: &Config, device: Device, world: &World, flop: f64) -> Result<()> {
+    /// Ten seconds of a core.
+    const FLOP_MIN: f64 = 1e12;
+    let is_missed = options.dtype == Precision::F32
+        && !device.is_accelerator()
+        && simd::bf16_unit() > Bf16Unit::None;
+    if is_missed && flop >= FLOP_MIN && world.rank() == 0 && world.generation() < 2 {
+        let factor = factor()?;
+        // Beside other programs a short measurement may say anything.
+        if factor > 1.2 {
+            tracing::info!(
+                "this processor multiplies bf16 {factor:.1} times as fast as f32: see {DTYPE} bf16"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// How much faster a matmul of bf16 is than one of f32, in the order in force.

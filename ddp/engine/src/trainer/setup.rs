@@ -230,6 +230,12 @@ pub(super) fn assemble(
         })));
     }
 
+    // Weights are used three times a row, if nothing else is known.
+    let of_a_row = options.model.flop_of_a_row(&shape);
+    let of_a_row = of_a_row.unwrap_or(6.0 * parameters as f64);
+    let rows = plan.steps as f64 * options.batch_rows() as f64;
+    bf16::advise(options, device, world, of_a_row * rows)?;
+
     let sample = match world.rank() {
         0 => Sample::of(options, &data)?,
         _ => None,
