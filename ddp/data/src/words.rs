@@ -94,7 +94,7 @@ pub fn is_written_otherwise(text: &str) -> bool {
 }
 
 /// Whether a text is a date by its digits: year, month and day, or the other way round.
-fn is_date(text: &str) -> bool {
+pub fn is_date(text: &str) -> bool {
     let date = text.split(['T', ' ']).next().unwrap_or_default();
     let parts = date.split(['-', '/', '.']);
     let digits = parts.map(|part| {

@@ -12,8 +12,8 @@ mod events;
 pub(crate) use self::cut::{LockedLog, checkpoints, has_ended_well, is_of_job};
 pub(crate) use self::events::DONE;
 pub use self::events::{
-    EndEvent, EvalEvent, LogEvent, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, SampleText,
-    StartEvent, StartWorld, StepEvent,
+    EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome, SampleEvent,
+    SampleText, StartEvent, StartWorld, StepEvent,
 };
 
 use std::collections::BTreeMap;

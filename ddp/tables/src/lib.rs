@@ -10,10 +10,12 @@
 
 mod columns;
 mod csv;
+mod dates;
 mod flat;
 mod guess;
 mod kept;
 mod parquet;
+mod plan;
 mod schema;
 mod source;
 mod survey;
@@ -65,8 +67,15 @@ impl Tables for Reader {
             contents.find(key)?.cloned().ok_or(none)
         };
         let bad = |why| Error::Data(format!("{}: {why}", path.display()));
+        let mut notes = schema.notes;
+        if let Some(rows) = contents.about.unlabelled {
+            let name = path.display();
+            notes.push(format!(
+                "{rows} rows without a label are left out of {name}"
+            ));
+        }
         let has_features = wanted.labels_alone.is_none();
-        let labels = schema.request.label.map(|name| -> Result<_> {
+        let labels = schema.request.label.clone().map(|name| -> Result<_> {
             Ok(FileLabels {
                 array: array_of("labels").map_err(bad)?,
                 names: contents.about.classes.clone(),
@@ -74,6 +83,7 @@ impl Tables for Reader {
                     name,
                     path: path.into(),
                     place,
+                    leaves_out: schema.request.leaves_out,
                 }),
             })
         });
@@ -85,22 +95,32 @@ impl Tables for Reader {
             left_out: schema.left_out,
             plan: schema.plan,
             odd_cells: contents.about.odd_cells,
+            notes,
         })
     }
 }
 
-/// The place of a cell, for messages: by its line in a text, which is read again up to there.
-fn place(path: &Path, column: &str, row: u64) -> String {
+/// The place of a label, for messages: by its line in a text, which is read again up to there.
+fn place(column: &TableColumn, row: u64) -> String {
     let line = || -> Result<String> {
-        let (mut rows, columns) = kept::select(path, &[column.into()])?;
-        for _ in 0..=row {
-            rows.advance()?;
+        let (mut rows, columns) = kept::select(&column.path, &[column.name.clone()])?;
+        let mut before = 0;
+        while rows.advance()? {
+            let is_left_out = column.leaves_out && rows.value(columns[0]).is_no_label();
+            if before == row && !is_left_out {
+                break;
+            }
+            before += u64::from(!is_left_out);
         }
         Ok(rows.place(columns[0]))
     };
     let place = line().ok().filter(|place| place.starts_with("line"));
     let place = place.unwrap_or_else(|| format!("row {row} (counted from 0)"));
-    format!("{}, {place}, column \"{column}\"", path.display())
+    format!(
+        "{}, {place}, column \"{}\"",
+        column.path.display(),
+        column.name
+    )
 }
 
 #[cfg(test)]

@@ -57,11 +57,15 @@ impl Config {
             require(false, "steps", steps, &text)?;
         }
         let text = format!("evaluations during training; help: leave {EVAL_EVERY} 0 out");
-        let evaluates = self.stop_after.is_none() || self.eval_every != Some(0);
-        require(evaluates, "stop-after", self.stop_after.unwrap_or(0), &text)?;
+        let evaluates = self.patience().is_none() || self.eval_every != Some(0);
+        require(evaluates, "stop-after", self.patience().unwrap_or(0), &text)?;
         let text = format!("a whole number, 1 or more; help: {STEPS} 0 saves the untrained model");
         require(self.epochs != Some(0), "epochs", 0, &text)?;
-        if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length()) {
+        let length = match (self.schedule_steps, self.length()) {
+            (Some(steps), _) => Length::Steps(steps),
+            (None, length) => length,
+        };
+        if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, length) {
             let text = format!(
                 "at most the {steps} steps of the run; help: warm up for less, or train for more"
             );

@@ -11,6 +11,7 @@ use crate::audit::Audit;
 use crate::confusion::Confusion;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::EXIT_STOPPED;
+use crate::shown::significant;
 use crate::tasks::{BestBy, ColumnErrors};
 
 /// One line of the metrics log: `{"event":"step",…}`.
@@ -77,12 +78,43 @@ pub struct StartEvent {
     pub steps: Option<u64>,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
+    /// What folds showed where the length of the run was chosen by them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_fold: Option<OutOfFold>,
     /// The layers before the first step; none where the log of a resumed run was lost.
     #[serde(skip_deserializing)]
     pub initial_weights: Vec<LayerDigest>,
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
+}
+
+/// What models showed on rows that they were not trained on, one for each fold of the rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutOfFold {
+    /// The steps that are best, 0 if training makes it worse.
+    pub steps: u64,
+    /// The mean loss of all rows there, each by the model that was not trained on it.
+    pub loss: f64,
+    /// Its standard error, over the folds.
+    pub loss_error: f64,
+    /// The part of them that is classified correctly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+}
+
+impl OutOfFold {
+    /// For people.
+    pub fn describe(&self) -> String {
+        let accuracy = self
+            .accuracy
+            .map(|part| format!(", accuracy {:.2}%", part * 100.0));
+        format!(
+            "the loss of rows that were not trained on is {}{}",
+            significant(self.loss, 4),
+            accuracy.unwrap_or_default()
+        )
+    }
 }
 
 /// The ranks of a run.

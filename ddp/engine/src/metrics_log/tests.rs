@@ -96,6 +96,7 @@ fn a_run_is_its_events_in_order() {
         parameters: Some(7),
         steps: Some(3),
         steps_per_epoch: 10,
+        out_of_fold: None,
         initial_weights: vec![LayerDigest("0".into(), "ab".into(), 1.0, 0.5)],
         job: None,
     };

@@ -62,13 +62,16 @@ impl Differences {
         output: &Tensor,
         normalization: Option<&Normalization>,
     ) -> Result<()> {
-        let host = |tensor: &Tensor| -> Result<Vec<f32>> {
+        let host = |tensor: &Tensor, is_output: bool| -> Result<Vec<f32>> {
             let mut values = tensor.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
-            let undo = |with: &Normalization| with.undo(&mut values, self.names.len());
-            normalization.map(undo);
+            match normalization {
+                Some(with) if is_output => with.undo_clipped(&mut values, self.names.len()),
+                Some(with) => with.undo(&mut values, self.names.len()),
+                None => {}
+            }
             Ok(values)
         };
-        let both = || -> Result<_> { Ok([host(output)?, host(&batch.targets)?]) };
+        let both = || -> Result<_> { Ok([host(output, true)?, host(&batch.targets, false)?]) };
         let [output, targets] = announced("the errors of held-out rows", both)?;
         let sums = self.sums_of(&output, &targets);
         let all = self.sums.entry(shard).or_default();

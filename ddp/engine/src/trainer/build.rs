@@ -7,7 +7,7 @@ use ddp_comm::World;
 use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
-use ddp_data::{Data, InOrder, Loader, Resident, Source};
+use ddp_data::{Data, InOrder, LeftOpen, Loader, Resident, Source};
 use ddp_kernels::Device;
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
@@ -58,6 +58,11 @@ pub(super) fn open(
     // A run that began with targets as they are continues with them.
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
+    if let Some(opened) = resumed {
+        request.left_open = LeftOpen::default();
+        let targets = opened.state.target_normalization.as_ref();
+        request.clips_targets &= targets.is_none_or(|targets| !targets.range.is_empty());
+    }
     Ok(ddp_data::prepare(&request, tables, &WorldRanks(world))?)
 }
 

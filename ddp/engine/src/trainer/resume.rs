@@ -277,7 +277,8 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
     let mut changes = Vec::new();
     let shape = options.schedule;
     let (steps, warmup_steps) = (state.schedule.steps, state.schedule.warmup_steps);
-    if plan.steps != steps && shape != ScheduleShape::Constant {
+    let depends = shape != ScheduleShape::Constant && options.schedule_steps.is_none();
+    if plan.steps != steps && depends {
         let setting = match options.length() {
             Length::Steps(_) => STEPS.to_string(),
             Length::Epochs(_) => format!("{EPOCHS}, in steps"),

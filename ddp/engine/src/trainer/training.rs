@@ -50,7 +50,7 @@ enum AfterStep {
 
 /// A training run, on one rank.
 pub(super) struct TrainingRun<'a> {
-    options: &'a Config,
+    options: Config,
     program: &'a mut dyn RunProgram,
     world: &'a World,
     run: Assembled,
@@ -76,7 +76,6 @@ pub(super) struct TrainingRun<'a> {
 impl<'a> TrainingRun<'a> {
     /// Everything else up to the first step.
     pub(super) fn new(
-        options: &'a Config,
         program: &'a mut dyn RunProgram,
         world: &'a World,
         ready: ReadyRun,
@@ -84,7 +83,8 @@ impl<'a> TrainingRun<'a> {
     ) -> Result<TrainingRun<'a>> {
         let ReadyRun { run, locked, stops } = ready;
         let (rank_run, log, unlogged) = session.parts();
-        let folder = RunFolder::new(options, &run, rank_run, world);
+        let options = run.settled.clone();
+        let folder = RunFolder::new(&options, &run, rank_run, world);
         let mut state = folder.state()?;
         let weights = folder.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
@@ -124,18 +124,20 @@ impl<'a> TrainingRun<'a> {
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
+        let schedule = options.learning_rate(&run.plan)?;
+        let flop_of_a_row = options.model.flop_of_a_row(&shape);
         Ok(TrainingRun {
             options,
             program,
             world,
             task: tasks::of(run.data.train.task()),
-            schedule: options.learning_rate(&run.plan)?,
+            schedule,
             saver,
             state,
             lost_checkpoint,
             stop_poll,
             trace,
-            flop_of_a_row: options.model.flop_of_a_row(&shape),
+            flop_of_a_row,
             matmul_tflops: None,
             run,
             rank_run,

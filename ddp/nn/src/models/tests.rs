@@ -19,6 +19,7 @@ fn the_first_family_with_its_defaults_is_the_default() {
         hidden: vec![256, 128],
         activation: ops::Activation::Relu,
         dropout: 0.0,
+        linear_path: None,
     };
     assert_eq!(ModelSpec::default(), ModelSpec::from(expected));
     assert_eq!(ModelSpec::default().name(), "mlp");
@@ -50,6 +51,7 @@ fn text_sets_each_setting_of_the_family() {
         hidden: vec![5, 6],
         activation: ops::Activation::Gelu,
         dropout: 0.25,
+        linear_path: None,
     };
     assert_eq!(spec, ModelSpec::from(expected));
 }

@@ -4,8 +4,8 @@ use super::*;
 
 fn categorical(name: &str, values: &[&str]) -> ColumnPlan {
     ColumnPlan {
-        name: name.to_string(),
         values: Some(values.iter().map(|value| value.to_string()).collect()),
+        ..ColumnPlan::number(name)
     }
 }
 

@@ -42,7 +42,7 @@ impl TrainingRun<'_> {
     pub(super) fn early(&self) -> Option<String> {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
         let [_, figure] = self.options.best.names();
-        let most = self.options.stop_after.filter(|_| step < steps)?;
+        let most = self.options.patience().filter(|_| step < steps)?;
         Some(format!(
             "stopped early after step {step} of {steps}: the held-out {figure} has not become \
              better ({STOP_AFTER} {most})"

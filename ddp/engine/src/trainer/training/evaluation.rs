@@ -50,8 +50,8 @@ impl TrainingRun<'_> {
             && number >= FEW_STEPS
         {
             let normalize = match self.options.normalize {
-                Scaling::Standard => String::new(),
-                Scaling::None | Scaling::Unit => format!("{NORMALIZE} standard, "),
+                Some(Scaling::Standard) => String::new(),
+                None | Some(Scaling::None | Scaling::Unit) => format!("{NORMALIZE} standard, "),
             };
             tracing::warn!(
                 "step {number}: {why}; help: {normalize}more {EPOCHS}, or another {LR}; or the features may not predict \
