@@ -33,8 +33,14 @@ fn help_says_what_the_defaults_are() {
         ("hidden", hidden),
         ("dropout", dropout.to_string()),
         ("data", defaults.data.to_string()),
-        ("batch-size", defaults.batch_rows().to_string()),
-        ("epochs", "5".to_string()),
+        (
+            "batch-size",
+            format!(
+                "{}; of tables with more than 10,000 rows 256",
+                defaults.batch_rows()
+            ),
+        ),
+        ("epochs", "5; tables choose --steps".to_string()),
         (
             "lr",
             format!(

@@ -285,7 +285,11 @@ fn what_is_printed_names_origins_and_reads_back() {
     for part in [
         "lr = 0.5  # --lr\n",
         "seed = 4  # DDP_SEED\n",
-        "batch-size = 128  # default\n",
+        "log-every = 10  # default\n",
+        // What data choose must not read back as a choice of the user.
+        "# batch-size is not set\n",
+        "# categorical is not set\n",
+        "# linear-path is not set\n",
         "# micro-batch is not set\n",
     ] {
         assert!(text.contains(part), "{text} lacks {part}");
