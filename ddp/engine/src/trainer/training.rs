@@ -172,7 +172,10 @@ impl TrainingRun<'_> {
         let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
-            _ = self.saver.finish().and_then(|_| self.record_saved());
+            let best = self.rank_run.totals.best.map(|best| best.step);
+            let written = self.saver.write_remembered(best);
+            let finished = written.and_then(|()| self.saver.finish());
+            _ = finished.and_then(|_| self.record_saved());
         }
         // Only after a successful run can all ranks be asked.
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
@@ -352,9 +355,12 @@ impl TrainingRun<'_> {
                 .best
                 .is_some_and(|best| best.step == number);
         let is_lost = std::mem::take(&mut self.lost_checkpoint);
-        let saves = is_multiple(self.run.plan.checkpoint_every) || is_best || is_lost;
+        let is_due = is_multiple(self.run.plan.checkpoint_every);
+        let saves = is_due || is_lost || is_best && !self.remembers_best();
         if saves {
             self.save(number)?;
+        } else if is_best {
+            self.remember(number)?;
         }
         if self.trace.ends_after(number) {
             self.finish_trace()?;
