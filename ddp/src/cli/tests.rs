@@ -125,10 +125,10 @@ fn every_flag_of_training_arrives() {
         eps: None,
         lr: Some(0.5),
         adam_lr: None,
-        group: Groups(vec![
+        group: Some(Groups(vec![
             group("*.bias", None, Some(0.0)),
             group("2.*", Some(3.0), Some(1.0)),
-        ]),
+        ])),
         min_lr: 0.25,
         weight_decay: Some(0.001),
         schedule: Schedule::Wsd,
@@ -137,7 +137,7 @@ fn every_flag_of_training_arrives() {
         grad_clip: Some(1.0),
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
-        freeze: vec!["0".into(), "2.bias".into()],
+        freeze: Some(vec!["0".into(), "2.bias".into()]),
         plain: true,
         lora: Some("rank=4,alpha=2,on=0,2".parse().unwrap()),
         device: DeviceChoice::Cuda,

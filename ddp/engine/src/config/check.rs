@@ -98,7 +98,7 @@ impl Config {
 
     /// Refuses groups that say nothing, or whose learning rate has no scale.
     fn check_groups(&self) -> Result<()> {
-        for group in &self.group.0 {
+        for group in self.group.iter().flat_map(|all| &all.0) {
             let got = &group.pattern;
             for (name, value) in [("lr", group.lr), ("weight-decay", group.weight_decay)] {
                 let value = value.unwrap_or_default();
@@ -143,7 +143,7 @@ impl Config {
             || !matches!(self.class_weights, ClassWeights::InOrder(_));
         let text = "a weight above 0; help: with weights of 0 nothing is learned";
         require(learns, name, got, text)?;
-        let are_names = !self.freeze.iter().any(String::is_empty);
+        let are_names = !self.freeze.iter().flatten().any(String::is_empty);
         let text = format!("names of layers or parameters; help: as in {FREEZE} 0,2.bias");
         require(are_names, "freeze", "an empty name", &text)
     }

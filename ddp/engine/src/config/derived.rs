@@ -90,7 +90,7 @@ impl Config {
     /// The groups of parameters, whose rates are factors of the peak.
     pub(crate) fn groups(&self) -> Result<Vec<ParameterGroup>> {
         let peak = self.peak_lr();
-        let groups = self.group.0.iter().map(|group| {
+        let groups = self.group.iter().flat_map(|all| &all.0).map(|group| {
             let rate = group.lr.map(|lr| lr / peak);
             Ok(ParameterGroup::new(
                 &group.pattern,

@@ -237,8 +237,9 @@ const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 settings! {
     ["Model"]
     /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
-    /// 0,2.bias or 'blocks.?,*.bias'
-    Run freeze "NAMES": Vec<String> = vec![];
+    /// 0,2.bias or 'blocks.?,*.bias' [default: none; of small tables all but a linear model, if that
+    /// is better]
+    Run freeze "NAMES": Option<Vec<String>> = None;
     /// Train adapters of low rank (LoRA) beside the weights of `init-from`, which stay as they are:
     /// rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
     /// on=q_proj,v_proj; dropout=P and rslora=true may follow. Or from=FOLDER: those that PEFT or
@@ -348,7 +349,8 @@ settings! {
     /// Parameters with another learning rate or weight decay, by name, as in
     /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
     /// weight-decay. The first group that matches a name counts
-    Run group "GROUPS": Groups = Groups::default();
+    /// [default: none; for tables linear.*, ten times `lr`]
+    Run group "GROUPS": Option<Groups> = None;
     /// Largest norm of all gradients together; 0 turns clipping off [default: 0; for tables 1]
     Run grad_clip "NORM": Option<f64> = None, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes

@@ -55,9 +55,12 @@ fn groups_are_tables_that_come_back() {
     let text = "optimizer = \"muon\"\n[[group]]\nmatch = \"0.*\"\nlr = 0.01\n\
                 [[group]]\nmatch = \"*\"\nweight-decay = 0.5\n";
     let config = Config::from_toml(text).unwrap();
-    assert_eq!(config.group.0.len(), 2);
+    assert_eq!(config.group.as_ref().unwrap().0.len(), 2);
     assert_eq!(
-        (config.group.0[0].lr, config.group.0[1].weight_decay),
+        (
+            config.group.as_ref().unwrap().0[0].lr,
+            config.group.as_ref().unwrap().0[1].weight_decay
+        ),
         (Some(0.01), Some(0.5))
     );
     let rates: Vec<_> = config

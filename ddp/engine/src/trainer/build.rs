@@ -260,11 +260,12 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         .iter()
         .map(|model| model.params.trained_count())
         .sum();
-    if !options.freeze.is_empty() && trained == 0 {
+    let freeze = options.freeze.clone().unwrap_or_default();
+    if !freeze.is_empty() && trained == 0 {
         return Err(Error::Usage(format!(
             "{FREEZE} {}: expected some parameters that are not frozen, got none; help: freeze \
              fewer",
-            options.freeze.join(",")
+            freeze.join(",")
         )));
     }
     Ok(())

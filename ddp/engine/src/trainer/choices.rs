@@ -8,12 +8,12 @@ use ddp_data::{Data, SMALL_ROWS_MAX};
 use serde_json::{Map, Value, json};
 
 use super::folds;
-use crate::config::{Config, Length};
+use crate::config::{Config, Length, as_flag};
 use crate::error::Result;
 use crate::metrics_log::OutOfFold;
 use crate::setting::{
-    BATCH_SIZE, EVAL_EVERY, GRAD_CLIP, LINEAR_PATH, PLAIN, SCHEDULE_STEPS, STEPS, STOP_AFTER,
-    WARMUP_STEPS,
+    BATCH_SIZE, EVAL_EVERY, FREEZE, GRAD_CLIP, GROUP, LINEAR_PATH, PLAIN, SCHEDULE_STEPS, STEPS,
+    STOP_AFTER, WARMUP_STEPS,
 };
 
 /// Tables of more rows have larger batches.
@@ -28,8 +28,10 @@ const PATIENCE: u64 = 15;
 const CHECKPOINTS: u64 = 20;
 
 /// The defaults of version 0.8.
-fn of_plain() -> [(&'static str, Value); 8] {
+fn of_plain() -> [(&'static str, Value); 10] {
     [
+        ("freeze", json!([])),
+        ("group", json!([])),
         ("val-split", json!(0.0)),
         ("stratify", json!(false)),
         ("categorical", json!([])),
@@ -75,6 +77,21 @@ pub(super) fn taken_over(options: &Config, then: &Map<String, Value>) -> Config 
         config.set_if_open(name, then.get(name).unwrap_or(&plain));
     }
     config
+}
+
+/// The same settings, but the perceptron stays at zero, so that the model is linear; None if it is
+/// already, or parameters are frozen for another reason.
+fn linear_alone(options: &Config) -> Option<Config> {
+    let hidden = options.model.value("hidden").as_array().map_or(0, Vec::len);
+    let has_path = options.model.value(LINEAR_PATH.0) == true;
+    let layers = (0..hidden).map(|layer| (2 * layer).to_string());
+    // The bias of the last layer is the linear model's.
+    let freeze = layers.chain([format!("{}.weight", 2 * hidden)]).collect();
+    let can_be = hidden > 0 && has_path && options.freeze.is_none();
+    can_be.then(|| Config {
+        freeze: Some(freeze),
+        ..options.clone()
+    })
 }
 
 /// The settings of a run.
@@ -159,13 +176,18 @@ impl Choices {
         let chosen = [
             (LINEAR_PATH, json!(true)),
             (GRAD_CLIP, json!(1.0)),
+            (
+                GROUP,
+                json!([{ "match": "linear.*", "lr": 10.0 * self.options.peak_lr() }]),
+            ),
             (BATCH_SIZE, json!(batch)),
         ];
         let mut said = Vec::new();
         for (setting, value) in chosen {
-            let is_other = setting == BATCH_SIZE && self.options.batch_tokens.is_some();
+            let is_other = setting == BATCH_SIZE && self.options.batch_tokens.is_some()
+                || setting == GROUP && self.options.peak_lr() == 0.0;
             if !is_other && self.options.set_if_open(setting.0, &value) {
-                said.push(format!("{setting} {value}"));
+                said.push(format!("{setting} {}", as_flag(&value)));
             }
         }
         if !said.is_empty() {
@@ -217,7 +239,22 @@ impl Choices {
             self.options.steps = Some(folds::STEPS);
             return Ok(());
         }
-        let found = folds::find(&self.options, data, world)?;
+        let mut found = folds::find(&self.options, data, world)?;
+        if let Some(linear) = linear_alone(&self.options) {
+            let alone = folds::find(&linear, data, world)?;
+            let (one, other) = (alone.describe(), found.describe());
+            if alone.loss <= found.loss {
+                let freeze = as_flag(&json!(linear.freeze));
+                self.lines.push(format!(
+                    "{FREEZE} {freeze}: only the linear path is trained: {one}; with the perceptron {other}"
+                ));
+                (self.options, found) = (linear, alone);
+            } else if alone.loss - alone.loss_error <= found.loss {
+                self.lines.push(format!(
+                    "a linear model alone is within one standard error: {one}; with the perceptron {other}"
+                ));
+            }
+        }
         self.options.steps = Some(found.steps);
         let warmup = self.options.warmup_steps.unwrap_or_default();
         self.lines.push(format!(

@@ -129,13 +129,16 @@ impl Config {
     /// Whether the parameter `name` is not trained: `0` freezes all of layer 0, `0.bias` one
     /// parameter, `*.bias` all biases.
     pub fn is_frozen(&self, name: &str) -> bool {
-        self.freeze.iter().any(|pattern| is_of(pattern, name))
+        self.freeze
+            .iter()
+            .flatten()
+            .any(|pattern| is_of(pattern, name))
     }
 
     /// Refuses a name or pattern in `freeze` that no layer and no parameter of the model has.
     pub(crate) fn check_freeze(&self, names: &[&str]) -> Result<()> {
         let is_unknown = |pattern: &&String| !names.iter().any(|name| is_of(pattern, name));
-        match self.freeze.iter().find(is_unknown) {
+        match self.freeze.iter().flatten().find(is_unknown) {
             None => Ok(()),
             Some(pattern) => Err(Error::Usage(format!(
                 "{FREEZE} {pattern}: expected a name or pattern of layers or parameters of the \

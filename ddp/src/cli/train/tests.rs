@@ -327,10 +327,8 @@ fn what_is_printed_reads_back_whatever_stands_in_it() {
             ..Config::default()
         };
         let freeze = format!("x{},2", text.replace(',', ""));
-        expected.freeze = freeze
-            .split(',')
-            .map(|name| name.trim().to_string())
-            .collect();
+        let names = freeze.split(',').map(|name| name.trim().to_string());
+        expected.freeze = Some(names.collect());
         let given = |name: &str, value: &str| (find(name).unwrap(), OsString::from(value));
         let flags = SettingFlags(vec![given("labels", text), given("freeze", &freeze)]);
         let how = LayerFlags {

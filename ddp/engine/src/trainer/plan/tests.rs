@@ -76,7 +76,7 @@ fn options_that_do_not_fit_the_data_are_refused() {
 #[test]
 fn names_of_layers_freeze_their_parameters() {
     let (options, _) = changed("glyphs,rows=10", |options| {
-        options.freeze = ["0", "2.bias", "4."].map(String::from).into();
+        options.freeze = Some(["0", "2.bias", "4."].map(String::from).into());
     });
     let names = [
         "0.weight",
