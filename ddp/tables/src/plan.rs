@@ -83,7 +83,8 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
         let name = name.clone();
         plan.columns.push(ColumnPlan { name, values, more });
     }
-    ensure_features(&refused, is_auto || is_common, path)?;
+    let word = if is_common { COMMON } else { AUTO };
+    ensure_features(&refused, (is_auto || is_common).then_some(word), path)?;
     check_size(survey, &plan.columns, path)?;
     let mut say = |names: Vec<String>, text: &str, how: &str| {
         if !names.is_empty() {
@@ -107,15 +108,16 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
     Ok(plan)
 }
 
-fn ensure_features(refused: &[&SurveyedColumn], encodes: bool, path: &str) -> Result<()> {
+/// Refuses columns, with how to keep them if `word` encodes others.
+fn ensure_features(refused: &[&SurveyedColumn], word: Option<&str>, path: &str) -> Result<()> {
     if refused.is_empty() {
         return Ok(());
     }
     let what = described(refused, SurveyedColumn::describe_texts);
     let mut help = help(refused, false);
-    if encodes && refused.iter().all(|column| column.bad_value.is_none()) {
+    if let Some(word) = word.filter(|_| refused.iter().all(|it| it.bad_value.is_none())) {
         help += &format!(
-            "; to encode their texts as they are: {CATEGORICAL} {AUTO},{}",
+            "; to encode their texts as they are: {CATEGORICAL} {word},{}",
             list(refused)
         );
     }
@@ -176,6 +178,9 @@ impl SurveyedColumn {
             };
         };
         let (different, mut common) = (values.len() as u64, Vec::from_iter(values));
+        if self.numbers > self.texts && different > COMMON_VALUES_MAX as u64 {
+            return Fate::Refused;
+        }
         // The commonest first, of equal ones in the order of their texts.
         common.sort_by_key(|(_, rows)| Reverse(**rows));
         common.truncate(COMMON_VALUES_MAX);
@@ -185,9 +190,6 @@ impl SurveyedColumn {
         if are_many || self.is_nearly_unique() || common.is_empty() {
             let what = "free text or identifiers";
             return Fate::LeftOut(format!("{what}, {different} different in {cells} cells"));
-        }
-        if self.numbers > self.texts && different > COMMON_VALUES_MAX as u64 {
-            return Fate::Refused;
         }
         let more = match common.len() as u64 == different {
             true => MoreFeatures::None,
@@ -216,4 +218,40 @@ pub(crate) fn unnamed(names: &[String]) -> Vec<&String> {
         name.is_empty() || number.is_some_and(|digits| digits.parse::<u32>().is_ok())
     };
     names.iter().filter(is_index).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table of 2 GB made 13 GB of features, without a word.
+    #[test]
+    fn features_that_take_many_times_the_tables_space_are_refused() {
+        let mut column = SurveyedColumn::default();
+        column.texts = 1 << 24;
+        let survey = Survey {
+            columns: vec![column],
+        };
+        let towns = |count: usize| ColumnPlan {
+            values: Some((0..count).map(|town| town.to_string()).collect()),
+            ..ColumnPlan::number("town")
+        };
+        check_size(&survey, &[towns(40)], "t.csv").unwrap();
+        let text = check_size(&survey, &[towns(200)], "t.csv")
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "at most 8 GB",
+            "12 GB",
+            "columns \"town\"",
+            "`categorical` common",
+        ] {
+            assert!(text.contains(part), "{text} lacks {part}");
+        }
+        // As many numbers are what the table itself has.
+        let numbers: Vec<_> = (0..200)
+            .map(|at| ColumnPlan::number(&at.to_string()))
+            .collect();
+        check_size(&survey, &numbers, "t.csv").unwrap();
+    }
 }

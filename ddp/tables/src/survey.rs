@@ -95,9 +95,13 @@ impl Survey {
     /// Adds the current row of `table`.
     fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
         let label = match &columns.labels[..] {
-            [label] => Some(table.value(*label)).filter(|label| !label.is_no_label()),
+            [label] => Some(table.value(*label)),
             _ => None,
         };
+        // Rows without a label are left out, or refused later.
+        if label.is_some_and(|label| label.is_no_label()) {
+            return;
+        }
         for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
             let value = table.value(index);
             let place = || table.place(index);

@@ -96,14 +96,24 @@ pub struct OutOfFold {
     pub steps: u64,
     /// The mean loss of all rows there, each by the model that was not trained on it.
     pub loss: f64,
-    /// Its standard error, over the folds.
-    pub loss_error: f64,
+    /// The loss of each fold.
+    pub folds: Vec<f64>,
     /// The part of them that is classified correctly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
 }
 
 impl OutOfFold {
+    /// Whether these models, which are simpler, are at most one standard error worse than `other`,
+    /// fold by fold.
+    pub fn suffices_beside(&self, other: &OutOfFold) -> bool {
+        let count = self.folds.len() as f64;
+        let apart = self.folds.iter().zip(&other.folds).map(|(a, b)| a - b);
+        let mean = apart.clone().sum::<f64>() / count;
+        let variance = apart.map(|it| (it - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        mean <= (variance / count).sqrt()
+    }
+
     /// For people.
     pub fn describe(&self) -> String {
         let accuracy = self

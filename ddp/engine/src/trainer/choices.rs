@@ -243,16 +243,13 @@ impl Choices {
         if let Some(linear) = linear_alone(&self.options) {
             let alone = folds::find(&linear, data, world)?;
             let (one, other) = (alone.describe(), found.describe());
-            if alone.loss <= found.loss {
+            if alone.suffices_beside(&found) {
                 let freeze = as_flag(&json!(linear.freeze));
                 self.lines.push(format!(
-                    "{FREEZE} {freeze}: only the linear path is trained: {one}; with the perceptron {other}"
+                    "{FREEZE} {freeze}: a linear model is enough, within one standard error: {one}; with the \
+                     perceptron {other}"
                 ));
                 (self.options, found) = (linear, alone);
-            } else if alone.loss - alone.loss_error <= found.loss {
-                self.lines.push(format!(
-                    "a linear model alone is within one standard error: {one}; with the perceptron {other}"
-                ));
             }
         }
         self.options.steps = Some(found.steps);

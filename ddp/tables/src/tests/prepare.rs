@@ -1,5 +1,6 @@
 //! From tables to data, on one rank and on several: the same rows, the same errors.
 
+mod chosen;
 mod names;
 mod settings;
 #[path = "../../../data/src/prepare/tests/support.rs"]

@@ -111,7 +111,7 @@ fn patterns_freeze_what_they_match() {
         ("blocks.*", names[..2].to_vec()),
     ] {
         let options = Config {
-            freeze: vec![pattern.into()],
+            freeze: Some(vec![pattern.into()]),
             ..Config::default()
         };
         let frozen = names.into_iter().filter(|name| options.is_frozen(name));
@@ -119,7 +119,7 @@ fn patterns_freeze_what_they_match() {
         options.check_freeze(&names).unwrap();
     }
     let options = Config {
-        freeze: vec!["[".into()],
+        freeze: Some(vec!["[".into()]),
         ..Config::default()
     };
     let text = options.check_freeze(&names).unwrap_err().to_string();
