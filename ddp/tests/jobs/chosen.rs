@@ -2,7 +2,9 @@
 //! same bits on any number of ranks, if they are resumed, and without a lost rank.
 
 use std::fmt::Write;
+use std::fs;
 
+use crate::reading::forge;
 use crate::resuming::saved;
 use crate::support::job::Folder;
 use crate::support::metrics_log::{model_bytes, number};
@@ -35,7 +37,7 @@ fn table(rows: u32) -> String {
 /// A folder with such a table.
 fn with_table(name: &str, rows: u32) -> Folder {
     let folder = Folder::new(name);
-    std::fs::write(folder.path().join("t.csv"), table(rows)).unwrap();
+    fs::write(folder.path().join("t.csv"), table(rows)).unwrap();
     folder
 }
 
@@ -50,7 +52,7 @@ fn steps(folder: &Folder) -> u64 {
 
 fn settings(folder: &Folder) -> String {
     let path = folder.out().join("config.toml");
-    let text = std::fs::read_to_string(path).unwrap();
+    let text = fs::read_to_string(path).unwrap();
     let is_own = |line: &&str| !line.starts_with("out = ");
     text.lines().filter(is_own).collect::<Vec<_>>().join("\n")
 }
@@ -161,4 +163,40 @@ fn a_larger_table_holds_rows_out_and_has_the_same_best_model_on_any_ranks() {
     let (one, other) = (step(&alone), step(&two));
     assert!(one.contains("the best by validation loss"), "{one}");
     assert_eq!(one, other);
+}
+
+/// A run of version 0.8, which had no such settings, gains nothing when it is resumed.
+#[test]
+fn a_run_of_a_version_that_chose_nothing_goes_on_as_it_was() {
+    let run = "--data t.csv --labels y --drop id,day,size --categorical auto --hidden 4 --batch-size 32 \
+               --schedule constant --warmup-steps 1 --device cpu";
+    let folder = with_table("chosen-older", 3);
+    // An index had to be removed, and so had gaps.
+    let text = table(120)
+        .replace("\n", "\nr")
+        .replacen(',', "row,", 1)
+        .replace(",NA\n", ",7\n");
+    fs::write(folder.path().join("t.csv"), text.trim_end_matches('r')).unwrap();
+    let run = run.replace("--drop id", "--drop row,id");
+    let whole = format!("{run} --plain --steps 8 --out OUT");
+    folder.alone(&whole).run().assert_well();
+    let part = format!("{run} --plain --steps 4 --out old");
+    folder.alone(&part).run().assert_well();
+    let old = folder.path().join("old");
+    let checkpoint = old.join("checkpoints/step-00000004");
+    let state = fs::read(checkpoint.join("state.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let mut config = json["config"].as_object().unwrap().clone();
+    for name in ["plain", "linear-path", "stop-after"] {
+        config.remove(name).unwrap();
+    }
+    forge(&checkpoint, &state, "/config", &config.into());
+    let words = format!("{run} --steps 8 --out old --resume auto");
+    let ended = folder.alone(&words).run();
+    ended.assert_well();
+    assert!(
+        model_bytes(&folder.out(), 8) == model_bytes(&old, 8),
+        "{ended}"
+    );
+    assert!(!ended.stderr.contains("--normalize standard"), "{ended}");
 }

@@ -57,6 +57,7 @@ const TAKEN_OVER: [&str; 6] = [
 pub(super) fn taken_over(options: &Config, then: &Map<String, Value>) -> Config {
     let mut config = options.clone();
     let value = |name: &str| then.get(name).unwrap_or(&Value::Null);
+    config.plain |= value("plain") == true;
     if config.steps.is_none() && config.epochs.is_none() {
         config.set_if_open("steps", value("steps"));
         let is_in_steps = config.steps.is_some();
@@ -102,20 +103,20 @@ pub(super) struct Choices {
     pub(super) out_of_fold: Option<OutOfFold>,
 }
 
-/// Chooses what `options` leave open. All ranks call it together. Without `trains` no folds are
-/// trained, and the steps are the most that they might choose.
+/// Chooses what `options` of a run that `begins` leave open. All ranks call it together. Without
+/// `trains` no folds are trained, and the steps are the most that they might choose.
 pub(super) fn choose(
     options: &Config,
     data: &Data,
     world: &World,
-    trains: bool,
+    [begins, trains]: [bool; 2],
 ) -> Result<Choices> {
     let mut choices = Choices {
         options: options.clone(),
         lines: Vec::new(),
         out_of_fold: None,
     };
-    if let Some(request) = data.of_table.as_ref().filter(|_| !options.plain) {
+    if let Some(request) = data.of_table.as_ref().filter(|_| begins && !options.plain) {
         let chosen = [
             ("val-split", json!(request.val_split)),
             ("stratify", json!(request.stratify)),

@@ -201,11 +201,12 @@ pub(super) fn assemble(
     session.data = Some(data.clone());
     // A rehearsal limits the size of the model.
     let trains = parameters_max == u64::MAX;
+    let begins = resumed.is_none() && continued.is_none();
     let Choices {
         options,
         lines,
         out_of_fold,
-    } = choices::choose(options, &data, world, trains)?;
+    } = choices::choose(options, &data, world, [begins, trains])?;
     options.check()?;
     if world.rank() == 0 {
         lines.iter().for_each(|line| tracing::info!("{line}"));
