@@ -103,7 +103,7 @@ impl Tables for Reader {
 /// The place of a label, for messages: by its line in a text, which is read again up to there.
 fn place(column: &TableColumn, row: u64) -> String {
     let line = || -> Result<String> {
-        let (mut rows, columns) = kept::select(&column.path, &[column.name.clone()])?;
+        let (mut rows, columns) = kept::select(&column.path, std::slice::from_ref(&column.name))?;
         let mut before = 0;
         while rows.advance()? {
             let is_left_out = column.leaves_out && rows.value(columns[0]).is_no_label();

@@ -237,8 +237,8 @@ const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 settings! {
     ["Model"]
     /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
-    /// 0,2.bias or 'blocks.?,*.bias' [default: none; of small tables all but a linear model, if that
-    /// is better]
+    /// 0,2.bias or 'blocks.?,*.bias' [default: none; of small tables all but a linear model, if
+    /// that suffices]
     Run freeze "NAMES": Option<Vec<String>> = None;
     /// Train adapters of low rank (LoRA) beside the weights of `init-from`, which stay as they are:
     /// rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
@@ -266,8 +266,8 @@ settings! {
     Job val_data "SPEC": Option<DataSpec> = None;
     /// Labels of `val-data` [default: as in `labels`]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the last
-    /// ones); an alternative to `val-data` [default: 0; of tables with more than 2,000 rows 0.2, at
+    /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the
+    /// last ones); an alternative to `val-data` [default: 0; of tables with more than 2,000 rows 0.2, at
     /// most 10,000 rows]
     Run val_split "F": Option<f64> = None, Limits::BelowOne;
     /// Whether `val-split` keeps the same fraction of each class [default: where tables choose it]
