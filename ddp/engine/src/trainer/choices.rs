@@ -21,9 +21,8 @@ const MANY_ROWS: u64 = 10_000;
 /// The steps of a run on a table with held-out rows: so many epochs, within these bounds.
 const EPOCHS_OF_TABLES: u64 = 20;
 const STEPS_OF_TABLES: [u64; 2] = [1_500, 10_000];
-/// Evaluations of such a run, and how many without a better one end it.
+/// Evaluations of such a run.
 const EVALUATIONS: u64 = 50;
-const PATIENCE: u64 = 15;
 /// Checkpoints of a run on a table, at most.
 const CHECKPOINTS: u64 = 20;
 
@@ -218,7 +217,8 @@ impl Choices {
         if held_out > 0 {
             let every = (steps / EVALUATIONS).max(folds::EVAL_EVERY);
             self.options.set_if_open("eval-every", &json!(every));
-            self.options.set_if_open("stop-after", &json!(PATIENCE));
+            self.options
+                .set_if_open("stop-after", &json!(folds::PATIENCE));
             let [every, most] = [self.options.eval_every, self.options.stop_after];
             line += &format!(
                 "; {EVAL_EVERY} {}, {STOP_AFTER} {}: it ends when the held-out rows show no progress",

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use ddp_comm::{Group, World};
-use ddp_data::{Data, Dataset, InMemory, InOrder, Loader, Sampler, Source, TaskSpec, read_rows};
-use ddp_kernels::{DType, Device, Tensor, heartbeat};
+use ddp_data::{Data, Dataset, InOrder, Loader, RowSpec, Sampler, Source, read_rows};
+use ddp_kernels::{Device, Tensor, heartbeat};
 use ddp_nn::optim::{Optimizer, Schedule};
 use ddp_nn::params::Precision;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,8 @@ pub(super) const FOLDS: u64 = 5;
 pub(super) const STEPS: u64 = 1_000;
 /// Steps between evaluations.
 pub(super) const EVAL_EVERY: u64 = 20;
+/// A fold ends after so many evaluations without a better one.
+pub(super) const PATIENCE: u64 = 15;
 
 /// Loss and accuracy of a fold's rows after 0, `EVAL_EVERY`, … steps, and how many rows it has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,7 +42,7 @@ struct Fold {
 
 /// Trains all folds. Ranks share them.
 pub(super) fn find(options: &Config, data: &Data, world: &World) -> Result<OutOfFold> {
-    let rows = Rows::read(&*data.train, options.seed)?;
+    let rows = Rows::of(data, options.seed)?;
     let mine = (0..FOLDS).filter(|fold| *fold as usize % world.size() == world.rank());
     let mine = mine.map(|fold| Ok((fold, rows.train(fold, options, data)?)));
     let mine: Result<Vec<(u64, Fold)>> = mine.collect();
@@ -83,69 +85,62 @@ fn judge(folds: &[Fold]) -> OutOfFold {
 
 /// All rows, in an order that gives every fold the same part of each class.
 struct Rows {
-    inputs: Vec<f32>,
-    targets: Targets,
-    width: usize,
-    task: TaskSpec,
-    order: Vec<usize>,
+    all: Arc<dyn Dataset>,
+    order: Vec<u64>,
 }
 
-enum Targets {
-    Classes(Vec<i64>),
-    Numbers(Vec<f32>),
+/// Some of them.
+#[derive(Debug)]
+struct Part {
+    of: Arc<dyn Dataset>,
+    rows: Vec<u64>,
+}
+
+impl Dataset for Part {
+    fn rows(&self) -> u64 {
+        self.rows.len() as u64
+    }
+
+    fn spec(&self) -> &RowSpec {
+        self.of.spec()
+    }
+
+    fn fingerprint(&self) -> ddp_data::Result<String> {
+        self.of.fingerprint()
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> ddp_data::Result<()> {
+        let rows: Vec<u64> = rows.iter().map(|row| self.rows[*row as usize]).collect();
+        self.of.gather(&rows, inputs, targets)
+    }
 }
 
 impl Rows {
-    fn read(data: &dyn Dataset, seed: u64) -> Result<Rows> {
-        let count = data.rows();
-        let [inputs, targets] = read_rows(data, &(0..count).collect::<Vec<_>>())?;
-        let task = data.task().clone();
+    fn of(data: &Data, seed: u64) -> Result<Rows> {
+        let (all, count) = (data.train.clone(), data.train.rows());
         let shuffled = Sampler::new(count, count, seed, false)?.permutation(0);
-        let mut order: Vec<usize> = (0..count).map(|at| shuffled.row(at) as usize).collect();
-        let targets = match targets.dtype() {
-            DType::I64 => {
-                let classes = targets.to_vec::<i64>()?;
-                order.sort_by_key(|row| classes[*row]);
-                Targets::Classes(classes)
-            }
-            _ => Targets::Numbers(targets.to_vec()?),
-        };
-        Ok(Rows {
-            width: data.spec().inputs.elements(),
-            inputs: inputs.to_vec()?,
-            targets,
-            task,
-            order,
-        })
+        let mut order: Vec<u64> = (0..count).map(|at| shuffled.row(at)).collect();
+        if all.task().classes().is_some() {
+            let [_, classes] = read_rows(&*all, &(0..count).collect::<Vec<_>>())?;
+            let classes = classes.to_vec::<i64>()?;
+            order.sort_by_key(|row| classes[*row as usize]);
+        }
+        Ok(Rows { all, order })
     }
 
-    /// The rows at these places.
-    fn part(&self, is_wanted: impl Fn(usize) -> bool) -> Result<Arc<dyn Dataset>> {
-        let places = (0..self.order.len()).filter(|place| is_wanted(*place));
-        let rows: Vec<usize> = places.map(|place| self.order[place]).collect();
-        fn taken<T: Copy>(all: &[T], rows: &[usize], width: usize) -> Vec<T> {
-            let of_row = |row: &usize| &all[row * width..(row + 1) * width];
-            rows.iter().flat_map(of_row).copied().collect()
-        }
-        let (count, outputs) = (rows.len(), self.task.outputs());
-        let inputs = taken(&self.inputs, &rows, self.width);
-        let inputs = Tensor::from_slice(&inputs, &[count, self.width], Device::Cpu)?;
-        let targets = match &self.targets {
-            Targets::Classes(all) => {
-                Tensor::from_slice(&taken(all, &rows, 1), &[count], Device::Cpu)?
-            }
-            Targets::Numbers(all) => {
-                let numbers = taken(all, &rows, outputs);
-                Tensor::from_slice(&numbers, &[count, outputs], Device::Cpu)?
-            }
-        };
-        Ok(Arc::new(InMemory::new(inputs, targets, self.task.clone())?))
+    /// The rows of this fold, or all others.
+    fn part(&self, fold: u64, is_fold: bool) -> Arc<dyn Dataset> {
+        let numbered = (0..).zip(&self.order);
+        let part = numbered.filter(|(place, _)| (place % FOLDS == fold) == is_fold);
+        Arc::new(Part {
+            of: self.all.clone(),
+            rows: part.map(|(_, row)| *row).collect(),
+        })
     }
 
     /// Trains on all rows but those of this fold, which it is evaluated on.
     fn train(&self, fold: u64, options: &Config, data: &Data) -> Result<Fold> {
-        let is_of_fold = |place: usize| place as u64 % FOLDS == fold;
-        let (train, held_out) = (self.part(|it| !is_of_fold(it))?, self.part(is_of_fold)?);
+        let (train, held_out) = (self.part(fold, false), self.part(fold, true));
         let (rows, cpu) = (held_out.rows(), [Device::Cpu; 2]);
         let mut step = self.step(options, data)?;
         // A batch that is not full is trained on, whatever the run does with it.
@@ -157,18 +152,27 @@ impl Rows {
         let (peak, warmup) = (options.peak_lr(), options.warmup_steps.unwrap_or_default());
         let of_schedule = options.schedule_steps.unwrap_or(STEPS);
         let schedule = Schedule::new(options.schedule, peak, options.min_lr, warmup, of_schedule)?;
-        let (task, group) = (tasks::of(&self.task), Group::alone());
-        let mut curve = Vec::new();
+        let (task, group) = (tasks::of(self.all.task()), Group::alone());
+        let (mut curve, mut best) = (Vec::new(), (f64::INFINITY, 0));
         for number in 0..=STEPS {
             if number > 0 {
                 step.run(loader.load(number - 1)?, schedule.learning_rate(number - 1))?;
             }
-            if number % EVAL_EVERY == 0 {
-                heartbeat::beat(heartbeat::Work::ReadsData);
-                let stats = step.evaluate(&mut held_out, &group)?;
-                curve.push((stats.loss(), task.accuracy(&stats)));
+            if !number.is_multiple_of(EVAL_EVERY) {
+                continue;
+            }
+            heartbeat::beat(heartbeat::Work::ReadsData);
+            let stats = step.evaluate(&mut held_out, &group)?;
+            curve.push((stats.loss(), task.accuracy(&stats)));
+            if stats.loss() < best.0 {
+                best = (stats.loss(), number);
+            } else if number - best.1 >= PATIENCE * EVAL_EVERY {
+                break;
             }
         }
+        // It would hardly become better again.
+        let last = curve[curve.len() - 1];
+        curve.resize((STEPS / EVAL_EVERY + 1) as usize, last);
         Ok(Fold { rows, curve })
     }
 
@@ -185,7 +189,7 @@ impl Rows {
         let groups = options.groups()?;
         let optimizer =
             Optimizer::of_groups(options.rule(), &groups, &model.params, [owned, kept])?;
-        let task = tasks::of(&self.task);
+        let task = tasks::of(self.all.task());
         let settled = task.settled(&options.loss_options(), data, options.data.name())?;
         let loss = task.loss(&settled, Device::Cpu)?;
         let part = StageSpec {
