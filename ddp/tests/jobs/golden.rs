@@ -52,14 +52,14 @@ const PLAIN: &[Golden] = &[
         name: "cpu: 0.8's defaults, a table with classes",
         ranks: 1,
         data: plain_table!("#rooms,age --labels kind --missing mean"),
-        flags: "--batch-size 32 --threads 1",
+        flags: "--batch-size 32 --threads 1 --cache-dir cache",
         ways: &[""],
     },
     Golden {
         name: "cpu: 0.8's defaults, a table with numbers",
         ranks: 1,
         data: plain_table!(" --labels rent --drop id --categorical auto --missing mean"),
-        flags: "--normalize standard --val-split 0.2 --batch-size 32 --epochs 3 --threads 1",
+        flags: "--normalize standard --val-split 0.2 --batch-size 32 --epochs 3 --threads 1 --cache-dir cache",
         ways: &[""],
     },
 ];
