@@ -13,6 +13,7 @@ use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound};
 use crate::setting::{DROP, MISSING, STRATIFY};
+use crate::words::pasted;
 
 /// The most bytes of targets that are read only to see how large they are.
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
@@ -153,9 +154,10 @@ impl Scan<'_> {
         ensure!(
             empty.is_none() || how == Missing::Indicator,
             "{}: column \"{}\": {MISSING} mean: expected a number in some row that is trained on, got none; help: leave the \
-             column out with {DROP}",
+             column out: {DROP} {}",
             source.place(),
-            source.feature(empty.unwrap_or(0))
+            source.feature(empty.unwrap_or(0)),
+            pasted([&*source.feature(empty.unwrap_or(0))])
         );
         let mean = |(sum, part): (&f64, &f64)| match *part {
             0.0 => 0.0,

@@ -14,7 +14,7 @@ use crate::scan::{self, LabelsFound};
 use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
 use crate::spec::DataSpec;
 use crate::task::{Classes, TaskSpec};
-use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, some_of};
+use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, pasted, some_of};
 
 /// Numbers of the first rows in which identifiers are looked for.
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
@@ -316,7 +316,7 @@ fn warn_of_identifiers(data: &DataSpec, source: &OpenFiles) -> Result<()> {
     let found = found.filter(|&column| guess::are_identifiers(numbers(column)));
     let names: Vec<String> = found.map(|column| source.feature(column)).collect();
     if !names.is_empty() {
-        let names = names.join(",");
+        let names = pasted(names.iter().map(String::as_str));
         tracing::warn!(
             "{DATA} {data}: features of whole numbers that never repeat, as identifiers do; help: if they are \
              identifiers, leave them out: {DROP} {names}"

@@ -21,6 +21,7 @@ mod source;
 mod survey;
 mod table;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ddp_data::files::{Array, Contents};
@@ -32,6 +33,7 @@ pub use crate::kept::{KeptCells, keep};
 use crate::schema::Schema;
 use crate::source::Table;
 pub use crate::source::texts;
+use crate::table::Cell;
 
 /// What reads tables, for `ddp_data::prepare`.
 pub static READER: &dyn Tables = &Reader;
@@ -43,6 +45,39 @@ pub fn open_table(
     cache_dir: Option<&Path>,
 ) -> Result<Contents> {
     flat::open(Table::open(path)?, request, cache_dir)
+}
+
+/// How many rows show which columns could be labels.
+const LABEL_ROWS: usize = 1000;
+
+/// The columns of the table at `path` that could be labels, by its first rows: not those with one
+/// value, nor texts and whole numbers that name rows.
+pub fn possible_labels(path: &Path) -> Result<Vec<String>> {
+    let mut table = Table::open(path)?.rows;
+    let names = table.names().to_vec();
+    table.select(&(0..names.len()).collect::<Vec<_>>())?;
+    let mut found = vec![(BTreeSet::new(), 0, true); names.len()];
+    for _ in 0..LABEL_ROWS {
+        if !table.advance()? {
+            break;
+        }
+        for (column, (values, cells, are_names)) in found.iter_mut().enumerate() {
+            let value = table.value(column);
+            let is_fraction = matches!(value.cell(), Cell::Number(number) if number.fract() != 0.0);
+            *are_names &= !is_fraction;
+            if value.cell() != Cell::Missing {
+                *cells += 1;
+                values.insert(value.text().into_owned());
+            }
+        }
+    }
+    let could_be = |(values, cells, are_names): &(BTreeSet<Vec<u8>>, u64, bool)| {
+        let name_rows = *are_names && guess::are_nearly_unique(values.len() as u64, *cells);
+        values.len() > 1 && !name_rows
+    };
+    let columns = names.into_iter().zip(&found);
+    let columns = columns.filter(|(name, found)| !name.is_empty() && could_be(found));
+    Ok(columns.map(|(name, _)| name).collect())
 }
 
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use ddp_data::files::io::{reading, refuse, writing};
 use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
-use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_date, is_written_otherwise};
+use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_date, is_written_otherwise, pasted};
 use ddp_data::{COMMON, ColumnPlan, Error, Result};
 
 use crate::columns::Columns;
@@ -240,11 +240,7 @@ pub(crate) fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
 
 /// The names of columns as a value of a setting.
 pub(crate) fn list(columns: &[&SurveyedColumn]) -> String {
-    let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
-    let names = names.join(",");
-    let is_special = |character: char| !character.is_alphanumeric() && !"_-.,".contains(character);
-    let quote = if names.contains(is_special) { "'" } else { "" };
-    format!("{quote}{names}{quote}")
+    pasted(columns.iter().map(|column| column.name.as_str()))
 }
 
 /// A few columns described, several of them on a line each.
