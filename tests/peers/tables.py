@@ -165,14 +165,14 @@ def of_ours(program, task, train, outer, has_index):
         ended = run("--data", "train.csv", "--labels", task.label)
         seconds = time.monotonic() - start
         if ended.returncode == 0:
-            events = [json.loads(line) for line in open(os.path.join(folder, "out", "metrics.jsonl"))]
-            got = "classes" if any(event["event"] == "confusion" for event in events) else "numbers"
+            events = map(json.loads, open(os.path.join(folder, "out", "metrics.jsonl")))
+            got = "numbers" if ", regression of " in next(events)["data"] else "classes"
             if got != task.kind:
                 return f"took {task.label} for {got}", seconds
             ended = run("predict", "--checkpoint", "out", "--data", "outer.csv", "--out", "predicted.csv")
         if ended.returncode != 0:
             errors = [line for line in ended.stderr.splitlines() if line.startswith("ddp-train: ")]
-            return f"exit code {ended.returncode}: {(errors or ['?'])[0][:150]}", seconds
+            return f"exit code {ended.returncode}: {(errors or ['?'])[0][11:110]}", seconds
         with open(os.path.join(folder, "predicted.csv"), newline="") as file:
             predicted = [row.get("class", row.get("prediction")) for row in csv.DictReader(file)]
         return score(task, predicted, outer[task.label]), seconds

@@ -50,7 +50,15 @@ pub struct MetricsLog {
 pub(crate) type LastSteps = BTreeMap<String, u64>;
 
 /// The events that a step has at most once.
-const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
+const ONCE: [&str; 7] = [
+    "step",
+    "eval",
+    "sample",
+    "checkpoint",
+    "confusion",
+    "baselines",
+    "predictions",
+];
 
 /// The fields that tell lines apart.
 #[derive(Deserialize)]

@@ -12,7 +12,7 @@ use crate::confusion::Confusion;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::EXIT_STOPPED;
 use crate::shown::significant;
-use crate::tasks::{BestBy, ColumnErrors};
+use crate::tasks::{Baselines, BestBy, ColumnErrors};
 
 /// One line of the metrics log: `{"event":"step",…}`.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +28,23 @@ pub enum LogEvent<'a> {
     Sample(SampleEvent),
     /// The classes of all held-out rows at the last evaluation.
     Confusion(&'a Confusion),
+    /// How good other models are on the rows of the last evaluation.
+    Baselines {
+        /// After this step.
+        step: u64,
+        /// Of the model of the best evaluation, unless that was before a resume.
+        model: Option<f64>,
+        #[serde(flatten)]
+        /// Of others.
+        others: &'a Baselines,
+    },
+    /// Some rows of the last evaluation, if its answers are one number: that of the label, and the answer.
+    Predictions {
+        /// After this step.
+        step: u64,
+        /// In the units of the labels.
+        rows: &'a [[f32; 2]],
+    },
     /// A durable checkpoint.
     Checkpoint {
         /// Steps taken before it.
@@ -60,6 +77,9 @@ pub struct StartEvent {
     pub time_unix_s: f64,
     /// All settings, by name.
     pub config: Map<String, Value>,
+    /// The settings that are not at their default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed: Option<Vec<String>>,
     /// Versions of this program and of the libraries that it uses, by name.
     pub versions: BTreeMap<String, String>,
     /// The devices of each rank.

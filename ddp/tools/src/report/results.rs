@@ -1,12 +1,14 @@
 //! The results of a run in a few figures: for its page, `watch`, and the page of several runs.
 
+use serde::Deserialize;
+
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
 use crate::confusion::{Confusion, balanced_accuracy, largest_class};
 use crate::devices::models;
 use crate::metrics::Run;
 use crate::shown::shown;
-use crate::tasks::BestBy;
+use crate::tasks::{Baselines, BestBy};
 use crate::units::{count, duration, megabytes, plural};
 
 /// A figure: its name, its value, and a note on what it refers to, which may be empty.
@@ -51,9 +53,17 @@ pub(crate) fn results(run: &Run) -> Figures {
     all.add("AUC", of_eval("auc"), "held out");
     let note = "held out, in the units of the labels";
     all.add("RMSE", of_eval("rmse"), note);
-    all.add("R²", of_eval("r2"), "of the held-out rows");
+    all.add(
+        "R²",
+        of_eval("r2"),
+        joined(&["of the held-out rows", &beside(run)]),
+    );
     let columns = format!("over {} columns, held out", run.column_errors.len());
-    all.add("Mean R²", of_eval("mean_r2"), columns);
+    all.add(
+        "Mean R²",
+        of_eval("mean_r2"),
+        joined(&[&columns, &beside(run)]),
+    );
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
     let best = run
         .best()
@@ -159,5 +169,24 @@ fn accuracy_note(run: &Run) -> String {
     };
     let largest = largest.map(|part| percent(Some(part)));
     let largest = largest.map(|part| format!("; the largest class has {part} of them"));
-    format!("on {rows}held-out rows{}", largest.unwrap_or_default())
+    let others = Some(beside(run)).filter(|it| !it.is_empty());
+    let note = others.map(|others| format!("; {others}")).or(largest);
+    format!("on {rows}held-out rows{}", note.unwrap_or_default())
+}
+
+/// `a linear model: 0.9300, their mean: −0.0016`: simple models on the same rows.
+fn beside(run: &Run) -> String {
+    let others = run.last.get("baselines").map(Baselines::deserialize);
+    let Some(others) = others.and_then(Result::ok) else {
+        return String::new();
+    };
+    let (text, constant): (fn(Option<f64>) -> String, _) = match &*others.figure {
+        "accuracy" => (percent, "the largest class"),
+        _ => (figure, "the mean of the labels"),
+    };
+    let linear = others
+        .linear
+        .map(|value| format!("a linear model: {}", text(Some(value))));
+    let constant = format!("{constant}: {}", text(Some(others.constant)));
+    joined(&[&linear.unwrap_or_default(), &constant])
 }
