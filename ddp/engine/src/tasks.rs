@@ -13,7 +13,7 @@ mod task;
 use ddp_data::TaskSpec;
 
 pub use self::baselines::Baselines;
-pub(crate) use self::baselines::beside;
+pub(crate) use self::baselines::{beside, mean_of_folds};
 pub use self::best::BestBy;
 pub use self::cells::cell;
 pub use self::classes::ClassWeights;

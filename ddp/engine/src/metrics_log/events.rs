@@ -121,6 +121,12 @@ pub struct OutOfFold {
     /// The part of them that is classified correctly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// The figure by which they are compared with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// How good these are, fitted to the same rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<Baselines>,
 }
 
 impl OutOfFold {
@@ -132,6 +138,12 @@ impl OutOfFold {
         let mean = apart.clone().sum::<f64>() / count;
         let variance = apart.map(|it| (it - mean).powi(2)).sum::<f64>() / (count - 1.0);
         mean <= (variance / count).sqrt()
+    }
+
+    /// How good they are beside other models of the same rows, for people.
+    pub(crate) fn beside(&self) -> Option<String> {
+        let others = self.others.as_ref()?;
+        Some(others.text("on rows that were not trained on", self.score))
     }
 
     /// For people.

@@ -32,11 +32,14 @@ pub struct Baselines {
     pub constant: f64,
     /// Of a linear model; None if it would be too large.
     pub linear: Option<f64>,
+    /// Of the labels of these rows, in the units of training, if they are one number.
+    #[serde(skip)]
+    pub variance: Option<f64>,
 }
 
 impl Baselines {
-    /// `on the same rows: R² 0.951, of a linear model 0.930, of the mean of the labels −0.003`
-    pub(crate) fn text(&self, model: Option<f64>) -> String {
+    /// `R² on the held-out rows: this model 0.9512, a linear model 0.9303, their mean -0.003`
+    pub(crate) fn text(&self, rows: &str, model: Option<f64>) -> String {
         let [name, constant] = match &*self.figure {
             "accuracy" => ["accuracy", "the largest class"],
             "r2" => ["R²", "their mean"],
@@ -54,7 +57,7 @@ impl Baselines {
             of(constant, Some(self.constant)),
         ];
         format!(
-            "{name} on the held-out rows: {}",
+            "{name} {rows}: {}",
             parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
         )
     }
@@ -106,10 +109,16 @@ pub(crate) fn beside(train: &dyn Dataset, held_out: &dyn Dataset) -> Result<Opti
             _ => mean_r2(&differences.errors(&errors[at])),
         }
     };
+    let of_constant = differences.errors(&errors[0]);
+    let variance = match (&of_constant[..], value(0)) {
+        ([one], Some(r2)) if figure == "r2" => one.rmse.map(|rmse| rmse * rmse / (1.0 - r2)),
+        _ => None,
+    };
     Ok(value(0).map(|constant| Baselines {
         figure: figure.into(),
         constant,
         linear: value(1),
+        variance,
     }))
 }
 
@@ -269,6 +278,22 @@ impl Products {
         }
         answer.into_iter().map(|value| value as f32).collect()
     }
+}
+
+/// The means over `folds`, each with its number of rows; None unless all have one.
+pub(crate) fn mean_of_folds(folds: &[(u64, Option<Baselines>)]) -> Option<Baselines> {
+    let rows: u64 = folds.iter().map(|(rows, _)| rows).sum();
+    let mean = |value: fn(&Baselines) -> Option<f64>| {
+        let part = |(rows, it): &(u64, Option<Baselines>)| Some(value(it.as_ref()?)? * *rows as f64);
+        let sum = folds.iter().map(part).sum::<Option<f64>>();
+        sum.map(|sum| sum / rows as f64)
+    };
+    Some(Baselines {
+        figure: folds.first()?.1.as_ref()?.figure.clone(),
+        constant: mean(|it| Some(it.constant))?,
+        linear: mean(|it| it.linear),
+        variance: None,
+    })
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::metrics_log::OutOfFold;
 use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
 use crate::step::{StageSpec, Step, StepOptions};
-use crate::tasks;
+use crate::tasks::{self, Baselines};
 
 /// The folds.
 pub(super) const FOLDS: u64 = 5;
@@ -38,6 +38,10 @@ pub(super) const PATIENCE: u64 = 15;
 struct Fold {
     rows: u64,
     curve: Vec<(f64, Option<f64>)>,
+    /// How good other models are.
+    others: Option<Baselines>,
+    /// Of its labels, if these are one number.
+    variance: Option<f64>,
 }
 
 /// Trains all folds. Ranks share them.
@@ -75,7 +79,15 @@ fn judge(folds: &[Fold]) -> OutOfFold {
     };
     let loss = mean(&|fold| fold.curve[at].0);
     let accuracy = folds[0].curve[at].1;
+    let others: Vec<_> = folds.iter().map(|fold| (fold.rows, fold.others.clone())).collect();
+    let score = |fold: &Fold| {
+        let (loss, accuracy) = fold.curve[at];
+        let r2 = fold.variance.map(|variance| 1.0 - loss / variance);
+        accuracy.or(r2).unwrap_or(f64::NAN)
+    };
     OutOfFold {
+        score: Some(mean(&score)).filter(|score| score.is_finite()),
+        others: tasks::mean_of_folds(&others),
         steps: at as u64 * EVAL_EVERY,
         loss,
         folds: folds.iter().map(|fold| fold.curve[at].0).collect(),
@@ -142,6 +154,7 @@ impl Rows {
     fn train(&self, fold: u64, options: &Config, data: &Data) -> Result<Fold> {
         let (train, held_out) = (self.part(fold, false), self.part(fold, true));
         let (rows, cpu) = (held_out.rows(), [Device::Cpu; 2]);
+        let others = tasks::beside(&train, &held_out)?;
         let mut step = self.step(options, data)?;
         // A batch that is not full is trained on, whatever the run does with it.
         let sampler = Sampler::new(train.rows(), options.batch_rows(), options.seed, false)?;
@@ -173,7 +186,12 @@ impl Rows {
         // It would hardly become better again.
         let last = curve[curve.len() - 1];
         curve.resize((STEPS / EVAL_EVERY + 1) as usize, last);
-        Ok(Fold { rows, curve })
+        Ok(Fold {
+            rows,
+            curve,
+            variance: others.as_ref().and_then(|others| others.variance),
+            others,
+        })
     }
 
     /// The model in training, as the run will have it.
@@ -215,6 +233,8 @@ mod tests {
     fn the_median_of_the_best_steps_counts_and_its_loss_is_that_of_all_rows() {
         let fold = |rows, losses: &[f64]| Fold {
             rows,
+            others: None,
+            variance: None,
             curve: losses
                 .iter()
                 .map(|loss| (*loss, Some(1.0 - loss)))

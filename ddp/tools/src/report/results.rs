@@ -64,6 +64,16 @@ pub(crate) fn results(run: &Run) -> Figures {
         of_eval("mean_r2"),
         joined(&[&columns, &beside(run)]),
     );
+    if let Some(folds) = &run.start.out_of_fold
+        && let Some(others) = &folds.others
+    {
+        let (name, value) = match &*others.figure {
+            "accuracy" => ("Accuracy out of fold", part(folds.score)),
+            _ => ("R² out of fold", number(folds.score)),
+        };
+        let note = joined(&["of rows that were not trained on", &listed(others)]);
+        all.add(name, value, note);
+    }
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
     let best = run
         .best()
@@ -174,15 +184,18 @@ fn accuracy_note(run: &Run) -> String {
     format!("on {rows}held-out rows{}", note.unwrap_or_default())
 }
 
-/// `a linear model: 0.9300, their mean: −0.0016`: simple models on the same rows.
+/// `a linear model: 0.9300, the mean of the labels: −0.0016`: simple models on the same rows.
 fn beside(run: &Run) -> String {
     let others = run.last.get("baselines").map(Baselines::deserialize);
-    let Some(others) = others.and_then(Result::ok) else {
-        return String::new();
-    };
-    let (text, constant): (fn(Option<f64>) -> String, _) = match &*others.figure {
-        "accuracy" => (percent, "the largest class"),
-        _ => (figure, "the mean of the labels"),
+    others
+        .and_then(Result::ok)
+        .map_or(String::new(), |others| listed(&others))
+}
+
+fn listed(others: &Baselines) -> String {
+    let (text, constant) = match &*others.figure {
+        "accuracy" => (percent as fn(_) -> _, "the largest class"),
+        _ => (figure as _, "the mean of the labels"),
     };
     let linear = others
         .linear

@@ -46,7 +46,7 @@ fn numbers_are_predicted_as_by_ridge_regression() {
     assert!((found.constant + 0.001_584_629).abs() < 1e-6, "{found:?}");
     let text =
         "R² on the held-out rows: this model 0.7500, a linear model 0.5982, their mean -0.001585";
-    assert_eq!(found.text(Some(0.75)), text);
+    assert_eq!(found.text("on the held-out rows", Some(0.75)), text);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn classes_are_the_largest_answers_of_ridge_regression() {
     let found = beside(&classes(0..60), &classes(60..100)).unwrap().unwrap();
     assert_eq!((found.linear, found.constant), (Some(0.55), 0.4));
     let text = "accuracy on the held-out rows: a linear model 55.00%, the largest class 40.00%";
-    assert_eq!(found.text(None), text);
+    assert_eq!(found.text("on the held-out rows", None), text);
 }
 
 #[test]

@@ -25,6 +25,10 @@ impl TrainingRun<'_> {
             self.program
                 .note(&format!("{none} ({VAL_SPLIT} 0.2 holds a fifth out)"));
         }
+        let folds = self.run.out_of_fold.as_ref();
+        if let Some(beside) = folds.and_then(|folds| folds.beside()) {
+            self.program.note(&beside);
+        }
         if let Some(early) = self.early() {
             self.program.note(&early);
         }

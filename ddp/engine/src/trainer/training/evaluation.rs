@@ -123,7 +123,8 @@ impl TrainingRun<'_> {
             return Ok(());
         };
         let model = self.rank_run.totals.score;
-        self.program.note(&others.text(model));
+        self.program
+            .note(&others.text("on the held-out rows", model));
         log.write(&LogEvent::Baselines {
             step: number,
             model,
