@@ -284,7 +284,8 @@ impl Products {
 pub(crate) fn mean_of_folds(folds: &[(u64, Option<Baselines>)]) -> Option<Baselines> {
     let rows: u64 = folds.iter().map(|(rows, _)| rows).sum();
     let mean = |value: fn(&Baselines) -> Option<f64>| {
-        let part = |(rows, it): &(u64, Option<Baselines>)| Some(value(it.as_ref()?)? * *rows as f64);
+        let part =
+            |(rows, it): &(u64, Option<Baselines>)| Some(value(it.as_ref()?)? * *rows as f64);
         let sum = folds.iter().map(part).sum::<Option<f64>>();
         sum.map(|sum| sum / rows as f64)
     };

@@ -79,7 +79,10 @@ fn judge(folds: &[Fold]) -> OutOfFold {
     };
     let loss = mean(&|fold| fold.curve[at].0);
     let accuracy = folds[0].curve[at].1;
-    let others: Vec<_> = folds.iter().map(|fold| (fold.rows, fold.others.clone())).collect();
+    let others: Vec<_> = folds
+        .iter()
+        .map(|fold| (fold.rows, fold.others.clone()))
+        .collect();
     let score = |fold: &Fold| {
         let (loss, accuracy) = fold.curve[at];
         let r2 = fold.variance.map(|variance| 1.0 - loss / variance);

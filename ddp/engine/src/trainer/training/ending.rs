@@ -20,14 +20,13 @@ impl TrainingRun<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
-        if self.run.data.held_out.rows() == 0 {
-            let none = "no rows were held out, so all figures are of rows that were trained on";
-            self.program
-                .note(&format!("{none} ({VAL_SPLIT} 0.2 holds a fifth out)"));
-        }
         let folds = self.run.out_of_fold.as_ref();
         if let Some(beside) = folds.and_then(|folds| folds.beside()) {
             self.program.note(&beside);
+        } else if self.run.data.held_out.rows() == 0 {
+            let none = "no rows were held out, so all figures are of rows that were trained on";
+            self.program
+                .note(&format!("{none} ({VAL_SPLIT} 0.2 holds a fifth out)"));
         }
         if let Some(early) = self.early() {
             self.program.note(&early);
