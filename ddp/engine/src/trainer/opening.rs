@@ -278,7 +278,7 @@ impl<'a> RunFolder<'a> {
         log.write(&LogEvent::Start(metrics_log::StartEvent {
             time_unix_s: metrics_log::unix_s(),
             config: self.config.clone(),
-            changed: Some(self.options.changed()),
+            changed: Some(run.changed.clone()),
             versions: self.versions.clone(),
             devices: run.places.clone(),
             world: StartWorld {

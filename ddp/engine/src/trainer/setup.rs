@@ -57,6 +57,8 @@ pub(super) struct Assembled {
     pub(super) bf16_order: Option<Bf16Order>,
     /// What was learned when its length was chosen.
     pub(super) out_of_fold: Option<OutOfFold>,
+    /// The settings that were given.
+    pub(super) changed: Vec<String>,
     /// The settings, with what the data chose.
     pub(super) settled: Config,
     /// The same, with what `memory` chose.
@@ -193,6 +195,7 @@ pub(super) fn assemble(
     let of_checkpoint = || bf16::order_of(&resumed.as_ref()?.state.versions);
     let order = session.bf16_order.or_else(of_checkpoint);
     session.bf16_order = bf16::agree(options, device, world, order)?;
+    let changed = options.changed();
     let options = &begun(options, session, resumed.as_ref(), continued, world)?;
     let data = match session.data.take() {
         Some(data) => data,
@@ -315,6 +318,7 @@ pub(super) fn assemble(
         places,
         bf16_order: session.bf16_order,
         out_of_fold,
+        changed,
         settled: settled.clone(),
         options: options.clone(),
     })))
